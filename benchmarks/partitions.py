@@ -21,7 +21,7 @@ from benchmarks.doc_tables import BenchmarkTable, report_table
 from compactor.access.tier import Tier
 from compactor.agent.agent import UploadAgent
 from compactor.bootstrap import open_tier
-from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopicIds, LeaderReportedLogEnd
+from compactor.brokers.metadata_topic.leaders import ClusterPartitionLeaders, ClusterTopicIds, LeaderReportedLogEnd
 from compactor.config.settings import load_settings
 from compactor.errors import StoreError
 from compactor.model.ids import TopicPartition
@@ -43,9 +43,9 @@ class AllLed:
     names: Sequence[TopicPartition]
     asked: int = 0
 
-    def leaders(self) -> ClusterLeaders:
+    def leaders(self) -> ClusterPartitionLeaders:
         self.asked += 1
-        return ClusterLeaders(CLUSTER, dict.fromkeys(self.names, 1))
+        return ClusterPartitionLeaders(CLUSTER, dict.fromkeys(self.names, 1))
 
     def query_log_ends_from_leaders(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LeaderReportedLogEnd | StoreError]:
         self.asked += 1

@@ -50,9 +50,9 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
 
     def _setup(self, error_rate: float, num_slices: int, bits_per_slice: int, capacity: int, count: int) -> None:
         super()._setup(error_rate, num_slices, bits_per_slice, capacity, count)
-        self.make_hashes = self._positions
+        self.make_hashes = self._bit_positions_of_key_hash
 
-    def _positions(self, key: bytes) -> Iterator[int]:
+    def _bit_positions_of_key_hash(self, key: bytes) -> Iterator[int]:
         if len(key) != 16:
             raise ValueError("a key hash has 16 bytes")
         h0, h1 = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")
@@ -65,7 +65,7 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         if self.count > self.capacity:
             raise IndexError("BloomFilter is at capacity")
         fresh = np.zeros(len(hashes), dtype=np.bool_)
-        _add_to_filter(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, fresh)
+        _add_hashes_to_filter(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, fresh)
         self.count += int(np.count_nonzero(fresh))
 
     def flag_possibly_contained_key_hashes(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
@@ -83,7 +83,7 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.make_hashes = self._positions
+        self.make_hashes = self._bit_positions_of_key_hash
 
     def _bit_array(self) -> Bits:
         """Return the filter's bits as an array that kernels can change."""
@@ -106,7 +106,7 @@ def _bit_position_in_filter(h0: np.uint64, h1: np.uint64, slice_number: int, bit
 
 
 @kernel
-def _add_to_filter(bits: Bits, slice_count: int, bits_per_slice: int, hashes: Hashes, out_is_new: npt.NDArray[np.bool_]) -> None:
+def _add_hashes_to_filter(bits: Bits, slice_count: int, bits_per_slice: int, hashes: Hashes, out_is_new: npt.NDArray[np.bool_]) -> None:
     """Set the bits of key hashes, an array of shape (n, 2), in a filter. Set ``out_is_new`` to True for each key of which at least one bit
     was not set before, so that the filter cannot have contained it.
     """

@@ -342,7 +342,7 @@ def sidecar_head_size_bytes(data: bytes) -> int:
 
     Raises SidecarUnusable if they are not the start of a sidecar of this version.
     """
-    return _FIXED.size + _parse_sidecar_frame(data).head_size
+    return _FIXED.size + _parse_sidecar_fixed_part(data).head_size
 
 
 def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
@@ -351,7 +351,7 @@ def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sideca
 
     :param data: the first ``sidecar_head_size_bytes`` bytes of the sidecar, or more.
     """
-    found_key, head_size, _, head_mac, _ = _parse_sidecar_frame(data)
+    found_key, head_size, _, head_mac, _ = _parse_sidecar_fixed_part(data)
     if not hmac.compare_digest(found_key, hash_key_fingerprint(hash_key)):
         raise SidecarUnusable(SidecarUnusableReason.OTHER_KEY)
     if len(data) < _FIXED.size + head_size:
@@ -370,7 +370,7 @@ def decode_sidecar(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
     reads the segment instead.
     """
     sidecar = decode_sidecar_head(data, segment_id, hash_key)
-    _, head_size, filter_size, head_mac, filter_mac = _parse_sidecar_frame(data)
+    _, head_size, filter_size, head_mac, filter_mac = _parse_sidecar_fixed_part(data)
     filter_bytes = memoryview(data)[_FIXED.size + head_size :]
     if len(filter_bytes) < filter_size:
         raise SidecarUnusable(SidecarUnusableReason.CUT_OFF, f"{len(data)} bytes")
@@ -379,7 +379,7 @@ def decode_sidecar(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
     return replace(sidecar, filter=KeyFilter.fromfile(io.BytesIO(filter_bytes)) if filter_size else None)
 
 
-class _SidecarFrame(NamedTuple):
+class _SidecarFixedPart(NamedTuple):
     """Fixed part of a serialized sidecar: the fingerprint of the hash key, the sizes of head and filter in bytes, and their MACs."""
 
     key_fingerprint: bytes
@@ -389,7 +389,7 @@ class _SidecarFrame(NamedTuple):
     filter_mac: bytes
 
 
-def _parse_sidecar_frame(data: bytes) -> _SidecarFrame:
+def _parse_sidecar_fixed_part(data: bytes) -> _SidecarFixedPart:
     if data[: len(SIDECAR_MAGIC)] != SIDECAR_MAGIC[: len(data)]:
         raise SidecarUnusable(SidecarUnusableReason.NOT_A_SIDECAR)
     if len(data) < _FIXED.size:
@@ -397,7 +397,7 @@ def _parse_sidecar_frame(data: bytes) -> _SidecarFrame:
     _, version, key, head_size, filter_size, head_mac, filter_mac = _FIXED.unpack_from(data)
     if version != SIDECAR_VERSION:
         raise SidecarUnusable(SidecarUnusableReason.FUTURE_VERSION, f"version {version}, this program writes {SIDECAR_VERSION}")
-    return _SidecarFrame(key, head_size, filter_size, head_mac, filter_mac)
+    return _SidecarFixedPart(key, head_size, filter_size, head_mac, filter_mac)
 
 
 def _parse_sidecar_head(head: memoryview) -> Sidecar:

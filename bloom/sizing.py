@@ -37,25 +37,25 @@ class FilterDesign:
     bytes: int
 
 
-def rate_per_key(probed_keys: int, useless_rate: float = USELESS_RATE) -> float:
+def false_positive_rate_per_key(probed_keys: int, useless_rate: float = USELESS_RATE) -> float:
     """Return the false positive rate per key at which looking up ``probed_keys`` absent keys gives at least one false positive with
     probability ``useless_rate``.
     """
     return -math.expm1(math.log1p(-useless_rate) / max(1, probed_keys))
 
 
-def useless_read_probability_of_filter(rate_per_key: float, probed_keys: int) -> float:
+def useless_read_probability_of_filter(false_positive_rate_per_key: float, probed_keys: int) -> float:
     """Return the probability of at least one false positive when ``probed_keys`` keys that the filter does not contain are looked up.
 
-    :param rate_per_key: probability of a false positive per key.
+    :param false_positive_rate_per_key: probability of a false positive per key.
     """
-    return -math.expm1(probed_keys * math.log1p(-rate_per_key))
+    return -math.expm1(probed_keys * math.log1p(-false_positive_rate_per_key))
 
 
-def filter_size_bytes(key_count: int, rate_per_key: float) -> int:
+def filter_size_bytes(key_count: int, false_positive_rate_per_key: float) -> int:
     """Return the size in bytes of the bit array of a pybloom-live filter for ``key_count`` keys, by the library's own formula."""
-    slices = math.ceil(math.log2(1 / rate_per_key))
-    return (slices * math.ceil(key_count * abs(math.log(rate_per_key)) / (slices * math.log(2) ** 2)) + 7) // 8
+    slices = math.ceil(math.log2(1 / false_positive_rate_per_key))
+    return (slices * math.ceil(key_count * abs(math.log(false_positive_rate_per_key)) / (slices * math.log(2) ** 2)) + 7) // 8
 
 
 def is_filter_worthwhile(filter_bytes: int, rate: float, probed_keys: int, segment_bytes: int, skip_rate: float = SKIP_RATE) -> bool:
@@ -90,7 +90,7 @@ def design_filter_if_worthwhile(
     """
     if key_count <= 0:
         return None
-    rate = rate_per_key(probed_keys, useless_rate)
+    rate = false_positive_rate_per_key(probed_keys, useless_rate)
     size = filter_size_bytes(key_count, rate)
     fits = max_bytes is None or size <= max_bytes
     pays = is_filter_worthwhile(size, rate, probed_keys, segment_bytes, skip_rate)

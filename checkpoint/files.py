@@ -34,8 +34,8 @@ def parse_cleaner_offset_checkpoint(text: str, source_name: str = "cleaner-offse
     :param source_name: name of the file, for messages.
     """
     offsets: dict[TopicPartitionName, int] = {}
-    for number, (topic, partition, offset) in _parse_entries(text, 3, source_name):
-        offsets[topic, _parse_number(partition, number, source_name, INT32)] = _parse_number(offset, number, source_name)
+    for number, (topic, partition, offset) in _parse_checkpoint_entries(text, 3, source_name):
+        offsets[topic, _parse_signed_integer(partition, number, source_name, INT32)] = _parse_signed_integer(offset, number, source_name)
     return offsets
 
 
@@ -46,12 +46,14 @@ def parse_leader_epoch_checkpoint(text: str, source_name: str = "leader-epoch-ch
     :param source_name: name of the file, for messages.
     """
     entries: list[EpochEntry] = []
-    for number, (epoch, start) in _parse_entries(text, 2, source_name):
-        entry = EpochEntry(LeaderEpoch(_parse_number(epoch, number, source_name, INT32)), Offset(_parse_number(start, number, source_name)))
+    for number, (epoch, start) in _parse_checkpoint_entries(text, 2, source_name):
+        entry = EpochEntry(
+            LeaderEpoch(_parse_signed_integer(epoch, number, source_name, INT32)), Offset(_parse_signed_integer(start, number, source_name))
+        )
         if entry.epoch < 0 or entry.start_offset < 0:
-            raise _checkpoint_error(source_name, f"line {number}: epoch {entry.epoch} at {entry.start_offset} is negative")
+            raise _invalid_checkpoint_file_error(source_name, f"line {number}: epoch {entry.epoch} at {entry.start_offset} is negative")
         if entries and not (entries[-1].epoch < entry.epoch and entries[-1].start_offset <= entry.start_offset):
-            raise _checkpoint_error(
+            raise _invalid_checkpoint_file_error(
                 source_name, f"line {number}: epoch {entry.epoch} at {entry.start_offset} does not follow the line before it"
             )
         entries.append(entry)
@@ -73,40 +75,40 @@ def _format_checkpoint(lines: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in (CURRENT_VERSION, len(lines), *lines))
 
 
-def _parse_entries(text: str, fields_per_entry: int, source_name: str) -> list[LineNumberAndFields]:
+def _parse_checkpoint_entries(text: str, fields_per_entry: int, source_name: str) -> list[LineNumberAndFields]:
     """Return (line number, fields) of each entry of a checkpoint file. Empty for a file without entries. Raises BadData if the version or
     the number of entries is wrong, or if a line does not have exactly ``fields_per_entry`` fields.
     """
     lines = text.splitlines()
     if not lines:
         return []
-    version = _parse_number(lines[0].strip(), 1, source_name)
+    version = _parse_signed_integer(lines[0].strip(), 1, source_name)
     if version != CURRENT_VERSION:
-        raise _checkpoint_error(source_name, f"line 1: version {version} is unknown, only {CURRENT_VERSION} is")
+        raise _invalid_checkpoint_file_error(source_name, f"line 1: version {version} is unknown, only {CURRENT_VERSION} is")
     if len(lines) < 2:
         return []
-    expected = _parse_number(lines[1].strip(), 2, source_name)
+    expected = _parse_signed_integer(lines[1].strip(), 2, source_name)
     found = [(number, line.split()) for number, line in enumerate(lines[2:], 3)]
     wrong = next((number for number, parts in found if len(parts) != fields_per_entry), None)
     if wrong is not None:
-        raise _checkpoint_error(source_name, f"line {wrong}: {fields_per_entry} fields were expected: {lines[wrong - 1]!r}")
+        raise _invalid_checkpoint_file_error(source_name, f"line {wrong}: {fields_per_entry} fields were expected: {lines[wrong - 1]!r}")
     if len(found) != expected:
-        raise _checkpoint_error(source_name, f"line 2 promises {expected} entries, {len(found)} follow")
+        raise _invalid_checkpoint_file_error(source_name, f"line 2 promises {expected} entries, {len(found)} follow")
     return found
 
 
-def _parse_number(text: str, line_number: int, source_name: str, bits: int = INT64) -> int:
+def _parse_signed_integer(text: str, line_number: int, source_name: str, bits: int = INT64) -> int:
     """Return the number that a text stands for, which must fit into a signed integer of ``bits`` bits. Raises BadData if it does not;
     ``source_name`` and ``line_number`` are named in the message.
     """
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
-        raise _checkpoint_error(source_name, f"line {line_number}: {text!r} is not a number")
+        raise _invalid_checkpoint_file_error(source_name, f"line {line_number}: {text!r} is not a number")
     if len(digits) > MOST_DIGITS or not -(1 << bits - 1) <= int(text) < 1 << bits - 1:
-        raise _checkpoint_error(source_name, f"line {line_number}: {text[:40]} is out of range for {bits} bits")
+        raise _invalid_checkpoint_file_error(source_name, f"line {line_number}: {text[:40]} is out of range for {bits} bits")
     return int(text)
 
 
-def _checkpoint_error(source_name: str, cause: str) -> BadData:
+def _invalid_checkpoint_file_error(source_name: str, cause: str) -> BadData:
     """Return the error for a checkpoint file that is not valid. ``source_name``: the file, for the message."""
     return BadData(cause, segment=source_name, hint="Compare with the broker's file; Kafka would not read it either")

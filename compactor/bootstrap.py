@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compactor.access.metadata import BrokerManagedTierMetadataSource, ListedTierMetadataSource, TierMetadataSource
-from compactor.access.tier import Tier, configured_retention
+from compactor.access.tier import Tier, configured_object_retention
 from compactor.config.settings import LimitSettings, Settings
 from compactor.constants import TopicId
-from compactor.control.identity import DataRootOwnership
+from compactor.control.identity import DataRootOwnershipByTierId
 from compactor.control.leadership import send_heartbeats_in_background
 from compactor.control.logs import open_catalog
 from compactor.control.ports import EnvironmentPorts
@@ -70,7 +70,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
         )
 
     control_at, kind = control_url(settings), tier_kind(settings)
-    ownership = DataRootOwnership(is_exclusive=kind.owns_root)
+    ownership = DataRootOwnershipByTierId(is_exclusive=kind.owns_root)
     data = open_store(
         settings.tier_url,
         settings=settings,
@@ -97,14 +97,14 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
         publisher=_create_publisher(settings, metadata),
         brokers=metadata.broker_view if isinstance(metadata, BrokerManagedTierMetadataSource) else None,
         broker_log_start=_create_broker_log_start_offset_reader(settings, metadata),
-        clock_ms=_clock_ms,
+        clock_ms=_wall_clock_unix_ms,
         sleep=time.sleep,
         random_bytes=secrets.token_bytes,
         holder=f"{socket.gethostname()}:{os.getpid()}",
         keep_alive=send_heartbeats_in_background,
         urgent=urgent,
         ownership=ownership,
-        retention=configured_retention(settings),
+        retention=configured_object_retention(settings),
     )
     place = hashlib.sha256(control_at.encode()).hexdigest()[:16]
     # A cached log of another tier would be believed although its segments may have changed outside of the log.
@@ -114,7 +114,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     return Tier(settings, ports, open_catalog(ports), counters, local, ownership=ownership, metadata=metadata)
 
 
-def _clock_ms() -> int:
+def _wall_clock_unix_ms() -> int:
     return int(time.time() * 1000)
 
 
@@ -139,18 +139,18 @@ def _create_publisher(settings: Settings, metadata: TierMetadataSource) -> Segme
         return ReadOnlyPublisher()
     from compactor.brokers.conditions import BrokerPublicationCheck
     from compactor.brokers.metadata_topic.admin import KafkaAdmin
-    from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
+    from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
     from compactor.brokers.publisher import KafkaPublisher
 
     connection = kafka_connection_settings(settings)
     return KafkaPublisher(
         metadata.brokers.followed,
-        ConfluentMetadataTopic(connection),
+        ConfluentKafkaMetadataTopicClient(connection),
         metadata.topic_id,
         require_allowed=BrokerPublicationCheck(
             KafkaAdmin(connection), cleanup_policy_of=lambda topic: settings.cleaner_settings_for_topic(topic).cleanup_policy
         ).require_publishing_allowed,
-        clock_ms=_clock_ms,
+        clock_ms=_wall_clock_unix_ms,
         max_delivery_ms=connection.delivery_timeout_ms,
     )
 
@@ -185,16 +185,16 @@ def open_broker_metadata(settings: Settings, control: ObjectStore) -> BrokerMeta
         return SnapshotBrokerMetadata(read_latest_metadata_snapshot(control), kafka.topics, f"the metadata snapshot in {control.url}")
     from compactor.brokers.cluster import AdminClusterQueries
     from compactor.brokers.metadata_topic.admin import KafkaAdmin
-    from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
+    from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
     from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
     from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
     from compactor.brokers.view import LiveBrokerMetadata
 
     connection = kafka_connection_settings(settings)
     place = hashlib.sha256(kafka.bootstrap_servers.encode()).hexdigest()[:16]
-    topic = ConfluentMetadataTopic(connection)
+    topic = ConfluentKafkaMetadataTopicClient(connection)
     kept = FoldedMetadataStore(RocksDatabase(Path(settings.tier.state_dir) / "metadata" / place))
-    followed = FoldingMetadataTopicReader(topic, kept, clock_ms=_clock_ms)
+    followed = FoldingMetadataTopicReader(topic, kept, clock_ms=_wall_clock_unix_ms)
     where = f"{topic.name} at {kafka.bootstrap_servers}"
     return LiveBrokerMetadata(followed, AdminClusterQueries(KafkaAdmin(connection)), kafka.topics, where)
 

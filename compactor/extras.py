@@ -22,7 +22,7 @@ MODULES: Final = {
 """Extra -> the modules that come with it, by the shortest name that only one distribution has."""
 
 
-def require_extra(extra: str, feature: str) -> None:
+def require_pip_extra(extra: str, feature: str) -> None:
     """Raise UsageError if a module of an extra (optional dependency group of pip) is not installed.
 
     :param feature: the feature that needs it, such as ``recompact``.

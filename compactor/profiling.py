@@ -18,7 +18,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class WorkStage(StrEnum):
+class SegmentWorkStage(StrEnum):
     """Stages of the work on a segment, in the order in which its bytes pass them."""
 
     FETCH = "fetch"  # from the store to this machine
@@ -49,11 +49,11 @@ class _ActiveStagesOfThread(threading.local):
     """Stages that a thread is in, the innermost last, and the thread's CPU and wall clocks when the innermost began or resumed."""
 
     def __init__(self) -> None:
-        self.stages: list[WorkStage] = []
+        self.stages: list[SegmentWorkStage] = []
         self.cpu = self.wall = 0.0
 
 
-class CostRecorder:
+class StageCostRecorder:
     """Sums of the cost of each stage over all threads. While a stage runs inside another one, time counts only for the inner stage.
 
     :param cpu: returns the CPU seconds that the calling thread has used.
@@ -61,12 +61,12 @@ class CostRecorder:
     """
 
     def __init__(self, cpu: Callable[[], float], wall: Callable[[], float]) -> None:
-        self.costs = {stage: StageCost() for stage in WorkStage}
+        self.costs = {stage: StageCost() for stage in SegmentWorkStage}
         self._cpu, self._wall = cpu, wall
         self._here = _ActiveStagesOfThread()
         self._adding = threading.Lock()
 
-    def enter_stage(self, stage: WorkStage) -> None:
+    def enter_stage(self, stage: SegmentWorkStage) -> None:
         """Begin a stage in the calling thread."""
         self._add_elapsed_time_to_innermost_stage()
         self._here.stages.append(stage)
@@ -88,11 +88,11 @@ class CostRecorder:
         here.cpu, here.wall = cpu, wall
 
 
-_recorder: CostRecorder | None = None
+_recorder: StageCostRecorder | None = None
 
 
 @contextmanager
-def record_costs(recorder: CostRecorder) -> Iterator[None]:
+def record_costs(recorder: StageCostRecorder) -> Iterator[None]:
     """Let ``recorder`` record the stages of all threads of this process for the duration of a ``with`` block."""
     global _recorder  # noqa: PLW0603 - the threads of a round are started in many places
     before, _recorder = _recorder, recorder
@@ -102,7 +102,7 @@ def record_costs(recorder: CostRecorder) -> Iterator[None]:
         _recorder = before
 
 
-def measure_stage(stage: WorkStage, size: Callable[..., int] = lambda *_, **__: 0) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def measure_stage(stage: SegmentWorkStage, size: Callable[..., int] = lambda *_, **__: 0) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that counts a function's time and bytes as cost of a stage.
 
     :param size: returns the number of bytes processed. Called after the function, with the function's arguments.

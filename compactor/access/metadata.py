@@ -74,13 +74,13 @@ class TierMetadataSource:
         """
         return None
 
-    def make_reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction | None:
+    def make_converter_to_reader_state(self, partition: TopicPartition) -> ReaderStateFunction | None:
         """Return a function that takes the state of the partition's control log and returns the state that readers see. None if readers see
         the state of the control log itself.
         """
         return None
 
-    def broker_records(self, partition: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
+    def segment_metadata_records_of_brokers(self, partition: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
         """Return the brokers' metadata record of each segment of the partition, in any state except deleted. Empty if no broker writes the
         tier.
         """
@@ -134,10 +134,10 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
         from compactor.brokers.view import TOPICS_MAX_AGE_S
 
         self.brokers.refresh(max_age_s=max_age_s, topics_max_age_s=TOPICS_MAX_AGE_S)
-        return broker_view(self.brokers.partition_from_metadata_records(partition).cache, partition)
+        return broker_view(self.brokers.partition_metadata_from_records(partition).cache, partition)
 
     @override
-    def make_reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction:
+    def make_converter_to_reader_state(self, partition: TopicPartition) -> ReaderStateFunction:
         """Return a function that replaces the segments in a partition's state by those that the brokers report.
 
         A call with the same state object as the call before returns the same result, without asking the brokers. A reader therefore sees
@@ -161,8 +161,8 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
         return seen.model_copy(update={"topic_id": self.topic_id(state.topic_partition)})
 
     @override
-    def broker_records(self, partition: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
-        return self.brokers.partition_from_metadata_records(partition).cache.list_segments()
+    def segment_metadata_records_of_brokers(self, partition: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
+        return self.brokers.partition_metadata_from_records(partition).cache.list_segments()
 
     @override
     def deleted_topic_partitions_with_segments(self) -> Sequence[TopicIdPartition]:
@@ -186,7 +186,7 @@ class ListedTierMetadataSource(TierMetadataSource):
         return CatalogState(layout=self._layout, partitions=dict.fromkeys(map(str, self.listed.list_topic_partitions()), 0))
 
     @override
-    def make_reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction:
+    def make_converter_to_reader_state(self, partition: TopicPartition) -> ReaderStateFunction:
         """Return a function that replaces the segments in a partition's state by those that a listing of the store finds. The listing is
         made at the function's first call and reused afterwards, so that a reader keeps seeing the same segments.
         """

@@ -31,7 +31,7 @@ def open_reader_of_live_segments(tier: Tier, state: PartitionState, budget: Disk
     return open_live_segment_reader(tier.ports, tier.cleaner_settings_for_topic(state.topic), tier.state_dir, state, budget, folder_prefix)
 
 
-def open_segment_reader(
+def open_reader_of_given_segments(
     tier: Tier, partition: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], folder_prefix: str
 ) -> AbstractContextManager[StagedSegmentReader]:
     """Return a context manager that provides a reader of these segments of a partition. Its copies on the local disk have a disk budget of

@@ -16,7 +16,7 @@ from compactor.access.metadata import BrokerManagedTierMetadataSource, ListedTie
 from compactor.config.settings import CleanerSettings, Settings
 from compactor.config.store_sections import StoreCosts
 from compactor.constants import TopicId
-from compactor.control.identity import DataRootOwnership, other_tier_problem
+from compactor.control.identity import DataRootOwnershipByTierId, control_store_of_other_tier_problem
 from compactor.control.incarnations import current_incarnation, current_incarnations
 from compactor.control.logs import (
     HASH_KEY_BYTES,
@@ -27,11 +27,11 @@ from compactor.control.logs import (
     open_control_log_of_partition,
     publish_partition_change_hints,
     record_control_log_lengths,
-    record_retire_check_results,
+    record_deletion_check_results,
     require_matching_tier_settings,
 )
 from compactor.control.ports import EnvironmentPorts, LeaseDurations, ObjectRetention
-from compactor.control.records import RetireCheckResult
+from compactor.control.records import DeletionCheckResult
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import CompactorError, StoreError, UsageError
 from compactor.local.cache import LocalState
@@ -56,7 +56,7 @@ class TierIdentity:
     settings: Settings
     ports: EnvironmentPorts
     catalog: CatalogLog
-    ownership: DataRootOwnership
+    ownership: DataRootOwnershipByTierId
     metadata: TierMetadataSource
     local: LocalState | None
 
@@ -134,7 +134,7 @@ class TierIdentity:
         """Raise UsageError if the catalog belongs to another tier."""
         tier = self.settings.tier
         require_matching_tier_settings(state, self.ports.layout.url, tier.kind, tier.layout, tier.key_entropy_bits)
-        problem = other_tier_problem(state, self.settings.tier_url, self.metadata.cluster_id() if state.cluster_id else "")
+        problem = control_store_of_other_tier_problem(state, self.settings.tier_url, self.metadata.cluster_id() if state.cluster_id else "")
         if problem:
             raise UsageError(
                 f"the control store {self.ports.control.url} belongs to another tier: {problem}",
@@ -200,7 +200,7 @@ class ControlLogChangeNotifier:
         """
         mark = log.state_identity() if self.local and self.local.is_bound_to_tier else None
         if mark and self.local:
-            self.local.cache_state(log.state, mark, hint_number, self.ports.clock_ms())
+            self.local.cache_partition_state(log.state, mark, hint_number, self.ports.clock_ms())
 
     def publish_control_log_changes(self, logs: Sequence[PartitionLog]) -> None:
         """Tell other processes that these control logs have changed, by one record in the tier-wide log. The record contains the number of
@@ -222,21 +222,21 @@ class ControlLogChangeNotifier:
         with suppress(StoreError):
             record_control_log_lengths(self.catalog, logs)
 
-    def record_retire_check_results(self, inspections: Mapping[str, RetireCheckResult]) -> None:
+    def record_deletion_check_results(self, inspections: Mapping[str, DeletionCheckResult]) -> None:
         """Record in the tier-wide log that `retire` found nothing to delete in these partitions, and until when that holds. Store errors
         are ignored.
 
         :param inspections: result by ``topic-partition``.
         """
         with suppress(StoreError):
-            record_retire_check_results(self.catalog, inspections)
+            record_deletion_check_results(self.catalog, inspections)
 
 
 READER_THREADS = 16
 """Number of logs that are read at once. They wait for the store, not for each other."""
 
 
-class EngineChooser(Protocol):
+class RemoteEngineChooser(Protocol):
     """Function that returns the engine to which a round over a partition sends its tasks, or None if this process executes them itself."""
 
     def __call__(self, tier: Tier, partition: TopicPartition) -> RemoteEngine | None: ...
@@ -277,9 +277,9 @@ class Tier:
     catalog: CatalogLog
     counters: RequestCounters
     local: LocalState | None = None
-    engines: EngineChooser | None = None
+    engines: RemoteEngineChooser | None = None
     remote_rounds: RemoteRoundRunner | None = None
-    ownership: DataRootOwnership = field(default_factory=DataRootOwnership)
+    ownership: DataRootOwnershipByTierId = field(default_factory=DataRootOwnershipByTierId)
     metadata: TierMetadataSource = field(default_factory=TierMetadataSource)
 
     @cached_property
@@ -304,7 +304,7 @@ class Tier:
     @property
     def retention(self) -> ObjectRetention:
         """Times for which section [publish] keeps replaced objects and unfinished imports."""
-        return configured_retention(self.settings)
+        return configured_object_retention(self.settings)
 
     @property
     def state_dir(self) -> Path:
@@ -374,7 +374,7 @@ class Tier:
                 raise no_such_partition_error(str(name), known)
         return named
 
-    def list_latest_incarnations(self) -> list[TopicPartition]:
+    def list_partitions_in_latest_incarnation(self) -> list[TopicPartition]:
         """Return the tier's partitions, each only in its latest incarnation (that of the topic that was created last under the name).
 
         Partitions of topics that were deleted and created again under the same name are left out; they are read by their topic ids.
@@ -407,7 +407,7 @@ class Tier:
         :param leads: whether the caller runs a round. A round sees only the control log, because it records the brokers' changes there
             itself. For all other callers the state also contains the brokers' changes that the log does not contain yet.
         """
-        view = None if leads else self.metadata.make_reader_state_function(partition)
+        view = None if leads else self.metadata.make_converter_to_reader_state(partition)
         log = open_control_log_of_partition(
             self.ports,
             partition,
@@ -415,7 +415,7 @@ class Tier:
             log_name=self.log_name(partition),
             state_for_readers=view,
         )
-        kept = self.local.cached_state(partition) if self.local and self.local.is_bound_to_tier else None
+        kept = self.local.cached_partition_state(partition) if self.local and self.local.is_bound_to_tier else None
         if kept:
             log.continue_from_cached_state(*kept)
         return log
@@ -435,7 +435,7 @@ class Tier:
 
     def state_for_readers(self, state: PartitionState) -> PartitionState:
         """Return the state as readers of the partition see it, for example with the segments that brokers report."""
-        view = self.metadata.make_reader_state_function(state.topic_partition)
+        view = self.metadata.make_converter_to_reader_state(state.topic_partition)
         return view(state) if view else state
 
     def first_readable_offset(self, state: PartitionState) -> int:
@@ -478,7 +478,7 @@ def no_such_partition_error(given_name: str, partitions: Sequence[TopicPartition
     return UsageError(f"the tier holds no partition {given_name}", hint=hint)
 
 
-def configured_retention(settings: Settings) -> ObjectRetention:
+def configured_object_retention(settings: Settings) -> ObjectRetention:
     """Return the times for which section [publish] keeps replaced objects and unfinished imports."""
     publish = settings.publish
     return ObjectRetention(publish.grace_ms, publish.undo_window_ms, publish.orphan_age_ms)

@@ -39,14 +39,14 @@ from compactor.agent.plan import (
     needs_log_end_query,
     retention_deadline_ms,
     upload_lag,
+    with_directory_listing,
     with_leadership,
-    with_listing,
     with_log_end,
     with_upload_outcome,
 )
 from compactor.agent.status import SHARED, AgentCounters, AgentStatus, with_upload_counted
-from compactor.agent.uploads import Uploader
-from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopicIds, LeaderReportedLogEnd
+from compactor.agent.uploads import SegmentUploader
+from compactor.brokers.metadata_topic.leaders import ClusterPartitionLeaders, ClusterTopicIds, LeaderReportedLogEnd
 from compactor.config.settings import Settings
 from compactor.errors import CompactorError, StoreError, UsageError
 from compactor.model.ids import TopicPartition
@@ -74,7 +74,7 @@ class AgentClusterQueries(Protocol):
     StoreError if the cluster refuses the request or does not answer it.
     """
 
-    def leaders(self) -> ClusterLeaders:
+    def leaders(self) -> ClusterPartitionLeaders:
         """Ask the cluster, and return its id and the id of the broker that leads each partition."""
 
     def query_log_ends_from_leaders(
@@ -112,9 +112,9 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
     def __init__(self, tier: Tier, brokers: AgentClusterQueries, *, log: EventLogger = AGENT_JOURNAL) -> None:
         super().__init__(tier, log)
         self._brokers = brokers
-        self._uploads = Uploader(self._tier, self.stop, self._brokers.topic_ids)
+        self._uploads = SegmentUploader(self._tier, self.stop, self._brokers.topic_ids)
         self._upload_states: dict[TopicPartition, PartitionUploadState] = {}
-        self._staged = StagedFilesHeldOpenOfAllPartitions()
+        self._staged = OpenFilesStagedForDeletionByPartition()
         self._retentions: dict[str, int | None] = {}
         self._delete_delays: dict[str, int] = {}
         self._tallies = AgentCounters()
@@ -130,7 +130,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
     @override
     def _apply_settings(self, settings: Settings) -> None:
         self._tier = replace(self._tier, settings=settings)
-        self._uploads = Uploader(self._tier, self.stop, self._brokers.topic_ids)
+        self._uploads = SegmentUploader(self._tier, self.stop, self._brokers.topic_ids)
 
     @override
     def _scan_interval_s(self) -> float:
@@ -207,7 +207,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         for text in [key for key in self._problems if key not in (*rules.log_dirs, *SHARED)]:
             del self._problems[text]
         for name, each in seen.items():
-            self._upload_states[name] = with_listing(self._upload_states.get(name), each)
+            self._upload_states[name] = with_directory_listing(self._upload_states.get(name), each)
             if each.problem:
                 self._record_failure_before_upload(name, UploadFailureReason.UNREADABLE, each.problem, now_ms)
         # What a directory that cannot be read holds is not gone.
@@ -494,7 +494,7 @@ def has_free_space_to_keep_deleted_files(log_directory: Path) -> bool:
     return usage.free >= MIN_FREE_SHARE * usage.total
 
 
-class StagedFilesHeldOpenOfAllPartitions:
+class OpenFilesStagedForDeletionByPartition:
     """Files staged for deletion that the agent holds open, by partition, so that it can upload them even after the broker has deleted them.
     All methods are for the thread of the agent's loop.
 

@@ -37,7 +37,7 @@ def watch_log_dirs_for_new_segments(log_dirs: Sequence[str], callback: Callable[
         yield
         return
 
-    class NewSegmentHandler(FileSystemEventHandler):
+    class NewSegmentFileEventHandler(FileSystemEventHandler):
         @override
         def on_created(self, event: FileSystemEvent) -> None:
             if str(event.src_path).endswith(".log"):
@@ -51,7 +51,7 @@ def watch_log_dirs_for_new_segments(log_dirs: Sequence[str], callback: Callable[
     observer = Observer()
     try:
         for log_dir in log_dirs:
-            observer.schedule(NewSegmentHandler(), log_dir, recursive=True, event_filter=[FileCreatedEvent, FileMovedEvent])
+            observer.schedule(NewSegmentFileEventHandler(), log_dir, recursive=True, event_filter=[FileCreatedEvent, FileMovedEvent])
         observer.start()
     except OSError as error:  # more directories than fs.inotify.max_user_watches, or one that is not there
         log(f"the system cannot report new segments ({error.strerror}): directories are scanned every agent.interval_ms")

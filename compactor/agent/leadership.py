@@ -91,14 +91,14 @@ def make_staged_file_refusal_check(intervals: Sequence[LeadershipInterval]) -> C
     The function raises BadData for a file about which this is not decided yet, so that the upload is tried again.
     """
 
-    def refusal_reason(file: FileStagedForDeletion) -> ReasonOrEmpty:
+    def upload_refusal_reason(file: FileStagedForDeletion) -> ReasonOrEmpty:
         evidence = leadership_at_deletion_rename(intervals, file.changed_ms)
         if evidence is LeadershipAtDeletionRename.UNDECIDED:
             cause = "it was staged for deletion a moment ago, and the leader's epoch is not confirmed since"
             raise BadData(cause, segment=staged_segment_path(Path(), file.base).name, hint="It is tried again")
         return "" if evidence is LeadershipAtDeletionRename.SAME_EPOCH else unknown_leadership_message(file)
 
-    return refusal_reason
+    return upload_refusal_reason
 
 
 def unknown_leadership_message(file: FileStagedForDeletion) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from checkpoint.files import parse_leader_epoch_checkpoint
-from compactor.agent.plan import PartitionDirectoryListing, SealedFile, is_listing_current
+from compactor.agent.plan import PartitionDirectoryListing, SealedSegmentFile, is_listing_current
 from compactor.constants import EMPTY_TOPIC_ID, NO_LEADER_EPOCH, LeaderEpoch
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
@@ -118,7 +118,7 @@ def scan_partition_directory(partition: TopicPartition, path: Path, mtime_ms: in
         staged = list_staged_files_before_live_log(path, ordered)
     except OSError:
         staged = []  # the directory has changed, and is listed again
-    sealed = [SealedFile(base, end, bases[base].st_size, bases[base].st_mtime_ns // 1_000_000) for base, end in pairwise(ordered)]
+    sealed = [SealedSegmentFile(base, end, bases[base].st_size, bases[base].st_mtime_ns // 1_000_000) for base, end in pairwise(ordered)]
     active_base = ordered[-1] if ordered else -1
     try:
         topic_id = read_topic_id(path)

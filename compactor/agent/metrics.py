@@ -23,7 +23,7 @@ from compactor.service.metrics import (
 def agent_metrics(status: AgentStatus) -> Iterator[Metric]:
     """Yield all metrics of the agent: readiness, upload lag, failures and totals."""
     yield from _upload_lag_metrics(status)
-    yield from _total_metrics(status)
+    yield from _agent_total_metrics(status)
 
 
 def _upload_lag_metrics(status: AgentStatus) -> Iterator[Metric]:
@@ -73,7 +73,7 @@ def _age_seconds(since_ms: int, now_ms: int) -> float:
     return max(0, now_ms - since_ms) / 1000 if since_ms else 0
 
 
-def _total_metrics(status: AgentStatus) -> Iterator[Metric]:
+def _agent_total_metrics(status: AgentStatus) -> Iterator[Metric]:
     """Yield the metrics with numbers of led partitions, failures and uploads."""
     tallies = status.tallies
     yield from make_gauges(

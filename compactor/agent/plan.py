@@ -71,7 +71,7 @@ class UploadFailureReason(StrEnum):
 
 
 @dataclass(frozen=True)
-class SealedFile:
+class SealedSegmentFile:
     """Segment file to which its broker no longer writes.
 
     base, end: first offset, and offset after the last one, both taken from file names.
@@ -102,7 +102,7 @@ class PartitionDirectoryListing:
     path: str
     mtime_ms: int
     scanned_ms: int
-    sealed: tuple[SealedFile, ...] = ()
+    sealed: tuple[SealedSegmentFile, ...] = ()
     active_base: int = -1
     problem: str = ""
     staged: tuple[FileStagedForDeletion, ...] = ()
@@ -164,7 +164,7 @@ class PartitionUploadState:
         return self.seen.partition
 
     @property
-    def pending_segments(self) -> tuple[SealedFile, ...]:
+    def pending_segments(self) -> tuple[SealedSegmentFile, ...]:
         """Return the segments with offsets after the tier's end, first those staged for deletion, then the other sealed ones. Empty
         segments are left out, because they are uploaded together with a neighbour.
         """
@@ -204,13 +204,13 @@ class PartitionUploadState:
         )
 
     @property
-    def _staged_files_with_offset_ranges(self) -> list[tuple[FileStagedForDeletion, SealedFile]]:
-        """Return the staged files that are listed in the directory or held open, ascending, each with a SealedFile that states its offsets:
-        from the file's base offset to the next file's, exclusive.
+    def _staged_files_with_offset_ranges(self) -> list[tuple[FileStagedForDeletion, SealedSegmentFile]]:
+        """Return the staged files that are listed in the directory or held open, ascending, each with a SealedSegmentFile that states its
+        offsets: from the file's base offset to the next file's, exclusive.
         """
         files = sorted({file.inode: file for file in (*self.seen.staged, *self.held)}.values(), key=lambda file: file.base)
         ends = (*(file.base for file in files), self.seen.base_offset_of_first_listed_segment)[1:]
-        return [(file, SealedFile(file.base, end, file.size, file.mtime_ms)) for file, end in zip(files, ends, strict=False)]
+        return [(file, SealedSegmentFile(file.base, end, file.size, file.mtime_ms)) for file, end in zip(files, ends, strict=False)]
 
     @property
     def _staged_files_missing_in_tier(self) -> tuple[FileStagedForDeletion, ...]:
@@ -250,7 +250,7 @@ def upload_lag(upload_state: PartitionUploadState) -> UploadLag:
     return UploadLag(len(pending), sum(file.size for file in pending), since_ms, len(staged), deadline_ms)
 
 
-def with_listing(upload_state: PartitionUploadState | None, listing: PartitionDirectoryListing) -> PartitionUploadState:
+def with_directory_listing(upload_state: PartitionUploadState | None, listing: PartitionDirectoryListing) -> PartitionUploadState:
     """Return the upload state with a new listing of the partition's directory.
 
     If the topic id in the directory has changed, the topic may have been created again. In that case only the listing and the leadership of

@@ -29,7 +29,7 @@ from compactor.transfer.log_identity import PARTITION_METADATA
 from compactor.transfer.staged_files import OpenFilesStagedForDeletion
 
 
-class Uploader:
+class SegmentUploader:
     """Uploads segments to one tier. Thread-safe for different partitions.
 
     All threads share the access to the tier and its catalog log. One large import runs at a time, so that the disk budget suffices.
@@ -59,7 +59,7 @@ class Uploader:
         except Stopped:
             return UploadOutcome(None, stopped=True)
         except Exception as error:  # noqa: BLE001 - one partition's trouble must not end the service for the others (I9)
-            state = self._find_state_in_tier(upload_state.partition)
+            state = self._find_partition_state_in_tier(upload_state.partition)
             position = state.end_offset + 1 if state is not None and state.has_segments else None
             reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
             return UploadOutcome(position, trouble=classify_upload_failure(error, upload_state.seen, state), reason=reason)
@@ -118,7 +118,7 @@ class Uploader:
         company = ImportResources(1, publish_control_log_change_and_cache_state, self._large)
         return import_directory(tier, Path(upload_state.seen.path), name, policy, options=options, shared=company)
 
-    def _find_state_in_tier(self, partition: TopicPartition) -> PartitionState | None:
+    def _find_partition_state_in_tier(self, partition: TopicPartition) -> PartitionState | None:
         """Return the partition's state in the tier, or None if it cannot be read."""
         try:
             return self._tier.open_control_log_of_partition(self._tier.latest_incarnation(partition)).refresh()

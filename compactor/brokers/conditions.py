@@ -38,7 +38,7 @@ REQUIRED_TOPIC_SETTINGS: Mapping[str, tuple[str, str]] = {
 """KafkaSetting name -> (required value, why it is required)."""
 
 
-class AdminQueries(Protocol):
+class ClusterDescriptionQueries(Protocol):
     """Requests about the cluster that the checks make. Implemented by metadata_topic.admin.KafkaAdmin."""
 
     def describe_cluster(self) -> ClusterDescription:
@@ -66,7 +66,7 @@ class BrokerPublicationCheck:
 
     def __init__(
         self,
-        admin: AdminQueries,
+        admin: ClusterDescriptionQueries,
         *,
         cleanup_policy_of: Callable[[str], str] = lambda topic: "compact",
         max_age_s: float = CONDITIONS_MAX_AGE_S,

@@ -57,7 +57,7 @@ class TopicSnapshot(StrictFrozenModel):
     chosen: tuple[str, ...] = ()
 
 
-class MetadataSnapshot(StrictFrozenModel):
+class TierMetadataSnapshot(StrictFrozenModel):
     """Metadata of a whole tier at one time.
 
     url, layout: URL and layout of the tier.
@@ -78,7 +78,7 @@ class MetadataSnapshot(StrictFrozenModel):
         return sum(len(_decode_partition_snapshot(topic, one).cache.segments) for topic in self.topics for one in topic.partitions)
 
 
-def take_metadata_snapshot(brokers: BrokerMetadata, *, url: str, layout: str, now_ms: int) -> MetadataSnapshot:
+def take_metadata_snapshot(brokers: BrokerMetadata, *, url: str, layout: str, now_ms: int) -> TierMetadataSnapshot:
     """Return a snapshot of all tiered partitions as they are now."""
     names = brokers.list_topic_partitions()
     topics = []
@@ -88,14 +88,14 @@ def take_metadata_snapshot(brokers: BrokerMetadata, *, url: str, layout: str, no
         topic_id = brokers.topic_ids()[topic]
         chosen = tuple(name for name in now.settings if name in now.chosen)
         topics.append(TopicSnapshot(topic=topic, topic_id=topic_id, settings=dict(now.settings), partitions=partitions, chosen=chosen))
-    return MetadataSnapshot(
+    return TierMetadataSnapshot(
         format=STATE_FORMAT, taken_ms=now_ms, cluster_id=brokers.cluster_id(), url=url, layout=layout, topics=tuple(topics)
     )
 
 
 def _take_partition_snapshot(brokers: BrokerMetadata, partition: TopicPartition, topic_status: TopicStatus) -> PartitionSnapshot:
     """Return the snapshot of one partition."""
-    folded = brokers.partition_from_metadata_records(partition)
+    folded = brokers.partition_metadata_from_records(partition)
     view = broker_view(folded.cache, partition)
     return PartitionSnapshot(
         partition=partition.partition,
@@ -108,7 +108,7 @@ def _take_partition_snapshot(brokers: BrokerMetadata, partition: TopicPartition,
     )
 
 
-def save_metadata_snapshot(store: ObjectStore, snapshot: MetadataSnapshot) -> SnapshotObjectKey:
+def save_metadata_snapshot(store: ObjectStore, snapshot: TierMetadataSnapshot) -> SnapshotObjectKey:
     """Create the snapshot's object and return its key. Raises StoreError, or UsageError if the key holds another snapshot."""
     data = zlib.compress(snapshot.model_dump_json().encode(), _ZLIB_LEVEL)
     key = f"{PREFIX}{snapshot.taken_ms:020d}.json.z"
@@ -120,7 +120,7 @@ def save_metadata_snapshot(store: ObjectStore, snapshot: MetadataSnapshot) -> Sn
     return key
 
 
-def read_latest_metadata_snapshot(store: ObjectStore) -> MetadataSnapshot:
+def read_latest_metadata_snapshot(store: ObjectStore) -> TierMetadataSnapshot:
     """Read the latest snapshot. Raises UsageError if there is none, and BadData if it cannot be read."""
     key = max((info.key for info in store.list(PREFIX)), default="")
     if not key:
@@ -130,7 +130,7 @@ def read_latest_metadata_snapshot(store: ObjectStore) -> MetadataSnapshot:
         )
     where = f"{store.url}/{key}"
     try:
-        snapshot = MetadataSnapshot.model_validate_json(zlib.decompress(store.get(key)))
+        snapshot = TierMetadataSnapshot.model_validate_json(zlib.decompress(store.get(key)))
     except (zlib.error, ValidationError) as error:
         raise BadData("it is not a metadata snapshot, or it is damaged", segment=where, hint="Run `topics snapshot` again") from error
     if snapshot.format != STATE_FORMAT:
@@ -142,7 +142,7 @@ def read_latest_metadata_snapshot(store: ObjectStore) -> MetadataSnapshot:
 class SnapshotBrokerMetadata:
     """Broker metadata from a snapshot. Implements BrokerMetadata and never changes."""
 
-    def __init__(self, snapshot: MetadataSnapshot, patterns: Sequence[str], source_name: str) -> None:
+    def __init__(self, snapshot: TierMetadataSnapshot, patterns: Sequence[str], source_name: str) -> None:
         """Select the topics of the snapshot whose names ``patterns`` (regular expressions) match. Raises UsageError if there are no
         patterns.
 
@@ -165,7 +165,7 @@ class SnapshotBrokerMetadata:
 
     def partition_metadata_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
         return {
-            name: PartitionMetadataVersion(uuid_bytes(topic.topic_id), self.partition_from_metadata_records(name).cache.applied)
+            name: PartitionMetadataVersion(uuid_bytes(topic.topic_id), self.partition_metadata_from_records(name).cache.applied)
             for name, (topic, _) in self._partitions.items()
         }
 
@@ -182,7 +182,7 @@ class SnapshotBrokerMetadata:
         chosen = {name: topic.settings[name] for name in topic.chosen if name in topic.settings}
         return TopicStatus(uuid_bytes(topic.topic_id), starts, stable, topic.settings, chosen)
 
-    def partition_from_metadata_records(self, partition: TopicPartition) -> FoldedPartitionMetadata:
+    def partition_metadata_from_records(self, partition: TopicPartition) -> FoldedPartitionMetadata:
         if partition not in self._partitions:
             raise UsageError(f"the tier holds no partition {partition}", hint="`topics` lists what it holds")
         return _decode_partition_snapshot(*self._partitions[partition])

@@ -117,7 +117,7 @@ class KafkaPublisher:
         """
         self._require_allowed(partition)
         where, cache = self._read_newest_metadata(partition)
-        record = self._copy_started_record(where, segment)
+        record = self._build_copy_started_record(where, segment)
         known = cache.segments.get(record.segment_id)
         if known is None and record.segment_id not in cache.finished:
             why = rules.reason_to_refuse_replacement(cache, lineage_from_segments(cache), record)
@@ -203,7 +203,7 @@ class KafkaPublisher:
             if known is not None and known.state in rules.UNDELETED_STATES:
                 records.append(self._state_change_record(known, _S.DELETE_SEGMENT_STARTED))
             elif known is None and include_unannounced and raw_id not in cache.finished:
-                made = self._copy_segment_started_record_for_missing_object(where, segment)
+                made = self._build_copy_started_record_of_no_object(where, segment)
                 records += [made, self._state_change_record(made, _S.DELETE_SEGMENT_STARTED)]
         self._append_checked_records_and_await_read_back(where, cache, records)
 
@@ -241,7 +241,7 @@ class KafkaPublisher:
         where, cache = self._read_newest_metadata(partition)
         back = [cache.segments.get(uuid_bytes(segment.id)) for segment in live]
         ours = [one for one in back if one is not None and one.state in rules.READABLE_STATES]
-        late = rules.unrecorded_broker_copies(cache, lineage_from_segments(cache), ours, recorded_ids)
+        late = rules.broker_copies_missing_in_control_log(cache, lineage_from_segments(cache), ours, recorded_ids)
         if not late and not any(
             one.state in rules.UNDELETED_STATES
             for one in _compactor_segments_not_in_control_log(cache, recorded_ids, include_readable=True)
@@ -250,7 +250,7 @@ class KafkaPublisher:
         for one in ours:
             if not rules.is_found_by_lookups(cache, one):
                 self._require_allowed(partition)
-                self._append_copy_finished(where, one)
+                self._append_copy_finished_record(where, one)
                 where, cache = self._read_newest_metadata(partition)
         strays = [one for one in _compactor_segments_not_in_control_log(cache, recorded_ids) if one.state in rules.UNDELETED_STATES]
         going = sorted((*strays, *late), key=lambda one: one.start_offset)
@@ -270,7 +270,7 @@ class KafkaPublisher:
         if len(here) < len(news) or any(one is None or one.state not in rules.READABLE_STATES for one in sources):
             return  # groups will be cut off
         last = max((new.segment.end_offset for new in replacements), default=-1)
-        trial = rules.TrialMetadataCache(cache)
+        trial = rules.CopyOnWriteMetadataCache(cache)
 
         def require_records_accepted(records: Sequence[MetadataRecord]) -> None:
             for record in records:
@@ -311,7 +311,7 @@ class KafkaPublisher:
             _, cache = self._read_newest_metadata_by_id(where)
             # Brokers have tiered since the rehearsal where a rule stands against it: the group before it will not be switched, then.
             if not rules.reason_to_refuse_finish(cache, lineage_from_segments(cache), one, self._clock_ms()):
-                self._append_copy_finished(where, one)
+                self._append_copy_finished_record(where, one)
 
     def _switch_readers_to_replacement(
         self,
@@ -353,7 +353,7 @@ class KafkaPublisher:
         if known.state is _S.COPY_SEGMENT_STARTED or not rules.is_found_by_lookups(cache, known):
             if rules.reason_to_refuse_finish(cache, lineage_from_segments(cache), known, self._clock_ms()):
                 return self._withdraw_replacement(where, cache, known)
-            self._append_copy_finished(where, known)
+            self._append_copy_finished_record(where, known)
             where, cache = self._read_newest_metadata(partition)
             found = cache.segments.get(raw_id)
             if found is None or found.state in _DELETED_STATES:
@@ -390,7 +390,7 @@ class KafkaPublisher:
             self._append_checked_records_and_await_read_back(where, cache, [self._state_change_record(known, _S.DELETE_SEGMENT_STARTED)])
         return _ReaderSwitchOutcome.EXPIRED
 
-    def _append_copy_finished(self, partition: TopicIdPartition, segment: RemoteLogSegmentMetadataRecord) -> None:
+    def _append_copy_finished_record(self, partition: TopicIdPartition, segment: RemoteLogSegmentMetadataRecord) -> None:
         """Append COPY_SEGMENT_FINISHED of a segment, preceded by the highest-offset markers (``HighestOffsetMarker``) that it needs."""
         _, cache = self._read_newest_metadata_by_id(partition)
         for marker in rules.highest_offset_markers(cache, lineage_from_segments(cache), segment, self._clock_ms()):
@@ -405,7 +405,7 @@ class KafkaPublisher:
 
         Raises Refused if a rule forbids a record, and Unavailable if the last record is not read back within READ_BACK_TIMEOUT_S seconds.
         """
-        trial, offset = rules.TrialMetadataCache(cache), -1
+        trial, offset = rules.CopyOnWriteMetadataCache(cache), -1
         lineage = lineage_from_segments(cache)
         for record in records:
             why = rules.reason_to_refuse_record(trial.cache, lineage, record)
@@ -441,10 +441,10 @@ class KafkaPublisher:
         if progress.unread.get(number, 0) > 0:
             message = f"partition {number} of {self._topic.name} is not read to its end within {READ_BACK_TIMEOUT_S:g} s"
             raise Unavailable(message, hint="Run the command again to continue")
-        found = self._followed.partition_from_metadata_records(partition.topic_id, partition.partition)
+        found = self._followed.partition_metadata_from_records(partition.topic_id, partition.partition)
         return partition, found.cache if found is not None else RemoteLogMetadataCache(partition)
 
-    def _copy_started_record(self, partition: TopicIdPartition, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadataRecord:
+    def _build_copy_started_record(self, partition: TopicIdPartition, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadataRecord:
         """Return the COPY_SEGMENT_STARTED record of a new segment."""
         return RemoteLogSegmentMetadataRecord(
             partition,
@@ -460,7 +460,7 @@ class KafkaPublisher:
             txn_index_empty="txnindex" not in segment.files,
         )
 
-    def _copy_segment_started_record_for_missing_object(
+    def _build_copy_started_record_of_no_object(
         self, partition: TopicIdPartition, segment: AnnouncedSegment
     ) -> RemoteLogSegmentMetadataRecord:
         """Return the COPY_SEGMENT_STARTED record of a segment that will never have an object."""

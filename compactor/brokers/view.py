@@ -104,7 +104,7 @@ class BrokerMetadata(Protocol):
     def topic_status(self, name: str) -> TopicStatus:
         """Return the status of a topic. Raises UsageError if the cluster has no such topic."""
 
-    def partition_from_metadata_records(self, partition: TopicPartition) -> FoldedPartitionMetadata:
+    def partition_metadata_from_records(self, partition: TopicPartition) -> FoldedPartitionMetadata:
         """Return all segments of a partition in all states.
 
         Raises UsageError if the tier has no such partition, and BadData if a metadata record is corrupt.
@@ -184,7 +184,7 @@ class LiveBrokerMetadata:
             if now - self._read_at <= max_age_s:
                 return
             self._read_metadata_topic_to_end()
-            folds = self.followed.fold_version
+            folds = self.followed.folded_state_version
             anew = now - self._asked_at > (max_age_s if topics_max_age_s is None else topics_max_age_s)
             if anew or folds != self._folds:
                 tiered = self.followed.tiered_partitions()
@@ -238,13 +238,13 @@ class LiveBrokerMetadata:
             raise UsageError(f"the cluster has no topic {name} that topics under [kafka] names", hint="`topics` lists what the tier holds")
         return found
 
-    def partition_from_metadata_records(self, partition: TopicPartition) -> FoldedPartitionMetadata:
+    def partition_metadata_from_records(self, partition: TopicPartition) -> FoldedPartitionMetadata:
         with self._lock:
             self._read_metadata_topic_if_never_read()
             status = self._versions.get(partition)
             if status is None:
                 raise _unknown_partition_error(partition)
-            found = self.followed.partition_from_metadata_records(status.topic_id, partition.partition)
+            found = self.followed.partition_metadata_from_records(status.topic_id, partition.partition)
         if found is None:
             raise _unknown_partition_error(partition)
         return found

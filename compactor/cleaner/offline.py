@@ -252,10 +252,12 @@ def open_log_directory(
     log_dir: Path, index_interval_bytes: int, inflate_limit: int, workers: WorkerThreads | None = None
 ) -> list[SourceSegment]:
     """Open all segments of a Kafka log directory, ascending. Raises UsageError, BadData."""
-    return open_segments_of_directory(log_dir, list_base_offsets(log_dir), None, index_interval_bytes, inflate_limit, workers=workers)
+    return open_segments_of_directory(
+        log_dir, list_segment_base_offsets(log_dir), None, index_interval_bytes, inflate_limit, workers=workers
+    )
 
 
-def list_base_offsets(log_dir: Path, *, is_written_by_broker: bool = False) -> list[int]:
+def list_segment_base_offsets(log_dir: Path, *, is_written_by_broker: bool = False) -> list[int]:
     """Return the base offsets of the segments in a log directory, ascending. ``is_written_by_broker``: whether a broker may be writing
     there, so that unfinished files are no error. Raises UsageError, BadData.
     """
@@ -334,7 +336,9 @@ def open_segments_of_directory(
         for number, found in enumerate(at_work.yield_job_results_in_order(open_segment_in_worker, range(len(base_offsets)))):
             # What is wrong is said by one who knows what lies before it.
             source = (
-                found if found is not None and _is_first_batch_after(found.table, previous_last) else open_segment(number, previous_last)
+                found
+                if found is not None and _is_first_batch_after_offset(found.table, previous_last)
+                else open_segment(number, previous_last)
             )
             sources.append(source)
             if len(source.table):
@@ -342,7 +346,7 @@ def open_segments_of_directory(
     return sources
 
 
-def _is_first_batch_after(table: BatchTable, previous_last_offset: int) -> bool:
+def _is_first_batch_after_offset(table: BatchTable, previous_last_offset: int) -> bool:
     """Return whether a segment's first batch begins after an offset."""
     if not len(table):
         return True

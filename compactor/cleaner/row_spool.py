@@ -75,7 +75,7 @@ class HashRangeSpan:
             raise ValueError(f"ranges {self.first} to {self.first + self.count} of {self.total}")
 
     @staticmethod
-    def span_of_key_part(ranges_per_part: int, part_number: int, part_count: int) -> HashRangeSpan:
+    def hash_ranges_of_key_part(ranges_per_part: int, part_number: int, part_count: int) -> HashRangeSpan:
         """Return the hash ranges of one of several equal parts of the keys. ``ranges_per_part``: number of ranges in each part."""
         return HashRangeSpan(ranges_per_part, part_number * ranges_per_part, part_count * ranges_per_part)
 
@@ -243,7 +243,7 @@ def view_as_bytes(rows: SpoolRows) -> memoryview:
 
 
 @inline_kernel
-def hash_range_of_first_word(first_word: np.uint64, range_count: int) -> HashRangeNumber:
+def hash_range_number_of_first_word(first_word: np.uint64, range_count: int) -> HashRangeNumber:
     """Return the number of a row's hash range, of ``range_count`` equal ranges. It is computed from the lower half of the row's first word,
     because hash tables take their cells from the upper half.
     """
@@ -275,7 +275,7 @@ def _copy_rows_in_hash_ranges(
     """
     row = first_row
     while row < len(rows) and out_row_count < len(out_rows):
-        if first_range <= hash_range_of_first_word(np.uint64(rows[row, 0]), range_count) < first_range + copied_range_count:
+        if first_range <= hash_range_number_of_first_word(np.uint64(rows[row, 0]), range_count) < first_range + copied_range_count:
             _copy_row(rows, row, out_rows, out_row_count)
             out_row_count += 1
         row += 1
@@ -294,12 +294,12 @@ def sort_rows_by_hash_range(
     """
     begins = np.zeros(sorted_range_count + 1, dtype=np.int64)
     for row in range(row_count):
-        begins[hash_range_of_first_word(np.uint64(rows[row, 0]), range_count) - first_range + 1] += 1
+        begins[hash_range_number_of_first_word(np.uint64(rows[row, 0]), range_count) - first_range + 1] += 1
     for number in range(sorted_range_count):
         begins[number + 1] += begins[number]
     place = begins[:-1].copy()
     for row in range(row_count):
-        number = hash_range_of_first_word(np.uint64(rows[row, 0]), range_count) - first_range
+        number = hash_range_number_of_first_word(np.uint64(rows[row, 0]), range_count) - first_range
         _copy_row(rows, row, out_rows, place[number])
         place[number] += 1
     return begins

@@ -24,11 +24,11 @@ class KeyTableRowsAndBatchCount:
 class SecondReader(Protocol):
     """A second, independent reader of the batches that a round reads. The gate implements it to check the round.
 
-    ``extract_key_table_rows_of_chunk`` and ``observe_chunk_decompressed_by_rewrite`` run in worker threads,
+    ``extract_key_table_rows_of_chunk`` and ``add_fingerprints_of_rewrite_chunk`` run in worker threads,
     the other methods in the order of the log.
     """
 
-    def start_reading_segment(self, source: SourceSegment) -> None:
+    def prepare_for_chunks_of_segment(self, source: SourceSegment) -> None:
         """Tell the second reader that the next chunks belong to this segment."""
 
     def extract_key_table_rows_of_chunk(
@@ -41,5 +41,5 @@ class SecondReader(Protocol):
     def add_rows_to_key_table(self, source: SourceSegment, chunk_rows: KeyTableRowsAndBatchCount) -> None:
         """Add the rows that ``extract_key_table_rows_of_chunk`` returned to the second reader's table."""
 
-    def observe_chunk_decompressed_by_rewrite(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
+    def add_fingerprints_of_rewrite_chunk(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
         """Read a chunk of pass 2 (the rewrite), in which the batches that may lose some of their records are decompressed."""

@@ -42,7 +42,7 @@ COMMANDS = (
     Command(
         "import",
         "import sealed segments of a Kafka log directory into the tier",
-        "import_.import_logs_command",
+        "import_.import_log_directories_command",
         (
             argument(
                 "log_dir",
@@ -82,7 +82,7 @@ COMMANDS = (
     Command(
         "export",
         "write the current view of a partition as a Kafka log directory",
-        "export.export_partition_command",
+        "export.export_partition_to_log_dir_command",
         (
             PARTITION_ARGUMENT,
             TOPIC_ID_ARGUMENT,
@@ -102,7 +102,7 @@ COMMANDS = (
         "topics.list_topics_in_tier",
         (),
         (
-            Command("delete", "remove a partition from the tier", "topics.delete_topic_partition", (PARTITION_ARGUMENT, REASON_OPTION)),
+            Command("delete", "remove a partition from the tier", "topics.delete_partition_from_tier", (PARTITION_ARGUMENT, REASON_OPTION)),
             Command(
                 "delete-records",
                 "delete the records of a partition below an offset or a time",
@@ -140,7 +140,7 @@ COMMANDS = (
                     REASON_OPTION,
                 ),
             ),
-            Command("snapshot", "store the metadata of a broker-managed tier, for readers without a broker", "topics.snapshot_metadata"),
+            Command("snapshot", "store the metadata of a broker-managed tier, for readers without a broker", "topics.save_broker_metadata"),
         ),
     ),
     Command(
@@ -174,7 +174,7 @@ COMMANDS = (
     Command(
         "status",
         "show the state of the tier, and which partitions need help",
-        "status.show_status",
+        "status.show_tier_status",
         (argument("--watch", action="store_true", help=f"show it again every {WATCH_SECONDS} s, until Ctrl-C"),),
     ),
     Command(
@@ -209,7 +209,7 @@ COMMANDS = (
     Command(
         "recompact",
         "compact whole partitions from the log's start, as a Spark job",
-        "recompact.recompact_topics_command",
+        "recompact.recompact_topics_with_spark_command",
         (
             PARTITIONS_ARGUMENT,
             CLOCK_OPTION,
@@ -304,7 +304,7 @@ COMMANDS = (
                 "generations.list_generations_command",
                 (TOPICS_OPTION,),
             ),
-            Command("retire", "delete superseded generations", "generations.delete_generations_command", (TOPICS_OPTION, DRY_RUN_OPTION)),
+            Command("retire", "delete superseded generations", "generations.delete_pinterest_generations", (TOPICS_OPTION, DRY_RUN_OPTION)),
         ),
     ),
     Command(
@@ -313,9 +313,9 @@ COMMANDS = (
         "",
         (),
         (
-            Command("write", "bring outputs up to the published view", "outputs.update_view_outputs_command", (PARTITIONS_ARGUMENT,)),
+            Command("write", "bring outputs up to the published view", "outputs.update_compacted_view_outputs", (PARTITIONS_ARGUMENT,)),
             Command(
-                "list", "list Iceberg tables with their lag, files and snapshots", "outputs.list_tables_command", (PARTITIONS_ARGUMENT,)
+                "list", "list Iceberg tables with their lag, files and snapshots", "outputs.list_iceberg_tables", (PARTITIONS_ARGUMENT,)
             ),
         ),
     ),
@@ -407,13 +407,13 @@ COMMANDS = (
             Command(
                 "find",
                 "list objects that no metadata names, and delete nothing",
-                "orphans.find_orphans_command",
+                "orphans.find_orphaned_objects_command",
                 (PARTITIONS_ARGUMENT, argument("--to", metavar="FILE", type=Path, help="write the list there, for `orphans purge`")),
             ),
             Command(
                 "purge",
                 "delete the listed objects that are still orphans",
-                "orphans.purge_orphans_command",
+                "orphans.purge_orphaned_objects_command",
                 (argument("file", metavar="FILE", type=Path), DRY_RUN_OPTION, REASON_OPTION),
             ),
         ),
@@ -427,13 +427,13 @@ COMMANDS = (
             Command(
                 "list",
                 "list cleaner offsets and leaders of all partitions, or the content of a checkpoint file of Kafka's",
-                "checkpoints.list_checkpoints",
+                "checkpoints.list_partition_checkpoints",
                 (argument("targets", nargs="*", metavar="TOPIC-PARTITION|FILE", help=f"default: all partitions of the tier; {FILE_HELP}"),),
             ),
             Command(
                 "show",
                 "show one partition: cleaner offsets, lease, fenced records",
-                "checkpoints.show_checkpoint",
+                "checkpoints.show_partition_checkpoint",
                 (argument("target", metavar="TOPIC-PARTITION|FILE", help=FILE_HELP),),
             ),
             Command(
@@ -457,7 +457,7 @@ COMMANDS = (
             Command(
                 "verify",
                 "check cleaner offsets against rules and segments, and the control log for gaps",
-                "checkpoints.verify_checkpoints",
+                "checkpoints.verify_control_logs_command",
                 (PARTITIONS_ARGUMENT,),
             ),
         ),
@@ -468,8 +468,8 @@ COMMANDS = (
         "",
         (),
         (
-            Command("list", "list the remembered rounds, oldest first", "runs.list_runs", (PARTITIONS_ARGUMENT,)),
-            Command("show", "show one round", "runs.show_run", (RUN_ARGUMENT,)),
+            Command("list", "list the remembered rounds, oldest first", "runs.list_compaction_runs", (PARTITIONS_ARGUMENT,)),
+            Command("show", "show one round", "runs.show_compaction_run", (RUN_ARGUMENT,)),
         ),
     ),
     Command(
@@ -485,7 +485,7 @@ COMMANDS = (
     Command(
         "explain",
         "explain why a partition is not cleaned, or what happened to a key or an offset",
-        "explain.print_explanation",
+        "explain.print_partition_explanation",
         (
             PARTITION_OR_TOPIC_ARGUMENT,
             exclusive_arguments(
@@ -568,7 +568,7 @@ COMMANDS = (
             ),
         ),
     ),
-    Command("agent", "run beside a broker and upload sealed segments of the partitions that it leads", "agent.run_agent"),
+    Command("agent", "run beside a broker and upload sealed segments of the partitions that it leads", "agent.run_upload_agent"),
     Command(
         "config",
         "show the settings in force, or check that they work",

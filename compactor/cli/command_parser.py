@@ -180,7 +180,7 @@ def whole_number_parser(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], 
     offsets, bytes and milliseconds.
     """
 
-    def parse_number(text: str) -> int:
+    def parse_whole_number_in_range(text: str) -> int:
         try:
             number = int(text)
         except ValueError:
@@ -189,7 +189,7 @@ def whole_number_parser(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], 
             raise argparse.ArgumentTypeError(f"{number} is not from {low} to {high}")
         return number
 
-    return parse_number
+    return parse_whole_number_in_range
 
 
 def parse_byte_count(text: str) -> int:

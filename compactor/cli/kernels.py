@@ -5,7 +5,7 @@ from __future__ import annotations
 from compactor.cli.output import Output
 
 
-def compile_kernels(out: Output, *, load_into_process: bool = False) -> None:
+def compile_numba_kernels(out: Output, *, load_into_process: bool = False) -> None:
     """Compile all numba kernels, with a note to the user, if the cache on disk does not hold them yet.
 
     :param load_into_process: also load them into this process, whether or not they were in the cache.

@@ -17,11 +17,11 @@ from typing import NoReturn
 from compactor import __commit__, __version__
 from compactor.cli.arguments import COMMANDS
 from compactor.cli.command_parser import DEBUG, CommandFunction, Parser, as_compactor_error, is_json_requested, move_common_options_to_end
-from compactor.cli.lines import NoteFunction, StderrLineFormat, StderrNoteLogHandler
+from compactor.cli.lines import NotePrinter, StderrLineFormat, StderrNoteLogHandler
 from compactor.cli.output import Output
 from compactor.errors import ExitCode
 
-SERVICES = ("daemon.run_daemon", "agent.run_agent")
+SERVICES = ("daemon.run_daemon", "agent.run_upload_agent")
 """Functions of commands that run until they are stopped. Their lines on stderr carry time and level."""
 
 
@@ -50,10 +50,10 @@ def _run_command(arguments: list[str]) -> ExitCode:
     """Parse the arguments, run the command, and return the exit code."""
     out = Output("table")
 
-    def current_note_function() -> NoteFunction:
+    def current_note_printer() -> NotePrinter:
         return out.print_note
 
-    remarks = StderrNoteLogHandler(current_note_function)
+    remarks = StderrNoteLogHandler(current_note_printer)
     if is_json_requested(arguments):
         out = Output("json")
     try:
@@ -94,7 +94,7 @@ class Terminated(KeyboardInterrupt):
     """
 
 
-class Interrupted(KeyboardInterrupt):
+class InterruptedByCtrlC(KeyboardInterrupt):
     """Raised by Ctrl-C. It is a class of its own, because Python loses the exit code of a plain KeyboardInterrupt that passed through
     ``exec``, even if it was caught.
     """
@@ -113,10 +113,10 @@ def _signals_as_exceptions() -> Iterator[None]:
         raise Terminated
 
     def raise_interrupted(number: int, frame: object) -> NoReturn:
-        raise Interrupted
+        raise InterruptedByCtrlC
 
     def resend_dropped_signal(dropped: sys.UnraisableHookArgs) -> None:
-        number = signal.SIGTERM if dropped.exc_type is Terminated else signal.SIGINT if dropped.exc_type is Interrupted else None
+        number = signal.SIGTERM if dropped.exc_type is Terminated else signal.SIGINT if dropped.exc_type is InterruptedByCtrlC else None
         if number is None or threading.current_thread() is not threading.main_thread():
             hook(dropped)
             return

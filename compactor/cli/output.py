@@ -110,7 +110,7 @@ class Output:
                     self._stdout.write(_wrap_for_terminal(line, self._stdout) + "\n")
             self._stdout.flush()
         except BrokenPipeError:
-            self._drop_output_of_gone_reader()
+            self._discard_output_after_broken_pipe()
 
     def print_error_document(self, error: CompactorError) -> None:
         """Print the document of a command that failed before it had a result: ``error`` with kind, message, hint and exit_code. Only for
@@ -132,7 +132,7 @@ class Output:
                     raw.write(part)
             self._stdout.flush()
         except BrokenPipeError:
-            self._drop_output_of_gone_reader()
+            self._discard_output_after_broken_pipe()
 
     def terminal_width(self) -> int | None:
         """Return the number of columns of the terminal that stdout is, or None if it is not a terminal."""
@@ -150,7 +150,7 @@ class Output:
             if time.monotonic() < self._next_transient_line:
                 return
             self._next_transient_line = time.monotonic() + _TRANSIENT_LINE_SECONDS
-        text = self.lines.format_line(text, level, fields or {}, time.gmtime())
+        text = self.lines.format_stderr_line(text, level, fields or {}, time.gmtime())
         self._end_transient_line(CLEAR_LINE)
         self._has_transient_line = transient and width is not None and not self.lines.as_json
         if self._has_transient_line and width:
@@ -160,7 +160,7 @@ class Output:
             self._stderr.flush()
             return
         text = text if self.lines.as_json else _wrap_for_terminal(text, self._stderr)
-        if self._meter is None or not self._meter.print_above_bar(text):
+        if self._meter is None or not self._meter.print_above_progress_bar(text):
             _write_line(self._stderr, text)
 
     def _end_transient_line(self, ending: str) -> None:
@@ -190,9 +190,9 @@ class Output:
         try:
             self._stdout.flush()
         except BrokenPipeError:
-            self._drop_output_of_gone_reader()
+            self._discard_output_after_broken_pipe()
 
-    def _drop_output_of_gone_reader(self) -> None:
+    def _discard_output_after_broken_pipe(self) -> None:
         """Direct stdout to /dev/null because its reader has closed the pipe."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._stdout.fileno())
 
@@ -236,7 +236,7 @@ class Progress:
         """Add ``amount`` to the work that is done, and update the display if its last update is old enough."""
         with self._lock:
             self.done += amount
-            self._update_display()
+            self._update_progress_display()
 
     def begin_part_of_same_total(self, title: str, done: int | None = None) -> None:
         """Show another title for the next part of the work. The total stays the same.
@@ -245,15 +245,15 @@ class Progress:
         """
         with self._lock:
             self.title, self.done = title, self.done if done is None else done
-            self._update_display()
+            self._update_progress_display()
 
     def begin_step_with_new_total(self, title: str, total: int | None = None) -> None:
         """Show another title and total for the next step of the work. The amount done starts again at 0. ``total``: None if unknown."""
         with self._lock:
             self.title, self.total, self.done = title, total, 0
-            self._update_display()
+            self._update_progress_display()
 
-    def print_above_bar(self, text: str) -> bool:
+    def print_above_progress_bar(self, text: str) -> bool:
         """Print a remark above the progress bar and return True. If no bar is drawn, print nothing and return False."""
         with self._lock:
             if self._bar is not None:
@@ -268,7 +268,7 @@ class Progress:
             elif self._shown:
                 self._write_progress_line()
 
-    def _update_display(self) -> None:
+    def _update_progress_display(self) -> None:
         """Draw the progress bar or write a line of progress, unless the last one is too recent or the work began less than two seconds
         ago.
         """
@@ -298,7 +298,9 @@ class Progress:
         task = self._bar.task_ids[0]
         self._bar.tasks[0].total = self.total  # ``update`` takes None for no change
         share = f"{100 * self._done_amount_capped_at_total() // self.total}% " if self.total else ""
-        self._bar.update(task, description=self.title, completed=self._done_amount_capped_at_total(), amount=share + self._format_amount())
+        self._bar.update(
+            task, description=self.title, completed=self._done_amount_capped_at_total(), amount=share + self._format_done_amount()
+        )
 
     def _write_progress_line(self) -> None:
         """Write the present progress as one line of text or JSON."""
@@ -308,7 +310,7 @@ class Progress:
             )
         else:
             share = f"{100 * self._done_amount_capped_at_total() // self.total} %, " if self.total else ""
-            amount = self._format_amount()
+            amount = self._format_done_amount()
             text = f"{self.title}: {share}{amount}" if amount else self.title
         _write_line(self._stderr, text)
 
@@ -316,7 +318,7 @@ class Progress:
         """Return the amount done, at most the total, which may be an estimate."""
         return self.done if self.total is None else min(self.done, self.total)
 
-    def _format_amount(self) -> str:
+    def _format_done_amount(self) -> str:
         """Return the amount done as text; empty for work without a number."""
         if self.total is None and not self.done and not self.unit:
             return ""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from compactor.cli.output import Table, format_size
-from compactor.profiling import CostRecorder, StageCost, record_costs
+from compactor.profiling import StageCost, StageCostRecorder, record_costs
 
 
 class CommandProfile:
@@ -27,7 +27,7 @@ class CommandProfile:
         if not self._asked:
             yield
             return
-        recorder = CostRecorder(time.thread_time, time.perf_counter)
+        recorder = StageCostRecorder(time.thread_time, time.perf_counter)
         cpu, wall = time.process_time(), time.perf_counter()
         with record_costs(recorder):
             yield
@@ -39,13 +39,13 @@ class CommandProfile:
             "total": total,
         }
 
-    def costs_document(self) -> list[dict[str, object]] | None:
+    def stage_costs_document(self) -> list[dict[str, object]] | None:
         """Return the costs of each stage for JSON output; None without ``--profile``, an empty list if no costs were recorded."""
         rows = self._costs.items()
         reported = [{"stage": name, "cpu": round(cost.cpu, 6), "seconds": round(cost.wall, 6), "bytes": cost.bytes} for name, cost in rows]
         return reported if self._asked else None
 
-    def cost_tables(self) -> list[Table]:
+    def stage_cost_tables(self) -> list[Table]:
         """Return a list with one table of the stages that cost anything; an empty list without ``--profile``."""
         rows = [
             (name, f"{cost.cpu:.3f}", f"{cost.wall:.3f}" if cost.wall else None, format_size(cost.bytes) if cost.bytes else None)

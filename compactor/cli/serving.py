@@ -78,7 +78,7 @@ def run_service(
     while thread.is_alive():
         came = signal.sigtimedwait(MEANT, 1)
         if time.monotonic() - given_back > GIVE_BACK_S:
-            allocator.release_free_memory()
+            allocator.return_free_memory_to_system()
             given_back = time.monotonic()
         if came is not None and came.si_signo in ENDING:
             break

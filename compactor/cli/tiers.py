@@ -57,9 +57,9 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
 
         tier = replace(tier, engines=SparkEngineFactory())
     if writing_command in ("run", "daemon"):
-        from compactor.spark.round.child import SparkChild
+        from compactor.spark.round.child import SparkChildRoundRunner
 
-        tier = replace(tier, remote_rounds=SparkChild())
+        tier = replace(tier, remote_rounds=SparkChildRoundRunner())
     return tier
 
 
@@ -206,7 +206,7 @@ def print_findings(findings: Sequence[Any], out: Output, summary_without_errors:
     table = Table("", columns, [(*row[:3], count, *row[3:]) for row, count in rows.items()], minor=("count",), below=4)
     summary = count_noun(errors, "problem") if errors else summary_without_errors
     out.print_result(
-        {"ok": not errors, "problems": [report_document(one) for one in findings]}, *([table] if rows else []), summary=summary
+        {"ok": not errors, "problems": [json_document_of_report(one) for one in findings]}, *([table] if rows else []), summary=summary
     )
     return BadData.exit_code if errors else 0
 
@@ -225,12 +225,12 @@ def rounds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         moved = (format_size(row.get("bytes_read")), format_size(row.get("bytes_written")) + by_the_store)
         records = (row.get("records_read"), row.get("records_kept"))
         took = format_duration(1000 * row["seconds"]) if segments or row["seconds"] else ""
-        cells.append((partition_text_of_row(row), row["status"], segments, *records, *moved, row.get("next_dirty_offset"), took))
+        cells.append((partition_name_of_row(row), row["status"], segments, *records, *moved, row.get("next_dirty_offset"), took))
     columns = ("partition", "status", "segments", "records", "kept", "read", "written", "next dirty", "took")
     return Table("", columns, cells, minor=("next dirty", "segments", "records", "kept", "read"))
 
 
-def partition_text_of_row(row: Mapping[str, Any]) -> str:
+def partition_name_of_row(row: Mapping[str, Any]) -> str:
     """Return the name of the partition that a JSON row is about, such as ``orders-0``; ``orders-0~2`` for the second topic of that name."""
     return str(partition_of_incarnation(row["topic"], row["partition"], row["incarnation"]))
 
@@ -242,7 +242,7 @@ def partition_name_fields(partition: TopicPartition) -> dict[str, Any]:
     return {"topic": partition.topic, "partition": partition.partition, "incarnation": partition.incarnation}
 
 
-def report_document(report: Any) -> dict[str, Any]:
+def json_document_of_report(report: Any) -> dict[str, Any]:
     """Return a report (a dataclass) as a dictionary for JSON output."""
     return asdict(report)
 

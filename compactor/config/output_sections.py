@@ -76,7 +76,7 @@ class IcebergSettings(SettingsSection):
     topics: Annotated[dict[str, IcebergTableSettings], BeforeValidator(_validate_iceberg_topics)] = {}
 
     @model_validator(mode="after")
-    def _check_every_table_has_catalog(self) -> Self:
+    def _require_catalog_for_every_table(self) -> Self:
         for pattern, own in self.topics.items():
             if not (own.catalog or self.catalog):
                 raise ValueError(f'no catalog is set for the table of {json.dumps(pattern)}, for example {{type = "sql", uri = ...}}')

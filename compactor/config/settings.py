@@ -78,7 +78,7 @@ def _validate_listen_address(listen: str) -> str:
     return listen
 
 
-def _validate_not_empty(text: str) -> str:
+def _validate_text_not_empty(text: str) -> str:
     if not text.strip():
         raise ValueError("it must not be empty")
     return text
@@ -91,7 +91,7 @@ def _validate_spark_properties(properties: dict[str, str | bool | int | float]) 
     return properties
 
 
-def _validate_key_pairs(files: dict[str, str]) -> dict[str, str]:
+def _validate_encryption_key_pairs(files: dict[str, str]) -> dict[str, str]:
     for name, file in files.items():
         if not name or ":" in name or not file:
             raise ValueError('for each pair a name without a colon and the PEM file of its private key, {key1 = "/etc/keys/key1.pem"}')
@@ -104,7 +104,7 @@ class AivenSettings(SettingsSection):
     """
 
     key_prefix: str = ""
-    key_pairs: Annotated[dict[str, str], AfterValidator(_validate_key_pairs)] = {}
+    key_pairs: Annotated[dict[str, str], AfterValidator(_validate_encryption_key_pairs)] = {}
     active_key_pair: str = ""
     chunk_size: int = Field(4 << 20, ge=1, le=2**30 - 1)
     compression: Literal["none", "zstd", "heuristic"] = "none"
@@ -112,7 +112,7 @@ class AivenSettings(SettingsSection):
     storage_class: Annotated[str, AfterValidator(validate_storage_class)] = ""
 
     @model_validator(mode="after")
-    def _require_active_key_pair_is_configured(self) -> Self:
+    def _require_active_encryption_key_pair(self) -> Self:
         if self.active_key_pair and self.active_key_pair not in self.key_pairs:
             raise ValueError(f"active_key_pair is {json.dumps(self.active_key_pair)}, which is not among key_pairs")
         return self
@@ -152,7 +152,7 @@ class TierSettings(SettingsSection):
     layout: Literal["native", "kafka-local", "aiven", "pinterest"] = "native"
     key_entropy_bits: int = Field(0, ge=0, le=32)
     control_url: Annotated[str, AfterValidator(_validate_store_url)] = ""
-    state_dir: Annotated[str, AfterValidator(_validate_not_empty)] = "/var/lib/tiered-compactor"
+    state_dir: Annotated[str, AfterValidator(_validate_text_not_empty)] = "/var/lib/tiered-compactor"
     on_topic_deletion: Literal["keep", "delete"] = "keep"
     deleted_topic_retention_ms: Milliseconds = 604_800_000
     aiven: AivenSettings = AivenSettings()
@@ -163,9 +163,9 @@ class KafkaSettings(SettingsSection):
     """[kafka]: how brokers are reached and which topics are compacted, for ``kind = "kafka"``."""
 
     bootstrap_servers: str = "127.0.0.1:9092"
-    topics: Annotated[tuple[Annotated[str, AfterValidator(_validate_not_empty)], ...], AfterValidator(validate_regular_expressions)] = (
-        Field((), strict=False)
-    )
+    topics: Annotated[
+        tuple[Annotated[str, AfterValidator(_validate_text_not_empty)], ...], AfterValidator(validate_regular_expressions)
+    ] = Field((), strict=False)
     properties: dict[str, str | bool | int | float] = {}
 
     @property
@@ -196,7 +196,7 @@ class CleanerSettings(SettingsSection):
     bloom_false_positive_rate: float = Field(0.01, ge=1e-6, le=0.5)
     bloom_max_bytes: int = Field(0, ge=0, le=_MAX_BYTES)
     splice: bool = True
-    local_log_dirs: tuple[Annotated[str, AfterValidator(_validate_not_empty)], ...] = Field((), strict=False)
+    local_log_dirs: tuple[Annotated[str, AfterValidator(_validate_text_not_empty)], ...] = Field((), strict=False)
     cleanup_policy: Literal["compact", "delete", "compact,delete"] = "compact"
     retention_ms: int = Field(-1, ge=-1, le=MAX_MS)
     retention_bytes: int = Field(-1, ge=-1, le=_MAX_BYTES)
@@ -274,10 +274,10 @@ class AgentSettings(SettingsSection):
 
     listen: Annotated[str, AfterValidator(_validate_listen_address)] = "127.0.0.1:8081"
     runbook_url: Annotated[str, AfterValidator(_validate_web_address)] = ""
-    log_dirs: tuple[Annotated[str, AfterValidator(_validate_not_empty)], ...] = Field((), strict=False)
-    topics: Annotated[tuple[Annotated[str, AfterValidator(_validate_not_empty)], ...], AfterValidator(validate_regular_expressions)] = (
-        Field((), strict=False)
-    )
+    log_dirs: tuple[Annotated[str, AfterValidator(_validate_text_not_empty)], ...] = Field((), strict=False)
+    topics: Annotated[
+        tuple[Annotated[str, AfterValidator(_validate_text_not_empty)], ...], AfterValidator(validate_regular_expressions)
+    ] = Field((), strict=False)
     interval_ms: int = Field(5_000, ge=100, le=MAX_MS)
     allow_gaps: bool = False
     accept_truncation: bool = False
@@ -286,7 +286,7 @@ class AgentSettings(SettingsSection):
 class SparkSettings(SettingsSection):
     """[spark]: settings of the `spark` map engine and of the `recompact` command."""
 
-    master: Annotated[str, AfterValidator(_validate_not_empty)] = "local[*]"
+    master: Annotated[str, AfterValidator(_validate_text_not_empty)] = "local[*]"
     above_bytes: int = Field(0, ge=0, le=_MAX_BYTES)
     idle_ms: int = Field(600_000, ge=1_000, le=MAX_MS)
     partitions: int = Field(0, ge=0, le=1_000_000)
@@ -335,7 +335,7 @@ class Settings(StrictFrozenModel):
         pattern = self.matching_topic_pattern(topic)
         cleaner = self.cleaner if pattern is None else self.topics[pattern]
         message = {ours: (topic_settings or {})[theirs] for theirs, ours in TOPIC_POLICY.items() if theirs in (topic_settings or {})}
-        own = {key: value for key, value in message.items() if pattern is None or key not in self.overridden_keys(pattern)}
+        own = {key: value for key, value in message.items() if pattern is None or key not in self.overridden_setting_names(pattern)}
         if not own:
             return cleaner
         try:
@@ -356,7 +356,7 @@ class Settings(StrictFrozenModel):
         :param topic_settings: settings of the topic in Kafka, by Kafka's names.
         """
         pattern = self.matching_topic_pattern(topic)
-        if pattern is not None and key in self.overridden_keys(pattern):
+        if pattern is not None and key in self.overridden_setting_names(pattern):
             return f"{self.source_of_setting(topic_override_key(pattern, key))}, [topics.{json.dumps(pattern)}]"
         if any(ours == key and theirs in topic_settings for theirs, ours in TOPIC_POLICY.items()):
             return f"topic {topic}"
@@ -371,7 +371,7 @@ class Settings(StrictFrozenModel):
         """Return where a setting such as ``topics."orders-.*".bloom`` is set: a file, an environment variable, or ``default``."""
         return self._sources.get(key, "default")
 
-    def overridden_keys(self, pattern: str) -> list[str]:
+    def overridden_setting_names(self, pattern: str) -> list[str]:
         """Return the names of the settings that the [topics] table with this pattern sets."""
         return [name for name in CleanerSettings.model_fields if topic_override_key(pattern, name) in self._sources]
 
@@ -420,7 +420,7 @@ def load_settings(file: str | None = None, environ: Mapping[str, str] | None = N
     if path is not None:
         raw.add_values_of_config_file(path)
     raw.add_values_of_environment(environ)
-    return raw.validate()
+    return raw.validate_all_sections()
 
 
 def _find_config_file(file: str | None, environ: Mapping[str, str]) -> Path | None:
@@ -451,7 +451,7 @@ class _UncheckedSettings:
             if section != "topics" and section not in SECTION_TYPES:
                 if isinstance(table, dict):
                     raise _unknown_section_error(f"{path}: unknown section [{section}]", section)
-                raise _unknown_key_error(f"{path}: unknown key {section}", section)
+                raise _unknown_setting_error(f"{path}: unknown key {section}", section)
             if not isinstance(table, dict):
                 raise UsageError(f"{path}: {section} is a section", hint=f"Write [{section}] and its keys below")
             if section == "topics":
@@ -461,7 +461,9 @@ class _UncheckedSettings:
 
     def add_values_of_section_table(self, section: str, table: Mapping[str, Any], path: Path) -> None:
         inner = {f"{section}.{key}": value for key, value in table.items() if f"{section}.{key}" in SECTION_TYPES}
-        self._add_values(section, {key: value for key, value in table.items() if f"{section}.{key}" not in SECTION_TYPES}, str(path))
+        self._add_section_values(
+            section, {key: value for key, value in table.items() if f"{section}.{key}" not in SECTION_TYPES}, str(path)
+        )
         for name, value in inner.items():
             if not isinstance(value, dict):
                 raise UsageError(f"{path}: {name} is a section", hint=f"Write [{name}] and its keys below")
@@ -485,19 +487,19 @@ class _UncheckedSettings:
                     raise UsageError(f"{variable} is not a TOML table", hint='For example {"orders-.*" = {delete_retention_ms = 0}}')
                 self.add_topic_overrides(table, variable)
             elif section not in SECTION_TYPES or key not in setting_keys(SECTION_TYPES[section]):
-                raise _unknown_key_error(
+                raise _unknown_setting_error(
                     f"unknown environment variable {variable}", key or section, environment_variable_name, within=section
                 )
             else:
                 text = environ[variable]
-                self._add_values(
+                self._add_section_values(
                     section, {key: text if is_text_setting(SECTION_TYPES[section].model_fields[key]) else parse_toml_value(text)}, variable
                 )
 
-    def _add_values(self, section: str, table: Mapping[str, Any], source: str) -> None:
+    def _add_section_values(self, section: str, table: Mapping[str, Any], source: str) -> None:
         for key, value in table.items():
             if key not in setting_keys(SECTION_TYPES[section]):
-                raise _unknown_key_error(f"{source}: unknown key {key} in [{section}]", key, within=section)
+                raise _unknown_setting_error(f"{source}: unknown key {key} in [{section}]", key, within=section)
             self.values[section][key] = value
             self.sources[f"{section}.{key}"] = source
 
@@ -515,11 +517,11 @@ class _UncheckedSettings:
                 raise UsageError(f"{where} is not a table", hint="Write the overridden keys of [cleaner] below it")
             for key in table:
                 if key not in CleanerSettings.model_fields:
-                    raise _unknown_key_error(f"{where}: unknown key {key}", key, within="cleaner")
+                    raise _unknown_setting_error(f"{where}: unknown key {key}", key, within="cleaner")
                 self.sources[topic_override_key(pattern, key)] = source
             self.topics[pattern] = dict(table)
 
-    def validate(self) -> Settings:
+    def validate_all_sections(self) -> Settings:
         sections: dict[str, Any] = {}
         for name in sorted(SECTION_TYPES, key=lambda name: -name.count(".")):
             inside = {inner.rpartition(".")[2]: section for inner, section in sections.items() if inner.rpartition(".")[0] == name}
@@ -579,7 +581,7 @@ def _all_section_and_key_pairs() -> Iterator[tuple[str, str]]:
             yield section, key
 
 
-def _unknown_key_error(
+def _unknown_setting_error(
     message: str, name: str, format_key: Callable[[str, str], str] = _format_setting_name, within: str = ""
 ) -> UsageError:
     """Return the error for an unknown setting or variable. Its hint names the most similar setting, preferably of section ``within``."""
@@ -595,4 +597,4 @@ def _unknown_key_error(
 def _unknown_section_error(message: str, name: str) -> UsageError:
     """Return the error for an unknown section. Its hint names the most similar known section."""
     near = difflib.get_close_matches(name, [*SECTION_TYPES, "topics"], n=1)
-    return UsageError(message, hint=f"Did you mean [{near[0]}]?") if near else _unknown_key_error(message, name)
+    return UsageError(message, hint=f"Did you mean [{near[0]}]?") if near else _unknown_setting_error(message, name)

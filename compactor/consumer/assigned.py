@@ -42,7 +42,7 @@ class AssignedPartition:
         another log, that log is compared with this history.
         """
         if self.log is not None:
-            return replace(self.log.history_below_offset(self.position), topic_id=self.topic_id)
+            return replace(self.log.consumed_history_below_offset(self.position), topic_id=self.topic_id)
         epochs = (*self.epochs[:-1], LeaderEpochEnd(self.epochs[-1].epoch, self.position)) if self.epochs else ()
         return ConsumedLogHistory(self.topic_id, epochs, self.position)
 
@@ -61,7 +61,7 @@ class AssignedPartition:
             self.epochs = (*self.consumed_history.epochs, LeaderEpochEnd(epoch, offset + 1))
         self.position, self.is_reported = offset + 1, False
 
-    def move_position_to_end_of(self, history: ConsumedLogHistory) -> None:
+    def move_position_to_end_of_history(self, history: ConsumedLogHistory) -> None:
         """Set position, topic id and leader epochs to those at the end of ``history``."""
         self.position, self.topic_id, self.epochs, self.log = history.end, history.topic_id, history.epochs, None
         self.is_view_done, self.is_reported, self.broker_start = True, False, -1

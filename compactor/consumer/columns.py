@@ -46,7 +46,7 @@ def _arrow_column(selection: SelectedRecords, field: pa.Field, topic: str, parti
         case "value":
             return to_arrow_binary_column(copy_byte_strings(selection.chunk.buf, rows.value_start, rows.value_length, picked))
         case "headers":
-            return _header_column(selection, field.type)
+            return _record_header_column(selection, field.type)
         case "topic":
             return pa.repeat(pa.scalar(topic, pa.string()), len(picked))
         case "partition":
@@ -84,7 +84,7 @@ def _arrow_validity_bitmap(is_valid: Flags) -> pa.Buffer | None:
     return None if is_valid.all() else pa.py_buffer(np.packbits(is_valid, bitorder="little"))
 
 
-def _header_column(selection: SelectedRecords, column_type: pa.DataType) -> pa.Array:
+def _record_header_column(selection: SelectedRecords, column_type: pa.DataType) -> pa.Array:
     """Return the record headers of the selected records as an Arrow column of this list type; null for records without headers, as in
     Spark's own Kafka source.
     """

@@ -57,7 +57,7 @@ class PrefetchedRecords:
 
 
 @dataclass(frozen=True)
-class PartitionReadToEndItem:
+class PartitionPrefetchEnd:
     """Last item that a TierPrefetcher queues for a partition after it has read all readable records, or those up to the requested end.
 
     offset: offset after the last one that was read. It is less than ``end`` if a transaction is open at the tier's end or an earlier end
@@ -76,19 +76,19 @@ class PartitionReadToEndItem:
 
 
 @dataclass(frozen=True)
-class PartitionReadFailedItem:
+class PartitionPrefetchFailure:
     """Last item that a TierPrefetcher queues for a partition that it could not read, with the error."""
 
     partition: TopicPartition
     error: Exception
 
 
-PrefetchedItem = PrefetchedRecords | PartitionReadToEndItem | PartitionReadFailedItem
+PrefetchedItem = PrefetchedRecords | PartitionPrefetchEnd | PartitionPrefetchFailure
 
 
 class TierPrefetcher:
     """Prefetcher that reads several partitions of a tier in its own threads, and queues their records. The last item of each partition is
-    PartitionReadToEndItem or PartitionReadFailedItem; then the partition can be started again.
+    PartitionPrefetchEnd or PartitionPrefetchFailure; then the partition can be started again.
 
     :param latest_only: of the records that the tier holds when a partition is started, read only the last one of each key; read all later
         records.
@@ -113,7 +113,7 @@ class TierPrefetcher:
         self._threads: list[threading.Thread] = []
 
     @property
-    def has_queued_items_or_running_reads(self) -> bool:
+    def may_return_more_items(self) -> bool:
         """Return whether items are waiting or partitions are being read."""
         with self._condition:
             return bool(self._reads or self._queue)
@@ -196,16 +196,16 @@ class TierPrefetcher:
                     return
                 turn = self._due_reads.popleft()
             try:
-                item: PrefetchedItem | None = self._queue_records_and_return_last_item(turn)
+                item: PrefetchedItem | None = self._prefetch_next_records(turn)
             except LogChanged:
                 self._requeue_partition(turn)  # the next turn compares what was read below its offset
                 continue
             except Exception as error:  # noqa: BLE001 - returned by next_prefetched_item
-                item = PartitionReadFailedItem(turn.partition, error)
+                item = PartitionPrefetchFailure(turn.partition, error)
             if item is not None:
                 self._enqueue_item_unless_stopped(turn, item, is_last=True)
 
-    def _queue_records_and_return_last_item(self, partition: PrefetchedPartition) -> PrefetchedItem | None:
+    def _prefetch_next_records(self, partition: PrefetchedPartition) -> PrefetchedItem | None:
         """Read up to TURN_BYTES of a partition and queue the records. Return the item that ends the partition, which the caller queues;
         None if more is to be read later, or if reading was stopped.
         """
@@ -214,14 +214,14 @@ class TierPrefetcher:
         log = log_identity(self._tier, state)
         read_until = partition.offset if partition.view_offsets is None else partition.view_end
         mismatch = find_log_mismatch(
-            partition.consumed_history if partition.log is None else partition.log.history_below_offset(read_until), log
+            partition.consumed_history if partition.log is None else partition.log.consumed_history_below_offset(read_until), log
         )
         if mismatch is not None:
-            return PartitionReadToEndItem(partition.partition, partition.offset, start, end, log, mismatch)
+            return PartitionPrefetchEnd(partition.partition, partition.offset, start, end, log, mismatch)
         partition.log = log
         bound = min(last_stable_offset(self._tier, state) if self._committed else end, partition.end_offset)
         if partition.offset >= bound or partition.offset < start:
-            return PartitionReadToEndItem(partition.partition, partition.offset, start, end, log)
+            return PartitionPrefetchEnd(partition.partition, partition.offset, start, end, log)
         if partition.view_end < 0:
             view = last_value_of_each_key_in_partition(
                 self._tier,
@@ -260,7 +260,7 @@ class TierPrefetcher:
         if partition.view_offsets is not None:
             self._requeue_partition(partition)
             return None
-        return PartitionReadToEndItem(partition.partition, bound, start, end, log)
+        return PartitionPrefetchEnd(partition.partition, bound, start, end, log)
 
     def _idle_threads_per_partition(self) -> int:
         """Return how many idle threads can prefetch for each partition that is being read, rounded down."""

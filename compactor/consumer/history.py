@@ -41,7 +41,7 @@ class ConsumedLogHistory:
         """Return the leader epoch of the last record that was read; None if unknown."""
         return self.epochs[-1].epoch if self.epochs else None
 
-    def history_below_offset(self, offset: int) -> ConsumedLogHistory:
+    def consumed_history_below_offset(self, offset: int) -> ConsumedLogHistory:
         """Return the part of this history below ``offset`` (exclusive)."""
         begun = sum(known.end < offset for known in self.epochs) + 1
         return ConsumedLogHistory(
@@ -62,7 +62,7 @@ class LogIdentity:
     lineage: Lineage = ()
     end: int = 0
 
-    def history_below_offset(self, offset: int) -> ConsumedLogHistory:
+    def consumed_history_below_offset(self, offset: int) -> ConsumedLogHistory:
         """Return the history that a reader has after reading this log up to ``offset`` (exclusive)."""
         begun = truncate_lineage_at(self.lineage, offset)
         ends = [*(entry.start_offset for entry in begun[1:]), offset]
@@ -89,7 +89,7 @@ def log_identity(tier: Tier, state: PartitionState) -> LogIdentity:
     return LogIdentity(state.topic_id or tier.metadata.topic_id(state.topic_partition), state.lineage, state.end_offset + 1)
 
 
-def history_of_restored_position(offset: int, leader_epoch: int | None, topic_id: str) -> ConsumedLogHistory:
+def consumed_history_before_position(offset: int, leader_epoch: int | None, topic_id: str) -> ConsumedLogHistory:
     """Return the history of a reader of which only a position is known, as after a restart.
 
     :param leader_epoch: epoch of the record before ``offset``; None or negative if unknown.
@@ -98,7 +98,7 @@ def history_of_restored_position(offset: int, leader_epoch: int | None, topic_id
     return ConsumedLogHistory(TopicId(topic_id), (LeaderEpochEnd(LeaderEpoch(leader_epoch or 0), offset),) if known else (), offset)
 
 
-def are_known_and_different_topic_ids(first_id: TopicId, second_id: TopicId) -> bool:
+def are_topic_ids_known_to_differ(first_id: TopicId, second_id: TopicId) -> bool:
     """Return whether two topic ids are known to differ. An empty id is unknown and differs from none."""
     return bool(first_id and second_id and first_id != second_id)
 
@@ -111,7 +111,7 @@ def find_log_mismatch(consumed_history: ConsumedLogHistory, log: LogIdentity) ->
     the end of the largest epoch that both have. In ``log``, an epoch ends where the next one begins (OffsetsForLeaderEpoch). The last epoch
     has no known end, because the tier ends earlier than the broker's log from which it is uploaded.
     """
-    if are_known_and_different_topic_ids(consumed_history.topic_id, log.topic_id):
+    if are_topic_ids_known_to_differ(consumed_history.topic_id, log.topic_id):
         return HistoryMismatchReason("topic")
     if not consumed_history.epochs or not log.lineage:
         return None
@@ -133,6 +133,6 @@ def first_diverging_offset(old_log: LogIdentity, new_log: LogIdentity, end_offse
     """Return the first offset below ``end_offset`` (exclusive) at which ``new_log`` holds other records than ``old_log``, or None if there
     is none.
     """
-    if are_known_and_different_topic_ids(old_log.topic_id, new_log.topic_id):
+    if are_topic_ids_known_to_differ(old_log.topic_id, new_log.topic_id):
         return 0
     return first_divergent_offset(old_log.lineage, end_offset, new_log.lineage, new_log.end)

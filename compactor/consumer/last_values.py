@@ -51,7 +51,7 @@ class LastValueOfEachKey:
     @property
     def next_place(self) -> Place:
         """Return ``next_offset`` as a Place, which also holds the log's topic id and the leader epoch of the record before it."""
-        read = self.log_identity.history_below_offset(self.next_offset)
+        read = self.log_identity.consumed_history_below_offset(self.next_offset)
         return Place(*self.extent.partition, self.next_offset, read.last_read_leader_epoch, read.topic_id)
 
     @property

@@ -163,7 +163,7 @@ class GroupMembership:
             self._hooks.drop_queued_records(partitions)
             self._commit_before_giving_up_partitions(partitions)
             if self._callbacks.on_revoke is not None:
-                self._callbacks.on_revoke(self._hooks.consumer, self._positions_of(partitions))
+                self._callbacks.on_revoke(self._hooks.consumer, self._positions_of_partitions(partitions))
         finally:
             self._remove_partitions(partitions)
 
@@ -172,11 +172,11 @@ class GroupMembership:
             self._hooks.drop_queued_records(partitions)
             callback = self._callbacks.on_lost or self._callbacks.on_revoke
             if callback is not None:
-                callback(self._hooks.consumer, self._positions_of(partitions))
+                callback(self._hooks.consumer, self._positions_of_partitions(partitions))
         finally:
             self._remove_partitions(partitions)
 
-    def _positions_of(self, partitions: Sequence[TopicPartition]) -> list[Place]:
+    def _positions_of_partitions(self, partitions: Sequence[TopicPartition]) -> list[Place]:
         """Return the positions of these partitions; a Place without an offset for partitions that have no position yet."""
         at = self._hooks.positions()
         return [Place(*name, *at[name]) if name in at else Place(*name) for name in partitions]

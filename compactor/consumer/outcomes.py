@@ -93,7 +93,7 @@ class TransactionOutcomeFinder:
         kinds[~(transactional & ~markers)] = UNDECIDED
         return kinds
 
-    def drop_markers_not_needed_before(self, piece: SegmentPiece) -> None:
+    def drop_markers_unneeded_before_piece(self, piece: SegmentPiece) -> None:
         """Drop transaction markers that a backward reader no longer needs when it goes on from this piece to the data before it. Of each
         producer that has markers in the piece, only its first marker there is kept.
         """
@@ -104,7 +104,7 @@ class TransactionOutcomeFinder:
         for batch in reversed(markers.tolist()):
             self._markers[int(table.producer_id[batch])] = deque([(int(table.last_offset[batch]), int(table.control[batch]))])
 
-    def drop_pieces_prefetched_for_markers(self) -> None:
+    def drop_pieces_prefetched_to_find_markers(self) -> None:
         """Drop the batches that were read in advance to find transaction markers, because a segment was replaced."""
         self._ahead = None
         self._held.clear()
@@ -130,7 +130,7 @@ class TransactionOutcomeFinder:
             if self._is_damaged_ahead:
                 return UNKNOWN
 
-    def record_lost_later_segment(self) -> None:
+    def mark_later_segment_as_lost(self) -> None:
         """Record that a segment after the current position is lost. Outcomes that depend on transaction markers in or after that segment
         are UNKNOWN until the reader has passed it.
         """
@@ -140,12 +140,12 @@ class TransactionOutcomeFinder:
         """Begin to search for transaction markers at the first batch after this piece; markers that were found before stay known."""
         self._is_damaged_ahead = False
         self._frontier = int(piece.source.table.last_offset[-1]) + 1
-        self._ahead = self._pieces_with_unread_markers(piece.metadata.id, piece.end_byte_position)
+        self._ahead = self._pieces_not_yet_searched_for_markers(piece.metadata.id, piece.end_byte_position)
 
     def _try_read_next_markers(self) -> bool:
         """Read the transaction markers of the next batches of the log and return True, or return False at the end of the log."""
         if self._ahead is None:
-            self._ahead = self._pieces_with_unread_markers("", 0)
+            self._ahead = self._pieces_not_yet_searched_for_markers("", 0)
         piece = next(self._ahead, None)
         if piece is None:
             return False
@@ -162,7 +162,7 @@ class TransactionOutcomeFinder:
             self._held[piece.metadata.id, piece.position] = piece
         return True
 
-    def _pieces_with_unread_markers(self, segment_id: str, position: int) -> Iterator[SegmentPiece]:
+    def _pieces_not_yet_searched_for_markers(self, segment_id: str, position: int) -> Iterator[SegmentPiece]:
         """Yield the pieces of the log, ascending, from the first offset whose transaction markers have not been read yet.
 
         :param segment_id: id of the segment that is read from byte ``position`` on; later segments are read from the first offset that is

@@ -139,7 +139,7 @@ class SegmentReader:
             buf = read_only_view(np.frombuffer(self._read_segment_file("log", position, length), np.uint8))
             if not len(buf):
                 raise BadData(f"the object ends at byte {position}, {left} bytes early", segment=key, hint="It was changed. Run `verify`")
-            whole, needed = end_of_whole_batches_and_size_of_cut_batch(buf)
+            whole, needed = position_and_size_of_cut_off_batch(buf)
             if whole or length >= left:
                 break
             length = min(left, max(needed, length * 2))
@@ -318,7 +318,7 @@ def _error_with_shifted_position(error: BadData, shift_bytes: int) -> BadData:
 
 
 @kernel
-def end_of_whole_batches_and_size_of_cut_batch(buf: Bytes) -> PositionAndSize:
+def position_and_size_of_cut_off_batch(buf: Bytes) -> PositionAndSize:
     """Return two values: the byte position after the last whole batch in ``buf``, and the full size in bytes of the batch that is cut off
     there. The size is 0 if no batch is cut off, or if not even its length field is complete.
     """

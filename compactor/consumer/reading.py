@@ -21,7 +21,7 @@ from bloom.siphash import nonzero_32_bit_tag_of_key_hash, siphash128, siphash_ke
 from compactor.access.tier import Tier
 from compactor.cleaner.keys.disk_map import SEEN, DiskOffsetMap
 from compactor.cleaner.keys.key_set import KeyHashSet
-from compactor.cleaner.row_spool import hash_range_of_first_word
+from compactor.cleaner.row_spool import hash_range_number_of_first_word
 from compactor.config.units import format_size
 from compactor.consumer.damage import (
     UNDECIDABLE,
@@ -336,9 +336,9 @@ class OffsetRangeReader:
                 first = max(first, metadata.end_offset + 1)
             except SegmentGone as error:
                 try:
-                    retries = self._reread_log_and_return_retry_count(error, retries)
+                    retries = self._reread_log_after_missing_object(error, retries)
                 except BadData as damage_error:
-                    first = self._report_lost_segment_and_return_next_offset(error, damage_error, readers, first, last)
+                    first = self._report_or_raise_lost_segment(error, damage_error, readers, first, last)
                     retries = 0
                 if first < self._log_start:
                     raise LogBeginningDeleted(extent, self._log_start) from None
@@ -366,7 +366,7 @@ class OffsetRangeReader:
             raise damage.to_bad_data_error(self._extent.partition)
         self._on_damage(damage)
 
-    def _report_lost_segment_and_return_next_offset(
+    def _report_or_raise_lost_segment(
         self, gone: SegmentGone, error: BadData, readers: dict[str, SegmentReader], first_offset: int, last_offset: int
     ) -> NextOffset:
         """Report that an object of a live segment is lost, and return the offset at which reading continues. Raises BadData if damage is
@@ -375,7 +375,7 @@ class OffsetRangeReader:
         if isinstance(error, LogChanged):
             raise error
         if gone.metadata.start_offset > last_offset:  # it was to be read for transaction markers only
-            self._outcomes.record_lost_later_segment()
+            self._outcomes.mark_later_segment_as_lost()
             return first_offset
         reader = readers.get(gone.metadata.id)
         if reader is not None and not reader.is_segment_log_key(gone.key):
@@ -445,14 +445,14 @@ class OffsetRangeReader:
                     mine, damage = self._flag_readable_batches_and_list_damage(piece, extent.first, last)
                     for one in damage:
                         raise one.to_bad_data_error(extent.partition)
-                    self._outcomes.drop_markers_not_needed_before(piece)
+                    self._outcomes.drop_markers_unneeded_before_piece(piece)
                     for selection in self._scratch.parse_flagged_batches(piece, mine, self._wanted.inflate_limit, backwards=True):
                         yield selection, last
                     last, retries = min(last, int(piece.source.table.last_offset[0]) - 1), 0
                     if last < extent.first:
                         return
             except SegmentGone as error:
-                retries = self._reread_log_and_return_retry_count(error, retries)
+                retries = self._reread_log_after_missing_object(error, retries)
             else:
                 return
 
@@ -480,12 +480,12 @@ class OffsetRangeReader:
                 raise SegmentGone(piece.source.name, piece.metadata)
         return mine, unknown
 
-    def _reread_log_and_return_retry_count(self, error: SegmentGone, retries: int) -> RetryCount:
+    def _reread_log_after_missing_object(self, error: SegmentGone, retries: int) -> RetryCount:
         """Read the control log again after an object was missing, and return ``retries + 1``, the number of retries so far. Raises BadData
         if the segment is still live, or if ``retries`` has reached MAX_RETRIES.
         """
         self._segments = tuple(self._reread_live_segments_from(self._extent.first))
-        self._outcomes.drop_pieces_prefetched_for_markers()
+        self._outcomes.drop_pieces_prefetched_to_find_markers()
         if retries >= MAX_RETRIES or any(segment.id == error.metadata.id for segment in self._segments):
             raise error.to_bad_data_error() from None
         return retries + 1
@@ -529,7 +529,7 @@ def hash_keys_of_rows(
     """
     rows = selection.rows
     hashes, picked = np.empty((len(rows), 2), np.uint64), np.empty(len(rows), np.int64)
-    count = _hash_keys_backwards_and_return_count(
+    count = _hash_keys_from_last_row_to_first(
         selection.chunk.buf, rows.offset, rows.key_start, rows.key_length, first_offset, last_offset, *hash_key_halves,
         request.key_ranges, request.key_range, hashes, picked,
     )  # fmt: skip
@@ -578,7 +578,7 @@ class _KeySortDiskBudget:
 
 
 @kernel
-def _hash_keys_backwards_and_return_count(
+def _hash_keys_from_last_row_to_first(
     buf: Bytes, offsets: Int64s, key_start: Int64s, key_length: Int32s, first_offset: int, last_offset: int, k0: np.uint64, k1: np.uint64,
     range_count: int, wanted_range: int, out_hashes: Hashes, out_rows: Int64s,
 ) -> RowCount:  # fmt: skip
@@ -590,7 +590,10 @@ def _hash_keys_backwards_and_return_count(
     for row in range(offsets.size - 1, -1, -1):
         if key_length[row] >= 0 and first_offset <= offsets[row] <= last_offset:
             h0, h1 = siphash128(buf, key_start[row], key_length[row], k0, k1)
-            if range_count == 1 or hash_range_of_first_word(np.uint64(nonzero_32_bit_tag_of_key_hash(h0)), range_count) == wanted_range:
+            if (
+                range_count == 1
+                or hash_range_number_of_first_word(np.uint64(nonzero_32_bit_tag_of_key_hash(h0)), range_count) == wanted_range
+            ):
                 out_hashes[count, 0], out_hashes[count, 1], out_rows[count] = h0, h1, row
                 count += 1
     return count

@@ -79,7 +79,7 @@ def estimate_saving_from_samples(tier: Tier, state: PartitionState, sample_bytes
     if sample_bytes >= total:
         hashes, sizes = sample.read_key_hashes_and_sizes(live[0].start_offset, live[-1].end_offset)
         return CompactionSavingEstimate(round(_superseded_share_of_bytes(hashes, sizes) * total), 0, total, total)
-    first, newest_bytes = _first_offset_and_bytes_of_log_end(live, max(sample_bytes // 2, 1))
+    first, newest_bytes = _locate_log_tail(live, max(sample_bytes // 2, 1))
     hashes, sizes = sample.read_key_hashes_and_sizes(first, live[-1].end_offset)
     saved = _superseded_share_of_bytes(hashes, sizes) * newest_bytes
     older_bytes = total - newest_bytes
@@ -153,7 +153,7 @@ def _superseded_share_of_bytes(hashes: Hashes64, sizes: Sizes) -> float:
     return float(sizes[~survives].sum() / sizes.sum())
 
 
-def _first_offset_and_bytes_of_log_end(live_segments: Sequence[RemoteLogSegmentMetadata], wanted_bytes: int) -> FirstOffsetAndBytes:
+def _locate_log_tail(live_segments: Sequence[RemoteLogSegmentMetadata], wanted_bytes: int) -> FirstOffsetAndBytes:
     """Return two values for the last part of the log, of about ``wanted_bytes`` bytes: its first offset, and its size in bytes. The size is
     smaller than ``wanted_bytes`` if the whole log is.
     """

@@ -19,13 +19,13 @@ from compactor.access.tier import Tier
 from compactor.constants import EMPTY_TOPIC_ID, MAX_OFFSET, LeaderEpoch, TopicId
 from compactor.consumer.assigned import AssignedPartition
 from compactor.consumer.broker import BrokerClient, LogBounds
-from compactor.consumer.feed import PartitionReadFailedItem, PartitionReadToEndItem, PrefetchedItem, TierPrefetcher
+from compactor.consumer.feed import PartitionPrefetchEnd, PartitionPrefetchFailure, PrefetchedItem, TierPrefetcher
 from compactor.consumer.history import (
     ConsumedLogHistory,
     HistoryMismatchReason,
     LeaderEpochEnd,
-    are_known_and_different_topic_ids,
-    history_of_restored_position,
+    are_topic_ids_known_to_differ,
+    consumed_history_before_position,
 )
 from compactor.consumer.messages import (
     OFFSET_BEGINNING,
@@ -178,7 +178,7 @@ class TierAndBrokerReader:
         """
         offset = self._resolve_logical_offset(partition, place.offset)
         epoch = getattr(place, "leader_epoch", None) if offset == place.offset else None
-        read = history_of_restored_position(offset, epoch, getattr(place, "topic_id", ""))
+        read = consumed_history_before_position(offset, epoch, getattr(place, "topic_id", ""))
         return AssignedPartition(partition, offset, read.topic_id, read.epochs)
 
     def assign_partition_or_queue_error(self, partition: TopicPartition, place: HasTopicPartitionAndOffset) -> AssignedPartition:
@@ -188,10 +188,10 @@ class TierAndBrokerReader:
         try:
             return self.assigned_partition_at_position(partition, place)
         except UsageError as error:
-            self._queue_error(partition, OFFSET_INVALID, no_committed_offset_error(error.message))
+            self._queue_partition_error_message(partition, OFFSET_INVALID, no_committed_offset_error(error.message))
             return AssignedPartition(partition, OFFSET_INVALID, wake_s=NEVER_S, is_reported=True)
 
-    def partition_with_topic_id_to_read(self, partition: TopicPartition) -> TopicPartition:
+    def resolve_topic_id_of_partition(self, partition: TopicPartition) -> TopicPartition:
         """Return the partition with the topic id under which it is read: the configured id, or that of the latest topic of this name."""
         topic_id = TopicId(self.options.topic_ids.get(partition.topic, ""))
         if topic_id and partition not in self._chosen:
@@ -202,7 +202,7 @@ class TierAndBrokerReader:
         """Return the first offset that can be read, and the end offset (exclusive), of tier and broker together."""
         if self._broker is not None and self._mode == "kafka_only":
             return self._broker.log_bounds(partition)
-        state = self.tier.open_control_log_of_partition(self.partition_with_topic_id_to_read(partition)).refresh()
+        state = self.tier.open_control_log_of_partition(self.resolve_topic_id_of_partition(partition)).refresh()
         mine = LogBounds(self.tier.first_readable_offset(state), state.end_offset + 1)
         if self._broker is None:
             return mine
@@ -212,9 +212,7 @@ class TierAndBrokerReader:
     def offset_for_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the offset of the first record whose timestamp is ``timestamp_ms`` or later, or None if there is none."""
         offset = (
-            None
-            if self._mode == "kafka_only"
-            else offset_for_time(self.tier, self.partition_with_topic_id_to_read(partition), timestamp_ms)
+            None if self._mode == "kafka_only" else offset_for_time(self.tier, self.resolve_topic_id_of_partition(partition), timestamp_ms)
         )
         return self._broker.offset_for_time(partition, timestamp_ms) if offset is None and self._broker is not None else offset
 
@@ -243,7 +241,7 @@ class TierAndBrokerReader:
         item = self._feed.next_prefetched_item(0)
         if item is not None:
             self._queue_prefetched_item(item)
-        most = 0.0 if item is not None else BROKER_SLICE_S if self._feed.has_queued_items_or_running_reads else BROKER_WAIT_S
+        most = 0.0 if item is not None else BROKER_SLICE_S if self._feed.may_return_more_items else BROKER_WAIT_S
         fetched = self._broker.fetch_messages(MAX_FETCH, min(wait_s, most))
         self._queue_broker_messages(fetched.messages)
         self._lost += [*((name, None) for name in fetched.out_of_range), *fetched.truncated.items()]
@@ -259,24 +257,26 @@ class TierAndBrokerReader:
                 mine = [message for message in group if message.offset() >= at.position]
                 self.ready.append(ConsecutiveMessages(at, to_broker_messages(mine, at.topic_id), is_from_broker=True, epoch=epoch))
 
-    def _queue_error(self, partition: TopicPartition, offset: int, error: PartitionReadError, topic_id: TopicId = EMPTY_TOPIC_ID) -> None:
+    def _queue_partition_error_message(
+        self, partition: TopicPartition, offset: int, error: PartitionReadError, topic_id: TopicId = EMPTY_TOPIC_ID
+    ) -> None:
         """Queue a message that reports an error of a partition at this offset."""
         self.ready.append(ConsecutiveMessages(None, iter((TierMessage(*partition, offset, error=error, topic_id=topic_id),))))
 
     def _queue_prefetched_item(self, item: PrefetchedItem) -> None:
         """Queue the records of an item from the tier; after a partition's last item, decide where to continue. Raises the error of a
-        PartitionReadFailedItem.
+        PartitionPrefetchFailure.
         """
         at = self.assigned.get(item.partition)
         if at is None or at.source != "tier":
             return
-        if isinstance(item, PartitionReadToEndItem):
+        if isinstance(item, PartitionPrefetchEnd):
             self._schedule_partition_retry(at)  # retried if the broker does not answer
             if item.mismatch is not None:
                 self._continue_reading_after_log_mismatch(at, item, item.mismatch)
             else:
                 self._continue_reading_after_tier_end(at, item)
-        elif isinstance(item, PartitionReadFailedItem):
+        elif isinstance(item, PartitionPrefetchFailure):
             self._schedule_partition_retry(at)
             raise item.error
         else:
@@ -311,13 +311,13 @@ class TierAndBrokerReader:
             until = partition.broker_start if self._mode == "kafka_preferred" and partition.broker_start >= 0 else MAX_OFFSET
             self._feed.start_reading(
                 partition.partition,
-                self.partition_with_topic_id_to_read(partition.partition),
+                self.resolve_topic_id_of_partition(partition.partition),
                 partition.consumed_history,
                 ignore_latest_only=partition.is_view_done,
                 end_offset=until,
             )
 
-    def _continue_reading_after_tier_end(self, partition: AssignedPartition, item: PartitionReadToEndItem) -> None:
+    def _continue_reading_after_tier_end(self, partition: AssignedPartition, item: PartitionPrefetchEnd) -> None:
         """Decide where to continue after the tier's readable records were all read, or if the tier no longer has the position.
 
         :param item: end of the partition as the prefetcher found it.
@@ -341,7 +341,7 @@ class TierAndBrokerReader:
         if self._broker is None or partition.partition.topic in self.options.topic_ids:
             return
         topic_id = self._broker.topic_id(partition.partition)
-        if are_known_and_different_topic_ids(partition.topic_id, topic_id) and not self._queue_recreation_error_and_try_offset_reset(
+        if are_topic_ids_known_to_differ(partition.topic_id, topic_id) and not self._queue_recreation_error_and_try_offset_reset(
             partition, "the broker", topic_id, self._broker.log_bounds(partition.partition)
         ):
             return
@@ -352,12 +352,12 @@ class TierAndBrokerReader:
         partition.broker_start, partition.source = -1, "broker"
 
     def _continue_reading_after_log_mismatch(
-        self, partition: AssignedPartition, item: PartitionReadToEndItem, mismatch: HistoryMismatchReason
+        self, partition: AssignedPartition, item: PartitionPrefetchEnd, mismatch: HistoryMismatchReason
     ) -> None:
         """Decide where to continue after the tier's log was found not to continue the records that were read."""
         broker = self._broker
         if mismatch.reason == "truncated":
-            self._queue_truncation_error(partition, item.log.history_below_offset(mismatch.agreed_offset))
+            self._queue_truncation_error(partition, item.log.consumed_history_below_offset(mismatch.agreed_offset))
         elif mismatch.reason == "topic" and (broker is None or broker.topic_id(partition.partition) != partition.topic_id):
             self._queue_recreation_error_and_try_offset_reset(partition, "the tier", item.log.topic_id, LogBounds(item.start, item.end))
         elif broker is not None and partition.position >= partition.broker_start:
@@ -376,9 +376,9 @@ class TierAndBrokerReader:
                 f"{partition.partition} was truncated: the log holds what was read up to offset {agreed_history.end}, "
                 f"and the position is {partition.position}"
             )
-            self._queue_error(partition.partition, agreed_history.end, log_truncation_error(text), partition.topic_id)
+            self._queue_partition_error_message(partition.partition, agreed_history.end, log_truncation_error(text), partition.topic_id)
         if self.options.offset_reset != "error":
-            partition.move_position_to_end_of(
+            partition.move_position_to_end_of_history(
                 replace(agreed_history, topic_id=partition.topic_id)
                 if agreed_history.end < partition.position
                 else partition.consumed_history
@@ -399,8 +399,8 @@ class TierAndBrokerReader:
         )
         reset = self.options.offset_reset
         if reset != "error":
-            partition.move_position_to_end_of(
-                history_of_restored_position(bounds.start if reset == "earliest" else bounds.end, None, topic_id)
+            partition.move_position_to_end_of_history(
+                consumed_history_before_position(bounds.start if reset == "earliest" else bounds.end, None, topic_id)
             )
         return reset != "error"
 
@@ -411,7 +411,7 @@ class TierAndBrokerReader:
         bounds = self._broker.log_bounds(partition.partition)
         return bounds.start <= partition.position <= bounds.end
 
-    def _continue_when_position_is_below_log_start(self, partition: AssignedPartition, item: PartitionReadToEndItem) -> None:
+    def _continue_when_position_is_below_log_start(self, partition: AssignedPartition, item: PartitionPrefetchEnd) -> None:
         """Continue at the tier's start or end, as ``offset_reset`` says, because neither tier nor broker has the records at the position
         any more. With ``error``, queue an error instead.
         """
@@ -423,7 +423,7 @@ class TierAndBrokerReader:
             partition.source = "tier"
             self._feed.start_reading(
                 partition.partition,
-                self.partition_with_topic_id_to_read(partition.partition),
+                self.resolve_topic_id_of_partition(partition.partition),
                 partition.consumed_history,
                 ignore_latest_only=self.options.view == "all",
             )
@@ -444,7 +444,7 @@ class TierAndBrokerReader:
         """
         topic_id, bounds = broker.topic_id(partition.partition), broker.log_bounds(partition.partition)
         self._schedule_partition_retry(partition)
-        if are_known_and_different_topic_ids(partition.topic_id, topic_id):
+        if are_topic_ids_known_to_differ(partition.topic_id, topic_id):
             self._continue_reading_at_broker(partition)
         elif agreed_offset is not None:
             # A later epoch begins there: a tier without one holds the discarded records.
@@ -452,7 +452,9 @@ class TierAndBrokerReader:
             self._queue_truncation_error(
                 partition,
                 ConsumedLogHistory(
-                    partition.topic_id, partition.consumed_history.history_below_offset(agreed_offset).epochs + later, agreed_offset
+                    partition.topic_id,
+                    partition.consumed_history.consumed_history_below_offset(agreed_offset).epochs + later,
+                    agreed_offset,
                 ),
             )
         elif self._mode == "kafka_only" and not bounds.start <= partition.position <= bounds.end:
@@ -474,8 +476,8 @@ class TierAndBrokerReader:
         if self.options.offset_reset == "error":
             self._queue_out_of_range_error(partition, f"the broker's log begins at {bounds.start} and ends at {bounds.end}")
         else:
-            partition.move_position_to_end_of(
-                history_of_restored_position(
+            partition.move_position_to_end_of_history(
+                consumed_history_before_position(
                     bounds.start if self.options.offset_reset == "earliest" else bounds.end, None, partition.topic_id
                 )
             )
@@ -486,7 +488,9 @@ class TierAndBrokerReader:
         if not partition.is_reported:
             partition.is_reported = True
             text = f"offset {partition.position} of {partition.partition} is not there: {reason}"
-            self._queue_error(partition.partition, partition.position, offset_out_of_range_error(text), partition.topic_id)
+            self._queue_partition_error_message(
+                partition.partition, partition.position, offset_out_of_range_error(text), partition.topic_id
+            )
 
     def _schedule_partition_retry(self, partition: AssignedPartition) -> None:
         """Let the partition be read again after ``refresh_s`` seconds."""

@@ -124,7 +124,7 @@ class TieredConsumer:
         """
         stored = _offsets_to_store(message, offsets)
         for name in stored:
-            self._find_assigned_partition(Place(*name))
+            self._require_assigned_partition(Place(*name))
         self._require_group().store_offsets(stored)
 
     def _handle_rebalances_and_due_commits(self, group: GroupMembership) -> None:
@@ -157,13 +157,13 @@ class TieredConsumer:
 
     def _offsets_to_commit(self) -> Mapping[TopicPartition, OffsetWithLeaderEpoch]:
         """Return position and leader epoch of each assigned partition, in the form in which they are committed."""
-        self._update_position_of_current_messages()
+        self._advance_position_past_returned_messages()
         return {name: _offset_to_commit(at) for name, at in self._sources.assigned.items() if at.position >= 0}
 
     def _require_group(self) -> GroupMembership:
         """Return the membership in the group. Raises UsageError if the consumer has no group."""
-        self._require_open()
-        self._update_position_of_current_messages()
+        self._require_consumer_not_closed()
+        self._advance_position_past_returned_messages()
         if self._membership is None:
             raise UsageError("the consumer has no group", hint='Open it with "group.id" and "bootstrap.servers"')
         return self._membership
@@ -178,7 +178,7 @@ class TieredConsumer:
         broker has a partition; StoreError.
         """
         wanted = {TopicPartition.create_validated(place.topic, place.partition): place for place in places}
-        self._require_open()
+        self._require_consumer_not_closed()
         if self._starts is not None:
             self._starts.update(wanted)
             return
@@ -197,7 +197,7 @@ class TieredConsumer:
 
     def seek(self, place: HasTopicPartitionAndOffset) -> None:
         """Continue an assigned partition at another position, and drop its queued records. Raises UsageError if it is not assigned."""
-        restored = self._sources.assigned_partition_at_position(self._find_assigned_partition(place).partition, place)
+        restored = self._sources.assigned_partition_at_position(self._require_assigned_partition(place).partition, place)
         self._drop_queued_messages([restored.partition])
         self._sources.start_reading([restored])
 
@@ -205,7 +205,7 @@ class TieredConsumer:
         """Return the positions of assigned partitions, with leader epochs and topic ids."""
         return [
             Place(*at.partition, at.position, at.consumed_history.last_read_leader_epoch, at.topic_id)
-            for at in map(self._find_assigned_partition, places)
+            for at in map(self._require_assigned_partition, places)
         ]
 
     def offsets_for_times(self, places: Sequence[HasTopicPartitionAndOffset], timeout: float | None = None) -> list[Place]:
@@ -230,7 +230,7 @@ class TieredConsumer:
 
         To continue from there, assign ``next_place`` of the result.
         """
-        name = self._sources.partition_with_topic_id_to_read(TopicPartition.create_validated(place.topic, place.partition))
+        name = self._sources.resolve_topic_id_of_partition(TopicPartition.create_validated(place.topic, place.partition))
         return last_value_of_each_key_in_partition(self._sources.tier, name, read_committed=self._sources.options.is_read_committed)
 
     def _change_assignment(self, step: AssignmentStep, partitions: Mapping[TopicPartition, AssignedPartition]) -> None:
@@ -242,9 +242,9 @@ class TieredConsumer:
 
     def _drop_queued_messages(self, partitions: Collection[TopicPartition]) -> None:
         """Drop queued messages of partitions, and stop reading them."""
-        self._update_position_of_current_messages()
+        self._advance_position_past_returned_messages()
         if self._run.partition is not None and self._run.partition.partition in partitions:
-            self._make_messages_next_to_return(NO_RUN)
+            self._set_messages_to_return_next(NO_RUN)
         self._sources.drop_queued_records(partitions)
 
     # ---- messages ----------------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class TieredConsumer:
         In a group, it returns one second after the first message at the latest, so that rebalances are not delayed. After StoreError or
         BadData, ``consume`` may be called again.
         """
-        self._require_open()
+        self._require_consumer_not_closed()
         deadline = time.monotonic() + (NEVER_S if timeout < 0 else timeout)
         found: list[MessageLike] = []
         while True:
@@ -301,7 +301,7 @@ class TieredConsumer:
                 self._membership.close()
         finally:
             self._closed = True
-            self._make_messages_next_to_return(NO_RUN)
+            self._set_messages_to_return_next(NO_RUN)
             self._sources.close()
 
     def _move_ready_messages(self, out_messages: list[MessageLike], max_messages: int) -> bool:
@@ -313,34 +313,34 @@ class TieredConsumer:
             if len(out_messages) > held:
                 self._last = out_messages[-1]
             elif self._sources.ready:
-                self._make_messages_next_to_return(self._sources.ready.popleft())
+                self._set_messages_to_return_next(self._sources.ready.popleft())
             else:
-                self._update_position_of_current_messages()
+                self._advance_position_past_returned_messages()
                 break
         return len(out_messages) > before
 
-    def _make_messages_next_to_return(self, messages: ConsecutiveMessages) -> None:
+    def _set_messages_to_return_next(self, messages: ConsecutiveMessages) -> None:
         """Set the messages that are returned next. Before that, update the position of the partition whose messages were returned last.
         Messages of a source from which the partition is no longer read are dropped.
         """
-        self._update_position_of_current_messages()
+        self._advance_position_past_returned_messages()
         self._run, self._messages = messages, messages.messages if messages.is_partition_still_read_from_source else iter(())
 
-    def _update_position_of_current_messages(self) -> None:
+    def _advance_position_past_returned_messages(self) -> None:
         """Set the position of the partition whose messages are being returned to the offset after the last one returned."""
         last, self._last = self._last, None
         if last is not None and self._run.partition is not None:
             self._run.partition.advance_past_record(last.offset(), self._run.epoch)
 
-    def _find_assigned_partition(self, place: HasTopicPartitionAndOffset) -> AssignedPartition:
+    def _require_assigned_partition(self, place: HasTopicPartitionAndOffset) -> AssignedPartition:
         """Return the assigned partition of a position. Raises UsageError if it is not assigned."""
-        self._update_position_of_current_messages()
+        self._advance_position_past_returned_messages()
         name = TopicPartition(place.topic, place.partition)
         if name not in self._sources.assigned:
             raise UsageError(f"{name} is not assigned", hint="Call assign first")
         return self._sources.assigned[name]
 
-    def _require_open(self) -> None:
+    def _require_consumer_not_closed(self) -> None:
         """Raise an error if the consumer is closed."""
         if self._closed:
             raise UsageError("the consumer is closed")

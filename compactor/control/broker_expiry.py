@@ -65,7 +65,7 @@ class BrokerExpiredSegmentCache:
         self.ids |= find_expired_segments(self.leadership, names - self.ids)
         return names & self.ids
 
-    def detect_newly_expired_sources(self, intent: RoundIntent) -> bool:
+    def have_more_sources_expired(self, intent: RoundIntent) -> bool:
         """Ask brokers which source segments of the round have expired by now. Return whether any of them expired since the last call."""
         before = len(self.ids)
         self.find_expired(intent.plan.source_segment_ids)

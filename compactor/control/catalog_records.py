@@ -71,7 +71,7 @@ class PartitionsChanged(StrictFrozenModel):
     slots: dict[str, int]
 
 
-class RetireCheckResult(NamedTuple):
+class DeletionCheckResult(NamedTuple):
     """Result of checking which objects of a partition can be deleted: its control log ended at ``slot``, and no object can be deleted
     before ``next_ms``.
 
@@ -89,7 +89,7 @@ class PartitionsInspected(StrictFrozenModel):
     """
 
     type: Literal["partitions_looked"] = "partitions_looked"
-    looks: dict[str, RetireCheckResult]
+    looks: dict[str, DeletionCheckResult]
 
 
 class RoundsPaused(StrictFrozenModel):

@@ -29,7 +29,7 @@ from typing import Any, Generic, TypeVar
 
 from compactor.control import records
 from compactor.control.records import BadControlRecord, ControlRecord
-from compactor.control.state import LogState
+from compactor.control.state import ControlLogState
 from compactor.errors import AlreadyExists, NotFound, Unavailable
 from compactor.model.base import StrictFrozenModel
 from compactor.storage.port import ObjectStore
@@ -44,11 +44,11 @@ PAGE = 1000
 _NUMBERED = re.compile(r"\d{20}\.json")
 
 
-S = TypeVar("S", bound=LogState)
+S = TypeVar("S", bound=ControlLogState)
 Body = Any
 
 
-class LogBoundary(StrictFrozenModel):
+class LogDeletionBoundary(StrictFrozenModel):
     """Object stating that the control log's records up to and including ``slot`` (a numbered position) may have been deleted, because a
     snapshot replaces them. Boundaries are numbered from 1.
     """
@@ -84,7 +84,7 @@ class StateIdentity(StrictFrozenModel):
     attempt: running number of the attempt with which its writer created that record.
     """
 
-    boundary: LogBoundary
+    boundary: LogDeletionBoundary
     incarnation: str = ""
     attempt: int = 0
 
@@ -149,7 +149,7 @@ class ControlLog(Generic[S]):
         self._last: tuple[str, int] | None = None
         self._kept: tuple[S, StateIdentity] | None = None
         self._attempt = 0
-        self._boundary = self._nothing = LogBoundary(version=records.VERSION, log=name, number=0, slot=0)
+        self._boundary = self._nothing = LogDeletionBoundary(version=records.VERSION, log=name, number=0, slot=0)
         self.diverged = False
         """Whether a kept state was of another log (or of a later copy of this one) and was thrown away."""
 
@@ -271,7 +271,7 @@ class ControlLog(Generic[S]):
                 state = self._form.apply(state, record)
                 steps.append((record, state))
             if self._read_highest_deletion_boundary().slot <= base.slot:
-                self._require_min_slot(state)
+                self._require_log_not_shortened(state)
                 self._state = state
                 return base, steps
 
@@ -309,7 +309,7 @@ class ControlLog(Generic[S]):
             not identity.incarnation and self._read_highest_deletion_boundary().slot > slot
         )
 
-    def has_at_least_this_many_new_records(self, slot_count: int) -> bool:
+    def has_min_new_records(self, slot_count: int) -> bool:
         """Return whether at least ``slot_count`` records were added to the log after the present state. Makes one request."""
         return self._read_object(self.control_record_object_key(self.state.slot + slot_count)) is not None
 
@@ -415,13 +415,13 @@ class ControlLog(Generic[S]):
             for record in [appended] if appended else self._iterate_records_after(base.slot):
                 state, last = self._form.apply(state, record), (record.incarnation, record.attempt)
             if self._read_highest_deletion_boundary().slot <= base.slot:
-                self._require_min_slot(state)
+                self._require_log_not_shortened(state)
                 self._state, self._last = state, last
                 return state
             self._reset_to_snapshot()
             appended = None
 
-    def _require_min_slot(self, state: S) -> None:
+    def _require_log_not_shortened(self, state: S) -> None:
         """Raise BadControlRecord if the log ends below ``min_slot``, a position that it had reached, because the log was then damaged or
         replaced by an older copy.
         """
@@ -438,7 +438,7 @@ class ControlLog(Generic[S]):
         if the record no longer exists, because it was deleted after a snapshot or lost.
         """
         if not identity.incarnation:
-            return self._read_control_object(LogBoundary, self._boundary_key(identity.boundary.number)) == identity.boundary
+            return self._read_control_object(LogDeletionBoundary, self._boundary_key(identity.boundary.number)) == identity.boundary
         record = self._read_record_at_slot(slot)
         return None if record is None else (record.incarnation, record.attempt) == (identity.incarnation, identity.attempt)
 
@@ -528,17 +528,17 @@ class ControlLog(Generic[S]):
         """Return the object key of a boundary by its number."""
         return f"{self.prefix}/boundary/{number:020d}.json"
 
-    def _read_highest_deletion_boundary(self) -> LogBoundary:
+    def _read_highest_deletion_boundary(self) -> LogDeletionBoundary:
         """Return the highest boundary, up to which records may have been deleted. Makes one request if there is no new boundary; otherwise
         searches for the highest number by doubling and halving it.
         """
         known = self._boundary
         step = 1
-        while (found := self._read_control_object(LogBoundary, self._boundary_key(known.number + step))) is not None:
+        while (found := self._read_control_object(LogDeletionBoundary, self._boundary_key(known.number + step))) is not None:
             known, step = found, step * 2
         while step > 1:
             step //= 2
-            found = self._read_control_object(LogBoundary, self._boundary_key(known.number + step))
+            found = self._read_control_object(LogDeletionBoundary, self._boundary_key(known.number + step))
             if found is not None:
                 known = found
         self._boundary = known
@@ -549,7 +549,7 @@ class ControlLog(Generic[S]):
         ignored, because the highest boundary is read again before anything is deleted.
         """
         number = self._boundary.number + 1
-        boundary = LogBoundary(version=records.VERSION, log=self.name, number=number, slot=slot)
+        boundary = LogDeletionBoundary(version=records.VERSION, log=self.name, number=number, slot=slot)
         try:
             self.store.create(self._boundary_key(number), records.append_checksum(boundary.model_dump_json().encode()))
         except (AlreadyExists, Unavailable):
@@ -578,10 +578,10 @@ class ControlLog(Generic[S]):
             return None
         where = f"{self.store.url}/{key}"
         try:
-            return records.decode_checksummed(value_type, data, where)
+            return records.decode_checksummed_json(value_type, data, where)
         except BadControlRecord:
             again = self._read_object(key)
-            return records.decode_checksummed(value_type, data if again is None else again, where)
+            return records.decode_checksummed_json(value_type, data if again is None else again, where)
 
     def _read_object(self, key: str) -> bytes | None:
         """Return an object's bytes, or None if there is none."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
-from compactor.control.leadership import Leadership, RecordRefused, hold_leadership, require_appendable
+from compactor.control.leadership import Leadership, RecordRefused, hold_leadership, require_record_would_take_effect
 from compactor.control.log_start import build_log_start_record, segments_removable_below
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
 from compactor.control.ports import EnvironmentPorts, LeaseDurations
@@ -19,7 +19,7 @@ from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 
 
-def restart_lost_log(log: PartitionLog) -> PartitionState:
+def restart_unrecoverable_log_as_empty(log: PartitionLog) -> PartitionState:
     """Restart, as an empty log, a control log that cannot be recovered, and return its state. The tier then no longer knows which objects
     belong to the partition's segments.
     """
@@ -28,7 +28,7 @@ def restart_lost_log(log: PartitionLog) -> PartitionState:
     return log.restart_as_empty_log(lambda slot: empty.model_copy(update={"slot": slot, "deleted_slot": slot}))
 
 
-class StatesAroundDeletion(NamedTuple):
+class PartitionStatesAroundDeletion(NamedTuple):
     """States of a partition directly before its deletion (``before``) and directly after it."""
 
     before: PartitionState
@@ -37,7 +37,7 @@ class StatesAroundDeletion(NamedTuple):
 
 def delete_partition(
     ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations, deleted_topic_id: TopicId = EMPTY_TOPIC_ID
-) -> StatesAroundDeletion:
+) -> PartitionStatesAroundDeletion:
     """Delete a partition, and return its states before and after. An open round is undone, and open imports become void.
 
     :param deleted_topic_id: the topic that the cluster has deleted; empty if a person deletes the partition.
@@ -54,7 +54,7 @@ def delete_partition(
                 f"{log.state.topic_partition} cannot be deleted: {refused}", hint="`topics` lists what the tier holds"
             ) from refused
         write_snapshot_if_due(log)
-        return StatesAroundDeletion(before, state)
+        return PartitionStatesAroundDeletion(before, state)
 
 
 def raise_log_start(leadership: Leadership, choose_offset: Callable[[PartitionState], int | None]) -> PartitionState:
@@ -73,7 +73,7 @@ def raise_log_start(leadership: Leadership, choose_offset: Callable[[PartitionSt
             return None
         leadership.require_leadership_in_state(state)
         body = build_log_start_record(state, offset, leadership.epoch, leadership.ports.grace_ms)
-        require_appendable(leadership.log, state, body)
+        require_record_would_take_effect(leadership.log, state, body)
         return body
 
     leadership.pulse.steps += 1

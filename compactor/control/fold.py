@@ -56,15 +56,15 @@ def apply_partition_record(state: PartitionState, record: ControlRecord[Any], fi
 
 def apply_catalog_record(state: CatalogState, record: ControlRecord[Any]) -> CatalogState:
     """Return the state of the tier-wide log after one more record. Only the first record that creates a tier identity takes effect."""
-    return state.model_copy(update={"slot": record.slot, **_catalog_changes(state, record, record.body)})
+    return state.model_copy(update={"slot": record.slot, **_catalog_changes_by_record(state, record, record.body)})
 
 
-def _catalog_changes(state: CatalogState, record: ControlRecord[Any], body: Any) -> Changes:
+def _catalog_changes_by_record(state: CatalogState, record: ControlRecord[Any], body: Any) -> Changes:
     """Return the fields of the catalog that a record changes."""
     if isinstance(body, r.PartitionChanged):
-        return _changes_by_partition_hints(state, record, {str(body.topic_partition): body.slot})
+        return _changes_by_partition_change_hints(state, record, {str(body.topic_partition): body.slot})
     if isinstance(body, r.PartitionsChanged):
-        return _changes_by_partition_hints(state, record, body.slots)
+        return _changes_by_partition_change_hints(state, record, body.slots)
     if isinstance(body, r.SlotsReached):
         return {"reached": _merge_slots_by_maximum(state.reached, body.slots)}
     if isinstance(body, r.PartitionsInspected):
@@ -86,7 +86,7 @@ def _catalog_changes(state: CatalogState, record: ControlRecord[Any], body: Any)
     return {} if state.tier_id else body.model_dump(exclude={"type", "created_by"})
 
 
-def _changes_by_partition_hints(state: CatalogState, record: ControlRecord[Any], slots: Mapping[str, int]) -> Changes:
+def _changes_by_partition_change_hints(state: CatalogState, record: ControlRecord[Any], slots: Mapping[str, int]) -> Changes:
     """Return the catalog's changed fields after hints that partitions have new records.
 
     A hint without a log position discards the result of the partition's last retirement check. A hint with a log position raises the

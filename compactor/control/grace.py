@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from compactor.control.ports import ObjectRetention
 from compactor.control.state import GroupAwaitingDeletion, OpenImport
-from compactor.control.summary import AwaitingDeletionSummary, ImportSummary
+from compactor.control.summary import GroupAwaitingDeletionSummary, ImportSummary
 
-ReplacedGroup = GroupAwaitingDeletion | AwaitingDeletionSummary
+ReplacedGroup = GroupAwaitingDeletion | GroupAwaitingDeletionSummary
 """Segments that left the view and wait for deletion."""
 
 

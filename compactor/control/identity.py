@@ -32,7 +32,7 @@ FIRST_OBJECTS = 1_000
 
 
 @dataclass(frozen=True)
-class DataRootId:
+class DataRootTierId:
     """Content of ``tier-id.json``, the object in the data root that names the tier to which the root belongs.
 
     made_by, control_url: process and control store that created it, for people.
@@ -49,7 +49,7 @@ class DataRootId:
         return f"tier {self.tier_id}" + (f" ({' '.join(made)})" if made else "")
 
 
-def read_data_root_id(ports: EnvironmentPorts) -> DataRootId | None:
+def read_data_root_tier_id(ports: EnvironmentPorts) -> DataRootTierId | None:
     """Return the tier id that is stored in the data root, or None if there is none. Raises BadData if the object is corrupt.
 
     The object has no checksum, so it is read until two answers in a row are equal.
@@ -65,13 +65,13 @@ def read_data_root_id(ports: EnvironmentPorts) -> DataRootId | None:
         before = data
     try:
         found = json.loads(data)
-        return DataRootId(str(found["tier_id"]), str(found.get("made_by", "")), str(found.get("control_url", "")))
+        return DataRootTierId(str(found["tier_id"]), str(found.get("made_by", "")), str(found.get("control_url", "")))
     except (ValueError, KeyError, TypeError, AttributeError):
         hint = 'Restore it, or write {"tier_id": "..."} with the id that `config check` names'
         raise BadData("it names no tier", segment=f"{ports.data.url}/{KEY}", hint=hint) from None
 
 
-class DataRootOwnership:
+class DataRootOwnershipByTierId:
     """Check that the data root belongs to this tier, done once before a process leads anything, and again before each sweep.
 
     tier_id: the tier's id in the catalog; read from the catalog when it is first needed, unless a caller has set it.
@@ -96,7 +96,7 @@ class DataRootOwnership:
             self.tier_id = open_catalog(ports).refresh().tier_id
         if not self.tier_id:
             return  # nothing was ever imported: there is nothing to write into, and nothing that could be swept
-        found = read_data_root_id(ports)
+        found = read_data_root_tier_id(ports)
         if found is None:
             found = self._write_tier_id(ports)
         self._require_same_tier_id(ports, found)
@@ -106,7 +106,7 @@ class DataRootOwnership:
         """Raise UsageError if the data root belongs to another tier. For reading commands: a root without an id is accepted and left
         unchanged.
         """
-        found = read_data_root_id(ports) if self.ours else None
+        found = read_data_root_tier_id(ports) if self.ours else None
         self.tier_id = catalog.tier_id
         if found is not None:
             self._require_same_tier_id(ports, found)
@@ -117,7 +117,7 @@ class DataRootOwnership:
         """
         if not self.ours or catalog.tier_id:
             return
-        found = read_data_root_id(ports)
+        found = read_data_root_tier_id(ports)
         if found is not None:
             self._require_same_tier_id(ports, found)
         self.require_no_broker_objects(ports)
@@ -134,7 +134,7 @@ class DataRootOwnership:
         if found is not None:
             raise UsageError(f"there is no tier at {ports.data.url} that could be ours: it is {found.what}", hint=found.hint)
 
-    def _require_same_tier_id(self, ports: EnvironmentPorts, root_id: DataRootId) -> None:
+    def _require_same_tier_id(self, ports: EnvironmentPorts, root_id: DataRootTierId) -> None:
         """Raise UsageError if the id in the data root is not this tier's."""
         if root_id.tier_id != self.tier_id:
             other = f"that of tier {self.tier_id}" if self.tier_id else "has no tier yet"
@@ -144,7 +144,7 @@ class DataRootOwnership:
                 hint="Nothing was changed. Correct tier.url or tier.control_url: each tier needs its own location",
             )
 
-    def _write_tier_id(self, ports: EnvironmentPorts) -> DataRootId:
+    def _write_tier_id(self, ports: EnvironmentPorts) -> DataRootTierId:
         """Write this tier's id into a data root without one, and return what the root holds then.
 
         Raises UsageError if the root holds segments that the catalog does not name, or none of those that it names.
@@ -170,7 +170,7 @@ class DataRootOwnership:
             ports.data.create(KEY, json.dumps(made).encode())
         except (AlreadyExists, Unavailable):
             pass
-        found = read_data_root_id(ports)
+        found = read_data_root_tier_id(ports)
         if found is None:
             raise Unavailable(f"{ports.data.url}/{KEY} was written and cannot be read", hint="Try again")
         return found
@@ -211,7 +211,7 @@ def _describe_live_segments_if_none_has_objects(ports: EnvironmentPorts, catalog
     return named
 
 
-def other_tier_problem(state: CatalogState, url: str, cluster_id: str) -> RuleViolationOrEmpty:
+def control_store_of_other_tier_problem(state: CatalogState, url: str, cluster_id: str) -> RuleViolationOrEmpty:
     """Return why a control store belongs to another broker-managed tier, or an empty string. Compares cluster ids if both are known, else
     URLs.
     """

@@ -50,10 +50,10 @@ def classify_topic_id(recorded_id: TopicId, given_id: TopicId, superseded: Mappi
         return TopicIdRelation.SUPERSEDED
     if not given_id or not recorded_id or given_id == recorded_id:
         return TopicIdRelation.CURRENT
-    return TopicIdRelation.NEXT if latest_topic_id(recorded_id, superseded) == given_id else TopicIdRelation.OTHER
+    return TopicIdRelation.NEXT if newest_successor_topic_id(recorded_id, superseded) == given_id else TopicIdRelation.OTHER
 
 
-def latest_topic_id(topic_id: TopicId, superseded: Mapping[TopicId, TopicId]) -> TopicId:
+def newest_successor_topic_id(topic_id: TopicId, superseded: Mapping[TopicId, TopicId]) -> TopicId:
     """Return the topic id that has superseded this one directly or through others; the id itself if none has."""
     while topic_id in superseded:
         topic_id = superseded[topic_id]
@@ -63,7 +63,7 @@ def latest_topic_id(topic_id: TopicId, superseded: Mapping[TopicId, TopicId]) ->
 def superseding_topic_id(state: CatalogState, topic: str, topic_id: TopicId) -> TopicId:
     """Return the topic id that the topic name stands for now, after ``topic_id`` was superseded; an empty string if it was not."""
     former = state.superseded.get(topic, {})
-    return latest_topic_id(topic_id, former) if topic_id in former else EMPTY_TOPIC_ID
+    return newest_successor_topic_id(topic_id, former) if topic_id in former else EMPTY_TOPIC_ID
 
 
 def current_incarnation(partition: TopicPartition, incarnations: Iterable[TopicPartition]) -> TopicPartition:
@@ -109,10 +109,10 @@ def check_topic_id_unchanged(state: PartitionState, record: ControlRecord[Any]) 
     """Return how the record's topic id conflicts with the tier's, or an empty string. Requires the tier's topic id, if the record names an
     id (a partition that has segments but no topic id gets one only by `topics adopt`).
     """
-    return topic_id_mismatch(state, record.body.topic_id)
+    return topic_id_mismatch_problem(state, record.body.topic_id)
 
 
-def topic_id_mismatch(state: PartitionState, topic_id: TopicId) -> RuleViolationOrEmpty:
+def topic_id_mismatch_problem(state: PartitionState, topic_id: TopicId) -> RuleViolationOrEmpty:
     """Return why a log with this topic id is not the one that the tier holds, or an empty string. An empty id conflicts with none."""
     if not topic_id or topic_id == state.topic_id:
         return ""
@@ -144,7 +144,7 @@ def check_incarnation_was_opened(state: PartitionState, record: ControlRecord[An
     return f"no topic id was recorded for {state.topic_partition}" if unopened else ""
 
 
-def topic_incarnation_not_unused_problem(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def topic_incarnation_in_use_problem(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the log of a later incarnation cannot be opened for a topic id, or an empty string. Requires the log of a later
     incarnation that holds nothing of another topic: no topic id, segments or open imports.
     """

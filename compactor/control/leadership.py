@@ -43,7 +43,7 @@ class LeaseInfo:
 
 
 @dataclass
-class LeaderProgress:
+class LeaderStepCounter:
     """Count of the leader's steps of work. The thread that sends heartbeats reads it to notice that the work hangs, and then stops sending.
 
     steps: steps of work so far.
@@ -73,7 +73,7 @@ class Leadership:
     ports: EnvironmentPorts
     log: PartitionLog
     epoch: CompactorEpoch
-    pulse: LeaderProgress = field(default_factory=LeaderProgress, compare=False)
+    pulse: LeaderStepCounter = field(default_factory=LeaderStepCounter, compare=False)
 
     @property
     def state(self) -> PartitionState:
@@ -93,7 +93,7 @@ class Leadership:
             if has_record_taken_effect(state):
                 return None
             self.require_leadership_in_state(state)
-            require_appendable(self.log, state, body)
+            require_record_would_take_effect(self.log, state, body)
             return body
 
         self.pulse.steps += 1
@@ -102,7 +102,7 @@ class Leadership:
     def require_record_appendable(self, body: Any) -> None:
         """Raise Fenced or RecordRefused if ``append_record`` would raise it now. Called before readers are told of the change."""
         self.require_leadership_in_state(self.state)
-        require_appendable(self.log, self.state, body)
+        require_record_would_take_effect(self.log, self.state, body)
 
     def require_leadership_in_state(self, state: PartitionState) -> None:
         """Raise Fenced unless this process leads in ``state``."""
@@ -145,7 +145,7 @@ def reason_to_refuse_append(log: PartitionLog, state: PartitionState, body: Any)
     return ordering.find_rule_violation(state, log.build_record_to_append(body))
 
 
-def require_appendable(log: PartitionLog, state: PartitionState, body: Any) -> None:
+def require_record_would_take_effect(log: PartitionLog, state: PartitionState, body: Any) -> None:
     """Raise RecordRefused if a record would have no effect when appended now."""
     problem = reason_to_refuse_append(log, state, body)
     if problem:
@@ -244,7 +244,7 @@ def _acquisition_record_unless_leader_changed(
     """Return the acquisition record ``body``; None if the leader in ``state`` is no longer the one whose liveness was checked."""
     if state.leader != previous_leader:
         return None
-    require_appendable(log, state, body)
+    require_record_would_take_effect(log, state, body)
     return body
 
 

@@ -96,7 +96,7 @@ def check_truncation_above_log_start(state: PartitionState, record: ControlRecor
     """Return why the log cannot be truncated at the record's offset, or an empty string. Requires an offset above the log start, if that
     was ever raised.
     """
-    return truncation_problem_below_raised_log_start(state, record.body.offset)
+    return truncation_below_log_start_problem(state, record.body.offset)
 
 
 def check_broker_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
@@ -119,7 +119,7 @@ def check_groups_expired_at_brokers(state: PartitionState, record: ControlRecord
     return f"group {above[0]} does not lie below the log start {state.broker_log_start} of brokers" if above else ""
 
 
-def truncation_problem_below_raised_log_start(state: PartitionState, offset: int) -> RuleViolationOrEmpty:
+def truncation_below_log_start_problem(state: PartitionState, offset: int) -> RuleViolationOrEmpty:
     """Return a message if the log start was raised to this offset or beyond, so that the log cannot be truncated here; else an empty
     string.
     """
@@ -128,7 +128,7 @@ def truncation_problem_below_raised_log_start(state: PartitionState, offset: int
     return f"the log is cut at {offset}, and its records below {state.log_start_offset} were deleted"
 
 
-def restored_below_log_start_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolationOrEmpty:
+def restored_segment_below_log_start_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolationOrEmpty:
     """Return which segment in a round's group of replaced segments lies wholly below the log start, so that it must not come back, or an
     empty string.
     """

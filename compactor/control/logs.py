@@ -25,15 +25,15 @@ from compactor.control.records import (
     BadControlRecord,
     CatalogRecord,
     ControlRecord,
+    DeletionCheckResult,
     PartitionChanged,
     PartitionRecord,
     PartitionsChanged,
     PartitionsInspected,
-    RetireCheckResult,
     SlotsReached,
     TierCreated,
     append_checksum,
-    decode_checksummed,
+    decode_checksummed_json,
 )
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import BadData, NotFound, OutOfBudget, StoreError, Unavailable, UsageError
@@ -173,14 +173,14 @@ def publish_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicPart
 
     Raises StoreError only if a partition is new; a lost hint about a known partition merely delays other processes.
     """
-    if all(str(name) in catalog.state.partitions for name in slots) and catalog.has_at_least_this_many_new_records(FAR_BEHIND):
+    if all(str(name) in catalog.state.partitions for name in slots) and catalog.has_min_new_records(FAR_BEHIND):
         _queue_partition_change_hints(catalog, slots)
         return
     known = catalog.refresh().partitions
     seen = {str(name): known.get(str(name), 0) for name in slots}
 
     def decide_record_to_append(state: CatalogState) -> PartitionChanged | PartitionsChanged | None:
-        new = {name: slot for name, slot in slots.items() if not _is_slot_hinted_since(state, str(name), slot, seen[str(name)])}
+        new = {name: slot for name, slot in slots.items() if not _has_change_hint_after(state, str(name), slot, seen[str(name)])}
         if len(new) == 1:
             ((name, slot),) = new.items()
             return PartitionChanged(topic=name.topic, partition=name.partition, incarnation=name.incarnation, slot=slot)
@@ -219,7 +219,7 @@ def record_control_log_lengths(catalog: CatalogLog, logs: Iterable[PartitionLog]
     write_snapshot_if_due(catalog)
 
 
-def record_retire_check_results(catalog: CatalogLog, inspections: Mapping[str, RetireCheckResult]) -> None:
+def record_deletion_check_results(catalog: CatalogLog, inspections: Mapping[str, DeletionCheckResult]) -> None:
     """Record, in one record of the tier-wide log, until when partitions need no check for segments to delete. If other processes keep
     appending to that log, nothing is recorded, and the only cost is that the check is repeated.
 
@@ -250,7 +250,7 @@ def move_queued_change_hints_into_catalog(catalog: CatalogLog) -> HintCount:
     keys: list[str] = []
     for info in islice(catalog.store.list(f"{catalog.prefix}/inbox/"), INBOX):
         try:
-            hint = decode_checksummed(PartitionChanged, catalog.store.get(info.key), f"{catalog.store.url}/{info.key}")
+            hint = decode_checksummed_json(PartitionChanged, catalog.store.get(info.key), f"{catalog.store.url}/{info.key}")
         except NotFound:
             continue  # somebody else was faster
         except BadControlRecord:
@@ -264,7 +264,7 @@ def move_queued_change_hints_into_catalog(catalog: CatalogLog) -> HintCount:
     seen = catalog.refresh().slot
 
     def decide_record_to_append(state: CatalogState) -> PartitionsChanged | None:
-        new = {name: slot for name, slot in found.items() if not _is_slot_hinted_since(state, name, slot, seen)}
+        new = {name: slot for name, slot in found.items() if not _has_change_hint_after(state, name, slot, seen)}
         return PartitionsChanged(slots=new) if new else None
 
     catalog.append_until_done(decide_record_to_append)
@@ -273,7 +273,7 @@ def move_queued_change_hints_into_catalog(catalog: CatalogLog) -> HintCount:
     return len(keys)
 
 
-def _is_slot_hinted_since(state: CatalogState, name: str, slot: int, after_slot: int) -> bool:
+def _has_change_hint_after(state: CatalogState, name: str, slot: int, after_slot: int) -> bool:
     """Return whether the tier-wide log already has a newer hint that this partition's control log has reached ``slot``.
 
     :param slot: position in the partition's control log.

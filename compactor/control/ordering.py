@@ -255,7 +255,7 @@ def check_round_is_restorable(state: PartitionState, record: ControlRecord[Any])
     plan: CompactionPlan = record.body.plan
     if not plan.restores:
         return ""
-    problem = restore_round_problem(state, plan.restores, plan.leader_epoch)
+    problem = round_restoration_problem(state, plan.restores, plan.leader_epoch)
     if problem:
         return problem
     group = next(group for group in state.waiting if group.run_id == plan.restores and not group.undone)
@@ -275,7 +275,7 @@ def check_cleaner_offsets_unchanged(state: PartitionState, record: ControlRecord
 def check_sources_live(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which segment is not live, or an empty string. Requires that all sources and all skipped segments of the plan are live."""
     plan = _plan_that_record_concerns(state, record)
-    return _missing_source_problem(state, plan) if plan else ""
+    return _plan_source_not_live_problem(state, plan) if plan else ""
 
 
 def check_tasks_cover_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
@@ -409,10 +409,10 @@ def check_round_is_undoable(state: PartitionState, record: ControlRecord[Any]) -
     """Return why the record's round cannot be undone, or an empty string. Requires the latest round, whose outputs no later round has
     rewritten, a higher epoch, and that all its sources wait for deletion and do not lie below the log start.
     """
-    return restore_round_problem(state, record.body.run_id, record.body.leader_epoch)
+    return round_restoration_problem(state, record.body.run_id, record.body.leader_epoch)
 
 
-def restore_round_problem(state: PartitionState, run_id: str, leader_epoch: CompactorEpoch) -> RuleViolationOrEmpty:
+def round_restoration_problem(state: PartitionState, run_id: str, leader_epoch: CompactorEpoch) -> RuleViolationOrEmpty:
     """Return why a compactor with this epoch cannot restore the segments that the run replaced, or an empty string."""
     if not state.published or state.published[-1] != run_id:
         return f"run {run_id} is not the latest round that readers have"
@@ -423,7 +423,7 @@ def restore_round_problem(state: PartitionState, run_id: str, leader_epoch: Comp
         return f"retiring what run {run_id} replaced has begun"
     if leader_epoch <= group.leader_epoch:
         return f"epoch {leader_epoch} is not above the epoch that published run {run_id}"
-    return log_start.restored_below_log_start_problem(state, group) or log_start.outputs_not_live_problem(state, group)
+    return log_start.restored_segment_below_log_start_problem(state, group) or log_start.outputs_not_live_problem(state, group)
 
 
 # --- the table ---------------------------------------------------------------------------------------------------------------
@@ -455,7 +455,7 @@ REQUIREMENTS: dict[type, tuple[RuleCheck, ...]] = {
         log_start.check_truncation_above_log_start,
     ),
     r.TopicAdopted: (incarnations.check_topic_id_adoptable,),
-    r.IncarnationOpened: (incarnations.topic_incarnation_not_unused_problem,),
+    r.IncarnationOpened: (incarnations.topic_incarnation_in_use_problem,),
     r.PartitionDeleted: (check_writer_leads, check_partition_not_empty, incarnations.check_deleted_topic_id_matches),
     r.LogStartRaised: (
         check_writer_leads,
@@ -523,11 +523,11 @@ def cleaner_offsets_after_round(
     )
 
 
-def resume_problem(state: PartitionState, intent: RoundIntent) -> RuleViolationOrEmpty:
+def round_resumption_problem(state: PartitionState, intent: RoundIntent) -> RuleViolationOrEmpty:
     """Return why an open intent can no longer be published, or an empty string. No rule applies once its publication has begun."""
     if intent.begun_slot:
         return ""
-    return _missing_source_problem(state, intent.plan) or _cleaner_offsets_changed_problem(state, intent.plan)
+    return _plan_source_not_live_problem(state, intent.plan) or _cleaner_offsets_changed_problem(state, intent.plan)
 
 
 def segment_ids_protected_from_deletion(state: PartitionState) -> set[str]:
@@ -569,7 +569,7 @@ def _cleaner_offsets_changed_problem(state: PartitionState, plan: CompactionPlan
     return "" if plan.vector == state.vector else "the cleaner offsets are not those that the plan started from"
 
 
-def _missing_source_problem(state: PartitionState, plan: CompactionPlan) -> RuleViolationOrEmpty:
+def _plan_source_not_live_problem(state: PartitionState, plan: CompactionPlan) -> RuleViolationOrEmpty:
     """Return which source or skipped segment of a plan is not live any more, or an empty string."""
     live = {segment.id for segment in state.live}
     names = (*plan.source_segment_ids, *(skipped.id for skipped in plan.skipped))

@@ -35,8 +35,8 @@ class ObjectRetention:
     orphan_age_ms: int = 86_400_000
 
 
-class OwnershipCheck(Protocol):
-    """Check that the data root belongs to this tier. Implemented by control.identity.DataRootOwnership."""
+class DataRootOwnershipCheck(Protocol):
+    """Check that the data root belongs to this tier. Implemented by control.identity.DataRootOwnershipByTierId."""
 
     def require_data_root_is_own(self, ports: EnvironmentPorts, *, is_recheck: bool = False) -> None: ...
 
@@ -72,7 +72,7 @@ class EnvironmentPorts:
     holder: str
     keep_alive: HeartbeatRunner
     urgent: ObjectStore | None = None
-    ownership: OwnershipCheck | None = None
+    ownership: DataRootOwnershipCheck | None = None
     retention: ObjectRetention | None = None
     brokers: Callable[[TopicPartition], BrokerView] | None = None
     broker_log_start: Callable[[TopicPartition], int] | None = None

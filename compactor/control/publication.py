@@ -56,7 +56,7 @@ def receipt_balance_problem(state: PartitionState, intent: RoundIntent) -> RuleV
     return ""
 
 
-def sum_group_balances(intent: RoundIntent, replacements: Sequence[Replacement]) -> Balance | None:
+def sum_balances_of_published_groups(intent: RoundIntent, replacements: Sequence[Replacement]) -> Balance | None:
     """Return the sum of the balances of the groups that are published; None if one of them has no balance."""
     ids = {new.segment.id for new in replacements}
     found = [receipt.balance for receipt in intent.receipts if receipt.segment.id in ids]
@@ -191,7 +191,7 @@ def _build_round_published_record(
         expired=gone,
         grace_ms=ports.grace_ms,
         undo_window_ms=ports.retention.undo_window_ms if ports.retention else None,
-        balance=sum_group_balances(intent, kept),
+        balance=sum_balances_of_published_groups(intent, kept),
         content=content_digest_after_round(state, kept),
         status=outcome.status,
         stats=outcome.stats,
@@ -206,7 +206,7 @@ def _wait_until_former_leaders_cannot_write(leadership: Leadership) -> None:
     versions), this process's own is used. Raises Fenced if this process no longer leads the partition.
     """
     ports, log, state = leadership.ports, leadership.log, leadership.state
-    taken = state.latest_epoch_that_replaced_unreleased_one
+    taken = state.latest_epoch_begun_by_takeover
     timeouts = [epoch.delivery_timeout_ms or ports.publisher.max_delivery_ms for epoch in state.epochs if epoch.ended == "replaced"]
     max_delivery_ms = max(timeouts, default=0)
     if not max_delivery_ms or taken is None:
@@ -234,7 +234,7 @@ def remove_segments_left_by_dead_compactors(leadership: Leadership) -> SegmentCo
     )
 
 
-def undo_intent(leadership: Leadership, intent: RoundIntent, reason: str) -> PartitionState:
+def abandon_announced_plan(leadership: Leadership, intent: RoundIntent, reason: str) -> PartitionState:
     """Give up an announced plan: record that it is undone, withdraw its segments from readers, and delete its objects. Raises Fenced if
     this process no longer leads; then nothing is deleted.
     """
@@ -254,7 +254,7 @@ def undo_intent(leadership: Leadership, intent: RoundIntent, reason: str) -> Par
     return state
 
 
-def record_run_end(leadership: Leadership, ended: RunEnded) -> PartitionState:
+def record_unpublished_run_end(leadership: Leadership, ended: RunEnded) -> PartitionState:
     """Record the outcome of a run that published nothing. Return the resulting state."""
 
     def has_record_taken_effect(state: PartitionState) -> bool:

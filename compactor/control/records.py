@@ -14,10 +14,10 @@ from pydantic import ConfigDict, Field, ValidationError
 from compactor.constants import EMPTY_TOPIC_ID, CompactorEpoch, LeaderEpoch, Offset, TopicId
 from compactor.control.catalog_records import (
     CatalogBody,
+    DeletionCheckResult as DeletionCheckResult,
     PartitionChanged as PartitionChanged,
     PartitionsChanged as PartitionsChanged,
     PartitionsInspected as PartitionsInspected,
-    RetireCheckResult as RetireCheckResult,
     RoundRequested as RoundRequested,
     RoundsPaused as RoundsPaused,
     RoundsResumed as RoundsResumed,
@@ -483,7 +483,7 @@ def require_known_format_version(document: bytes, source_name: str) -> None:
 ValueT = TypeVar("ValueT", bound=StrictFrozenModel)
 
 
-def decode_checksummed(kind: type[ValueT], data: bytes, source_name: str) -> ValueT:
+def decode_checksummed_json(kind: type[ValueT], data: bytes, source_name: str) -> ValueT:
     """Return the value of this type that is stored with a checksum in ``data``. Raises BadControlRecord with the object's name and the
     reason.
     """

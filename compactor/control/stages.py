@@ -55,13 +55,13 @@ def stage_of_intent(intent: RoundIntent) -> RoundStage:
     return RoundStage.ANNOUNCED if intent.pending_tasks else RoundStage.UPLOADED
 
 
-class StageTracker:
+class RoundStageTracker:
     """Present stage of one round, or of segments that are retired together. Refuses every change that STAGES does not allow."""
 
     def __init__(self, stage: RoundStage | None = None) -> None:
         self.stage = stage
 
-    def advance_to(self, stage: RoundStage) -> None:
+    def advance_to_stage(self, stage: RoundStage) -> None:
         """Change the present stage to ``stage``. Raises CompactorError (a bug) if it may not follow the present one."""
         if stage not in STAGES[self.stage]:
             raise CompactorError(f"a round cannot go from {self.stage or 'nothing'} to {stage}", hint="This is a bug; please report it")

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from checkpoint.offsets import CleanerOffset, first_dirty_offset_of_vector
 from compactor.constants import EMPTY_TOPIC_ID, NO_COMPACTOR_EPOCH, CompactorEpoch, TopicId
-from compactor.control.records import LastImportedBatch, RetireCheckResult, ScratchObject
-from compactor.model.balance import Balance, CountAndDigestSum, add_sums
+from compactor.control.records import DeletionCheckResult, LastImportedBatch, ScratchObject
+from compactor.model.balance import Balance, CountAndDigestSum, total_of_count_and_digest_sums
 from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask
@@ -25,7 +25,7 @@ RuleViolationOrEmpty = str
 """Why a control record breaks an ordering rule, for people; empty if it does not."""
 
 
-class LogState(StrictFrozenModel):
+class ControlLogState(StrictFrozenModel):
     """Base of the states that are computed from a control log.
 
     slot: position of the last record included; 0 for an empty log.
@@ -200,7 +200,7 @@ class FencedAppend(StrictFrozenModel):
     at_ms: int
 
 
-class PartitionState(LogState):
+class PartitionState(ControlLogState):
     """State of a partition: the result of its control log's records up to and including position ``slot`` (0: empty log)."""
 
     topic: str
@@ -308,7 +308,7 @@ class PartitionState(LogState):
         return CompactorEpoch(self.last_compactor_epoch + 1)
 
     @property
-    def latest_epoch_that_replaced_unreleased_one(self) -> CompactorEpochAndEnding | None:
+    def latest_epoch_begun_by_takeover(self) -> CompactorEpochAndEnding | None:
         """Return the last epoch that began by a take-over: its former leader had not released its own epoch, and may not know that it no
         longer leads. None if there is no such epoch.
         """
@@ -334,7 +334,7 @@ def sum_batch_digests(segments: Iterable[RemoteLogSegmentMetadata]) -> CountAndD
     has no recorded sum, or if readers read only a part of it.
     """
     known = [None if segment.has_offsets_after_end_offset else segment.content for segment in segments]
-    return None if None in known else add_sums(content for content in known if content)
+    return None if None in known else total_of_count_and_digest_sums(content for content in known if content)
 
 
 class RoundPause(StrictFrozenModel):
@@ -364,7 +364,7 @@ class MissingTopicReports(NamedTuple):
     last_ms: int
 
 
-class CatalogState(LogState):
+class CatalogState(ControlLogState):
     """State of the tier-wide log: the tier's identity, its partitions with the slot of the latest hint about each, pauses, and requests for
     rounds.
     """
@@ -381,7 +381,7 @@ class CatalogState(LogState):
     """``topic-partition`` -> slot of the latest hint that the partition has changed."""
     reached: dict[str, int] = Field(default_factory=dict)
     """``topic-partition`` -> a slot that its own control log has had, as a lower bound of where that log may end."""
-    looks: dict[str, RetireCheckResult] = Field(default_factory=dict, exclude_if=_is_field_empty)
+    looks: dict[str, DeletionCheckResult] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """``topic-partition`` -> the last check by `retire`. Valid as long as ``reached`` is not above its slot."""
     paused: dict[str, RoundPause] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """Pattern (control.pauses) -> the pause."""

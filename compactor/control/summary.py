@@ -115,7 +115,7 @@ _HEAD = struct.Struct("<I")
 Packed = bytes
 
 
-class AwaitingDeletionSummary(StrictFrozenModel):
+class GroupAwaitingDeletionSummary(StrictFrozenModel):
     """Summary of a group of segments that wait for grace (GroupAwaitingDeletion), with the number and size of the
     segments that replaced them.
     """
@@ -137,7 +137,7 @@ class ImportSummary(StrictFrozenModel):
     since_ms: int | None
 
 
-class LastRound(StrictFrozenModel):
+class LastRoundSummary(StrictFrozenModel):
     """The latest ended round in the run history, with its bytes and records before and after the rewrite; each is -1 if not recorded."""
 
     run_id: str
@@ -176,7 +176,7 @@ class PartitionSummary(StrictFrozenModel):
     open_run: str
     quarantine: Quarantine | None
     quarantined_since_ms: int = Field(default=0, exclude_if=lambda value: not value)
-    waiting: tuple[AwaitingDeletionSummary, ...]
+    waiting: tuple[GroupAwaitingDeletionSummary, ...]
     imports: tuple[ImportSummary, ...]
     retiring: int
     undone_slot: int
@@ -185,7 +185,7 @@ class PartitionSummary(StrictFrozenModel):
     incarnation: int = 1
     topic_id: TopicId = EMPTY_TOPIC_ID
     log_start_offset: int | None = None
-    last_round: LastRound | None = None
+    last_round: LastRoundSummary | None = None
     saved_per_dirty_byte: float | None = None
     last_round_ms: int = 0
     freed: tuple[tuple[HourStartMs, FreedBytes], ...] = ()
@@ -255,14 +255,14 @@ def _quarantined_since_ms(state: PartitionState) -> int:
     return min([state.quarantine.at_ms, *(max(run.started_ms, run.ended_ms) for run in failed)])
 
 
-def _summarize_last_round(runs: Sequence[RunHistoryEntry]) -> LastRound | None:
+def _summarize_last_round(runs: Sequence[RunHistoryEntry]) -> LastRoundSummary | None:
     """Return the summary of the latest run that has ended, whatever its outcome; None if none has."""
     run = next((run for run in reversed(runs) if run.ended_ms >= 0), None)
     if run is None:
         return None
     names = {"bytes_before": "bytes_before", "bytes_written": "bytes_after", "records_read": "records_read", "records_kept": "records_kept"}
     known = {ours: int(run.stats[name]) for name, ours in names.items() if name in run.stats}
-    return LastRound(run_id=run.run_id, status=run.status, ended_ms=run.ended_ms, **known)
+    return LastRoundSummary(run_id=run.run_id, status=run.status, ended_ms=run.ended_ms, **known)
 
 
 def _freed_bytes_by_hour(state: PartitionState) -> tuple[tuple[HourStartMs, FreedBytes], ...]:
@@ -292,9 +292,9 @@ def decode_summary(data: bytes) -> PartitionSummary:
     return summary.model_copy(update={"columns": data[start + length :]})
 
 
-def _summarize_waiting_group(group: GroupAwaitingDeletion) -> AwaitingDeletionSummary:
+def _summarize_waiting_group(group: GroupAwaitingDeletion) -> GroupAwaitingDeletionSummary:
     """Return the summary of one group of segments that wait for their deletion."""
-    return AwaitingDeletionSummary(
+    return GroupAwaitingDeletionSummary(
         slot=group.slot,
         since_ms=group.since_ms,
         run_id=group.run_id,

@@ -9,7 +9,7 @@ from compactor.control.leadership import RecordRefused, hold_leadership
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import EnvironmentPorts, LeaseDurations
 from compactor.control.records import RoundUndone
-from compactor.control.stages import RoundStage, StageTracker
+from compactor.control.stages import RoundStage, RoundStageTracker
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, UsageError
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -44,7 +44,7 @@ def undo_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations
             raise UsageError(
                 f"run {run_id} of {log.state.topic_partition} cannot be undone: {refused}", hint="Nothing was changed"
             ) from refused
-        StageTracker(RoundStage.PUBLISHED).advance_to(RoundStage.REVERTED)
+        RoundStageTracker(RoundStage.PUBLISHED).advance_to_stage(RoundStage.REVERTED)
         return leadership.state
 
 

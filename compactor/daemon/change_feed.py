@@ -30,7 +30,7 @@ CatalogSlot = int
 
 
 @dataclass(frozen=True)
-class ChangeReport:
+class PartitionChangeReport:
     """Report of the change feed about all partitions of a tier at one moment.
 
     hints: change hint of every partition: a number that changes whenever the partition's log has new records.
@@ -50,7 +50,7 @@ class ChangeReport:
 class ChangeFeed(Protocol):
     """Source from which the daemon learns which partitions of a tier have changed."""
 
-    def poll_changes(self, tier: Tier) -> ChangeReport | None:
+    def poll_changes(self, tier: Tier) -> PartitionChangeReport | None:
         """Return a report about all partitions, or None if nothing has changed since the last report. Raises StoreError, UsageError."""
 
 
@@ -61,7 +61,7 @@ class CatalogChangeFeed:
         self._reported = False
         self._inbox_ms = 0
 
-    def poll_changes(self, tier: Tier) -> ChangeReport | None:
+    def poll_changes(self, tier: Tier) -> PartitionChangeReport | None:
         now = tier.ports.clock_ms()
         taken = 0
         if self._reported and now - self._inbox_ms >= INBOX_POLL_MS:
@@ -72,7 +72,7 @@ class CatalogChangeFeed:
         state = tier.identity.read_catalog()
         hints = {name: state.partitions[str(name)] for name in state.topic_partitions}
         self._reported = True
-        return ChangeReport(hints, paused=paused_partitions(state, hints), requested=requested_rounds(state, now))
+        return PartitionChangeReport(hints, paused=paused_partitions(state, hints), requested=requested_rounds(state, now))
 
 
 def paused_partitions(catalog: CatalogState, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
@@ -107,7 +107,7 @@ class BrokerChangeFeed:
         self._chosen: dict[str, Mapping[str, str]] = {}
         self._policies: dict[str, int] = {}
 
-    def poll_changes(self, tier: Tier) -> ChangeReport | None:
+    def poll_changes(self, tier: Tier) -> PartitionChangeReport | None:
         if not self._versions or tier.catalog.has_new_records():
             tier.identity.read_catalog()
         brokers = self._brokers
@@ -127,15 +127,15 @@ class BrokerChangeFeed:
                 self._chosen[topic] = now.chosen
                 self._policies[topic] = self._policies.get(topic, 0) + 1
         recreated = {name for name, one in self._versions.items() if name in before and before[name].topic_id != one.topic_id}
-        hints = {name: self._change_hint_number(name, one) for name, one in self._versions.items()}
+        hints = {name: self._compute_change_hint(name, one) for name, one in self._versions.items()}
         state = tier.catalog.state
         requested = requested_rounds(state, tier.ports.clock_ms())
-        return ChangeReport(hints, frozenset(recreated), suspended, paused_partitions(state, hints), requested)
+        return PartitionChangeReport(hints, frozenset(recreated), suspended, paused_partitions(state, hints), requested)
 
-    def _change_hint_number(self, partition: TopicPartition, version: PartitionMetadataVersion) -> int:
+    def _compute_change_hint(self, partition: TopicPartition, version: PartitionMetadataVersion) -> int:
         return version.applied + self._policies.get(partition.topic, 0) * POLICY_STEP
 
 
-def change_feed_for(tier: Tier) -> ChangeFeed:
+def create_change_feed(tier: Tier) -> ChangeFeed:
     """Return a new change feed of the kind that this tier needs."""
     return BrokerChangeFeed(tier.broker_metadata) if tier.kind.is_broker_managed else CatalogChangeFeed()

@@ -23,7 +23,7 @@ from compactor.bootstrap import kafka_connection_settings
 from compactor.brokers.topic_ids import query_which_topic_ids_exist
 from compactor.config.settings import CleanerSettings, Settings
 from compactor.constants import HOUR_MS
-from compactor.daemon.change_feed import change_feed_for
+from compactor.daemon.change_feed import create_change_feed
 from compactor.daemon.jobs import JobResources, JobResult, check_stores_writable, execute_job, settings_for_parallel_job
 from compactor.daemon.partition_cache import PartitionCache
 from compactor.daemon.scheduling import (
@@ -37,7 +37,7 @@ from compactor.daemon.scheduling import (
     choose_jobs,
     idle_partition_poll_interval_ms,
     needs_poll,
-    new_schedule,
+    new_partition_schedule,
     schedule_restored_after_restart,
     with_change_hint,
     with_failed_poll,
@@ -47,7 +47,13 @@ from compactor.daemon.scheduling import (
     with_suspension,
 )
 from compactor.daemon.status import DaemonStatus, JobMonitor, PartitionDetails
-from compactor.daemon.trend import TierStorageTrend, merged_trend, read_trend, with_current_hour, write_trend
+from compactor.daemon.trend import (
+    TierStorageTrend,
+    merged_storage_trend,
+    read_storage_trend,
+    with_current_hour_figures,
+    write_storage_trend,
+)
 from compactor.errors import CompactorError, StoreError
 from compactor.local.budget import DiskBudget
 from compactor.local.spool import check_spool_folder_is_writable
@@ -60,7 +66,7 @@ from compactor.service.loop import PollingLoop
 from compactor.service.stopping import InterruptibleStore, Stopped
 from compactor.upkeep.deleted_topics import delete_partitions_of_missing_topics
 from compactor.upkeep.retire import RetireReport
-from compactor.upkeep.uploads import LEAST_AGE_MS, abort_due_uploads_and_return_urls
+from compactor.upkeep.uploads import LEAST_AGE_MS, abort_due_uploads
 from compactor.views.time_formats import count_noun, format_size
 
 ASK_TOPICS_MS = 1_200_000
@@ -87,7 +93,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         tier = self._tier
         self._random = random.Random(seed)  # noqa: S311 - only the order of partitions depends on it
         self._cache = PartitionCache(self._tier)
-        self._changes = change_feed_for(self._tier)
+        self._changes = create_change_feed(self._tier)
         self._suspended: dict[str, str] = {}
         self._hold_ms = 0
         self._paused: dict[TopicPartition, str] = {}
@@ -156,13 +162,13 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         control = self._tier.ports.control
         statuses = [schedule.status for schedule in self._schedules.values() if schedule.status is not None]
         try:
-            trend = with_current_hour(merged_trend(read_trend(control), self._trend), statuses, now_ms)
-            write_trend(control, trend)
+            trend = with_current_hour_figures(merged_storage_trend(read_storage_trend(control), self._trend), statuses, now_ms)
+            write_storage_trend(control, trend)
         except Stopped:
             return
         except CompactorError as error:
             self._log(f"the figures of this hour are not stored: {error}", level=logging.WARNING)
-            trend = with_current_hour(self._trend, statuses, now_ms)
+            trend = with_current_hour_figures(self._trend, statuses, now_ms)
         self._trend = trend
 
     def _abort_abandoned_uploads(self, now_ms: int) -> None:
@@ -171,7 +177,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             return
         self._swept_ms = now_ms
         try:
-            swept = abort_due_uploads_and_return_urls(self._tier, now_ms)
+            swept = abort_due_uploads(self._tier, now_ms)
         except CompactorError as error:
             self._log(f"unfinished uploads were not swept: {error}", level=logging.WARNING)
             return
@@ -253,7 +259,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             schedule = self._schedules.get(name)
             if schedule is None or name in report.recreated:
                 self._cache.forget_partition(name)
-                schedule = self._with_output_schedule_if_configured(new_schedule(name, hint, now_ms))
+                schedule = self._with_output_schedule_if_configured(new_partition_schedule(name, hint, now_ms))
             elif hint != schedule.hint:
                 schedule = with_change_hint(schedule, hint, now_ms)
             schedule = with_suspension(schedule, report.suspended.get(name.topic, ""))
@@ -316,7 +322,11 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             except Stopped:
                 raise
             except Exception as error:
-                if isinstance(error, StoreError) and len(polls) > 1 and all(_has_poll_failed_by_store(other) for other in polls.values()):
+                if (
+                    isinstance(error, StoreError)
+                    and len(polls) > 1
+                    and all(_is_poll_failed_by_store_error(other) for other in polls.values())
+                ):
                     raise  # the store is unreachable, not this partition
                 reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
                 self._schedules[name] = with_failed_poll(schedule, reason, now_ms)
@@ -357,7 +367,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         """Process a finished job: update the partition's schedule and the totals, and write a log line."""
         job, now = result.job, self._tier.ports.clock_ms()
         del self._running[job.partition]
-        schedule = self._schedules.get(job.partition) or new_schedule(job.partition, 0, now)  # its topic was deleted meanwhile
+        schedule = self._schedules.get(job.partition) or new_partition_schedule(job.partition, 0, now)  # its topic was deleted meanwhile
         try:
             same = result.log is not None and result.log.name == self._tier.log_name(
                 job.partition
@@ -378,7 +388,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         self._monitor.record_job_end(result)
         if line := describe_job_result(result):
             segment = result.report.segment if isinstance(result.report, RoundReport) else ""
-            self._log(line, level=result_log_level(result), partition=str(job.partition), run=result.run_id, segment=segment)
+            self._log(line, level=job_result_log_level(result), partition=str(job.partition), run=result.run_id, segment=segment)
 
     # --- status ---
 
@@ -450,14 +460,14 @@ def describe_job_result(result: JobResult) -> str:
     return f"{result.job.action.value} {result.status}" + (f": {result.reason}" if result.reason else "")
 
 
-def result_log_level(result: JobResult) -> int:
+def job_result_log_level(result: JobResult) -> int:
     """Return the level at which a finished job is logged, by how the job ended."""
     if result.status in (RoundStatus.FAILED, RoundStatus.QUARANTINED):
         return logging.ERROR
     return logging.WARNING if result.status in (RoundStatus.OUT_OF_BUDGET, RoundStatus.FENCED) else logging.INFO
 
 
-def _has_poll_failed_by_store(poll_result: Future[PartitionStatus]) -> bool:
+def _is_poll_failed_by_store_error(poll_result: Future[PartitionStatus]) -> bool:
     """Return whether a poll ended with an error of the store."""
     return isinstance(poll_result.exception(), StoreError)
 

@@ -44,7 +44,7 @@ class JobResult:
     run_id: str = ""
 
 
-class JobObserver(Protocol):
+class JobProgressObserver(Protocol):
     """Receiver of a job's progress: stages and bytes, reported while the job runs."""
 
     def record_transferred_bytes(self, size: int) -> None:
@@ -69,7 +69,7 @@ def execute_job(
     job: PartitionJob,
     resources: JobResources,
     now_ms: int,
-    observer: JobObserver,
+    observer: JobProgressObserver,
     *,
     log_slot_when_chosen: int = -1,
 ) -> JobResult:

@@ -27,7 +27,7 @@ def daemon_metrics(status: DaemonStatus, *, include_kafka_names: bool = True) ->
     :param include_kafka_names: also yield them under the names of Kafka's LogCleaner.
     """
     if include_kafka_names:
-        yield from _kafka_alias_metrics(status)
+        yield from _metrics_under_kafka_names(status)
     yield from _health_metrics(status)
     yield from _partition_metrics(status)
     yield from _tier_metrics(status)
@@ -35,9 +35,9 @@ def daemon_metrics(status: DaemonStatus, *, include_kafka_names: bool = True) ->
     yield from version_and_store_usage_metrics(status.usage)
 
 
-def _kafka_alias_metrics(status: DaemonStatus) -> Iterator[Metric]:
+def _metrics_under_kafka_names(status: DaemonStatus) -> Iterator[Metric]:
     """Yield the metrics that Kafka has as kafka.log:type=LogCleaner and LogCleanerManager, under Kafka's names and in its units."""
-    values = _kafka_cleaner_values(status)
+    values = _kafka_log_cleaner_metric_values(status)
     for name, (kafkas, help_text, factor) in ALIASES.items():
         yield GaugeMetricFamily(kafkas, f"{help_text} (alias of {OWN}_{name})", value=values[name] * factor)
     since = status.now_ms - status.scan_ms if status.scan_ms else 0
@@ -60,7 +60,7 @@ ALIASES = {
 """Name of a metric -> Kafka's name for it, its help text, and the factor from its unit to Kafka's."""
 
 
-def _kafka_cleaner_values(status: DaemonStatus) -> dict[str, float]:
+def _kafka_log_cleaner_metric_values(status: DaemonStatus) -> dict[str, float]:
     """Return the values of the metrics that Kafka's LogCleaner has, too, by metric name. Times are in seconds, shares from 0 to 1."""
     seen = [schedule.status for schedule in status.schedules if schedule.status is not None]
     bad = [schedule.status for schedule in status.blocked_schedules if schedule.status is not None]
@@ -80,7 +80,7 @@ def _health_metrics(status: DaemonStatus) -> Iterator[Metric]:
     """Yield the metrics that alerts watch: readiness, partitions whose rounds fail or are forbidden, the latest scan and the latest
     round.
     """
-    for name, value in _kafka_cleaner_values(status).items():
+    for name, value in _kafka_log_cleaner_metric_values(status).items():
         yield make_gauge(name, ALIASES[name][1], value)
     yield from make_gauges(
         (

@@ -36,7 +36,7 @@ class CachedPartitionSummary:
     slot_times_ms: Mapping[int, int]
 
 
-class PolledStatus(NamedTuple):
+class PolledPartitionStatus(NamedTuple):
     """A partition's status, and the time in milliseconds at which its control log was last polled."""
 
     status: PartitionStatus
@@ -55,7 +55,7 @@ class PartitionCache:
 
     def load_statuses_of_unchanged_partitions(
         self, hints: Mapping[str, int], max_age_ms: int, now_ms: int
-    ) -> dict[TopicPartition, PolledStatus]:
+    ) -> dict[TopicPartition, PolledPartitionStatus]:
         """Load the summaries that are still valid from local state, and return the statuses of their partitions. Makes no request.
 
         A summary is valid if the partition has not changed since the summary was saved, and no replaced segments of the partition waited
@@ -65,14 +65,16 @@ class PartitionCache:
         :param max_age_ms: summaries of partitions that were not polled for longer are ignored.
         """
         kept = self._tier.local.cached_summaries_by_partition_name() if self._tier.local else {}
-        found: dict[TopicPartition, PolledStatus] = {}
+        found: dict[TopicPartition, PolledPartitionStatus] = {}
         for text, (seen, summary) in kept.items():
             fresh = text in hints and is_summary_fresh(seen, summary, hints[text], now_ms, max_age_ms)
             if (
                 fresh and not summary.waiting and self._tier.min_last_record_number_of_control_log(summary.topic_partition) <= seen.slot
             ):  # the times of waiting groups have to be read from the store
                 self._known[summary.topic_partition] = CachedPartitionSummary(summary, seen, {})
-                found[summary.topic_partition] = PolledStatus(self._compute_status(summary.topic_partition, now_ms), seen.checked_ms)
+                found[summary.topic_partition] = PolledPartitionStatus(
+                    self._compute_status(summary.topic_partition, now_ms), seen.checked_ms
+                )
         return found
 
     def use_settings_of_tier(self, tier: Tier) -> None:
@@ -135,7 +137,7 @@ class PartitionCache:
         Makes no request. Thread-safe.
         """
         if partition not in self._histories and self._tier.local is not None and self._tier.local.is_bound_to_tier:
-            kept = self._tier.local.cached_state(partition)
+            kept = self._tier.local.cached_partition_state(partition)
             if kept is not None:
                 self._histories.setdefault(partition, serialize_history(partition_history(kept[0])))
         data = self._histories.get(partition)

@@ -14,7 +14,7 @@ MAX_HISTORY_RANGES = 400
 MOST_LINEAGE = 100
 
 
-class ReplacedRange(StrictFrozenModel):
+class ReplacedOffsetRange(StrictFrozenModel):
     """Offset range of adjacent segments that were replaced together and wait for deletion. Offsets are inclusive.
 
     run_id: the round that replaced them; empty if no round did (a truncation, a deleted partition).
@@ -39,7 +39,7 @@ class PartitionHistory(StrictFrozenModel):
     runs: tuple[RunHistoryEntry, ...]
     epochs: tuple[CompactorEpochAndEnding, ...]
     lineage: tuple[EpochEntry, ...]
-    replaced: tuple[ReplacedRange, ...]
+    replaced: tuple[ReplacedOffsetRange, ...]
     fenced: int
 
 
@@ -66,9 +66,9 @@ def deserialize_history(data: bytes) -> PartitionHistory:
     return PartitionHistory.model_validate_json(zlib.decompress(data))
 
 
-def _replaced_ranges(state: PartitionState) -> list[ReplacedRange]:
+def _replaced_ranges(state: PartitionState) -> list[ReplacedOffsetRange]:
     """Return the replaced segments that wait for deletion. Adjacent segments that were replaced together are one range."""
-    found: list[ReplacedRange] = []
+    found: list[ReplacedOffsetRange] = []
     for group in state.waiting:
         begun = len(found)
         for segment in sorted(group.segments, key=lambda each: each.start_offset):
@@ -78,5 +78,5 @@ def _replaced_ranges(state: PartitionState) -> list[ReplacedRange]:
                 found[-1] = last.model_copy(update=grown)
             else:
                 one = {"start_offset": segment.start_offset, "end_offset": segment.end_offset, "bytes": segment.size_bytes}
-                found.append(ReplacedRange(**one, segments=1, run_id=group.run_id, undone=group.undone))
+                found.append(ReplacedOffsetRange(**one, segments=1, run_id=group.run_id, undone=group.undone))
     return found

@@ -39,8 +39,8 @@ class RunningJob:
     expected_end_ms: int = 0
 
 
-class JobProgress:
-    """Recorder of one job's progress, which the job reports to it (a ``JobObserver``). Thread-safe.
+class JobProgressRecorder:
+    """Recorder of one job's progress, which the job reports to it (a ``JobProgressObserver``). Thread-safe.
 
     Pass 2 of a round is shown as the second half of the work, because both passes read about the same number of bytes.
     """

@@ -20,7 +20,7 @@ from compactor.config.settings import CleanerSettings
 from compactor.constants import NEVER_MS, NO_COMPACTOR_EPOCH, CompactorEpoch
 from compactor.control.grace import earliest_deletion_time_ms, import_abandoned_at_ms
 from compactor.control.ports import ObjectRetention
-from compactor.control.summary import LastRound, PartitionSummary, SegmentMetadataOrSummary
+from compactor.control.summary import LastRoundSummary, PartitionSummary, SegmentMetadataOrSummary
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 from compactor.model.status import PUBLISHING, RoundStatus
@@ -96,7 +96,7 @@ class PartitionStatus:
     retire_at_ms: int = NEVER_MS
     waiting_bytes: int = 0
     undone_slot: int = 0
-    last_round: LastRound | None = None
+    last_round: LastRoundSummary | None = None
     freed: tuple[tuple[int, int], ...] = ()
 
 
@@ -197,7 +197,7 @@ class PartitionSchedule:
 
     Times are milliseconds of the daemon's clock.
 
-    hint: the partition's latest change hint (see ``ChangeReport``).
+    hint: the partition's latest change hint (see ``PartitionChangeReport``).
     idle_polls: polls in a row that found nothing new.
     suspended: why the topic's settings forbid rounds; empty if they do not.
     paused: who paused rounds; empty if nobody did.
@@ -291,7 +291,7 @@ def with_change_hint(schedule: PartitionSchedule, hint: int, now_ms: int) -> Par
     return replace(schedule, hint=hint, next_poll_ms=now_ms, idle_polls=0)
 
 
-def new_schedule(partition: TopicPartition, hint: int, now_ms: int) -> PartitionSchedule:
+def new_partition_schedule(partition: TopicPartition, hint: int, now_ms: int) -> PartitionSchedule:
     """Return the first schedule of a partition that the daemon did not know before: it is polled at once."""
     return PartitionSchedule(partition=partition, hint=hint, next_poll_ms=now_ms)
 

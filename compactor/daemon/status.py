@@ -13,12 +13,12 @@ from compactor.control.summary import SegmentSummary
 from compactor.daemon.jobs import JobResult
 from compactor.daemon.partition_cache import PartitionCache
 from compactor.daemon.partition_history import PartitionHistory
-from compactor.daemon.progress import JobProgress, RunningJob
+from compactor.daemon.progress import JobProgressRecorder, RunningJob
 from compactor.daemon.scheduling import (
     DaemonAction,
     PartitionJob,
     PartitionSchedule,
-    new_schedule,
+    new_partition_schedule,
     with_failed_poll,
     with_pause_and_request,
     with_poll_result,
@@ -172,11 +172,13 @@ def read_tier_status(tier: Tier, on_partition: Callable[[], None] = lambda: None
     :param on_partition: called after each partition was read.
     :raises StoreError: if the tier cannot be reached.
     """
-    names = tier.list_latest_incarnations()
+    names = tier.list_partitions_in_latest_incarnation()
     cache, schedules = PartitionCache(tier), []
     for name, log in zip(names, tier.read_control_logs_or_errors(names, on_partition), strict=True):
         now_ms = tier.ports.clock_ms()
-        schedule = with_pause_and_request(new_schedule(name, 0, now_ms), round_pause_reason_or_empty(tier.catalog.state, name), 0, now_ms)
+        schedule = with_pause_and_request(
+            new_partition_schedule(name, 0, now_ms), round_pause_reason_or_empty(tier.catalog.state, name), 0, now_ms
+        )
         if isinstance(log, CompactorError):
             schedules.append(with_failed_poll(schedule, str(log), now_ms))
         else:
@@ -210,11 +212,11 @@ class JobMonitor:
         self.totals = JobTotals()
         self._log = log
         self._map_budget = map_budget_bytes
-        self._at_work: dict[TopicPartition, JobProgress] = {}
+        self._at_work: dict[TopicPartition, JobProgressRecorder] = {}
 
-    def record_job_start(self, job: PartitionJob, schedule: PartitionSchedule, now_ms: int) -> JobProgress:
+    def record_job_start(self, job: PartitionJob, schedule: PartitionSchedule, now_ms: int) -> JobProgressRecorder:
         """Create and return the progress recorder of a job that starts now."""
-        progress = JobProgress(job, schedule.status, now_ms, self._log)
+        progress = JobProgressRecorder(job, schedule.status, now_ms, self._log)
         self._at_work[job.partition] = progress
         return progress
 

@@ -58,7 +58,7 @@ NO_TREND: Final = TierStorageTrend()
 """Trend of a tier of which no hour is known."""
 
 
-def with_current_hour(trend: TierStorageTrend, statuses: Iterable[PartitionStatus], now_ms: int) -> TierStorageTrend:
+def with_current_hour_figures(trend: TierStorageTrend, statuses: Iterable[PartitionStatus], now_ms: int) -> TierStorageTrend:
     """Return the trend with the figures of the current hour added, and with the bytes that were reclaimed in recent hours updated. Both are
     computed from ``statuses``. Only the largest MOST_TOPICS topics have figures of their own.
     """
@@ -66,24 +66,24 @@ def with_current_hour(trend: TierStorageTrend, statuses: Iterable[PartitionStatu
     by_topic: dict[str, list[PartitionStatus]] = defaultdict(list)
     for status in statuses:
         by_topic[status.partition.topic].append(status)
-    figures = {topic: _hour_figures(found, hour_ms) for topic, found in by_topic.items()}
+    figures = {topic: _storage_figures_of_hour(found, hour_ms) for topic, found in by_topic.items()}
     largest = sorted(figures, key=lambda topic: (-figures[topic].stored, topic))[:MOST_TOPICS]
     everything = [status for found in by_topic.values() for status in found]
     return TierStorageTrend(
-        hours=_with_current_hour_added(trend.hours, _hour_figures(everything, hour_ms), everything),
+        hours=_with_current_hour_added(trend.hours, _storage_figures_of_hour(everything, hour_ms), everything),
         topics={topic: _with_current_hour_added(trend.topics.get(topic, ()), figures[topic], by_topic[topic]) for topic in largest},
     )
 
 
-def merged_trend(older: TierStorageTrend, newer: TierStorageTrend) -> TierStorageTrend:
+def merged_storage_trend(older: TierStorageTrend, newer: TierStorageTrend) -> TierStorageTrend:
     """Return a trend with the hours of two trends. For an hour that both have, the figures of ``newer`` are used. The topics are those of
     ``newer``, or of ``older`` if ``newer`` has none.
     """
-    topics = {topic: _merged_hours(older.topics.get(topic, ()), hours) for topic, hours in newer.topics.items()}
-    return TierStorageTrend(hours=_merged_hours(older.hours, newer.hours), topics=topics or older.topics)
+    topics = {topic: _merged_hourly_figures(older.topics.get(topic, ()), hours) for topic, hours in newer.topics.items()}
+    return TierStorageTrend(hours=_merged_hourly_figures(older.hours, newer.hours), topics=topics or older.topics)
 
 
-def read_trend(control: ObjectStore) -> TierStorageTrend:
+def read_storage_trend(control: ObjectStore) -> TierStorageTrend:
     """Return the stored trend; an empty one if there is none or it is damaged. Raises StoreError."""
     try:
         return TierStorageTrend.model_validate_json(zlib.decompress(control.get(TREND_KEY)))
@@ -91,12 +91,12 @@ def read_trend(control: ObjectStore) -> TierStorageTrend:
         return TierStorageTrend()
 
 
-def write_trend(control: ObjectStore, trend: TierStorageTrend) -> None:
+def write_storage_trend(control: ObjectStore, trend: TierStorageTrend) -> None:
     """Overwrite the stored trend. Raises StoreError."""
     control.put(TREND_KEY, zlib.compress(trend.model_dump_json().encode()))
 
 
-def _hour_figures(statuses: Iterable[PartitionStatus], hour_ms: int) -> HourlyStorageFigures:
+def _storage_figures_of_hour(statuses: Iterable[PartitionStatus], hour_ms: int) -> HourlyStorageFigures:
     """Return the figures of one hour: the sums over these partitions."""
     found = list(statuses)
     stored, dirty = sum(status.bytes + status.waiting_bytes for status in found), sum(status.dirty_bytes for status in found)
@@ -113,7 +113,7 @@ def _with_current_hour_added(
     known_ms = current.hour_ms - RECLAIMED_KNOWN_MS
     return tuple(
         each if each.hour_ms <= known_ms else each._replace(reclaimed=reclaimed.get(each.hour_ms, 0))
-        for each in _merged_hours(hours, (current,))
+        for each in _merged_hourly_figures(hours, (current,))
     )
 
 
@@ -126,7 +126,9 @@ def _reclaimed_bytes_by_hour(statuses: Iterable[PartitionStatus]) -> Mapping[int
     return found
 
 
-def _merged_hours(older: tuple[HourlyStorageFigures, ...], newer: tuple[HourlyStorageFigures, ...]) -> tuple[HourlyStorageFigures, ...]:
+def _merged_hourly_figures(
+    older: tuple[HourlyStorageFigures, ...], newer: tuple[HourlyStorageFigures, ...]
+) -> tuple[HourlyStorageFigures, ...]:
     """Return the hours of two lists, ascending, without those that are MOST_HOURS or more before the latest one.
 
     For an hour in both lists, that of ``newer`` is used.

@@ -18,7 +18,7 @@ from uuid import UUID
 from compactor.config.settings import Settings
 from compactor.decoding.registry import RegisteredSchema, SchemaRegistry
 from compactor.errors import UsageError
-from compactor.extras import require_extra
+from compactor.extras import require_pip_extra
 
 FieldFormat = Literal["auto", "avro", "json", "text", "bytes"]
 FORMATS: Final[tuple[FieldFormat, ...]] = ("auto", "avro", "json", "text", "bytes")
@@ -95,7 +95,7 @@ class KeyAndValueDecoder:
         if data is None:
             return DecodedKeyOrValue()
         if field_format == "avro":
-            return self._decode_by_schema_id(data, self._require_registry(), keeps_python_types=keeps_python_types)
+            return self._decode_by_schema_id(data, self._require_configured_schema_registry(), keeps_python_types=keeps_python_types)
         if field_format == "auto" and self._registry and data[:1] == b"\0":
             found = self._decode_by_schema_id(data, self._registry, keeps_python_types=keeps_python_types)
             if found.is_decoded or found.schema_id is not None:
@@ -117,7 +117,7 @@ class KeyAndValueDecoder:
 
         :raises UsageError: if the text is not valid, the schema does not match it, or several encodings are possible.
         """
-        registry = self._require_registry()
+        registry = self._require_configured_schema_registry()
         named, _, written = key_text.removeprefix("avro").partition(":")
         try:
             value = json.loads(written)
@@ -138,7 +138,7 @@ class KeyAndValueDecoder:
             raise UsageError(f"{subject} has {len(found)} schemas that encode this key, each to another key", hint=hint)
         return next(iter(found.values()))
 
-    def _require_registry(self) -> SchemaRegistry:
+    def _require_configured_schema_registry(self) -> SchemaRegistry:
         """Return the client of the schema registry. Raises UsageError if none is configured."""
         if self._registry is None:
             raise UsageError("Avro needs a schema registry", hint="Set url under [registry]")
@@ -148,7 +148,7 @@ class KeyAndValueDecoder:
         """Return a pair: the Avro schema with this id as fastavro has parsed it, and the schemas of its named types. Raises KeyError if the
         registry has no such schema, ValueError if it is not valid, StoreError if the registry cannot be reached.
         """
-        schema = self._require_registry().schema(schema_id)
+        schema = self._require_configured_schema_registry().schema(schema_id)
         if schema is None:
             raise KeyError(schema_id)
         return self._parsed(schema)
@@ -266,7 +266,7 @@ def _parse_avro_schema(schema: RegisteredSchema) -> ParsedSchemaAndNamedTypes:
     """Parse an Avro schema for fastavro. Return a pair: the parsed schema, and the schemas of its named types. Raises ValueError if it is
     not valid.
     """
-    require_extra("avro", "Avro")
+    require_pip_extra("avro", "Avro")
     from fastavro.schema import SchemaParseException, UnknownType, parse_schema
 
     named: dict[str, Any] = {}

@@ -193,10 +193,10 @@ class CustomersTable:
             del versions[key]
             return RecordToEncode(offset, timestamp, name, None, headers)
         versions[key] = version + 1
-        return RecordToEncode(offset, timestamp, name, _row_json(key, version, random_fraction, timestamp, self._lsn), headers)
+        return RecordToEncode(offset, timestamp, name, _customer_row_json(key, version, random_fraction, timestamp, self._lsn), headers)
 
 
-def _row_json(key: int, version: int, random_fraction: float, timestamp: int, lsn: int) -> bytes:
+def _customer_row_json(key: int, version: int, random_fraction: float, timestamp: int, lsn: int) -> bytes:
     """Return a row of the table as the JSON value of a change record.
 
     :param version: number of earlier changes of the row; 0 if this change inserts it.

@@ -24,7 +24,7 @@ from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportProgressCallbacks, ImportReport
 from compactor.upkeep.segment_check import SegmentProblem
 from compactor.upkeep.verify_tier import verify_partition
-from compactor.views.forecast import RoundForecast, forecast_partition
+from compactor.views.forecast import RoundForecast, forecast_next_round
 
 NAME = TopicPartition("customers", 0)
 FIRST_LINE = "# Written by `tiered-compactor demo`, which deletes what it finds beside it when it is run here again.\n"
@@ -37,7 +37,7 @@ ValueByKey = dict[bytes, bytes | None]
 
 
 @dataclass(frozen=True)
-class TopicSize:
+class DemoTopicSize:
     """Number of records, bytes and segments of the topic in the tier. Records include transaction markers."""
 
     records: int
@@ -52,8 +52,8 @@ class DemoComparison:
     differences: a line for each key whose last value in the tier is not the one that was written; empty if the demo succeeded.
     """
 
-    before: TopicSize
-    after: TopicSize
+    before: DemoTopicSize
+    after: DemoTopicSize
     written: ValueByKey
     found: ValueByKey
     differences: list[str]
@@ -92,7 +92,7 @@ class Demo:
         self.now_ms = now_ms
         self.shape = DemoTopicSettings(now_ms)
         self._table = CustomersTable(self.shape)
-        self._before = TopicSize(0, 0, 0)
+        self._before = DemoTopicSize(0, 0, 0)
         self.config = self.folder / "tiered-compactor.toml"
         self.log_dir = self.folder / "kafka-log" / str(NAME)
         self.exported = self.folder / "exported" / str(NAME)
@@ -135,7 +135,7 @@ class Demo:
 
     def forecast_round(self) -> RoundForecast:
         """Return the forecast of a round of compaction: what it will clean and save."""
-        return forecast_partition(self._tier, NAME, self.now_ms)
+        return forecast_next_round(self._tier, NAME, self.now_ms)
 
     def run_round(self, on_stage: OnStage) -> RoundReport:
         """Compact the topic in one round."""
@@ -163,10 +163,10 @@ class Demo:
             self._before, self._topic_size(), self._table.latest, found, describe_last_value_differences(self._table.latest, found)
         )
 
-    def _topic_size(self) -> TopicSize:
+    def _topic_size(self) -> DemoTopicSize:
         """Return the present number of segments, records and bytes of the topic in the tier."""
         state = self._tier.open_control_log_of_partition(NAME).refresh()
-        return TopicSize(sum(segment.records for segment in state.live), state.bytes, len(state.live))
+        return DemoTopicSize(sum(segment.records for segment in state.live), state.bytes, len(state.live))
 
 
 def _format_toml(sections: dict[str, dict[str, str]]) -> str:

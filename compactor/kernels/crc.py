@@ -60,25 +60,27 @@ _NAMES: Final = {("x86", 64): "llvm.x86.sse42.crc32.64.64", ("x86", 8): "llvm.x8
 
 
 def _define_crc32c_step_intrinsic(bits: int) -> NumbaIntrinsic:
-    """Return a numba intrinsic ``crc_step(crc, data)``, which returns the CRC-32C state ``crc`` advanced by ``bits`` bits of data (64 or
-    8). It uses the processor's instruction.
+    """Return a numba intrinsic ``advance_crc32c_state(crc, data)``, which returns the CRC-32C state ``crc`` advanced by ``bits`` bits of
+    data (64 or 8). It uses the processor's instruction.
     """
 
-    def crc_step(typing_context: TypingContext, crc: NumbaType, data: NumbaType) -> IntrinsicDefinition:
+    def advance_crc32c_state(typing_context: TypingContext, crc: NumbaType, data: NumbaType) -> IntrinsicDefinition:
         # x86 takes eight bytes into a 64-bit register; ARM takes one byte as a 32-bit number.
         state = ir.IntType(64 if (INSTRUCTION, bits) == ("x86", 64) else 32)
         operand = ir.IntType(32 if (INSTRUCTION, bits) == ("arm", 8) else bits)
 
-        def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
+        def emit_crc32c_instruction(
+            context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments
+        ) -> LlvmValue:
             function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(state, [state, operand]), _NAMES[INSTRUCTION, bits])
             before = args[0] if state.width == 64 else builder.trunc(args[0], state)
             taken = args[1] if operand.width == 64 else builder.trunc(args[1], operand)
             after = builder.call(function, [before, taken])
             return after if state.width == 64 else builder.zext(after, ir.IntType(64))
 
-        return types.uint64(types.uint64, types.uint64), emit_llvm_code
+        return types.uint64(types.uint64, types.uint64), emit_crc32c_instruction
 
-    return intrinsic(crc_step)
+    return intrinsic(advance_crc32c_state)
 
 
 def _crc_table_for_zero_bytes(byte_count: int) -> CrcTable:

@@ -74,11 +74,11 @@ def kernel_cache_folder() -> Path | None:
     if not Path(__file__).is_file():
         return None
     name, ready = f"kernels-{kernel_sources_digest()}", None
-    for parent, prefix in _candidate_cache_locations():
+    for parent, prefix in _candidate_kernel_cache_locations():
         folder = parent / (prefix + name)
         try:
             if not folder.exists() and not prefix:
-                _delete_old_cache_folders(parent)
+                _delete_old_kernel_cache_folders(parent)
             folder.mkdir(0o700, parents=True, exist_ok=True)
             # The content is executed. Among everybody's temporary files the folder must therefore be our own, not prepared by others.
             if folder.lstat().st_uid != os.getuid() or shutil.disk_usage(folder).free < _LEAST_FREE_BYTES:
@@ -86,7 +86,7 @@ def kernel_cache_folder() -> Path | None:
             os.utime(folder)
             tempfile.TemporaryFile(dir=folder).close()
             if ready is not None and not any(folder.iterdir()):
-                _copy_cache_folder(ready, folder)
+                _copy_kernel_cache_folder(ready, folder)
         except OSError as error:
             _log.debug("kernels are not cached in %s: %s", folder, error)
             ready = ready or (folder if not prefix and folder.is_dir() else None)
@@ -118,7 +118,7 @@ def kernel_source_files() -> list[Path]:
     ]
 
 
-def _candidate_cache_locations() -> Iterator[FolderAndNamePrefix]:
+def _candidate_kernel_cache_locations() -> Iterator[FolderAndNamePrefix]:
     """Yield (directory, prefix) of each place for the cache folder, the preferred one first. The name of the cache folder begins with the
     prefix.
     """
@@ -129,7 +129,7 @@ def _candidate_cache_locations() -> Iterator[FolderAndNamePrefix]:
     yield Path(tempfile.gettempdir()), f"tiered-compactor-{os.getuid()}-"
 
 
-def _delete_old_cache_folders(parent_folder: Path) -> None:
+def _delete_old_kernel_cache_folders(parent_folder: Path) -> None:
     """Delete cache folders in ``parent_folder`` except the KEPT_FOLDERS most recently used ones. A process that still uses a deleted folder
     compiles its kernels again.
     """
@@ -137,7 +137,7 @@ def _delete_old_cache_folders(parent_folder: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _copy_cache_folder(source_folder: Path, target_folder: Path) -> None:
+def _copy_kernel_cache_folder(source_folder: Path, target_folder: Path) -> None:
     """Copy a cache folder to an empty one. Other processes see either all of the copy or nothing."""
     with tempfile.TemporaryDirectory(dir=target_folder.parent) as scratch:
         shutil.copytree(source_folder, Path(scratch) / "copy").rename(target_folder)

@@ -134,7 +134,7 @@ copy_8, copy_16 = _define_copy_intrinsic(64), _define_copy_intrinsic(128)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def address_of(typing_context: TypingContext, array: NumbaType, position: NumbaType) -> IntrinsicDefinition:
+def memory_address_of_element(typing_context: TypingContext, array: NumbaType, position: NumbaType) -> IntrinsicDefinition:
     """Return the memory address of ``array[position]``. It is valid as long as the array exists."""
 
     def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:

@@ -30,7 +30,7 @@ def limit_malloc_heaps() -> bool:
     return tell is not None and tell(_M_ARENA_MAX, HEAPS) == 1
 
 
-def release_free_memory() -> bool:
+def return_free_memory_to_system() -> bool:
     """Give memory that this process has freed back to the operating system, which takes a few milliseconds. Return whether any was given
     back; always False if the C library is not glibc.
     """

@@ -103,13 +103,13 @@ class DiskBudget:
             try:
                 while self._queue[0] is not ticket or not self._free_bytes_by_deleting_files(size_bytes, files_to_pin):
                     self.changed.wait(RETRY_S)
-                self._pin_existing_files_and_return_count(files_to_pin)
+                self._pin_files_not_yet_deleted(files_to_pin)
                 return self._create_reservation(usage, size_bytes)
             finally:
                 self._queue.remove(ticket)
                 self.changed.notify_all()
 
-    def reserve_spare_bytes_or_none(self, usage: DiskUsage, size_bytes: int) -> DiskSpaceReservation | None:
+    def reserve_bytes_for_prefetch_if_free(self, usage: DiskUsage, size_bytes: int) -> DiskSpaceReservation | None:
         """Reserve bytes for prefetching and return the reservation. None if the bytes are not free or another request is waiting for bytes.
         No cached file is deleted for it.
         """
@@ -159,7 +159,7 @@ class DiskBudget:
     def pin_file_unless_deleted(self, cached_file: CachedFile) -> bool:
         """Pin a cached file, so that the budget does not delete it, and return True. Return False if it was deleted already."""
         with self.changed:
-            return bool(self._pin_existing_files_and_return_count((cached_file,)))
+            return bool(self._pin_files_not_yet_deleted((cached_file,)))
 
     def unpin_file(self, cached_file: CachedFile) -> None:
         """Undo one call of ``pin_file_unless_deleted`` for this file. A file that is pinned no more may be deleted when its bytes are
@@ -216,7 +216,7 @@ class DiskBudget:
             cached_file.drop()
             self._add_to_used_bytes(cached_file.usage, -cached_file.size)
 
-    def _pin_existing_files_and_return_count(self, files: Sequence[CachedFile]) -> int:
+    def _pin_files_not_yet_deleted(self, files: Sequence[CachedFile]) -> int:
         """Pin those of the cached files that still exist, and return their number."""
         there = [cached_file for cached_file in files if not cached_file.dropped]
         for cached_file in there:

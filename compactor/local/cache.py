@@ -140,7 +140,7 @@ class LocalState:
             return {}
         return found
 
-    def cached_state(self, partition: TopicPartition) -> tuple[PartitionState, StateIdentity] | None:
+    def cached_partition_state(self, partition: TopicPartition) -> tuple[PartitionState, StateIdentity] | None:
         """Return a pair: the cached state of a partition, and the identity of the last control-log record in it. ``ControlLog.load`` then
         reads only later records. None if no usable state is cached.
         """
@@ -150,7 +150,7 @@ class LocalState:
         )
         return (state, seen.mark) if state is not None and seen is not None and state.slot == seen.slot else None
 
-    def cache_state(self, state: PartitionState, identity: StateIdentity, last_hint_number: int, now_ms: int) -> None:
+    def cache_partition_state(self, state: PartitionState, identity: StateIdentity, last_hint_number: int, now_ms: int) -> None:
         """Write a partition's state and its summary to the cache.
 
         :param identity: identifies the last control-log record in the state.

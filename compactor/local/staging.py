@@ -26,10 +26,10 @@ from compactor.local.budget import (
 )
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
-from compactor.profiling import WorkStage, measure_stage
+from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.storage.parallel import write_at_position
 from compactor.tier import contents
-from compactor.tier.contents import StreamDigest
+from compactor.tier.contents import FileStreamDigest
 from compactor.tier.ports import SegmentLayout
 
 T = TypeVar("T")
@@ -170,16 +170,16 @@ class StagingFolder:
         """Start to fetch a file in the background if the disk budget has unused bytes; otherwise do nothing. If the fetch fails, the error
         is ignored, and ``staged_file`` fetches the file again.
         """
-        if file.cache_key in self._coming or not self.files_not_on_disk([file]):
+        if file.cache_key in self._coming or not self.files_without_local_copy([file]):
             return
-        own = self.budget.reserve_spare_bytes_or_none(self.usage, file.size_on_disk_bytes)
+        own = self.budget.reserve_bytes_for_prefetch_if_free(self.usage, file.size_on_disk_bytes)
         if own is None:
             return
         with self._lock:
             self._coming[file.cache_key] = self._ahead.submit(self._fetch_in_prefetch_thread, file, own)
 
     @contextmanager
-    def reserved_space(self, size_bytes: int, work_name: str, files: Sequence[FileToStage] = ()) -> Iterator[DiskSpaceReservation]:
+    def reserved_disk_space(self, size_bytes: int, work_name: str, files: Sequence[FileToStage] = ()) -> Iterator[DiskSpaceReservation]:
         """Provide a ``with`` block with a reservation of disk space. Waits until ``size_bytes`` bytes are free.
 
         :param work_name: name of the work that needs the space, for messages.
@@ -226,7 +226,7 @@ class StagingFolder:
         """Return the largest number of bytes of disk that this round has reserved at the same time."""
         return self.usage.peak
 
-    def files_not_on_disk(self, files: Sequence[FileToStage]) -> list[FileToStage]:
+    def files_without_local_copy(self, files: Sequence[FileToStage]) -> list[FileToStage]:
         """Return the files among ``files`` that are not on the local disk and would have to be fetched."""
         return [wanted for wanted in files if wanted.cache_key not in self._kept or self._kept[wanted.cache_key][1].dropped]
 
@@ -238,7 +238,7 @@ class StagingFolder:
         """Return the object key from which a file is fetched, for messages."""
         return self.layout.object_name(file.partition, file.segment, file.kind)
 
-    def fetch_into_memory(self, file: FileToStage) -> bytes:
+    def fetch_file_into_memory(self, file: FileToStage) -> bytes:
         """Fetch a small file into memory and return its content. Raises BadData if it differs from what was recorded."""
         return contents.read_and_verify_segment_file(self.layout, file.partition, file.segment, file.kind)
 
@@ -273,7 +273,7 @@ class StagingFolder:
         """Fetch a file to ``path``. While the disk is full, wait and try again; after a minute OutOfBudget is raised."""
         self.retry_until_disk_has_space(lambda: self._fetch_file_without_retry(file, path))
 
-    @measure_stage(WorkStage.FETCH, lambda self, wanted, path: wanted.bytes_to_fetch)
+    @measure_stage(SegmentWorkStage.FETCH, lambda self, wanted, path: wanted.bytes_to_fetch)
     def _fetch_file_without_retry(self, file: FileToStage, path: Path) -> None:
         """Write a file to ``path``: its ranges, a copy from a broker's log directory, or the whole object. Copies and whole objects are
         compared with the recorded digest. Removes ``path`` after an error.
@@ -348,7 +348,7 @@ def _write_file_and_compute_digest(read_bytes: Callable[[int], bytes], path: Pat
     :param read_bytes: returns at most the given number of bytes, and no bytes at the end.
     :param expected: the recorded size and digest; it decides which kind of digest is computed.
     """
-    digests = StreamDigest(expected)
+    digests = FileStreamDigest(expected)
     with path.open("wb") as target:
         while data := read_bytes(COPY_BYTES):
             digests.update(data)

@@ -50,7 +50,7 @@ class CountAndDigestSum(StrictFrozenModel):
         return f"{self.count} ({self.digest[:8]})"
 
 
-def add_sums(sums: Iterable[CountAndDigestSum]) -> CountAndDigestSum:
+def total_of_count_and_digest_sums(sums: Iterable[CountAndDigestSum]) -> CountAndDigestSum:
     """Return the sum over the items of all these sums: counts and digests are added."""
     whole = CountAndDigestSum()
     for one in sums:
@@ -85,10 +85,10 @@ class Balance(StrictFrozenModel):
         """Return which of the two equations does not hold, or an empty string if both do. Batches: sources = left + opened + dropped.
         Records: records = written + records_dropped.
         """
-        accounted = add_sums((self.left, self.opened, *self.dropped.values()))
+        accounted = total_of_count_and_digest_sums((self.left, self.opened, *self.dropped.values()))
         if self.sources != accounted:
             return f"the sources hold {self.sources} batches, and {accounted} are accounted for"
-        accounted = add_sums((self.written, *self.records_dropped.values()))
+        accounted = total_of_count_and_digest_sums((self.written, *self.records_dropped.values()))
         if self.records != accounted:
             return f"the batches that were looked into hold {self.records} records, and {accounted} are accounted for"
         return ""

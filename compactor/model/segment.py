@@ -64,7 +64,7 @@ class SegmentFile(StrictFrozenModel):
         pairs = ((self.sha256, other.sha256), (self.batches, other.batches))
         return self.size == other.size and self.has_digest_of_same_kind(other) and all(one == two for one, two in pairs if one and two)
 
-    def does_read_file_match_recorded(self, file_read: SegmentFile) -> bool:
+    def is_consistent_with_read_file(self, file_read: SegmentFile) -> bool:
         """Return whether a file that was read matches this recorded one: by size and digest, or by size alone if no digest is recorded."""
         return self.has_same_size_and_digest_as(file_read) if self.has_digest else self.size == file_read.size
 

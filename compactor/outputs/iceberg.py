@@ -22,15 +22,15 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, Unavailable
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
-from compactor.outputs.iceberg_files import CheckedKeyShare, DataFileWriter, FilesToWrite, LocalDataFileWriter, SliceWriteTask
+from compactor.outputs.iceberg_files import CheckedKeyShare, DataFilesToWrite, DataFileWriter, DataFileWriteTask, LocalDataFileWriter
 from compactor.outputs.iceberg_plan import (
     DataFileName,
     PartitionEntryInSnapshot,
     TableUpdatePlan,
     ViewSlice,
     end_offset_of_unfinished_round,
-    partition_entry_of_view,
     plan_table_update,
+    snapshot_entry_of_partition_view,
     view_slices,
 )
 from compactor.outputs.iceberg_table import TableChanged, TopicTable, open_table_loader
@@ -83,7 +83,7 @@ class IcebergOutput:
         now = tier.ports.clock_ms()
         deleted, next_ms = table.expire_snapshots(tier.settings.outputs.iceberg.keep_ms, now)
         if report.status not in {"behind", "empty"} and (deleted or (table.name, partition) not in self.swept):
-            deleted += table.delete_orphan_files_and_return_count(partition, now - tier.retention.orphan_age_ms)
+            deleted += table.delete_orphan_files(partition, now - tier.retention.orphan_age_ms)
             self.swept.add((table.name, partition))
         summary = "; ".join(part for part in (report.summary, f"deleted {count_noun(deleted, 'file')}" if deleted else "") if part)
         content = replace(report.content, snapshots=len(table.snapshot_commit_times())) if report.content else None
@@ -173,9 +173,9 @@ def find_files_with_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> lis
         current = table.current_snapshot.snapshot_id if table and table.current_snapshot else 0
         return [
             IcebergDataFileHoldingRecordKey(
-                path, name.partition if (name := DataFileName.from_path(path)) else -1, key, snapshots, current in snapshots
+                path, name.partition if (name := DataFileName.from_data_file_path(path)) else -1, key, snapshots, current in snapshots
             )
-            for path, key, snapshots in (table.files_with_keys(keys) if table else ())
+            for path, key, snapshots in (table.find_data_files_with_keys(keys) if table else ())
         ]
 
 
@@ -185,7 +185,7 @@ def _read_published_view(tier: Tier, partition: TopicPartition) -> tuple[Partiti
     """
     state = tier.open_control_log_of_partition(partition).refresh()
     log_start = tier.first_readable_offset(state)
-    return state, partition_entry_of_view(state, log_start), view_slices(state, log_start)
+    return state, snapshot_entry_of_partition_view(state, log_start), view_slices(state, log_start)
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class _TableUpdateAttempt:
         live, log = state.live_segments_by_id(), log_identity(self.tier, state)
         limit = self.tier.cleaner_settings_for_topic(self.partition.topic).max_decompressed_batch_bytes
         tasks = [
-            SliceWriteTask(
+            DataFileWriteTask(
                 DataFileName(self.partition.partition, state.incarnation, each),
                 OffsetRangeToRead(self.partition, each.first, each.last, (live[each.segment_id],), log),
                 limit,
@@ -266,4 +266,6 @@ class _TableUpdateAttempt:
         ]
         others = [files[path] for path in plan.keep]
         others += [file for each in plan.write if each not in todo and (file := self.written[each]) is not None]
-        return self.writer.write_files(FilesToWrite(self.tier, self.partition, self.table, tasks, others, state.slot), self.written)
+        return self.writer.write_data_files(
+            DataFilesToWrite(self.tier, self.partition, self.table, tasks, others, state.slot), self.written
+        )

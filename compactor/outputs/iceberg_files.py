@@ -46,7 +46,7 @@ CheckedKeyShare = float
 
 
 @dataclass(frozen=True)
-class SliceWriteTask:
+class DataFileWriteTask:
     """Task to write the data file of one slice (the part of a compacted view that lies in one segment), in this process or on another
     machine.
 
@@ -64,7 +64,7 @@ class SliceWriteTask:
 
 
 @dataclass(frozen=True)
-class FilesToWrite:
+class DataFilesToWrite:
     """Request to write the data files that one update of a partition needs.
 
     others: the partition's data files that stay in the table. Their keys are compared with those that are written, because no key may occur
@@ -75,7 +75,7 @@ class FilesToWrite:
     tier: Tier
     partition: TopicPartition
     table: TopicTable
-    tasks: Sequence[SliceWriteTask]
+    tasks: Sequence[DataFileWriteTask]
     others: Sequence[DataFile]
     turn: int
 
@@ -83,7 +83,7 @@ class FilesToWrite:
 class DataFileWriter(Protocol):
     """Interface of an object that writes the data files of a table, in this process or in a cluster."""
 
-    def write_files(self, files: FilesToWrite, written: dict[ViewSlice, DataFile | None]) -> CheckedKeyShare:
+    def write_data_files(self, files: DataFilesToWrite, written: dict[ViewSlice, DataFile | None]) -> CheckedKeyShare:
         """Write data files, and return which share (0 to 1) of their keys was checked to be unique in the partition.
 
         :param written: receives each file as soon as it is complete; None for a slice without rows.
@@ -95,7 +95,7 @@ class DataFileWriter(Protocol):
 class LocalDataFileWriter:
     """Writer of data files in this process, one after the other."""
 
-    def write_files(self, files: FilesToWrite, written: dict[ViewSlice, DataFile | None]) -> CheckedKeyShare:
+    def write_data_files(self, files: DataFilesToWrite, written: dict[ViewSlice, DataFile | None]) -> CheckedKeyShare:
         """Write data files one after the other, and return which share (0 to 1) of their keys was checked to be unique in the partition.
 
         :param written: receives each file as soon as it is complete; None for a slice without rows.
@@ -107,12 +107,12 @@ class LocalDataFileWriter:
         for task in files.tasks:
             each = task.file.slice
             try:
-                written[each] = write_slice_file(files.tier, files.table, task, partial(check.add_keys_of_records, each))
+                written[each] = write_data_file_of_slice(files.tier, files.table, task, partial(check.add_keys_of_records, each))
             except TableColumnsMissing as error:
                 files.table.add_columns(error.columns)
-                written[each] = write_slice_file(files.tier, files.table, task)  # whose keys are added
+                written[each] = write_data_file_of_slice(files.tier, files.table, task)  # whose keys are added
         for file in files.others if files.tasks else ():
-            for keys in files.table.read_keys(file.file_path):
+            for keys in files.table.read_keys_of_data_file(file.file_path):
                 check.require_keys_not_written(keys, file.file_path)
         return check.checked_share_of_keys
 
@@ -121,8 +121,8 @@ def _ignore_records(selection: SelectedRecords) -> None:
     """Do nothing; the default callback."""
 
 
-def write_slice_file(
-    tier: Tier, table: TopicTable, task: SliceWriteTask, on_records: Callable[[SelectedRecords], None] = _ignore_records
+def write_data_file_of_slice(
+    tier: Tier, table: TopicTable, task: DataFileWriteTask, on_records: Callable[[SelectedRecords], None] = _ignore_records
 ) -> DataFile | None:
     """Write the records of a slice (a segment's part of the view) that have a key and a value to a data file. If there are none, write
     nothing and return None.
@@ -152,7 +152,7 @@ def write_slice_file(
         if typed and typed.lacks_columns:
             raise typed.missing_columns_error()
 
-    return table.write_file(task.file, read_batches())
+    return table.write_data_file(task.file, read_batches())
 
 
 def hashes_of_key_column(keys: pa.Array, hash_key_halves: HashKeyHalves) -> Hashes:
@@ -178,10 +178,10 @@ class _KeyUniquenessCheck:
     """Check that no key of a partition occurs twice among its records below the cleaner offset.
 
     Hashes of the keys that are written are kept in memory, and the keys of all other files are compared with them. If the hashes need more
-    than the memory budget, each update of the table checks only one range of hashes, and ``FilesToWrite.turn`` selects it.
+    than the memory budget, each update of the table checks only one range of hashes, and ``DataFilesToWrite.turn`` selects it.
     """
 
-    def __init__(self, files: FilesToWrite, budget_bytes: int, record_count: int) -> None:
+    def __init__(self, files: DataFilesToWrite, budget_bytes: int, record_count: int) -> None:
         self._name = files.partition
         self.ranges = max(1, -(-record_count * BYTES_PER_KEY // budget_bytes))
         self._options = LastRecordOfEachKeyRequest(files.turn % self.ranges, self.ranges, budget_bytes)

@@ -53,7 +53,7 @@ class DataFileName(NamedTuple):
     slice: ViewSlice
 
     @classmethod
-    def from_path(cls, path: str) -> Self | None:
+    def from_data_file_path(cls, path: str) -> Self | None:
         """Return the fields that the file name in a path states, or None if the name does not have this program's form."""
         found = _FILE_NAME.fullmatch(path.rpartition("/")[2])
         if found is None:
@@ -110,7 +110,7 @@ def snapshot_summary_key_of_partition(partition: int) -> str:
     return f"{ENTRY_PREFIX}{partition}"
 
 
-def parse_kafka_partition_entry(text: str | None, table_name: str) -> PartitionEntryInSnapshot | None:
+def parse_snapshot_entry_of_partition(text: str | None, table_name: str) -> PartitionEntryInSnapshot | None:
     """Parse a partition's entry in a snapshot's summary. Return None if ``text`` is None or empty. Raises BadData if the entry is invalid
     or was written by a newer version.
     """
@@ -149,7 +149,7 @@ def view_slices(state: PartitionState, log_start_offset: int) -> tuple[ViewSlice
     return tuple(each for each in slices if each.first <= each.last)
 
 
-def partition_entry_of_view(state: PartitionState, log_start_offset: int) -> PartitionEntryInSnapshot:
+def snapshot_entry_of_partition_view(state: PartitionState, log_start_offset: int) -> PartitionEntryInSnapshot:
     """Return the entry that describes a partition's compacted view in a snapshot. Its list of empty slices is still empty, because these
     are known only after the files were written.
     """
@@ -201,7 +201,7 @@ def plan_table_update(
     keep: dict[DataFileName, str] = {}
     remove: list[str] = []
     for path in present_paths:
-        name = DataFileName.from_path(path)
+        name = DataFileName.from_data_file_path(path)
         if name is None or name in keep:
             hint = "Only this program may write into the table; drop the table to have it written anew"
             raise BadData("it was not written by this program, or its rows are there twice", segment=path, hint=hint)

@@ -41,7 +41,7 @@ from compactor.outputs.iceberg_plan import (
     DataFileName,
     PartitionEntryInSnapshot,
     SnapshotCommitTime,
-    parse_kafka_partition_entry,
+    parse_snapshot_entry_of_partition,
     plan_snapshot_expiry,
     snapshot_summary_key_of_partition,
 )
@@ -174,7 +174,9 @@ class TopicTable:
 
     def partition_entry_in_current_snapshot(self, partition: int) -> PartitionEntryInSnapshot | None:
         """Return a partition's entry in the current snapshot; None if it has none. Raises BadData."""
-        return parse_kafka_partition_entry(self._partition_entry_properties().get(snapshot_summary_key_of_partition(partition)), self.name)
+        return parse_snapshot_entry_of_partition(
+            self._partition_entry_properties().get(snapshot_summary_key_of_partition(partition)), self.name
+        )
 
     def data_files_of_partition(self, partition: int) -> dict[str, DataFile]:
         """Return the data files with a partition's rows in the current snapshot, by path. Raises BadData if rows are deleted by position or
@@ -188,7 +190,7 @@ class TopicTable:
             )
         return {task.file.file_path: task.file for task in tasks}
 
-    def write_file(self, name: DataFileName, batches: Iterator[pa.RecordBatch]) -> DataFile | None:
+    def write_data_file(self, name: DataFileName, batches: Iterator[pa.RecordBatch]) -> DataFile | None:
         """Write rows into a new data file, which no snapshot names yet. Return None, and write nothing, if there are no rows.
 
         :param batches: the rows. All batches have the same columns, which the table has, too.
@@ -227,7 +229,7 @@ class TopicTable:
             without = {**metadata.properties, "write.metadata.metrics.column.timestamp": "counts"}
             return parquet_file_to_data_file(self.table.io, metadata.model_copy(update={"properties": without}), path)
 
-    def read_keys(self, path: str) -> Iterator[pa.Array]:
+    def read_keys_of_data_file(self, path: str) -> Iterator[pa.Array]:
         """Yield the keys in a data file, as arrays of type large_binary."""
         with _convert_iceberg_errors(self.name), self.table.io.new_input(path).open() as stream, pq.ParquetFile(stream) as file:
             for batch in file.iter_batches(columns=["key"]):
@@ -274,15 +276,17 @@ class TopicTable:
             return 0, next_ms
         with _convert_iceberg_errors(self.name):
             gone, left = ([one for one in self.table.snapshots() if (one.snapshot_id in expired) is which] for which in (True, False))
-            unused = self._files_of_snapshots(one for one in gone if _is_commit_of_this_program(one)) - self._files_of_snapshots(left)
+            unused = self._file_paths_of_snapshots(one for one in gone if _is_commit_of_this_program(one)) - self._file_paths_of_snapshots(
+                left
+            )
             self.table.maintenance.expire_snapshots().by_ids(expired).commit()
-            deleted = [path for path in unused if path.endswith(".avro") or DataFileName.from_path(path)]
+            deleted = [path for path in unused if path.endswith(".avro") or DataFileName.from_data_file_path(path)]
             for path in deleted:
                 with suppress(FileNotFoundError):
                     self.table.io.delete(path)
             return len(deleted), next_ms
 
-    def delete_orphan_files_and_return_count(self, partition: int, older_than_ms: int) -> FileCount:
+    def delete_orphan_files(self, partition: int, older_than_ms: int) -> FileCount:
         """Delete orphans, which are files that no snapshot names, and return their number. Only files that this program wrote before
         ``older_than_ms`` are deleted: data files of the partition, manifests, and metadata of commits that never took effect.
 
@@ -293,9 +297,9 @@ class TopicTable:
         if not isinstance(io, PyArrowFileIO):
             return 0
         with _convert_iceberg_errors(self.name):
-            listed = [*_list_files_below(io, provider.data_path), *_list_files_below(io, provider.metadata_path)]
+            listed = [*_list_files_under_location(io, provider.data_path), *_list_files_under_location(io, provider.metadata_path)]
             self.table.refresh()  # after the files were listed, so that each of them was committed before or is an orphan
-            used = {path.rpartition("/")[2] for path in self._files_of_snapshots(self.table.snapshots())}
+            used = {path.rpartition("/")[2] for path in self._file_paths_of_snapshots(self.table.snapshots())}
             current = [self.table.metadata_location, *(entry.metadata_file for entry in self.table.metadata.metadata_log)]
             used |= {path.rpartition("/")[2] for path in current}
             orphans = [
@@ -314,7 +318,7 @@ class TopicTable:
         """Return whether this program has written a file, by its name: a data file of the partition, or a manifest or metadata file of a
         commit.
         """
-        if (data := DataFileName.from_path(name)) is not None:
+        if (data := DataFileName.from_data_file_path(name)) is not None:
             return data.partition == partition
         if not name.endswith(".metadata.json"):
             return _OWN_MANIFEST.fullmatch(name) is not None
@@ -326,13 +330,13 @@ class TopicTable:
             return False
         return metadata.table_uuid == self.table.metadata.table_uuid and self.table.snapshot_by_id(last.snapshot_id) is None
 
-    def files_with_keys(self, keys: Collection[bytes]) -> Iterator[PathKeyAndSnapshotIds]:
+    def find_data_files_with_keys(self, keys: Collection[bytes]) -> Iterator[PathKeyAndSnapshotIds]:
         """Yield (path of a data file, key, ids of the snapshots that name the file) for each of the keys that occurs in the file."""
         with _convert_iceberg_errors(self.name):
-            files = {one.snapshot_id: self._files_of_snapshots([one]) for one in self.table.snapshots()}
+            files = {one.snapshot_id: self._file_paths_of_snapshots([one]) for one in self.table.snapshots()}
         wanted = pa.array(sorted(keys), pa.large_binary())
         for path in sorted(path for path in set().union(*files.values()) if path.endswith(".parquet")):
-            found = [array.filter(pc.is_in(array, wanted)) for array in self.read_keys(path)]
+            found = [array.filter(pc.is_in(array, wanted)) for array in self.read_keys_of_data_file(path)]
             for key in sorted({key for array in found for key in array.to_pylist()}):
                 yield path, key, tuple(sorted(number for number, paths in files.items() if path in paths))
 
@@ -348,7 +352,7 @@ class TopicTable:
             snapshot = self.table.snapshot_by_id(snapshot.parent_snapshot_id) if snapshot.parent_snapshot_id is not None else None
         return {}
 
-    def _files_of_snapshots(self, snapshots: Iterable[Snapshot]) -> set[str]:
+    def _file_paths_of_snapshots(self, snapshots: Iterable[Snapshot]) -> set[str]:
         """Return the paths of all files that these snapshots use: manifest lists, manifests and data files."""
         paths: set[str] = set()
         for snapshot in snapshots:
@@ -435,7 +439,7 @@ def _make_commit_id() -> uuid.UUID:
     return uuid.UUID(f"{_COMMIT_PREFIX}8{digits[13:]}")
 
 
-def _list_files_below(io: PyArrowFileIO, location: str) -> list[tuple[pa.fs.FileSystem, pa.fs.FileInfo]]:
+def _list_files_under_location(io: PyArrowFileIO, location: str) -> list[tuple[pa.fs.FileSystem, pa.fs.FileInfo]]:
     """Return the files below a location, each with the file system that it is on. An absent folder has none."""
     scheme, netloc, path = PyArrowFileIO.parse_location(location, io.properties)
     store = io.fs_by_scheme(scheme, netloc)

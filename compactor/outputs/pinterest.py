@@ -30,10 +30,10 @@ from compactor.outputs.pinterest_names import (
     GenerationStepLog,
     PartitionGenerations,
     PublishedSegment,
-    format_pointer,
+    format_generation_pointer,
     generation_name,
-    lower_base_offset_of_offset_index,
-    lower_base_offset_of_time_index,
+    rebase_offset_index_to_lower_offset,
+    rebase_time_index_to_lower_offset,
 )
 from compactor.records.batches import parse_batch_headers_of_segment
 from compactor.records.indexes import encode_offset_and_time_index
@@ -45,7 +45,7 @@ from compactor.storage.schemes import bucket_and_prefix
 from compactor.tier.contents import FileContent, create_object_or_match_existing, read_and_verify_segment_file
 from compactor.tier.kinds import control_url, pinterest_object_keys
 from compactor.tier.layouts.pinterest.keys import METADATA_FILE, WATERMARK, PinterestObjectKeys
-from compactor.tier.layouts.pinterest.metadata import encode_metadata_file, format_watermark
+from compactor.tier.layouts.pinterest.metadata import encode_metadata_file, format_watermark_file
 
 PUBLISH_ATTEMPTS = 5
 """Attempts per partition. An attempt fails if segments were replaced while it ran, or another writer was faster."""
@@ -101,7 +101,7 @@ class GenerationTarget:
     keep_ms: int
     clock_ms: Callable[[], int]
 
-    def generation_log(self, partition: TopicPartition) -> GenerationStepLog:
+    def generation_step_log(self, partition: TopicPartition) -> GenerationStepLog:
         """Return the log in which a partition's generations are recorded, step by step."""
         return GenerationStepLog(self.store, self.keys, partition.first_incarnation)
 
@@ -109,10 +109,10 @@ class GenerationTarget:
         """Return the folder of a partition's objects in a generation."""
         return f"{generation}/{self.keys.partition_folder(partition.first_incarnation)}"
 
-    def pointer_content(self, partition: TopicPartition, generation: Generation) -> bytes:
+    def pointer_object_content(self, partition: TopicPartition, generation: Generation) -> bytes:
         """Return the content of the object that directs readers to this generation."""
         bucket, prefix = bucket_and_prefix(self.url)
-        return format_pointer(prefix, bucket, self.keys, partition.first_incarnation, generation)
+        return format_generation_pointer(prefix, bucket, self.keys, partition.first_incarnation, generation)
 
 
 def configured_generation_target(tier: Tier) -> GenerationTarget:
@@ -182,7 +182,7 @@ def bring_generation_up_to_date(
 
     Raises BadData, OutOfBudget, Leased, StoreError; Unavailable if other processes were faster PUBLISH_ATTEMPTS times.
     """
-    log = target.generation_log(partition)
+    log = target.generation_step_log(partition)
     if partition != tier.latest_incarnation(partition):  # the name means another topic by now, whose generation this one would replace
         return GenerationReport(
             *partition, "empty", slot=tier.open_control_log_of_partition(partition).refresh().slot
@@ -235,7 +235,7 @@ class _GenerationWriter:
         if current and lacking is not None:
             if not lacking:
                 return self._generation_report("up_to_date", current)
-            parts = self._try_create_objects_of_parts(lacking, current.name, current.parts)
+            parts = self._try_create_objects_of_segments(lacking, current.name, current.parts)
             if parts is not None:
                 return self._try_record_generation_step(
                     "appended", self.known.make_step_that_appends_parts(current, self.state.slot, parts), (*current.parts, *parts), parts
@@ -247,11 +247,11 @@ class _GenerationWriter:
         for attempt in range(MAX_NAMED_PARTITIONS):
             generation = generation_name(self.known.next_generation_step_number, attempt)
             self._announce_generation(generation)
-            parts = self._try_create_objects_of_parts(self.state.live, generation, ())
+            parts = self._try_create_objects_of_segments(self.state.live, generation, ())
             if parts is None:
                 continue  # what lies there under this name is of a view that was taken back
             if all(part.base < 0 for part in parts):
-                is_read = current is not None and current.parts_with_objects
+                is_read = current is not None and current.published_segments_with_objects
                 return (
                     self._try_record_empty_generation()
                     if is_read
@@ -286,13 +286,13 @@ class _GenerationWriter:
         here = [one for one in self.known.begun if one.number == self.known.next_generation_step_number]
         begun = max(here, key=lambda one: one.modified_ms, default=None)
         if self.options.yields and begun and self.target.store.clock_ms() < begun.modified_ms + AT_WORK_MS:
-            key = self.log.announcement_key(begun.generation)
+            key = self.log.generation_announcement_key(begun.generation)
             holder = self.target.store.get(key).decode("utf-8", "replace")
             if holder != self.tier.ports.holder:
                 raise Leased(
                     f"{self.state.topic_partition}: {holder} writes generation {begun.generation}", hint="The daemon tries again later"
                 )
-        self.target.store.put(self.log.announcement_key(generation), self.tier.ports.holder.encode())
+        self.target.store.put(self.log.generation_announcement_key(generation), self.tier.ports.holder.encode())
 
     def _try_record_generation_step(
         self, status: str, step: GenerationStep, parts: Sequence[PublishedSegment], created: Sequence[PublishedSegment]
@@ -315,12 +315,12 @@ class _GenerationWriter:
 
     def _generation_report(self, status: str, generation: Generation, created: Sequence[PublishedSegment] = ()) -> GenerationReport:
         """Return the report of this update of the generation. ``created``: the parts that the update has written."""
-        objects = generation.parts_with_objects
+        objects = generation.published_segments_with_objects
         size = sum(part.log_bytes for part in created)
         offsets = (objects[0].base, objects[-1].last) if objects else (-1, -1)
         return GenerationReport(*self.state.topic_partition, status, generation.name, len(created), size, *offsets, self.state.slot)
 
-    def _try_create_objects_of_parts(
+    def _try_create_objects_of_segments(
         self, segments: Sequence[RemoteLogSegmentMetadata], generation: str, earlier_parts: Sequence[PublishedSegment]
     ) -> list[PublishedSegment] | None:
         """Create the objects of ``segments`` and return their parts; None if an object of the same name has other content.
@@ -336,7 +336,7 @@ class _GenerationWriter:
         for ordinal in range(len(self.state.live) - len(segments), len(self.state.live)):
             segment = self.state.live[ordinal]
             latest = max(latest, segment.max_timestamp_ms)
-            part = self._try_create_segment_objects(ordinal, generation, base, latest)
+            part = self._try_create_objects_of_segment(ordinal, generation, base, latest)
             if part is None:
                 return None
             found.append(part)
@@ -344,10 +344,10 @@ class _GenerationWriter:
             self.options.on_bytes(segment.size_bytes)
             if not earlier_parts and self.target.clock_ms() - stated_ms > SAY_MS:
                 stated_ms = self.target.clock_ms()
-                self.target.store.put(self.log.announcement_key(generation), self.tier.ports.holder.encode())
+                self.target.store.put(self.log.generation_announcement_key(generation), self.tier.ports.holder.encode())
         return found
 
-    def _try_create_segment_objects(
+    def _try_create_objects_of_segment(
         self, segment_ordinal: int, generation: str, base_offset: int, latest_timestamp_ms: int
     ) -> PublishedSegment | None:
         """Create the objects of one segment. Return the part, or None if an object of that name has other content.
@@ -370,8 +370,8 @@ class _GenerationWriter:
                 return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)
             distance, size = segment.start_offset - base_offset, segment.size_bytes
             contents: dict[str, FileContent] = {
-                "index": lower_base_offset_of_offset_index(self._read_segment_index(segment, "index"), distance),
-                "timeindex": lower_base_offset_of_time_index(self._read_segment_index(segment, "timeindex"), distance),
+                "index": rebase_offset_index_to_lower_offset(self._read_segment_index(segment, "index"), distance),
+                "timeindex": rebase_time_index_to_lower_offset(self._read_segment_index(segment, "timeindex"), distance),
                 "log": path,
             }
             if segment.start_offset < log_start:
@@ -379,7 +379,7 @@ class _GenerationWriter:
                 table, size = parse_batch_headers_of_segment(np.frombuffer(log, np.uint8), source.name), len(log)
                 interval = self.tier.cleaner_settings_for_topic(name.topic).index_interval_bytes
                 index, timeindex = encode_offset_and_time_index(base_offset, table.size, table.last_offset, table.max_timestamp, interval)
-                contents = {"index": lower_base_offset_of_offset_index(index, 0), "timeindex": timeindex, "log": log}
+                contents = {"index": rebase_offset_index_to_lower_offset(index, 0), "timeindex": timeindex, "log": log}
             for kind, data in contents.items():
                 if not create_object_or_match_existing(
                     self.target.store, f"{generation}/{self.target.keys.file_key(name, base_offset, kind)}", data
@@ -413,12 +413,14 @@ def switch_readers_to_current_generation(target: GenerationTarget, log: Generati
         if current is None:
             return known
         folder = target.generation_folder(current.name, log.name)
-        if current.parts_with_objects:
+        if current.published_segments_with_objects:
             changed = _write_object_if_changed(
                 target.store, folder + METADATA_FILE, encode_metadata_file(log.name, current.segment_timestamp_bounds)
             )
-            changed |= _write_object_if_changed(target.store, folder + WATERMARK, format_watermark(current.parts_with_objects[-1].base))
-            changed |= _write_object_if_changed(target.store, log.pointer_object_key, target.pointer_content(log.name, current))
+            changed |= _write_object_if_changed(
+                target.store, folder + WATERMARK, format_watermark_file(current.published_segments_with_objects[-1].base)
+            )
+            changed |= _write_object_if_changed(target.store, log.pointer_object_key, target.pointer_object_content(log.name, current))
         else:
             changed = _delete_if_exists(target.store, log.pointer_object_key)
         if current.began not in known.recorded_ms:

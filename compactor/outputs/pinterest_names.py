@@ -122,14 +122,14 @@ class Generation(StrictFrozenModel):
     parts: tuple[PublishedSegment, ...]
 
     @property
-    def parts_with_objects(self) -> tuple[PublishedSegment, ...]:
+    def published_segments_with_objects(self) -> tuple[PublishedSegment, ...]:
         """Return the parts that have an object because they have records, ascending."""
         return tuple(part for part in self.parts if part.base >= 0)
 
     @property
     def segment_timestamp_bounds(self) -> tuple[SegmentTimestampBound, ...]:
         """Return largest timestamp and name of each object, as the layout's metadata lists them."""
-        return tuple(SegmentTimestampBound(part.timestamp_ms, part.base) for part in self.parts_with_objects)
+        return tuple(SegmentTimestampBound(part.timestamp_ms, part.base) for part in self.published_segments_with_objects)
 
     def segments_to_append_unless_new_generation_due(
         self, live_segments: Sequence[RemoteLogSegmentMetadata], log_start_offset: int
@@ -140,7 +140,9 @@ class Generation(StrictFrozenModel):
         known = [part.segment for part in self.parts]
         is_prefix = [segment.id for segment in live_segments[: len(known)]] == known
         return (
-            live_segments[len(known) :] if is_prefix and all(one.base >= log_start_offset for one in self.parts_with_objects[:1]) else None
+            live_segments[len(known) :]
+            if is_prefix and all(one.base >= log_start_offset for one in self.published_segments_with_objects[:1])
+            else None
         )
 
 
@@ -251,7 +253,7 @@ class GenerationStepLog:
         """
         return f"{self.folder}{first_step_number:020d}.told"
 
-    def announcement_key(self, generation: str) -> str:
+    def generation_announcement_key(self, generation: str) -> str:
         """Return the key of the object that announces a generation before it is written."""
         return f"{self.folder}{generation}.begun"
 
@@ -344,7 +346,9 @@ def generation_name(first_step_number: int, attempt: int = 0) -> str:
     return f"g{first_step_number:020d}" + (f"-{attempt}" if attempt else "")
 
 
-def format_pointer(base_prefix: str, bucket: str, keys: PinterestObjectKeys, partition: TopicPartition, generation: Generation) -> bytes:
+def format_generation_pointer(
+    base_prefix: str, bucket: str, keys: PinterestObjectKeys, partition: TopicPartition, generation: Generation
+) -> bytes:
     """Return the content of the object that directs readers to a generation, as JSON. It holds what an endpoint provider needs: bucket and
     base prefix of S3StorageServiceEndpoint.Builder.
     """
@@ -361,7 +365,7 @@ def format_pointer(base_prefix: str, bucket: str, keys: PinterestObjectKeys, par
     return json.dumps(document, indent=1).encode()
 
 
-def lower_base_offset_of_offset_index(index_bytes: bytes, offset_distance: int) -> bytes:
+def rebase_offset_index_to_lower_offset(index_bytes: bytes, offset_distance: int) -> bytes:
     """Return the content of an offset index, converted to a base offset that is lower by ``offset_distance``. Offsets that no longer fit an
     entry are left out; readers find these offsets by scanning.
     """
@@ -372,7 +376,7 @@ def lower_base_offset_of_offset_index(index_bytes: bytes, offset_distance: int) 
     return (entries[1:] if len(entries) == ENDLESS_SEARCH_ENTRIES else entries).tobytes()
 
 
-def lower_base_offset_of_time_index(index_bytes: bytes, offset_distance: int) -> bytes:
+def rebase_time_index_to_lower_offset(index_bytes: bytes, offset_distance: int) -> bytes:
     """Return the content of a time index, converted to a base offset that is lower by ``offset_distance``. Offsets that no longer fit an
     entry are replaced by the largest one. No entry is left out, because consumers read the last one.
     """

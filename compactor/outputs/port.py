@@ -9,7 +9,7 @@ from typing import Protocol
 from compactor.access.tier import Tier
 from compactor.constants import NEVER_MS
 from compactor.errors import UsageError
-from compactor.extras import require_extra
+from compactor.extras import require_pip_extra
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectStore
@@ -73,7 +73,7 @@ def configured_output_writer(tier: Tier, wrap_store: Callable[[ObjectStore], Obj
     if tier.settings.outputs.iceberg.topics:
         if tier.settings.tier.pinterest.target:
             raise UsageError("two outputs are configured", hint="Remove [tier.pinterest] target, or the topics of [outputs.iceberg]")
-        require_extra("iceberg", "[outputs.iceberg]")
+        require_pip_extra("iceberg", "[outputs.iceberg]")
         from compactor.outputs.iceberg import IcebergOutput
 
         return IcebergOutput()

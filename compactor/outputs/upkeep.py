@@ -138,7 +138,7 @@ def read_partition_generations(target: GenerationTarget, partition: TopicPartiti
     """Return the generations of a partition: the current compacted copy for Pinterest's consumers, and older ones. Raises BadData,
     StoreError.
     """
-    return target.generation_log(partition).read_generations()
+    return target.generation_step_log(partition).read_generations()
 
 
 def retire_generations(target: GenerationTarget, partition: TopicPartition, *, dry_run: bool = False) -> list[RetiredGeneration]:
@@ -147,7 +147,7 @@ def retire_generations(target: GenerationTarget, partition: TopicPartition, *, d
 
     :param dry_run: delete nothing; return what would be deleted.
     """
-    log = target.generation_log(partition)
+    log = target.generation_step_log(partition)
     return _delete_expired_generations(
         target,
         partition,
@@ -168,7 +168,7 @@ def _delete_expired_generations(
     """
     if not generations.earlier and not generations.begun:
         return []
-    log, store = target.generation_log(partition), target.store
+    log, store = target.generation_step_log(partition), target.store
     now = (target.clock_ms if dry_run else store.clock_ms)()
     found: list[RetiredGeneration] = []
     for generation in generations.earlier:
@@ -209,7 +209,7 @@ def _delete_expired_generations(
         else:
             gone = False  # somebody is at it, or will be
         if gone and not dry_run:
-            store.delete([log.announcement_key(begun.generation)])
+            store.delete([log.generation_announcement_key(begun.generation)])
     return found
 
 

@@ -20,7 +20,7 @@ from compactor.kernels.common import FirstRowByBatch, Flags, HashKeyHalf, HashKe
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i32, load_u64
 from compactor.model.balance import CountAndDigestSum
-from compactor.profiling import WorkStage, measure_stage
+from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records.batches import HEADER, NOT_CONTROL, BatchTable, Bytes, read_only_view
 from compactor.records.encode import COPY, FILTER, Actions, CleaningDecisions
 from compactor.records.rows import BatchChunk, RecordRows
@@ -55,7 +55,7 @@ def digest_sum_from_row(row_of_sums: DigestSumRows) -> CountAndDigestSum:
     return CountAndDigestSum.from_digest_halves(int(row_of_sums[0]), int(row_of_sums[1]), int(row_of_sums[2]))
 
 
-@measure_stage(WorkStage.GATE, lambda buf, _: len(buf))
+@measure_stage(SegmentWorkStage.GATE, lambda buf, _: len(buf))
 def batch_digest_sum_of_segment(buf: Bytes, key: BalanceKey) -> CountAndDigestSum:
     """Return the number of batches in a segment and the sum of their digests, computed from their headers. The bytes must be valid
     batches.
@@ -72,8 +72,8 @@ def digest_sum_of_headers(headers: Bytes, key: BalanceKey) -> CountAndDigestSum:
     return digest_sum_from_row(out)
 
 
-@measure_stage(WorkStage.GATE)
-def digest_sums_by_reason_not_copied(
+@measure_stage(SegmentWorkStage.GATE)
+def digest_sums_of_uncopied_data_by_reason(
     key: BalanceKey,
     segment_bytes: Bytes,
     table: BatchTable,
@@ -102,7 +102,7 @@ def digest_sums_by_reason_not_copied(
     if np.all(decisions.action == COPY):
         return sums
     batches = table.select_rows(slice(chunk.first, chunk.last))
-    _add_digests_by_reason_not_copied(
+    _add_digests_of_uncopied_data_by_reason(
         segment_bytes, chunk.buf, batches, rows, first_row, action_by_header, decisions, superseded_flags, aborted_flags, key.halves, sums
     )
     return sums
@@ -202,7 +202,7 @@ def _add_segment_digests(buf: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums:
 
 
 @kernel
-def _add_digests_by_reason_not_copied(
+def _add_digests_of_uncopied_data_by_reason(
     segment_bytes: Bytes,
     buf: Bytes,
     batches: BatchTable,

@@ -34,7 +34,7 @@ from compactor.kernels.common import (
 from compactor.kernels.crc import crc32c
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i16, load_i32, load_i64, load_u32, read_varint
-from compactor.profiling import WorkStage, measure_stage
+from compactor.profiling import SegmentWorkStage, measure_stage
 
 FRAME: Final = 12  # offset and size come before what ``size`` counts
 HEADER: Final = 61
@@ -154,7 +154,7 @@ def read_only_view(array: Bytes) -> Bytes:
     return view
 
 
-@measure_stage(WorkStage.CHECK)
+@measure_stage(SegmentWorkStage.CHECK)
 def parse_batch_headers_of_segment(buf: Bytes, segment_name: str, previous_last_offset: int = -1) -> BatchTable:
     """Parse the batch headers of a segment. Bodies are not read and CRCs are not checked.
 
@@ -173,7 +173,7 @@ def parse_batch_headers_of_segment(buf: Bytes, segment_name: str, previous_last_
     return table
 
 
-@measure_stage(WorkStage.CHECK, lambda buf, table, first_batch, end_batch, _: int(table.size[first_batch:end_batch].sum()))
+@measure_stage(SegmentWorkStage.CHECK, lambda buf, table, first_batch, end_batch, _: int(table.size[first_batch:end_batch].sum()))
 def verify_crcs_of_batches(buf: Bytes, table: BatchTable, first_batch: int, end_batch: int, segment_name: str) -> None:
     """Verify the stored CRCs of the batches [first_batch, end_batch). Raises BadData for the first mismatch.
 

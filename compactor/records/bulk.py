@@ -17,8 +17,19 @@ import numpy.typing as npt
 
 from compactor.kernels.common import BytePositionOrMinusOne, NextBatchAndPosition
 from compactor.kernels.jit import inline_kernel, kernel
-from compactor.kernels.memory import address_of, call_c_function, copy_8, copy_16, copy_bytes, get_8, get_16, load_i32, load_u64, put_8
-from compactor.profiling import WorkStage, measure_stage
+from compactor.kernels.memory import (
+    call_c_function,
+    copy_8,
+    copy_16,
+    copy_bytes,
+    get_8,
+    get_16,
+    load_i32,
+    load_u64,
+    memory_address_of_element,
+    put_8,
+)
+from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.batches import Bytes, Int64s
 from compactor.records.codecs import LZ4, SNAPPY, ZSTD
@@ -223,7 +234,7 @@ def decompress_batch_bodies(
     return ends[:batch]
 
 
-@measure_stage(WorkStage.DEFLATE, lambda plain_bodies, codec, start, size, *_: int(size.sum()))
+@measure_stage(SegmentWorkStage.DEFLATE, lambda plain_bodies, codec, start, size, *_: int(size.sum()))
 def compress_bodies_into(
     plain_bodies: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: Bytes, out_start: Int64s, out_capacity: Int64s
 ) -> Int64s:
@@ -304,7 +315,9 @@ def _decompress_lz4_frame(
             copy_bytes(out, out_position, buf, at, size)
             got = size
         else:
-            got = call_c_function(decompress_address, address_of(buf, at), address_of(out, out_position), size, block)
+            got = call_c_function(
+                decompress_address, memory_address_of_element(buf, at), memory_address_of_element(out, out_position), size, block
+            )
         out_position += got
         if got < 0 or out_position > most:
             return -1
@@ -368,9 +381,9 @@ def _compress_lz4_bodies(
             length = min(_BLOCK, size[body] - begin)
             # As much room as the library asks for, so that it never has to look whether there is some.
             space = length + length // 255 + 16
-            call_c_function(reset_address, address_of(lz4_state, 0))
-            source, target = address_of(plain_bodies, start[body] + begin), address_of(out, at + 4)
-            got = call_c_function(compress_address, address_of(lz4_state, 0), source, target, length, space, 1)
+            call_c_function(reset_address, memory_address_of_element(lz4_state, 0))
+            source, target = memory_address_of_element(plain_bodies, start[body] + begin), memory_address_of_element(out, at + 4)
+            got = call_c_function(compress_address, memory_address_of_element(lz4_state, 0), source, target, length, space, 1)
             if got <= 0 or got >= length:
                 copy_bytes(out, at + 4, plain_bodies, start[body] + begin, length)
                 _write_little_endian_u32(out, at, length | _STORED)

@@ -19,7 +19,7 @@ from compactor.kernels.common import NO_HORIZON, BytePosition, FirstRowByBatch, 
 from compactor.kernels.crc import crc32c
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import copy_bytes, read_varint, store_i16, store_i32, store_i64, varint_size_bytes, write_varint
-from compactor.profiling import WorkStage, measure_stage
+from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.batches import (
     CODEC_MASK,
@@ -92,7 +92,7 @@ class EncodedBatchBuffer:
         self.packed = codecs.GrowingByteBuffer(0)
 
 
-@measure_stage(WorkStage.ENCODE, lambda segment_bytes, table, chunk, *_: chunk.body_size_bytes)
+@measure_stage(SegmentWorkStage.ENCODE, lambda segment_bytes, table, chunk, *_: chunk.body_size_bytes)
 def encode_cleaned_chunk(
     segment_bytes: Bytes,
     table: BatchTable,

@@ -22,7 +22,7 @@ from compactor.errors import BadData
 from compactor.kernels.common import FirstRowByBatch, Int32s as Int32s, ProblemAndBatch, ProblemAndPosition, ProblemNumber
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i32, load_i64, prefetch_read, read_varint
-from compactor.profiling import WorkStage, measure_stage
+from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records.batches import HEADER, LOG_APPEND, BatchTable, Bytes, Int64s
 
 HEAD_LOOSE: Final = 1  # attributes not zero, or a varint before the key is longer than it needs to be
@@ -122,7 +122,7 @@ class BatchChunk:
         return int((self.body_end - self.body_start).sum())
 
 
-@measure_stage(WorkStage.PARSE, lambda table, chunk, *_: chunk.body_size_bytes)
+@measure_stage(SegmentWorkStage.PARSE, lambda table, chunk, *_: chunk.body_size_bytes)
 def parse_records(table: BatchTable, chunk: BatchChunk, buffers: RecordRowBuffers, segment_name: str) -> tuple[RecordRows, FirstRowByBatch]:
     """Parse the records of a chunk. Return its rows, and the number of each batch's first row (one more entry than batches).
 

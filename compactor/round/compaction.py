@@ -46,11 +46,11 @@ from compactor.round.ports import OVERDUE, LeadershipCheck, RoundCosts, RoundPos
 from compactor.round.roles import RoundRange
 from compactor.round.skip import (
     BloomFilterUsageStatistics,
+    bloom_filter_stats_for_run_history,
+    bloom_filter_usage_of_run,
+    bloom_filter_usage_of_runs,
     design_bloom_filter,
     expected_dirty_key_count_of_next_rounds,
-    filter_stats_for_run_history,
-    filter_usage_of_run,
-    filter_usage_of_runs,
 )
 from compactor.round.sources import (
     StagedSegmentReader,
@@ -149,7 +149,7 @@ class RoundContext:
 
 
 @dataclass(frozen=True)
-class LocalKeyScan:
+class LocalSurvivorScan:
     """Result of pass 1 that this process computed, with the open staging folder and worker threads that pass 2 reuses."""
 
     found: SurvivorScanResult
@@ -167,7 +167,7 @@ class RoundInputs:
     """
 
     facts: PlanInputs
-    indexed: LocalKeyScan | None = None
+    indexed: LocalSurvivorScan | None = None
     disk_bytes: int | None = None
 
 
@@ -227,7 +227,7 @@ class PartitionRound:
         expired = find_expired_segments(state, self._cleaner, min(now_ms, ports.control.clock_ms()))
         return expired.log_start_offset if expired else None
 
-    def resume_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
+    def round_resumption_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
         plan = intent.plan
         if plan.restores:
             return f"it takes run {plan.restores} back, which only `undo` continues"
@@ -286,7 +286,7 @@ class PartitionRound:
                 clean=found.clean,
                 left=remaining_size_bounds_by_segment_id(found, state) if state.mirrored else {},
             )
-            yield RoundInputs(known, LocalKeyScan(found, workers, reading), disk.total)
+            yield RoundInputs(known, LocalSurvivorScan(found, workers, reading), disk.total)
 
     def _draft_plan_for_time(self, state: PartitionState, now_ms: int) -> CompactionPlan | None:
         """Return the plan, without ids, that would be made at the time ``now_ms``, in milliseconds; None if no round would be due then."""
@@ -400,7 +400,7 @@ class PartitionRound:
             reader,
             extent,
             settings,
-            CleanSegmentSelectionInputs(context.sidecars, filter_usage_of_runs(plan_inputs.state.runs), in_part=parts),
+            CleanSegmentSelectionInputs(context.sidecars, bloom_filter_usage_of_runs(plan_inputs.state.runs), in_part=parts),
         )
 
     def _run_tasks_in_this_process(
@@ -431,7 +431,7 @@ class PartitionRound:
             filter_for=partial(
                 design_bloom_filter,
                 cleaner,
-                filter_usage_of_runs(state.runs),
+                bloom_filter_usage_of_runs(state.runs),
                 expected_dirty_key_count_of_next_rounds(cleaner, state.runs, keys),
             ),
             found=scan_result,
@@ -441,7 +441,9 @@ class PartitionRound:
         )(plan, tasks, session)
         if scan_result is not None:
             superseded = {state.live[n].id for n in scan_result.survivors.segments_superseded}
-            self._stats.filters = filter_stats_for_run_history(scan_result.clean, plan, state, superseded) | {"passes": scan_result.passes}
+            self._stats.filters = bloom_filter_stats_for_run_history(scan_result.clean, plan, state, superseded) | {
+                "passes": scan_result.passes
+            }
 
     def _shared_or_new_disk_budget(self) -> DiskBudget:
         """Return the disk budget of this process, or a new one for this round."""
@@ -512,7 +514,7 @@ def _build_report(result: RoundResult, stats: RoundCosts) -> RoundReport:
     )
     if plan is None or not result.receipts:
         return base
-    filters = filter_usage_of_run(stats.filters | {"filter_bytes_written": stats.sidecar_bytes_written})
+    filters = bloom_filter_usage_of_run(stats.filters | {"filter_bytes_written": stats.sidecar_bytes_written})
     published = [receipt for receipt in result.receipts if receipt.segment.id in state.published_by]
     unpublished = len(result.receipts) - len(published)
     cut = unpublished if state.first_dirty_offset < plan.next_dirty_offset else 0  # the others have expired

@@ -19,7 +19,7 @@ from compactor.control.leadership import Leadership, RecordRefused, hold_leaders
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
 from compactor.control.ports import EnvironmentPorts, LeaseDurations
 from compactor.control.records import RunEnded, ScratchObject
-from compactor.control.stages import RoundStage, StageTracker, stage_of_intent
+from compactor.control.stages import RoundStage, RoundStageTracker, stage_of_intent
 from compactor.control.state import PartitionState, RoundIntent
 from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget, Refused
 from compactor.model.base import ReasonOrEmpty
@@ -62,7 +62,7 @@ class RoundResult:
 
 
 @dataclass(frozen=True)
-class _DriverSideOfWorkSession:
+class _DriverWorkerSession:
     """Session of the round's driver with a worker that works on one plan (implements ``RoundWorkerSession``). It gives the worker the
     state, keys for scratch objects, and the check for leadership.
     """
@@ -180,8 +180,8 @@ def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInp
             except RecordRefused as refused:
                 undone_reason = str(refused)  # the broker's lineage changed since the facts were gathered, so gather them again
                 continue
-            steps = StageTracker()
-            steps.advance_to(RoundStage.ANNOUNCED)
+            steps = RoundStageTracker()
+            steps.advance_to_stage(RoundStage.ANNOUNCED)
             if leadership.state.live[: len(gathered)] != gathered:
                 # Pass 1 identifies segments by their index in the log, which segments added before its beginning have changed.
                 undone_reason = "segments were added before the log's beginning since the facts were gathered"
@@ -202,14 +202,14 @@ def finish_or_undo_open_intent(leadership: Leadership, round_steps: RoundSteps[R
     intent = leadership.state.intent
     if intent is None:
         return None
-    steps = StageTracker(stage_of_intent(intent))
+    steps = RoundStageTracker(stage_of_intent(intent))
     if intent.begun_slot:
         return _publish_intent(leadership, round_steps, None, steps, intent, "")
-    reason = ordering.resume_problem(leadership.state, intent) or mirroring.problem_that_stops_open_round(
+    reason = ordering.round_resumption_problem(leadership.state, intent) or mirroring.problem_that_stops_open_round(
         leadership, BrokerExpiredSegmentCache(leadership)
     )
     if not reason:
-        reason = round_steps.resume_problem(intent) if round_steps else "no process resumed it"
+        reason = round_steps.round_resumption_problem(intent) if round_steps else "no process resumed it"
     if reason or round_steps is None:
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, reason), intent.plan, undone=reason)
     try:
@@ -222,7 +222,7 @@ def finish_or_undo_open_intent(leadership: Leadership, round_steps: RoundSteps[R
         reason = f"it could not be resumed: {error.message}"
         return RoundResult(
             RoundStatus.NOTHING_TO_DO,
-            _undo_intent(leadership, StageTracker(stage_of_intent(still)), still, reason),
+            _undo_intent(leadership, RoundStageTracker(stage_of_intent(still)), still, reason),
             intent.plan,
             undone=reason,
         )
@@ -232,7 +232,7 @@ def _finish_open_intent(
     leadership: Leadership,
     round_steps: RoundSteps[RoundInputsT],
     inputs: RoundInputsT | None,
-    stage_tracker: StageTracker,
+    stage_tracker: RoundStageTracker,
     undone_reason: str,
 ) -> RoundResult:
     """Run the remaining tasks of the open intent, verify the new segments and publish them.
@@ -245,7 +245,7 @@ def _finish_open_intent(
     intent = _require_intent(leadership)
     plan = intent.plan
     expired = BrokerExpiredSegmentCache(leadership)
-    expired.detect_newly_expired_sources(intent)
+    expired.have_more_sources_expired(intent)
     try:
         failed = _run_pending_tasks(leadership, round_steps, inputs, expired)
     except (CompactorError, RecordRefused):
@@ -261,7 +261,7 @@ def _finish_open_intent(
         reason = f"brokers have expired a part of what group {parted.group} replaces"
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, stage_tracker, intent, reason), plan, undone=reason)
     if intent.pending_tasks:
-        stage_tracker.advance_to(RoundStage.UPLOADED)
+        stage_tracker.advance_to_stage(RoundStage.UPLOADED)
         intent = _require_intent(leadership)
     problem = publication.receipt_balance_problem(leadership.state, intent)
     if problem:
@@ -275,7 +275,7 @@ def _finish_open_intent(
     if problem:
         failure = CompactionFailure(run_id=plan.run_id, group=-1, kind="verify", message=problem)
         return _undo_and_quarantine(leadership, stage_tracker, failure, "")
-    stage_tracker.advance_to(RoundStage.VERIFIED)
+    stage_tracker.advance_to_stage(RoundStage.VERIFIED)
     round_steps.on_stage(RoundStage.VERIFIED, plan)
     return _publish_intent(leadership, round_steps, inputs, stage_tracker, intent, undone_reason)
 
@@ -284,7 +284,7 @@ def _publish_intent(
     leadership: Leadership,
     round_steps: RoundSteps[RoundInputsT] | None,
     inputs: RoundInputsT | None,
-    stage_tracker: StageTracker,
+    stage_tracker: RoundStageTracker,
     intent: RoundIntent,
     undone_reason: str,
 ) -> RoundResult:
@@ -300,7 +300,7 @@ def _publish_intent(
 
     def record_start_of_publication() -> None:
         if stage_tracker.stage is not RoundStage.PUBLISH_BEGUN:
-            stage_tracker.advance_to(RoundStage.PUBLISH_BEGUN)
+            stage_tracker.advance_to_stage(RoundStage.PUBLISH_BEGUN)
         if round_steps is not None:
             round_steps.on_stage(RoundStage.PUBLISH_BEGUN, plan)
 
@@ -321,7 +321,7 @@ def _publish_intent(
         return RoundResult(
             RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, stage_tracker, intent, str(refused)), plan, undone=str(refused)
         )
-    stage_tracker.advance_to(RoundStage.PUBLISHED)
+    stage_tracker.advance_to_stage(RoundStage.PUBLISHED)
     if round_steps is not None:
         round_steps.on_stage(RoundStage.PUBLISHED, plan)
     publication.delete_scratch_objects(leadership, intent)
@@ -356,12 +356,12 @@ def _run_pending_tasks(
         except NotFound as error:
             failure = CompactionFailure(run_id=run_id, group=-1, kind="missing object", message=error.message)
         except Refused:
-            if not expired_sources.detect_newly_expired_sources(intent):
+            if not expired_sources.have_more_sources_expired(intent):
                 raise
             continue
         if failure is None:
             return None
-        if failure.kind == OVERDUE or not expired_sources.detect_newly_expired_sources(intent):
+        if failure.kind == OVERDUE or not expired_sources.have_more_sources_expired(intent):
             if failure.kind == OVERDUE or inputs is None or not known:
                 return failure, segment
             inputs = None  # pass 1 had to be repeated, and met a segment that has expired
@@ -381,7 +381,7 @@ def _run_unexpired_pending_tasks(
     """
     run_id = intent.plan.run_id
     tasks = [task for task in intent.pending_tasks if not expired_sources.have_task_segments_expired_at_brokers(task)]
-    session = _DriverSideOfWorkSession(leadership, run_id, expired_sources if inputs is None else None)
+    session = _DriverWorkerSession(leadership, run_id, expired_sources if inputs is None else None)
     for outcome in round_steps.run_tasks(intent.plan, tasks, session, inputs) if tasks else ():
         if isinstance(outcome, CompactionFailure):
             return outcome
@@ -400,7 +400,7 @@ def _damaged_output_problem(leadership: Leadership, intent: RoundIntent, expired
     brokers have expired are not checked.
     """
 
-    def first_damaged_output() -> ReasonOrEmpty:
+    def first_damaged_output_problem() -> ReasonOrEmpty:
         tasks = {task.group: task for task in intent.plan.tasks}
         outputs = [
             receipt.segment
@@ -409,23 +409,25 @@ def _damaged_output_problem(leadership: Leadership, intent: RoundIntent, expired
         ]
         return publication.stored_segments_problem(leadership.ports, leadership.state, outputs)
 
-    found = first_damaged_output()
-    return first_damaged_output() if found and expired_sources.detect_newly_expired_sources(intent) else found
+    found = first_damaged_output_problem()
+    return first_damaged_output_problem() if found and expired_sources.have_more_sources_expired(intent) else found
 
 
-def _undo_intent(leadership: Leadership, stage_tracker: StageTracker, intent: RoundIntent, reason: str) -> PartitionState:
+def _undo_intent(leadership: Leadership, stage_tracker: RoundStageTracker, intent: RoundIntent, reason: str) -> PartitionState:
     """Undo the open intent, delete the objects that it has written, and return the partition's new state. Possible only before anything was
     published.
 
     :param reason: why it is undone, for the control log.
     """
-    stage_tracker.advance_to(RoundStage.UNDONE)
-    state = publication.undo_intent(leadership, intent, reason)
-    stage_tracker.advance_to(RoundStage.DELETED)
+    stage_tracker.advance_to_stage(RoundStage.UNDONE)
+    state = publication.abandon_announced_plan(leadership, intent, reason)
+    stage_tracker.advance_to_stage(RoundStage.DELETED)
     return state
 
 
-def _undo_and_quarantine(leadership: Leadership, stage_tracker: StageTracker, failure: CompactionFailure, segment_name: str) -> RoundResult:
+def _undo_and_quarantine(
+    leadership: Leadership, stage_tracker: RoundStageTracker, failure: CompactionFailure, segment_name: str
+) -> RoundResult:
     """Undo the open intent after a failure and quarantine the partition, which delays its next round.
 
     :param segment_name: the segment that caused the failure; empty if it is unknown.
@@ -444,7 +446,7 @@ def _record_quarantine(leadership: Leadership, run_id: str, plan: CompactionPlan
     :param segment_name: the segment that caused the failure; empty if it is unknown.
     """
     ended = RunEnded(leader_epoch=leadership.epoch, run_id=run_id, status=RunHistoryStatus.QUARANTINED, reason=reason, segment=segment_name)
-    state = publication.record_run_end(leadership, ended)
+    state = publication.record_unpublished_run_end(leadership, ended)
     return RoundResult(RoundStatus.QUARANTINED, state, plan, reason=reason, segment=segment_name)
 
 

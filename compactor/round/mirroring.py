@@ -67,7 +67,7 @@ def record_broker_segments_in_control_log(leadership: Leadership) -> PartitionSt
     if ports.brokers is None:
         return leadership.state
     name = leadership.state.topic_partition
-    view = _view_without_expired_segments(leadership, ports.brokers(name))
+    view = _broker_view_without_expired_segments(leadership, ports.brokers(name))
     body = build_broker_changes_record(leadership.state, view, leadership.epoch)
     if body is None:
         return leadership.state
@@ -76,7 +76,7 @@ def record_broker_segments_in_control_log(leadership: Leadership) -> PartitionSt
     try:
         added = tuple(segment if segment.files else read_missing_metadata_fields(ports.layout, name, segment) for segment in body.added)
     except BadData:
-        if _view_without_expired_segments(leadership, ports.brokers(name)).links == view.links:
+        if _broker_view_without_expired_segments(leadership, ports.brokers(name)).links == view.links:
             raise
         return record_broker_segments_in_control_log(leadership)  # brokers have deleted a segment since the view was taken
     if added and added[-1].id == view.links[-1].segment.id:
@@ -89,7 +89,7 @@ def record_broker_segments_in_control_log(leadership: Leadership) -> PartitionSt
         raise BadData(f"the segments that brokers read are not a complete log: {refused}", segment=str(name)) from refused
 
 
-def _view_without_expired_segments(leadership: Leadership, view: BrokerView) -> BrokerView:
+def _broker_view_without_expired_segments(leadership: Leadership, view: BrokerView) -> BrokerView:
     """Return the brokers' view without late copies of expired data. These are segments that end below the brokers' log start and that a gap
     separates from the segments after them.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compactor.cleaner.keys.disk_map import count_log_scans_for_disk
+from compactor.cleaner.keys.disk_map import count_log_scans_to_fit_disk
 from compactor.config.settings import CleanerSettings, SparkSettings
 from compactor.config.units import format_size
 from compactor.kernels.common import KEY_BYTES
@@ -32,11 +32,11 @@ def reason_to_run_on_spark(cleaner: CleanerSettings, spark: SparkSettings, asses
         return f"its largest segment of {format_size(largest)} and the output do not fit disk_budget_bytes"
     if sum(estimate_record_count(segment) for segment in assessment.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return ""
-    passes = count_reads_of_dirty_range(cleaner, assessment)
+    passes = expected_reads_of_dirty_range(cleaner, assessment)
     return f"the keys would need {passes} passes" if passes > FEW_PASSES else ""
 
 
-def count_reads_of_dirty_range(cleaner: CleanerSettings, assessment: RoundAssessment[S]) -> int:
+def expected_reads_of_dirty_range(cleaner: CleanerSettings, assessment: RoundAssessment[S]) -> int:
     """Return how many times the partitioned engine would have to read the dirty range to collect its keys; 1 if the disk budget is
     ``auto``.
     """
@@ -46,4 +46,4 @@ def count_reads_of_dirty_range(cleaner: CleanerSettings, assessment: RoundAssess
         sum(estimate_record_count(s) for s in assessment.dirty),
         max((s.size_bytes for s in assessment.covered_segments), default=0),
     )
-    return count_log_scans_for_disk(rows, max(1, cleaner.disk_budget_bytes - largest))
+    return count_log_scans_to_fit_disk(rows, max(1, cleaner.disk_budget_bytes - largest))

@@ -24,7 +24,7 @@ from bloom.directory import distinct_hash_prefixes
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES, LatestRecordTable
 from compactor.cleaner.gate.parameters import CleanedSegmentCheckParameters
-from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, count_log_scans_for_disk
+from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, count_log_scans_to_fit_disk
 from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeyHashSet
 from compactor.cleaner.keys.spilling import KeyScanSpillingToDisk
 from compactor.cleaner.keys.survivors import KeyScanParameters
@@ -50,9 +50,9 @@ from compactor.round.skip import (
     BloomFilterUsageStatistics,
     CleanSegmentVerdicts,
     SegmentReadDecisionFromSidecar,
-    build_clean_verdicts,
-    choose_engine,
-    decide_whether_to_read,
+    build_clean_segment_verdicts,
+    choose_key_engine,
+    decide_whether_to_read_clean_segment,
     delete_horizon_passed_reason,
 )
 from compactor.round.sources import StagedSegmentReader
@@ -142,7 +142,7 @@ class SurvivorScanResult:
         self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None
     ) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
         """Open a segment: yield its bytes and the outcomes of transactions for its batches. If only a part of it is to be read, yield only
-        that part. Raises BadData, StoreError, OutOfBudget, WholeSegmentNeededError.
+        that part. Raises BadData, StoreError, OutOfBudget, WholeSegmentReadNeededError.
         """
         known, part = self.opened_sources.is_segment_open(ordinal), self.part_to_read_of_segment(ordinal)
         with self.opened_sources.memory_map_segment(ordinal, reservation) as source:
@@ -155,7 +155,7 @@ class SurvivorScanResult:
     def free_key_memory(self) -> None:
         """Free the memory of keys and cleaned chunks. Their counts are still available."""
         self.survivors.free_key_set()
-        self.finished_chunks.clear_and_stop_storing()
+        self.finished_chunks.clear_cache_and_stop_storing()
         if self.gate is not None:
             self.gate.free_latest_record_table()
 
@@ -174,11 +174,11 @@ class _SurvivorScanInputs:
     inquiry: CleanSegmentSelectionInputs
     roles: SegmentRoles
     opened: RoundSourceSegments
-    cost: _FetchedSidecarBytes
+    cost: _FetchedSidecarByteCounter
 
 
 @dataclass
-class _FetchedSidecarBytes:
+class _FetchedSidecarByteCounter:
     """Number of sidecar bytes that were fetched, including attempts at pass 1 that were given up."""
 
     bytes: int
@@ -226,10 +226,10 @@ def scan_for_survivors(
     :param selection_inputs: inputs that decide which clean segments must be read.
     """
     roles = SegmentRoles.assign_segment_roles(reader.live, round_range, selection_inputs.sidecars)
-    cost = _FetchedSidecarBytes(sum(head.bytes for head in roles.heads.values()))
+    cost = _FetchedSidecarByteCounter(sum(head.bytes for head in roles.heads.values()))
     job = _SurvivorScanInputs(reader, round_range, settings, selection_inputs, roles, RoundSourceSegments(reader, roles), cost)
     expected, rows = roles.expected_dirty_key_count, roles.expected_dirty_record_count
-    if choose_engine(settings.engine, expected, settings.map_budget_bytes) == "memory":
+    if choose_key_engine(settings.engine, expected, settings.map_budget_bytes) == "memory":
         try:
             return _scan_with_keys_in_memory(job, expected, rows)
         except DiskReservationExceeded:
@@ -310,7 +310,7 @@ def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count
         staging.budget.total,
     )
     finished_chunks = CleanedChunkCache(0)
-    with staging.reserved_space(size, f"the offset map of {scan_inputs.reading.partition}") as reservation:
+    with staging.reserved_disk_space(size, f"the offset map of {scan_inputs.reading.partition}") as reservation:
         space = _HeldDiskReservation(reservation)
         gate = _create_gate(scan_inputs, gate_share, expected_row_count)
 
@@ -359,7 +359,7 @@ def _count_key_parts_that_fit_disk(scan_inputs: _SurvivorScanInputs, expected_ro
     budget. Raises OutOfBudget if more than MOST_PASSES parts would be needed.
     """
     budget, largest = scan_inputs.reading.staging.budget.total, scan_inputs.roles.largest_live_segment_disk_bytes
-    parts = count_log_scans_for_disk(expected_row_count, budget - largest)
+    parts = count_log_scans_to_fit_disk(expected_row_count, budget - largest)
     if parts > MOST_PASSES or budget <= largest:
         need = largest + round_up_to_disk_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * MOST_PASSES))
         raise OutOfBudget(
@@ -455,7 +455,7 @@ def _decide_reading_of_clean_segments_by_sidecars(
     found = {}
     for ordinal in scan_inputs.roles.clean:
         due = _reason_to_read_due_to_transactions(scan_inputs, ordinal) or delete_horizon_passed_reason(live[ordinal], now_ms)
-        found[ordinal] = decide_whether_to_read(
+        found[ordinal] = decide_whether_to_read_clean_segment(
             scan_inputs.roles.sidecar_head(ordinal), due, dirty_key_count=dirty_key_count, filter_usage=inquiry.record, now_ms=now_ms
         )
     return found
@@ -530,7 +530,7 @@ def _answers_with_partially_read_segments(
         job.settings.check()
         if directory is None:
             continue
-        found, decision = search.find_part_to_read(directory, opened.sources[ordinal], opened.verdicts[ordinal]), decisions[ordinal]
+        found, decision = search.find_segment_part_to_read(directory, opened.sources[ordinal], opened.verdicts[ordinal]), decisions[ordinal]
         if found.meets_none and (decision.for_keys or not decision.must):
             decisions[ordinal] = replace(decision, must="", may=MEETS_NONE, for_keys=False)
             met.pop(ordinal, None)
@@ -569,7 +569,7 @@ def _build_survivor_scan_result(
         scan.finished_chunks,
         engine="partitioned" if survivors.has_moved_keys_to_disk else "memory",
         passes=scan_count,
-        clean=build_clean_verdicts(
+        clean=build_clean_segment_verdicts(
             {live[n].id: decision for n, decision in decisions.items()},
             {live[n].id: why for n, why in answers.met.items()},
             {live[n].id: why for n in job.roles.clean if (why := _reason_to_read_due_to_transactions(job, n))},

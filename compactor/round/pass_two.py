@@ -39,17 +39,17 @@ from compactor.local.staging import StagingFolder, disk_bytes_to_rewrite_group
 from compactor.model.balance import Balance
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata
-from compactor.profiling import WorkStage, measure_stage
+from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.balance import BalanceKey
 from compactor.records.indexes import encode_offset_and_time_index
 from compactor.records.producers import ENTRY, ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
 from compactor.round.delivery import RewrittenSegment, segment_file_size_and_sha256, upload_segment
-from compactor.round.partial.plan import is_key_directory_worthwhile, pieces_of_new_log, sidecar_of_composed_segment
+from compactor.round.partial.plan import is_key_directory_worthwhile, pieces_to_compose_new_log, sidecar_of_composed_segment
 from compactor.round.partial.rewrite import (
     ComposedSegment,
     SegmentPartToRead,
-    WholeSegmentNeededError,
+    WholeSegmentReadNeededError,
     balance_including_copied_batches,
     describe_composed_segment,
 )
@@ -113,19 +113,19 @@ class LocalWorker:
         try:
             with nullcontext(self.workers) if self.workers else WorkerThreads(self.threads) as workers:
                 try:
-                    for outcome in self._run_tasks_once(plan, tasks, session, workers, self.found, may_read_in_part=self.splices):
+                    for outcome in self._attempt_tasks(plan, tasks, session, workers, self.found, may_read_in_part=self.splices):
                         del left[outcome.group]
                         yield outcome
-                except WholeSegmentNeededError as why:
+                except WholeSegmentReadNeededError as why:
                     _log.warning("%s is read whole: %s", plan.topic_partition, why)
                 if left:
                     if self.found is not None:
                         self.found.free_key_memory()
-                    yield from self._run_tasks_once(plan, list(left.values()), session, workers, None, may_read_in_part=False)
+                    yield from self._attempt_tasks(plan, list(left.values()), session, workers, None, may_read_in_part=False)
         except GateFailed as refused:
             yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
 
-    def _run_tasks_once(
+    def _attempt_tasks(
         self,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
@@ -135,7 +135,7 @@ class LocalWorker:
         *,
         may_read_in_part: bool,
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        """Yield the outcomes of the tasks. Raises GateFailed, and WholeSegmentNeededError if a segment must be read whole after all.
+        """Yield the outcomes of the tasks. Raises GateFailed, and WholeSegmentReadNeededError if a segment must be read whole after all.
 
         :param scan_result: result of pass 1; None if it is still to be done.
         :param may_read_in_part: whether pass 1 may choose parts of segments.
@@ -254,8 +254,8 @@ class SurvivorScanResultsForRewrite(Protocol):
     ) -> AbstractContextManager[tuple[SourceSegment, TransactionVerdicts]]:
         """Open a segment: yield its bytes and the outcomes of transactions for its batches.
 
-        If ``part_to_read_of_segment`` returns a part, only that part is opened; WholeSegmentNeededError is raised if the part proves not to
-        be enough. Raises BadData, StoreError, OutOfBudget.
+        If ``part_to_read_of_segment`` returns a part, only that part is opened; WholeSegmentReadNeededError is raised if the part proves
+        not to be enough. Raises BadData, StoreError, OutOfBudget.
 
         :param ordinal: position of the segment in the partition.
         """
@@ -299,7 +299,7 @@ class PlanExecution:
 
         :param tasks_to_prefetch: the next tasks, whose sources are fetched meanwhile if there is space.
         :raises OutOfBudget: if the group does not fit even alone.
-        :raises WholeSegmentNeededError: if a segment must be read completely after all.
+        :raises WholeSegmentReadNeededError: if a segment must be read completely after all.
         """
         members = tuple(ordinal for ordinal, metadata in enumerate(self._live) if metadata.id in task.sources)
         inputs = [self._forward_read.log_file_to_stage(ordinal) for ordinal in members]
@@ -307,8 +307,8 @@ class PlanExecution:
         what = f"group {task.group} of {self._partition}"
         interval = self._plan.policy.index_interval_bytes
 
-        def rewrite_within_reserved_bytes(reserved_bytes: int) -> RewrittenGroup:
-            with staging.reserved_space(reserved_bytes, what, inputs) as reservation:
+        def rewrite_group_within_reserved_bytes(reserved_bytes: int) -> RewrittenGroup:
+            with staging.reserved_disk_space(reserved_bytes, what, inputs) as reservation:
                 for coming in tasks_to_prefetch:
                     self._prefetch_sources_of_task(coming)
                 folder = staging.folder / f"group-{task.group}"
@@ -318,18 +318,18 @@ class PlanExecution:
                     shutil.rmtree(folder, ignore_errors=True)
                     raise
 
-        def rewrite_with_reservation() -> RewrittenGroup:
+        def rewrite_group_with_reservation() -> RewrittenGroup:
             sources = [self._live[ordinal] for ordinal in members]
             part = self._part_to_read_of_group(members)
             most = int(part.source.table.size.sum()) if part else task.most_bytes
-            need = disk_bytes_to_rewrite_group(sources, interval, staging.files_not_on_disk(inputs), max_output_bytes=most)
+            need = disk_bytes_to_rewrite_group(sources, interval, staging.files_without_local_copy(inputs), max_output_bytes=most)
             try:
-                return rewrite_within_reserved_bytes(min(need, staging.budget.total))
+                return rewrite_group_within_reserved_bytes(min(need, staging.budget.total))
             except DiskReservationExceeded:
-                return rewrite_within_reserved_bytes(staging.budget.total)
+                return rewrite_group_within_reserved_bytes(staging.budget.total)
 
         try:
-            return staging.retry_until_disk_has_space(rewrite_with_reservation)
+            return staging.retry_until_disk_has_space(rewrite_group_with_reservation)
         finally:
             staging.delete_cached_copies(inputs)
             self._update_round_costs()
@@ -377,10 +377,10 @@ class PlanExecution:
     def upload_group(self, group: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
         """Upload a rewritten group, then release its disk space. May run while another group is rewritten.
 
-        Raises StoreError, WholeSegmentNeededError.
+        Raises StoreError, WholeSegmentReadNeededError.
         """
         try:
-            return self._worker.staging.retry_until_disk_has_space(lambda: self._upload_with_sidecar(group))
+            return self._worker.staging.retry_until_disk_has_space(lambda: self._upload_group_with_sidecar(group))
         finally:
             self.delete_group_and_release_disk(group)
 
@@ -390,8 +390,8 @@ class PlanExecution:
         group.reservation.release_all_reserved_disk_bytes()
         self._update_round_costs()
 
-    @measure_stage(WorkStage.UPLOAD, lambda self, group: group.cleaned.size)
-    def _upload_with_sidecar(self, group: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
+    @measure_stage(SegmentWorkStage.UPLOAD, lambda self, group: group.cleaned.size)
+    def _upload_group_with_sidecar(self, group: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
         task, cleaned = group.task, group.cleaned
         last, layout = self._live[group.members[-1]], self._worker.layout
         output = open_source_segment(0, cleaned.paths["log"], task.start_offset, task.end_offset + 1, task.mtime_ms, -1, self._limit)
@@ -416,7 +416,7 @@ class PlanExecution:
                 negative_timestamp_count=count_negative_timestamps(output, self._limit) if negative else 0,
             )
         except (CannotCopy, CopyDiffers) as refused:
-            raise WholeSegmentNeededError(refused.message) from None
+            raise WholeSegmentReadNeededError(refused.message) from None
         if problem:
             return CompactionFailure(run_id=self._plan.run_id, group=task.group, kind="upload", message=problem)
         if joined is None:
@@ -446,7 +446,7 @@ class PlanExecution:
         object_key_of_log = self._worker.layout.object_name(self._partition, source, "log")
         return RewrittenSegment.from_composed_pieces(
             composed,
-            pieces_of_new_log(segment_part.splice, object_key_of_log, group.cleaned.paths["log"], output.table),
+            pieces_to_compose_new_log(segment_part.splice, object_key_of_log, group.cleaned.paths["log"], output.table),
             {"index": index, "timeindex": timeindex, **self._build_producer_snapshot_and_epoch_checkpoint(group)},
         )
 
@@ -460,7 +460,7 @@ class PlanExecution:
         if "snapshot" in last.files:
             found["snapshot"] = self._forward_read.read_small_file(last, "snapshot")
         if "leader-epoch-checkpoint" in last.files:
-            found["leader-epoch-checkpoint"] = self._leader_epoch_checkpoint(ordinal)
+            found["leader-epoch-checkpoint"] = self._read_leader_epoch_checkpoint(ordinal)
         if last.has_offsets_after_end_offset and "snapshot" in found:
             copied = parse_producer_snapshot_file(found["snapshot"], self._forward_read.object_key(last, "snapshot"))
             before = self._live[ordinal - 1] if ordinal else None
@@ -479,7 +479,7 @@ class PlanExecution:
             found["leader-epoch-checkpoint"] = format_leader_epoch_checkpoint(truncate_lineage_at(lineage, end + 1)).encode()
         return found
 
-    def _leader_epoch_checkpoint(self, ordinal: SegmentOrdinal) -> bytes:
+    def _read_leader_epoch_checkpoint(self, ordinal: SegmentOrdinal) -> bytes:
         """Return a segment's leader-epoch checkpoint. It is not fetched if the recorded digest equals that of the checkpoint computed from
         the segments' epochs.
 

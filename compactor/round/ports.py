@@ -121,7 +121,7 @@ class RoundSteps(Protocol[RoundInputsT]):
     def is_round_due(self, state: PartitionState) -> bool:
         """Return whether a round is due. The check is cheap and needs no leadership. Raises BadData."""
 
-    def resume_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
+    def round_resumption_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
         """Return why this process cannot resume an open round (other settings, other versions, too old), or an empty string."""
 
     def log_start_offset_raised_by_retention(self, state: PartitionState) -> int | None:

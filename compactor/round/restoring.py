@@ -19,7 +19,7 @@ from compactor.cleaner.passes.describe import count_negative_timestamps
 from compactor.cleaner.passes.source import open_source_segment
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, Offset, TimestampMs
-from compactor.control.ordering import restore_round_problem
+from compactor.control.ordering import round_restoration_problem
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.stages import RoundStage
 from compactor.control.state import GroupAwaitingDeletion, PartitionState, RoundIntent
@@ -73,7 +73,7 @@ def groups_to_restore(state: PartitionState, run_id: str) -> list[GroupToRestore
     ]
 
 
-def restore_problem(groups: Sequence[GroupToRestore]) -> ReasonOrEmpty:
+def problem_that_prevents_restoring(groups: Sequence[GroupToRestore]) -> ReasonOrEmpty:
     """Return why these groups cannot be restored by copying, or an empty string."""
     for one in groups:
         if one.made.copied_end_offset >= 0:
@@ -102,7 +102,7 @@ class RoundUndoingEarlierRun:
     def is_round_due(self, state: PartitionState) -> bool:
         return True
 
-    def resume_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
+    def round_resumption_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
         plan, own = intent.plan, program_and_codec_versions_fingerprint()
         if plan.restores != self.run_id:
             return "another one was to be taken back"
@@ -111,7 +111,7 @@ class RoundUndoingEarlierRun:
     @contextmanager
     def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> Iterator[PartitionState | None]:
         """Yield the partition's state, which is all that the plan needs. Raises UsageError if the run cannot be undone."""
-        problem = restore_round_problem(state, self.run_id, state.last_compactor_epoch) or restore_problem(
+        problem = round_restoration_problem(state, self.run_id, state.last_compactor_epoch) or problem_that_prevents_restoring(
             groups_to_restore(state, self.run_id)
         )
         if problem:
@@ -191,7 +191,7 @@ class RoundUndoingEarlierRun:
         inputs = [reader.log_file_to_stage(ordinal) for ordinal in ordinals]
         need = disk_bytes_to_rewrite_group(group.sources, plan.policy.index_interval_bytes)
         log = staging.folder / f"group-{task.group}.log"
-        with staging.reserved_space(need, f"group {task.group} of {reader.partition}", inputs) as reservation:
+        with staging.reserved_disk_space(need, f"group {task.group} of {reader.partition}", inputs) as reservation:
             try:
                 entries = _concatenate_batches_of_segments(reader, ordinals, task, log, reservation)
                 reservation.reserve_bytes(self.ports.layout.upload_scratch_disk_bytes(log.stat().st_size))

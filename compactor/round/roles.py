@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compactor.cleaner.passes.retention import RetentionRules
-from compactor.cleaner.passes.sidecar_builder import NO_BYTES, segment_without_bytes_from_sidecar, verdicts_of_segment_from_substitute
+from compactor.cleaner.passes.sidecar_builder import NO_BYTES, substitute_segment_from_sidecar, verdicts_of_segment_from_substitute
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
 from compactor.errors import BadData
@@ -18,7 +18,7 @@ from compactor.local.budget import DiskSpaceReservation, round_up_to_disk_blocks
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
-from compactor.round.partial.rewrite import SegmentPartToRead, WholeSegmentNeededError
+from compactor.round.partial.rewrite import SegmentPartToRead, WholeSegmentReadNeededError
 from compactor.round.skip import estimate_distinct_keys, estimate_record_count
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.sidecars import SidecarHead, SidecarStore
@@ -110,7 +110,7 @@ class RoundSourceSegments:
     @contextmanager
     def memory_map_segment(self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None) -> Iterator[SourceSegment]:
         """Provide a segment for the duration of a ``with`` block, with its bytes and batch headers. If the segment is read in part, only
-        that part is provided. Raises BadData, StoreError, OutOfBudget, WholeSegmentNeededError.
+        that part is provided. Raises BadData, StoreError, OutOfBudget, WholeSegmentReadNeededError.
 
         :param ordinal: position of the segment in the partition.
         :param reservation: disk reservation for the staged file; None for a new one.
@@ -121,7 +121,7 @@ class RoundSourceSegments:
                 try:
                     stack.enter_context(self.reading.memory_map_segment(part.source, reservation))
                 except BadData as wrong:
-                    raise WholeSegmentNeededError(str(wrong)) from None
+                    raise WholeSegmentReadNeededError(str(wrong)) from None
                 part.raise_unless_batches_match_key_directory()
                 yield part.source
             return
@@ -169,7 +169,7 @@ def _segment_without_bytes_from_sidecar_head(reader: StagedSegmentReader, roles:
     """Return a segment that consists of the batch headers in its sidecar; an empty one if it has no usable sidecar."""
     segment, sidecar = roles.live[ordinal], roles.sidecar_head(ordinal).sidecar
     place = (ordinal, reader.object_key_of_log(ordinal), segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
-    return segment_without_bytes_from_sidecar(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate_rows(0))
+    return substitute_segment_from_sidecar(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate_rows(0))
 
 
 def _verdicts_of_segment_without_batches() -> TransactionVerdicts:

@@ -53,7 +53,7 @@ class BloomFilterUsageStatistics:
     bytes_saved: int = 0
 
     @property
-    def are_filters_worthwhile(self) -> bool:
+    def are_bloom_filters_worthwhile(self) -> bool:
         """Return whether filters have saved more bytes on this partition than they cost. True as long as fewer than TRIAL filters were
         asked.
         """
@@ -81,17 +81,17 @@ class BloomFilterUsageStatistics:
         )
 
 
-def filter_usage_of_runs(runs: Iterable[RunHistoryEntry]) -> BloomFilterUsageStatistics:
+def bloom_filter_usage_of_runs(runs: Iterable[RunHistoryEntry]) -> BloomFilterUsageStatistics:
     """Return the reads that filters saved in the runs of the run history. Runs that the history no longer has are ignored, so that filters
     are tried again.
     """
-    records = [filter_usage_of_run(run.stats) for run in runs]
+    records = [bloom_filter_usage_of_run(run.stats) for run in runs]
     return BloomFilterUsageStatistics(
         **{name: sum(getattr(each, name) for each in records) for name in BloomFilterUsageStatistics.__dataclass_fields__}
     )
 
 
-def filter_usage_of_run(run_stats: Mapping[str, int | float | str]) -> BloomFilterUsageStatistics:
+def bloom_filter_usage_of_run(run_stats: Mapping[str, int | float | str]) -> BloomFilterUsageStatistics:
     """Return the reads that filters saved in one run, from its figures in the run history."""
     counts = {name: int(run_stats.get(f"filter_{name}", 0)) for name in ("asked", "skipped", "useless")}
     read = int(run_stats.get("filter_bytes_read", 0)) + int(run_stats.get("filter_bytes_written", 0))
@@ -121,7 +121,7 @@ def design_bloom_filter(
     :param lookups_per_round: number of keys that a round will ask about.
     :param record_count: records of the segment; after cleaning hardly a key occurs twice.
     """
-    if not cleaner.bloom or not filter_usage.are_filters_worthwhile:
+    if not cleaner.bloom or not filter_usage.are_bloom_filters_worthwhile:
         return None
     return sizing.design_filter_if_worthwhile(
         record_count,
@@ -133,7 +133,7 @@ def design_bloom_filter(
     )
 
 
-def choose_engine(engine_setting: str, key_count: int, map_budget_bytes: int) -> KeyEngineName:
+def choose_key_engine(engine_setting: str, key_count: int, map_budget_bytes: int) -> KeyEngineName:
     """Return the engine for a number of keys: the setting, or for ``auto`` memory if the keys fit the map budget, else partitioned."""
     if engine_setting != "auto":
         return engine_setting
@@ -181,7 +181,7 @@ def delete_horizon_passed_reason(segment: SegmentMetadataOrSummary, now_ms: int)
     return "a delete horizon has passed" if 0 <= segment.due_ms <= now_ms else ""
 
 
-def decide_whether_to_read(
+def decide_whether_to_read_clean_segment(
     head: SidecarHead, due_reason: str, *, dirty_key_count: int, filter_usage: BloomFilterUsageStatistics, now_ms: int
 ) -> SegmentReadDecisionFromSidecar:
     """Return the decision about a clean segment that the header of its sidecar allows.
@@ -201,7 +201,7 @@ def decide_whether_to_read(
         )
     if sidecar.made_for is None:
         return SegmentReadDecisionFromSidecar(sidecar, must="no filter pays for it", for_keys=True)
-    if not filter_usage.are_filters_worthwhile:
+    if not filter_usage.are_bloom_filters_worthwhile:
         return SegmentReadDecisionFromSidecar(
             sidecar, must=f"filters do not pay on this partition and are off: {filter_usage.saved_reads_text()}", for_keys=True
         )
@@ -231,7 +231,7 @@ class CleanSegmentVerdicts:
     in_part: frozenset[str] = frozenset()
 
 
-def build_clean_verdicts(
+def build_clean_segment_verdicts(
     decisions: Mapping[str, SegmentReadDecisionFromSidecar],
     reasons_by_filter: Mapping[str, str],
     reasons_by_transactions: Mapping[str, str],
@@ -261,11 +261,11 @@ def build_clean_verdicts(
     return CleanSegmentVerdicts(read, skip, reasons_by_transactions, frozenset(asked_segments), sidecar_bytes, frozenset(partial_segments))
 
 
-def filter_stats_for_run_history(
+def bloom_filter_stats_for_run_history(
     verdicts: CleanSegmentVerdicts, plan: CompactionPlan, state: PartitionState, superseded_segments: AbstractSet[str]
 ) -> Stats:
-    """Return how many reads the Bloom filters saved in a round, as figures for the run history (see ``filter_usage_of_runs``). All groups
-    of the round must be written.
+    """Return how many reads the Bloom filters saved in a round, as figures for the run history (see ``bloom_filter_usage_of_runs``). All
+    groups of the round must be written.
 
     :param superseded_segments: ids of segments in which the dirty range superseded a record.
     """

@@ -72,7 +72,7 @@ def open_reader_of_segments(
     return StagedSegmentReader(staging, partition, segments, cleaner.max_decompressed_batch_bytes)
 
 
-def read_producers_at_end(layout: SegmentLayout, state: PartitionState) -> ProducerStates:
+def read_producer_states_at_end(layout: SegmentLayout, state: PartitionState) -> ProducerStates:
     """Return the producer states at the partition's end, which decide transactions that continue in later segments.
 
     Raises BadData if the last segment's snapshot is missing or cannot be parsed.
@@ -189,7 +189,7 @@ class StagedSegmentReader:
     def read_small_file(self, metadata: RemoteLogSegmentMetadata, file_kind: str) -> bytes:
         """Return the content of a small object other than the log. Raises BadData, StoreError."""
         known = self.known.get((metadata.id, file_kind))
-        return known if known is not None else self.staging.fetch_into_memory(self.segment_file_to_stage(metadata, file_kind))
+        return known if known is not None else self.staging.fetch_file_into_memory(self.segment_file_to_stage(metadata, file_kind))
 
     def read_txn_index(self, metadata: RemoteLogSegmentMetadata) -> TxnEntries:
         """Return the aborted transactions of a segment's transaction index. Raises BadData, StoreError."""

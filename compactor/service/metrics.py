@@ -26,12 +26,12 @@ REQUESTS = ("get", "head", "put", "copy", "list", "delete", "multipart")
 def render_metrics(families: Iterable[Metric]) -> bytes:
     """Return these metrics, and those of the process itself, in Prometheus' text format."""
     registry = CollectorRegistry()
-    registry.register(_ComputedMetrics(families))
+    registry.register(_ComputedMetricsCollector(families))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
-class _ComputedMetrics(Collector):
+class _ComputedMetricsCollector(Collector):
     """Prometheus collector of metrics that are computed before the collector is created."""
 
     def __init__(self, families: Iterable[Metric]) -> None:

@@ -42,7 +42,7 @@ def settings_after_reload(current: Settings, reread: Settings) -> ReloadedSettin
         was, becomes = before.get(key), after.get(key)
         if was != becomes:
             # Properties of a client may hold secrets.
-            line = key if isinstance(becomes, dict) else f"{key}: {_format_setting(was)} -> {_format_setting(becomes)}"
+            line = key if isinstance(becomes, dict) else f"{key}: {_format_setting_value(was)} -> {_format_setting_value(becomes)}"
             (changed if _takes_effect_without_restart(key) else waiting).append(line)
     topics = {
         pattern: _copy_settings_fixed_until_restart(cleaner, current.topics.get(pattern, current.cleaner))
@@ -85,11 +85,11 @@ def _flatten_settings(settings: Settings) -> dict[str, Any]:
     }
     for pattern, cleaner in settings.topics.items():
         values = cleaner.model_dump(mode="json")
-        found |= {topic_override_key(pattern, name): values[name] for name in settings.overridden_keys(pattern)}
+        found |= {topic_override_key(pattern, name): values[name] for name in settings.overridden_setting_names(pattern)}
     return found
 
 
-def _format_setting(value: Any) -> str:
+def _format_setting_value(value: Any) -> str:
     """Return a setting's value as text for log lines."""
     if value is None:
         return "not set"

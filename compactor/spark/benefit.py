@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.sidecar_builder import segment_without_bytes_from_sidecar
+from compactor.cleaner.passes.sidecar_builder import substitute_segment_from_sidecar
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.config.settings import CleanerSettings
 from compactor.config.units import format_size
@@ -84,7 +84,7 @@ def reason_to_read_segment_for_delete_horizons(
     if len(segments) < len(sidecars):
         return "a segment without a sidecar may hold tombstones"
     sources = [
-        segment_without_bytes_from_sidecar(place, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, sidecar)
+        substitute_segment_from_sidecar(place, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, sidecar)
         for place, (segment, sidecar) in enumerate(segments)
     ]
     cleaned_ids = {segment.id for segment in assessment.covered_segments}

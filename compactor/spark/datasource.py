@@ -31,8 +31,8 @@ from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.consumer.history import (
     ConsumedLogHistory,
     HistoryMismatchReason,
+    consumed_history_before_position,
     find_log_mismatch,
-    history_of_restored_position,
     log_identity,
 )
 from compactor.consumer.reading import (
@@ -53,7 +53,7 @@ from compactor.errors import BadData, UsageError
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.spark.options import ALL_COLUMN_TYPES, COLUMN_TYPES, ReadRequest, is_table_creation, parse_options, remove_spark_options
+from compactor.spark.options import ALL_COLUMN_TYPES, COLUMN_TYPES, ReadRequest, is_table_creation, parse_read_options, remove_spark_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,7 +97,7 @@ class KafkaTieredSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._request = parse_options(options) if options else None
+        self._request = parse_read_options(options) if options else None
 
     @classmethod
     @override
@@ -108,7 +108,7 @@ class KafkaTieredSource(DataSource):
     @override
     def schema(self) -> StructType | str:
         """Return the columns that a read gives, with the options in their metadata if a table is being created."""
-        request = self._request or parse_options({})
+        request = self._request or parse_read_options({})
         names = request.columns or COLUMN_TYPES
         if is_table_creation(self.options):
             kept = {OPTIONS_KEY: json.dumps(remove_spark_options(self.options))}
@@ -118,12 +118,12 @@ class KafkaTieredSource(DataSource):
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader for a batch query."""
-        return KafkaTieredReader(self._request_from_options_or_schema(schema), schema)
+        return KafkaTieredBatchReader(self._request_from_options_or_schema(schema), schema)
 
     @override
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader for a streaming query."""
-        return KafkaTieredStream(self._request_from_options_or_schema(schema), schema)
+        return KafkaTieredStreamReader(self._request_from_options_or_schema(schema), schema)
 
     def _request_from_options_or_schema(self, schema: StructType) -> ReadRequest:
         """Return the options of this source or, for a table, those in the column metadata. Raises UsageError if there are none."""
@@ -134,10 +134,10 @@ class KafkaTieredSource(DataSource):
         if kept is None:
             hint = "Create it without columns: the option columns chooses them"
             raise UsageError("Spark does not tell the options of this table", hint=hint)
-        return parse_options(json.loads(kept))
+        return parse_read_options(json.loads(kept))
 
 
-class KafkaTieredReader(DataSourceReader):
+class KafkaTieredBatchReader(DataSourceReader):
     """Batch reader. Planned on the driver, then pickled and sent to the executors."""
 
     def __init__(self, request: ReadRequest, schema: StructType) -> None:
@@ -155,7 +155,7 @@ class KafkaTieredReader(DataSourceReader):
         return read_split(self._request, self._schema, partition)
 
 
-class KafkaTieredStream(DataSourceStreamReader):
+class KafkaTieredStreamReader(DataSourceStreamReader):
     """Micro-batch reader that returns records as imports and broker uploads append them to the tier.
 
     A stream offset maps each partition name to its end offset (exclusive). Under ``HISTORY_KEY`` it also holds, for each partition, the
@@ -185,7 +185,7 @@ class KafkaTieredStream(DataSourceStreamReader):
         def history_up_to_partition_end(tier: Tier, partition: TopicPartition) -> ConsumedLogHistory:
             """Return the end offset of one partition with its leader epoch and topic id."""
             state = tier.open_control_log_of_partition(tier.latest_incarnation(partition)).refresh()
-            return log_identity(tier, state).history_below_offset(_end_offset_of_read(tier, self._request, state))
+            return log_identity(tier, state).consumed_history_below_offset(_end_offset_of_read(tier, self._request, state))
 
         ends = {str(name): log for name, log in map_requested_partitions(self._request, history_up_to_partition_end)}
         return {name: log.end for name, log in ends.items()} | {
@@ -195,8 +195,8 @@ class KafkaTieredStream(DataSourceStreamReader):
     @override
     def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
         """Return the splits between two stream offsets. Raises BadData if the log was truncated or the topic was recreated."""
-        self._require_logs_continue_stream_offsets(start)
-        self._require_logs_continue_stream_offsets(end)
+        self._require_logs_match_stream_history(start)
+        self._require_logs_match_stream_history(end)
         names = {str(name): name for name in _requested_partitions(_open_tier(self._request.settings), self._request)}
         # A partition that came later begins where the stream would have begun with it.
         begun = {names[name]: offset for name, offset in start.items() if name in names}
@@ -210,7 +210,7 @@ class KafkaTieredStream(DataSourceStreamReader):
         """Yield the records of one split as Arrow batches."""
         return read_split(self._request, self._schema, partition)
 
-    def _require_logs_continue_stream_offsets(self, offsets: StreamOffset) -> None:
+    def _require_logs_match_stream_history(self, offsets: StreamOffset) -> None:
         """Raise BadData if a log no longer contains what was read up to ``offsets``. Stream offsets that earlier versions of this program
         made have no history and are accepted.
         """
@@ -221,7 +221,7 @@ class KafkaTieredStream(DataSourceStreamReader):
             if str(partition) not in known:
                 return None
             return find_log_mismatch(
-                history_of_restored_position(offsets[str(partition)], *known[str(partition)]),
+                consumed_history_before_position(offsets[str(partition)], *known[str(partition)]),
                 log_identity(tier, tier.open_control_log_of_partition(tier.latest_incarnation(partition)).refresh()),
             )
 
@@ -328,7 +328,7 @@ def plan_splits(tier: Tier, request: ReadRequest) -> list[InputPartition]:
     """
     found = [
         part
-        for _, parts in map_requested_partitions(request, lambda _, name: _plan_partition_ranges(tier, request, name), tier)
+        for _, parts in map_requested_partitions(request, lambda _, name: _plan_read_ranges_of_partition(tier, request, name), tier)
         for part in parts
     ]
     return list(_combine_into_splits(found, request.split_bytes))
@@ -336,7 +336,7 @@ def plan_splits(tier: Tier, request: ReadRequest) -> list[InputPartition]:
 
 def _requested_partitions(tier: Tier, request: ReadRequest) -> list[TopicPartition]:
     """Return the partitions of the tier that the request chooses."""
-    return request.select_partitions(tier.list_latest_incarnations(), tier.ports.layout.url)
+    return request.select_requested_partitions(tier.list_partitions_in_latest_incarnation(), tier.ports.layout.url)
 
 
 def map_requested_partitions(
@@ -368,13 +368,13 @@ def _combine_into_splits(parts: Iterable[PartitionReadRange], split_bytes: int) 
         yield ReadSplit(together)
 
 
-def _plan_partition_ranges(tier: Tier, request: ReadRequest, partition: TopicPartition) -> list[PartitionReadRange]:
+def _plan_read_ranges_of_partition(tier: Tier, request: ReadRequest, partition: TopicPartition) -> list[PartitionReadRange]:
     """Return the offset ranges into which one partition is cut for reading; each is read by one task. If a segment is replaced during
     planning, the state is read again and planning restarts.
     """
     return retry_if_object_missing(
         partition,
-        lambda: _partition_ranges_within_bounds(
+        lambda: _read_ranges_within_request_bounds(
             tier, request, partition, tier.open_control_log_of_partition(tier.latest_incarnation(partition)).refresh()
         ),
         MAX_RETRIES,
@@ -386,7 +386,7 @@ def _end_offset_of_read(tier: Tier, request: ReadRequest, state: PartitionState)
     return last_stable_offset(tier, state) if request.committed else state.end_offset + 1
 
 
-def _partition_ranges_within_bounds(
+def _read_ranges_within_request_bounds(
     tier: Tier, request: ReadRequest, partition: TopicPartition, state: PartitionState
 ) -> list[PartitionReadRange]:
     """Return the offset ranges of one partition that satisfy the bounds of the request, cut to about ``split_bytes`` each."""

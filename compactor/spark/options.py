@@ -115,7 +115,7 @@ class ReadRequest:
     fails_on_decoding_error: bool = True
     skip_damaged: bool = False
 
-    def select_partitions(self, available: Iterable[TopicPartition], tier_url: str) -> list[TopicPartition]:
+    def select_requested_partitions(self, available: Iterable[TopicPartition], tier_url: str) -> list[TopicPartition]:
         """Return the requested partitions of a tier, sorted by topic and partition.
 
         :param available: all partitions of the tier.
@@ -141,7 +141,7 @@ class ReadRequest:
         return found
 
 
-def parse_options(options: Mapping[str, str]) -> ReadRequest:
+def parse_read_options(options: Mapping[str, str]) -> ReadRequest:
     """Parse the options of a read. Upper and lower case and underscores in option names are ignored. Raises UsageError if an option is
     unknown or invalid.
     """

@@ -24,7 +24,7 @@ from compactor.config.settings import CleanerSettings, load_settings
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Fenced, Leased, UsageError
-from compactor.extras import require_extra
+from compactor.extras import require_pip_extra
 from compactor.kernels.common import KEY_BYTES
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
@@ -216,7 +216,7 @@ def recompact_partitions(
     from compactor.spark.round.shared_jobs import SharedJobRunner
 
     recompaction = _RecompactionWork(tier, cluster, now_ms, cost, listener)
-    unfinished = recompaction.record_skipped_and_return_remaining(find_recompaction_candidates(tier, partitions, now_ms, min_benefit))
+    unfinished = recompaction.record_skipped_and_list_remaining(find_recompaction_candidates(tier, partitions, now_ms, min_benefit))
     total = sum(candidate.bytes for candidate in unfinished)
     large = [candidate for candidate in unfinished if recompaction.is_large_partition(candidate, total)]
     small = sorted((candidate for candidate in unfinished if candidate not in large), key=lambda candidate: -candidate.bytes)
@@ -260,7 +260,7 @@ def update_iceberg_tables(
     wanted = [name for name in partitions if topics.table_settings(name.topic) is not None and name == tier.latest_incarnation(name)]
     if not wanted:
         return {}
-    require_extra("iceberg", "[outputs.iceberg]")
+    require_pip_extra("iceberg", "[outputs.iceberg]")
     from compactor.outputs.iceberg import IcebergOutput
     from compactor.spark.table_files import ClusterDataFileWriter
 
@@ -319,7 +319,7 @@ class _RecompactionWork:
         self._changed: list[PartitionLog] = []
         self.finished: dict[TopicPartition, RecompactionResult] = {}
 
-    def record_skipped_and_return_remaining(self, candidates: Sequence[RecompactionCandidate]) -> list[RecompactionCandidate]:
+    def record_skipped_and_list_remaining(self, candidates: Sequence[RecompactionCandidate]) -> list[RecompactionCandidate]:
         """Record a final result for each candidate whose state could not be read or that needs no round. Return the other candidates."""
         for candidate in candidates:
             if candidate.error is not None or candidate.is_skipped:
@@ -383,7 +383,9 @@ class _RecompactionWork:
 
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
         engine = "partitioned" if cleaner.map_engine == "partitioned" else "memory"
-        return self._run_round_over_whole_log(candidate, RemoteEngine(engine, lambda stats: shared_jobs.create_worker(cleaner, stats)))
+        return self._run_round_over_whole_log(
+            candidate, RemoteEngine(engine, lambda stats: shared_jobs.create_shared_job_worker(cleaner, stats))
+        )
 
     def publish_changed_partitions_in_catalog(self, min_changes: int = 1) -> None:
         """Publish which partitions have changed, in one catalog record, if there are at least ``min_changes`` of them."""

@@ -27,11 +27,11 @@ from compactor.outputs.iceberg_columns import TableColumnsMissing
 from compactor.outputs.iceberg_files import (
     BYTES_PER_KEY,
     CheckedKeyShare,
-    FilesToWrite,
-    SliceWriteTask,
+    DataFilesToWrite,
+    DataFileWriteTask,
     duplicate_key_error,
     hashes_of_key_column,
-    write_slice_file,
+    write_data_file_of_slice,
 )
 from compactor.outputs.iceberg_plan import ViewSlice
 from compactor.outputs.iceberg_table import TopicTable
@@ -42,7 +42,7 @@ MIN_RANGE_BYTES: Final = 1 << 16
 """Smallest memory for the keys of one range."""
 
 
-class _KeyHashes(NamedTuple):
+class _KeyHashesInHashRange(NamedTuple):
     """Key hashes that lie in one hash range. place: name of the segment, or path of the data file, that holds the keys. data: the hashes,
     16 bytes each.
     """
@@ -59,7 +59,7 @@ class ClusterDataFileWriter:
     cost: TaskCost
     job_listener: JobListener
 
-    def write_files(self, files: FilesToWrite, written: dict[ViewSlice, DataFile | None]) -> CheckedKeyShare:
+    def write_data_files(self, files: DataFilesToWrite, written: dict[ViewSlice, DataFile | None]) -> CheckedKeyShare:
         """Write data files in Spark tasks, and return which share (0 to 1) of their keys was checked to be unique in the partition.
 
         :param written: receives the files that were written; None for a slice without rows.
@@ -99,7 +99,7 @@ class ClusterDataFileWriter:
             files.table.add_columns(columns)
         # The keys were compared before.
         rest = [task for task in files.tasks if task.file.slice not in written]
-        return self.write_files(replace(files, tasks=rest, others=()), written) if missing else 1.0
+        return self.write_data_files(replace(files, tasks=rest, others=()), written) if missing else 1.0
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class _WriteFilesTask:
     table: TopicTable
     ranges: int
 
-    def __call__(self, task_or_path: SliceWriteTask | str) -> Iterator[tuple[int, _KeyHashes | TaskOutcome]]:
+    def __call__(self, task_or_path: DataFileWriteTask | str) -> Iterator[tuple[int, _KeyHashesInHashRange | TaskOutcome]]:
         """Yield (number of the hash range, hashes of keys in it), and at last (number after the last range, outcome).
 
         :param task_or_path: task to write the file of a slice, or path of a file whose keys are read.
@@ -126,18 +126,18 @@ class _WriteFilesTask:
         for found in hashes if outcome.error is None or isinstance(outcome.error, TableColumnsMissing) else ():
             range_of_hash = ((found[:, 0] >> np.uint64(32)) * np.uint64(self.ranges)) >> np.uint64(32)
             for number in np.unique(range_of_hash).tolist():
-                yield number, _KeyHashes(place, found[range_of_hash == number].tobytes())
+                yield number, _KeyHashesInHashRange(place, found[range_of_hash == number].tobytes())
         yield self.ranges, outcome
 
     def _write_slice_or_read_keys_of_file(
-        self, task_or_path: SliceWriteTask | str, key_hashes: list[Hashes]
+        self, task_or_path: DataFileWriteTask | str, key_hashes: list[Hashes]
     ) -> tuple[ViewSlice, DataFile | None] | None:
         """Write the file of a slice and return (slice, file), with None as the file if the slice has no rows; or read the keys of the file
         at a path and return None. In both cases, append the hashes of the keys to ``key_hashes``.
         """
         halves = siphash_key_halves(self.hash_key)
         if isinstance(task_or_path, str):
-            key_hashes += [hashes_of_key_column(keys, halves) for keys in self.table.read_keys(task_or_path)]
+            key_hashes += [hashes_of_key_column(keys, halves) for keys in self.table.read_keys_of_data_file(task_or_path)]
             return None
         tier = open_tier_on_executor(self.settings.model_dump_json(), self.partition.topic * bool(self.topic_id), self.topic_id)
         each, every_key = task_or_path.file.slice, LastRecordOfEachKeyRequest(0, 1, 0)
@@ -145,7 +145,7 @@ class _WriteFilesTask:
         def add_hashes(selection: SelectedRecords) -> None:
             key_hashes.append(hash_keys_of_rows(selection, each.first, each.last, every_key, halves)[0].copy())
 
-        return each, write_slice_file(tier, self.table, task_or_path, add_hashes)
+        return each, write_data_file_of_slice(tier, self.table, task_or_path, add_hashes)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from compactor.storage.cloud import (
     CloudStore,
     ErrorHints,
     NextPageToken,
-    ObjectRange,
+    ObjectRangeContent,
     PartUploader,
     RequestRunnerWithRetries,
     StoreHttpRequest,
@@ -49,7 +49,7 @@ from compactor.storage.options import StoreOptions
 from compactor.storage.parallel import read_file_range
 from compactor.storage.port import CopyLimits, ObjectInfo, ObjectRangeToCopy, ObjectStore
 from compactor.storage.retrying import FirstAnswerTracker
-from compactor.storage.s3_parts import MIN_PART_BYTES, UploadPart, part_length
+from compactor.storage.s3_parts import MIN_PART_BYTES, UploadPart, upload_part_length_bytes
 from compactor.storage.schemes import bucket_and_prefix
 
 BlobServiceClientOfAzure = Any
@@ -139,7 +139,7 @@ class AzureClient:
     def endpoint_bucket_and_prefix(self) -> tuple[str, str, str]:
         return self._settings.endpoint_url, f"{self._account}/{self._name}", self._prefix
 
-    def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
+    def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRangeContent:
         whole = start == 0 and length is None
         with self._client_errors_as_store_errors("read", key):
             found = self._blob_client(key).download_blob(
@@ -147,7 +147,7 @@ class AzureClient:
             )
             data = bytes(found.readall())
         size = int(found.properties.content_range.rpartition("/")[2]) if found.size else start
-        return ObjectRange(data, size, str(found.properties.etag))
+        return ObjectRangeContent(data, size, str(found.properties.etag))
 
     def head(self, key: str) -> ObjectInfo:
         with self._client_errors_as_store_errors("read", key):
@@ -197,7 +197,7 @@ class AzureClient:
         upload.confirm()
         made = upload.retrier.call_with_retries(commit_blocks)
         return ObjectInfo(
-            key, sum(part_length(part) for part in parts), _epoch_ms(made["last_modified"]), str(made["etag"]), dict(metadata)
+            key, sum(upload_part_length_bytes(part) for part in parts), _epoch_ms(made["last_modified"]), str(made["etag"]), dict(metadata)
         )
 
     def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], NextPageToken]:
@@ -341,10 +341,10 @@ class AzureClient:
         with self._lock:
             if self._made is None:
                 self._access = choose_credentials(self._account, self._settings, os.environ)
-                self._made = _create_service_client(self._access, self._account, self._send_counted)
+                self._made = _create_service_client(self._access, self._account, self._send_request_and_count)
             return self._made
 
-    def _send_counted(self, request: StoreHttpRequest, send: Callable[..., StoreHttpResponse]) -> StoreHttpResponse:
+    def _send_request_and_count(self, request: StoreHttpRequest, send: Callable[..., StoreHttpResponse]) -> StoreHttpResponse:
         """Send a request, count it and return the answer. The answer is also stored as the latest one of this thread."""
         self._meter.record_request(request_kind_for_metering(request.method, request.url, copies="x-ms-copy-source" in request.headers))
         connect_s, read_s = connect_and_read_timeouts_s(self._contact)

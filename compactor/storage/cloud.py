@@ -32,7 +32,7 @@ from compactor.storage.parallel import run_in_parallel, write_at_position
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.retrying import FirstAnswerTracker, Retrier
 from compactor.storage.s3_errors import is_unknown_host
-from compactor.storage.s3_parts import UploadPart, parts_of_file, plan_parts
+from compactor.storage.s3_parts import UploadPart, plan_upload_parts, upload_parts_of_file
 
 T = TypeVar("T")
 
@@ -107,7 +107,7 @@ def connect_and_read_timeouts_s(contact: FirstAnswerTracker) -> tuple[float, flo
 
 
 @dataclass(frozen=True)
-class ObjectRange:
+class ObjectRangeContent:
     """Bytes that one request read from an object.
 
     size: size of the whole object in bytes.
@@ -144,7 +144,7 @@ class ObjectClient(Protocol):
     def endpoint_bucket_and_prefix(self) -> tuple[str, str, str]:
         """Return a triple: the endpoint's URL (empty for the vendor's own), the bucket, and the prefix of all keys of this store."""
 
-    def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
+    def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRangeContent:
         """Return bytes [start, start + length) of an object. If ``length`` is None, return all bytes from ``start`` on. If ``version`` is
         not empty, no other version may be read.
         """
@@ -266,7 +266,7 @@ class CloudStore:
             data = path.read_bytes() if size <= self._transfers.part_bytes else None
         if data is not None:
             return self.create(key, data, metadata)
-        return self._create_in_parts(key, parts_of_file(FileRange(path, 0, size), self._transfers.part_bytes), metadata)
+        return self._create_in_parts(key, upload_parts_of_file(FileRange(path, 0, size), self._transfers.part_bytes), metadata)
 
     def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Create an object from copied ranges and local bytes.
@@ -277,7 +277,7 @@ class CloudStore:
         check_object_key(key)
         if self.server_copy_limits is None:
             raise CannotCopy(f"{self.url} copies no ranges of objects")
-        parts = plan_parts(sources, self._transfers.part_bytes, self.server_copy_limits.max_bytes)
+        parts = plan_upload_parts(sources, self._transfers.part_bytes, self.server_copy_limits.max_bytes)
         if not parts:
             return self.create(key, b"", metadata)
         check_copy_sources(self, sources)
@@ -293,7 +293,7 @@ class CloudStore:
         check_object_key(key)
         check_byte_range(start, length)
         part = self._transfers.part_bytes
-        first = ObjectRange(b"", start, "")
+        first = ObjectRangeContent(b"", start, "")
         if length == 0:
             self.head(key)
         else:
@@ -432,7 +432,7 @@ class CloudStore:
             made = found
         return replace(made, metadata=described)
 
-    def _read_range(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
+    def _read_range(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRangeContent:
         """Request bytes [start, start + length) of an object once. Raises Unavailable if the store sends fewer or more bytes than the
         object has there.
 

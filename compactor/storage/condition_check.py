@@ -43,13 +43,13 @@ class ConditionalCreateCheck:
             place = json.dumps({"endpoint": endpoint, "bucket": bucket, "prefix": root})
             marker = self._folder / hashlib.sha256(place.encode()).hexdigest()[:32]
             if not _does_marker_contain_location(marker, place):
-                self._test_conditional_creates(store.without_conditional_create_check(), prefix)
+                self._require_create_if_absent_works(store.without_conditional_create_check(), prefix)
                 with suppress(OSError):  # the next process asks again
                     self._folder.mkdir(parents=True, exist_ok=True)
                     marker.write_text(place)
             self._passed.add((endpoint, bucket))
 
-    def _test_conditional_creates(self, store: ObjectStore, prefix: str) -> None:
+    def _require_create_if_absent_works(self, store: ObjectStore, prefix: str) -> None:
         """Raise Refused if the store overwrites an object that was to be created only if absent, StoreError if it cannot be reached."""
         problem = find_ignored_create_if_absent(store, prefix)
         if problem is not None:

@@ -104,7 +104,7 @@ class RequestCounters:
             self._waited[reason] = self._waited.get(reason, 0.0) + seconds
 
     @contextmanager
-    def transfers_reported_to(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
+    def report_transferred_bytes_to(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
         """Provide a ``with`` block during which ``on_bytes`` is called with the number of bytes of every transfer, from any thread. For
         progress reports.
         """

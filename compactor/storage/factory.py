@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Protocol
 
 from compactor.config.settings import LimitSettings, Settings
-from compactor.extras import require_extra
+from compactor.extras import require_pip_extra
 from compactor.storage.counting import RequestCounters, RequestMeter
 from compactor.storage.options import StoreOptions
 from compactor.storage.port import ObjectStore
@@ -136,7 +136,7 @@ def open_store(
     """
     kind = store_kind(url)
     if kind.extra:
-        require_extra(kind.extra, kind.example)
+        require_pip_extra(kind.extra, kind.example)
     adapter: StoreAdapter = import_module(f"compactor.storage.{kind.adapter}")
     options = StoreOptions(
         settings=settings or Settings(),

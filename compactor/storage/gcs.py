@@ -23,7 +23,7 @@ from compactor.storage.cloud import (
     CloudStore,
     ErrorHints,
     NextPageToken,
-    ObjectRange,
+    ObjectRangeContent,
     PartUploader,
     RequestRunnerWithRetries,
     StoreHttpResponse,
@@ -95,7 +95,7 @@ class GcsClient:
     def endpoint_bucket_and_prefix(self) -> tuple[str, str, str]:
         return self._settings.endpoint_url, self._name, self._prefix
 
-    def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
+    def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRangeContent:
         whole = start == 0 and length is None
         with self._client_errors_as_store_errors("read", key):
             data = self._blob_handle(key).download_as_bytes(
@@ -108,7 +108,7 @@ class GcsClient:
             )
         headers = self._session.answer.headers
         size = int(headers.get("Content-Range", f"/{len(data)}").rpartition("/")[2])
-        return ObjectRange(data, size, headers.get("x-goog-generation", ""))
+        return ObjectRangeContent(data, size, headers.get("x-goog-generation", ""))
 
     def head(self, key: str) -> ObjectInfo:
         with self._client_errors_as_store_errors("read", key):
@@ -147,7 +147,7 @@ class GcsClient:
 
     def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], NextPageToken]:
         with self._client_errors_as_store_errors("list"):
-            listing = self._client().list_blobs(
+            listing = self._gcs_client().list_blobs(
                 self._name,
                 prefix=self._prefix + prefix,
                 start_offset=self._prefix + after if after else None,
@@ -187,7 +187,7 @@ class GcsClient:
         """Return the bucket's settings because of which deleting an object frees no space; None if the credentials may not read the
         settings.
         """
-        bucket = self._client().bucket(self._name)
+        bucket = self._gcs_client().bucket(self._name)
         try:
             with self._client_errors_as_store_errors("ask for the settings of"):
                 bucket.reload(timeout=connect_and_read_timeouts_s(self._contact), retry=None)
@@ -217,7 +217,7 @@ class GcsClient:
         return ObjectInfo(key, int(blob.size), int(blob.updated.timestamp() * 1000), str(blob.generation), dict(blob.metadata or {}))
 
     def _blob_handle(self, key: str, metadata: Mapping[str, str] | None = None) -> GcsLibraryBlob:
-        blob = self._client().bucket(self._name).blob(self._prefix + key)
+        blob = self._gcs_client().bucket(self._name).blob(self._prefix + key)
         if metadata:
             blob.metadata = dict(metadata)
         return blob
@@ -258,14 +258,14 @@ class GcsClient:
         except (RequestException, HTTPError, OSError, EOFError) as error:  # HTTPError: a raw body that broke off
             raise connection_error(error, failed_request, _HINTS, answered_before=self._contact.answered) from error
 
-    def _client(self) -> GcsLibraryClient:
+    def _gcs_client(self) -> GcsLibraryClient:
         with self._lock:
             if self._made is None:
-                self._session, self._made = _create_client(self._settings, self._meter)
+                self._session, self._made = _create_session_and_gcs_client(self._settings, self._meter)
             return self._made
 
 
-def _create_client(settings: GcsSettings, meter: RequestMeter) -> tuple[StoreHttpSession, GcsLibraryClient]:
+def _create_session_and_gcs_client(settings: GcsSettings, meter: RequestMeter) -> tuple[StoreHttpSession, GcsLibraryClient]:
     """Return a pair: an HTTP session that counts requests, and a Google Cloud Storage client that uses it. Raises UsageError if the
     credentials file cannot be used.
     """
@@ -275,7 +275,7 @@ def _create_client(settings: GcsSettings, meter: RequestMeter) -> tuple[StoreHtt
     from google.cloud.storage import Client
     from requests.adapters import HTTPAdapter
 
-    class CountingSession(AuthorizedSession):  # type: ignore[misc]
+    class RequestCountingSession(AuthorizedSession):  # type: ignore[misc]
         """Session that reports each request to the meter. ``answer`` is the latest answer to the calling thread."""
 
         def __init__(self, credentials: Any) -> None:
@@ -301,7 +301,7 @@ def _create_client(settings: GcsSettings, meter: RequestMeter) -> tuple[StoreHtt
         credentials, project = AnonymousCredentials(), None  # credentials are not sent without TLS
     else:
         credentials, project = google.auth.default(scopes=scopes)
-    session = CountingSession(credentials)
+    session = RequestCountingSession(credentials)
     for scheme in ("https://", "http://"):
         session.mount(scheme, HTTPAdapter(pool_maxsize=_POOL))
     options = {"api_endpoint": settings.endpoint_url} if settings.endpoint_url else None
@@ -317,7 +317,7 @@ def _http_status_error(status: int, response: StoreHttpResponse, failed_request:
     :param failed_request: text such as ``cannot read URL``, for the message.
     :param is_object_request: whether the request was about an object rather than the bucket.
     """
-    answer = _error_message(response, status)
+    answer = _message_of_error_answer(response, status)
     message = f"{failed_request}: {answer}"
     if status == HTTPStatus.BAD_REQUEST and _DAMAGED.search(answer):
         return Unavailable(f"{message}: it was damaged on its way", hint="Try again")
@@ -330,7 +330,7 @@ def _http_status_error(status: int, response: StoreHttpResponse, failed_request:
     return http_status_error(status, message, _HINTS, is_object_request=is_object_request)
 
 
-def _error_message(response: StoreHttpResponse, status: int) -> str:
+def _message_of_error_answer(response: StoreHttpResponse, status: int) -> str:
     """Return a message with the HTTP status of an error answer and, if the answer contains one, the store's own text."""
     try:
         return f"the store answered {status} ({response.json()['error']['message'].rstrip('.')})"

@@ -32,13 +32,13 @@ from typing_extensions import override
 
 from compactor.config.store_sections import HdfsSettings
 from compactor.errors import AlreadyExists, CompactorError, NotFound, Refused, Unavailable
-from compactor.extras import require_extra
+from compactor.extras import require_pip_extra
 from compactor.storage.answers import PreconditionFailed, RangeNotSatisfiable
 from compactor.storage.cloud import (
     CloudStore,
     ErrorHints,
     NextPageToken,
-    ObjectRange,
+    ObjectRangeContent,
     PartUploader,
     RequestRunnerWithRetries,
     StoreHttpResponse,
@@ -95,7 +95,7 @@ def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
     """Return the store at ``hdfs://namenode/path``. Makes no request. Raises UsageError if the URL has another form."""
     namenode, prefix = bucket_and_prefix(url)
     if options.settings.hdfs.kerberos:
-        require_extra("kerberos", "[hdfs] kerberos")
+        require_pip_extra("kerberos", "[hdfs] kerberos")
     return HdfsStore(HdfsClient(namenode, prefix, options.settings.hdfs, options.meter, options.contact), options)
 
 
@@ -108,7 +108,7 @@ class HdfsStore(CloudStore):
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         check_object_key_prefix(prefix)
         folder, slash, _ = prefix.rpartition("/")
-        return self._list_tree(folder + slash, prefix, after)
+        return self._list_objects_in_folder_tree(folder + slash, prefix, after)
 
     @override
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
@@ -125,7 +125,7 @@ class HdfsStore(CloudStore):
             with suppress(NotFound):
                 self._request_with_retries(lambda name=_STAGING + upload.id: self._client.delete(name))  # type: ignore[misc]
 
-    def _list_tree(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
+    def _list_objects_in_folder_tree(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
         """Yield the objects in a folder and its subfolders whose keys begin with ``prefix`` and are greater than ``after``, in UTF-8 byte
         order. To get this order a directory is sorted by its name with a slash.
         """
@@ -136,7 +136,7 @@ class HdfsStore(CloudStore):
             is_wanted = name.startswith(prefix) and name.encode() > after.encode()
             if name.endswith("/"):
                 if is_wanted or prefix.startswith(name) or (name.startswith(prefix) and after.startswith(name)):
-                    yield from self._list_tree(name, prefix, after)
+                    yield from self._list_objects_in_folder_tree(name, prefix, after)
             elif is_wanted:
                 with suppress(NotFound):
                     yield self._request_with_retries(lambda entry=entry: self._client.object_info(entry, {}))  # type: ignore[misc]
@@ -183,7 +183,7 @@ class HdfsClient:
     def endpoint_bucket_and_prefix(self) -> tuple[str, str, str]:
         return self._endpoint, self._namenode, self._prefix
 
-    def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
+    def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRangeContent:
         if version and length is not None:
             inode, size = int(version), start + length
         else:
@@ -199,7 +199,7 @@ class HdfsClient:
         except NotFound as error:
             changed = f"{self.url}/{key} changed while it was read"
             raise (PreconditionFailed(changed) if version else Unavailable(changed, hint="Try again")) from error
-        return ObjectRange(answer.content, size, str(inode))
+        return ObjectRangeContent(answer.content, size, str(inode))
 
     def head(self, key: str) -> ObjectInfo:
         status = self._fetch_file_status(key)
@@ -230,7 +230,7 @@ class HdfsClient:
         published.
         """
         staged = self._write_staged_file(_RequestBody([data], len(data)), key)
-        self._rename(staged.name, key, "OVERWRITE")
+        self._rename_staged_file(staged.name, key, "OVERWRITE")
         return ObjectInfo(key, staged.size, staged.modified_ms, str(staged.inode))
 
     def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], NextPageToken]:
@@ -307,7 +307,7 @@ class HdfsClient:
                     "PUT", path, "SETTIMES", failed_request=failed_request, modificationtime=staged.modified_ms + UNDATED_MS
                 )
             )
-            retried(lambda: self._rename(staged.name, key, "NONE"))
+            retried(lambda: self._rename_staged_file(staged.name, key, "NONE"))
         except BaseException:
             self._delete_staged_file(staged.name)
             raise
@@ -351,7 +351,7 @@ class HdfsClient:
         with suppress(CompactorError):
             self.delete(name)
 
-    def _rename(self, name: str, key: str, option: str) -> None:
+    def _rename_staged_file(self, name: str, key: str, option: str) -> None:
         """Rename a staged file to its key. Raises AlreadyExists, or PreconditionFailed if the staged file is gone.
 
         :param option: ``NONE`` to fail if the key is taken, ``OVERWRITE`` to replace the object.
@@ -466,14 +466,14 @@ class HdfsClient:
         headers = {"Content-Type": "application/octet-stream"} if method == "PUT" else {}
         headers |= {"Authorization": ticket} if ticket else {}
         timeouts = connect_and_read_timeouts_s(self._contact)
-        answer = self._session().request(method, url, data=body, headers=headers, timeout=timeouts, allow_redirects=False)
+        answer = self._http_session().request(method, url, data=body, headers=headers, timeout=timeouts, allow_redirects=False)
         self._contact.record_answer()
         demands_ticket = answer.status_code == HTTPStatus.UNAUTHORIZED and "Negotiate" in answer.headers.get("WWW-Authenticate", "")
         if answer.status_code >= HTTPStatus.BAD_REQUEST and not (demands_ticket and self._kerberos and not ticket):
             raise _http_status_error(answer, failed_request)
         return answer
 
-    def _session(self) -> StoreHttpSession:
+    def _http_session(self) -> StoreHttpSession:
         import requests
 
         with self._lock:

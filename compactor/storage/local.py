@@ -39,7 +39,7 @@ from compactor.storage.options import StoreOptions
 from compactor.storage.os_errors import FULL, os_errors_as_compactor_errors
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectRangeToCopy, ObjectStore, UnfinishedUpload
 from compactor.storage.retrying import Retrier, RetryingStore
-from compactor.storage.schemes import local_path
+from compactor.storage.schemes import directory_of_store_url
 from compactor.storage.settings import RetrySettings
 
 _CHUNK = 1 << 20
@@ -57,7 +57,7 @@ def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
     directory.
     """
     return RetryingStore(
-        LocalStore(local_path(url), options.meter, holds_control_records=options.records), Retrier(options.retries or _RETRIES)
+        LocalStore(directory_of_store_url(url), options.meter, holds_control_records=options.records), Retrier(options.retries or _RETRIES)
     )
 
 
@@ -137,7 +137,7 @@ class LocalStore:
         target = self._object_path(key)
         self._meter.record_request("put")
         with os_errors_as_compactor_errors("write", target), self._staged_file(lambda file: self._write_chunks(file, (data,))) as staged:
-            _make_directories(target.parent)
+            _create_missing_directories(target.parent)
             os.replace(staged, target)
             _sync_directory(target.parent)
             return self._object_info(key, target.lstat(), {})
@@ -275,12 +275,12 @@ class LocalStore:
         with os_errors_as_compactor_errors("write", target):
             while True:
                 try:
-                    return self._create_by_hard_link(key, target, write_content, described)
+                    return self._create_object_by_hard_link(key, target, write_content, described)
                 except OSError as error:
-                    if error.errno not in FULL or self._reserve is None or not self._reserve.release_space():
+                    if error.errno not in FULL or self._reserve is None or not self._reserve.release_part_of_reserve_file():
                         raise
 
-    def _create_by_hard_link(
+    def _create_object_by_hard_link(
         self, key: str, target: Path, write_content: Callable[[BinaryIO], None], metadata: dict[str, str]
     ) -> ObjectInfo:
         """Create an object by writing a staged file and making a hard link at the key's path. The link fails if the key is taken; then
@@ -288,9 +288,9 @@ class LocalStore:
 
         :param target: the key's path.
         """
-        _require_absent(target)  # avoids staging a gigabyte for nothing; the link below decides
+        _require_no_object_at_path(target)  # avoids staging a gigabyte for nothing; the link below decides
         with self._staged_file(write_content) as staged:
-            _make_directories(target.parent)
+            _create_missing_directories(target.parent)
             companion = _write_metadata(staged, target, metadata) if metadata else None
             try:
                 os.link(staged, target)
@@ -299,11 +299,11 @@ class LocalStore:
                 if staged.lstat().st_nlink == 1:
                     if companion:
                         companion.unlink(missing_ok=True)
-                    _require_absent(target)
+                    _require_no_object_at_path(target)
                     raise AlreadyExists(f"{target} existed a moment ago") from None
             _sync_directory(target.parent)
             if self._reserve is not None:
-                self._reserve.restore()
+                self._reserve.extend_to_full_size()
             return self._object_info(key, staged.lstat(), metadata)  # the same file; another writer may have deleted the object by now
 
     def _object_info(self, key: str, status: os.stat_result, metadata: Mapping[str, str]) -> ObjectInfo:
@@ -321,7 +321,7 @@ class LocalStore:
         :param durable: whether the file is flushed to disk before the block begins.
         """
         folder = self._root / RESERVED / "tmp"
-        _make_directories(folder)
+        _create_missing_directories(folder)
         staged = folder / f"{os.getpid()}-{uuid.uuid4().hex}"
         try:
             with open(staged, "x+b") as file:
@@ -422,7 +422,7 @@ def _append_by_copy_file_range(source: BinaryIO, piece: ObjectRangeToCopy, file:
     return done
 
 
-def _require_absent(target: Path) -> None:
+def _require_no_object_at_path(target: Path) -> None:
     if target.is_dir() and not target.is_symlink():
         raise Refused(f"{target} is a directory, so no object can have its name", hint="No key may be a directory of another key")
     if os.path.lexists(target):
@@ -453,7 +453,7 @@ def _write_metadata(staged: Path, target: Path, metadata: dict[str, str]) -> Pat
     :param target: path that the object will have.
     """
     folder = target.parent / RESERVED
-    _make_directories(folder)
+    _create_missing_directories(folder)
     while True:
         mtime_ns = staged.lstat().st_mtime_ns // 1_000_000 * 1_000_000 + uuid.uuid4().int % 1_000_000
         os.utime(staged, ns=(mtime_ns, mtime_ns))
@@ -471,10 +471,10 @@ def _write_metadata(staged: Path, target: Path, metadata: dict[str, str]) -> Pat
         return companion
 
 
-def _make_directories(folder: Path) -> None:
+def _create_missing_directories(folder: Path) -> None:
     if folder.is_dir():
         return
-    _make_directories(folder.parent)
+    _create_missing_directories(folder.parent)
     try:
         folder.mkdir()
     except FileExistsError:
@@ -510,7 +510,7 @@ class FullDiskReserveFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def restore(self) -> None:
+    def extend_to_full_size(self) -> None:
         """Extend the file to its full size if the disk has space, otherwise leave it. Called after every write; costs one ``stat`` if the
         file has its full size.
         """
@@ -519,7 +519,7 @@ class FullDiskReserveFile:
                 with open(self._path, "ab") as file:
                     os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
 
-    def release_space(self) -> bool:
+    def release_part_of_reserve_file(self) -> bool:
         """Shorten the file by a sixteenth of its full size, which frees that space. Return False if the file was empty or
         missing already.
         """

@@ -28,7 +28,7 @@ _SKEW_WARNING_MS = 60_000
 
 
 @runtime_checkable
-class InspectableStore(Protocol):
+class StoreWithQueryableSettings(Protocol):
     """Store on a server whose settings (versioning, retention and the like) and permissions can be queried."""
 
     def inspect_store_settings(self, now_ms: int) -> Sequence[StoreFinding]:
@@ -71,12 +71,12 @@ def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".t
     if any(finding.severity == "error" for finding in findings):
         return findings
     try:
-        findings += _compare_clocks(store, now_ms)
+        findings += _clock_findings(store, now_ms)
         findings += find_unsafe_concurrent_creates(store, prefix)
-        if isinstance(store, InspectableStore):
+        if isinstance(store, StoreWithQueryableSettings):
             findings += store.inspect_store_settings(now_ms())
     except CompactorError as error:
-        findings.append(_error_finding(error, store))
+        findings.append(_finding_from_store_error(error, store))
     return findings
 
 
@@ -151,7 +151,7 @@ def find_unsafe_concurrent_creates(
     for number in range(rounds):
         key = f"{prefix}{secrets.token_hex(8)}-race-{number}"
         try:
-            winners = _create_concurrently_and_return_winners(store, key, threads)
+            winners = _contents_of_creates_that_succeeded(store, key, threads)
             content = store.get(key)
         finally:
             store.delete([key])
@@ -177,7 +177,7 @@ def does_delete_free_space(store: ObjectStore) -> bool | None:
     """Return whether a deleted object frees its space at once. None if that cannot be found out: the credentials may not ask, or the store
     does not answer. Makes a few requests if the store is on a server.
     """
-    if not isinstance(store, InspectableStore):
+    if not isinstance(store, StoreWithQueryableSettings):
         kind = store_kind_of_scheme(store.url)
         return kind.can.does_delete_free_space if kind else None
     try:
@@ -186,10 +186,10 @@ def does_delete_free_space(store: ObjectStore) -> bool | None:
         return None
 
 
-def _create_concurrently_and_return_winners(store: ObjectStore, key: str, threads: int) -> list[bytes]:
+def _contents_of_creates_that_succeeded(store: ObjectStore, key: str, threads: int) -> list[bytes]:
     barrier = threading.Barrier(threads)
 
-    def create_once(writer_number: int) -> bytes | None:
+    def content_if_create_succeeded(writer_number: int) -> bytes | None:
         content = f"writer {writer_number}".encode()
         barrier.wait()
         try:
@@ -199,7 +199,7 @@ def _create_concurrently_and_return_winners(store: ObjectStore, key: str, thread
         return content
 
     with ThreadPoolExecutor(threads) as pool:
-        return [content for content in pool.map(create_once, range(threads)) if content is not None]
+        return [content for content in pool.map(content_if_create_succeeded, range(threads)) if content is not None]
 
 
 def _test_permissions(store: ObjectStore, prefix: str) -> list[StoreFinding]:
@@ -221,16 +221,16 @@ def _test_permissions(store: ObjectStore, prefix: str) -> list[StoreFinding]:
         except NotFound:
             continue  # it could not be written: that is already said
         except Refused as error:
-            hint = f"{error.hint} ({store.required_permission_name(verb)})" if isinstance(store, InspectableStore) else error.hint
+            hint = f"{error.hint} ({store.required_permission_name(verb)})" if isinstance(store, StoreWithQueryableSettings) else error.hint
             findings.append(StoreFinding.error(f"cannot-{verb}", error.message, hint))
             if "denied" not in error.message.lower():
                 return findings  # no such bucket, wrong region, ...: all others would say the same
         except CompactorError as error:
-            return [*findings, _error_finding(error, store)]
+            return [*findings, _finding_from_store_error(error, store)]
     return findings
 
 
-def _compare_clocks(store: ObjectStore, now_ms: Callable[[], int]) -> list[StoreFinding]:
+def _clock_findings(store: ObjectStore, now_ms: Callable[[], int]) -> list[StoreFinding]:
     before = now_ms()
     there = store.clock_ms()
     difference = there - (before + now_ms()) // 2
@@ -246,5 +246,5 @@ def _compare_clocks(store: ObjectStore, now_ms: Callable[[], int]) -> list[Store
     ]
 
 
-def _error_finding(error: CompactorError, store: ObjectStore) -> StoreFinding:
+def _finding_from_store_error(error: CompactorError, store: ObjectStore) -> StoreFinding:
     return StoreFinding.error("store", f"{store.url}: {error.message}", error.hint)

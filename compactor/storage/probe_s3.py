@@ -30,10 +30,10 @@ class BucketDeletionSettings(StrictFrozenModel):
         return self.versioning == "" and not self.object_lock
 
 
-def read_deletion_settings(store: S3Store) -> BucketDeletionSettings:
+def read_bucket_deletion_settings(store: S3Store) -> BucketDeletionSettings:
     """Return the settings of the store's bucket, with two requests. Raises StoreError if the store cannot be reached."""
-    versioning = _query_setting(store, "get_bucket_versioning")
-    lock = _query_setting(store, "get_object_lock_configuration")
+    versioning = _query_bucket_setting(store, "get_bucket_versioning")
+    lock = _query_bucket_setting(store, "get_object_lock_configuration")
     return BucketDeletionSettings(
         versioning=None if versioning is None else str(versioning.get("Status", "")),
         object_lock=None if lock is None else lock.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled",
@@ -42,10 +42,10 @@ def read_deletion_settings(store: S3Store) -> BucketDeletionSettings:
 
 def bucket_findings(store: S3Store, now_ms: int) -> list[StoreFinding]:
     """Return the findings about versioning, object lock, archived objects and unfinished uploads."""
-    state = read_deletion_settings(store)
+    state = read_bucket_deletion_settings(store)
     return [
         *_versioning_findings(store, state),
-        *_archive_findings(store),
+        *_archived_object_findings(store),
         *_unfinished_upload_findings(store, now_ms),
     ]
 
@@ -79,7 +79,7 @@ def _versioning_findings(store: S3Store, state: BucketDeletionSettings) -> list[
     return findings
 
 
-def _archive_findings(store: S3Store) -> list[StoreFinding]:
+def _archived_object_findings(store: S3Store) -> list[StoreFinding]:
     """Return a list with one finding if any of the first 1000 objects is in an archive storage class, otherwise an empty list."""
     page = store.requests.send_request_with_retries("list_objects_v2", "list", Prefix=store.requests.prefix, MaxKeys=1000)
     archived = [entry for entry in page.get("Contents", []) if entry.get("StorageClass") in _ARCHIVED]
@@ -99,7 +99,7 @@ def _unfinished_upload_findings(store: S3Store, now_ms: int) -> list[StoreFindin
     """Return a list with one finding if any unfinished multipart upload is older than a day, otherwise an empty list. Parts of such uploads
     are billed, and no listing of objects shows them.
     """
-    answer = _query_setting(store, "list_multipart_uploads", Prefix=store.requests.prefix)
+    answer = _query_bucket_setting(store, "list_multipart_uploads", Prefix=store.requests.prefix)
     old = [upload for upload in (answer or {}).get("Uploads", []) if now_ms - upload["Initiated"].timestamp() * 1000 > _DAY_MS]
     if not old:
         return []
@@ -112,7 +112,7 @@ def _unfinished_upload_findings(store: S3Store, now_ms: int) -> list[StoreFindin
     ]
 
 
-def _query_setting(store: S3Store, operation: str, **params: Any) -> dict[str, Any] | None:
+def _query_bucket_setting(store: S3Store, operation: str, **params: Any) -> dict[str, Any] | None:
     """Return the store's answer to an S3 operation that reads a setting: an empty dict if the setting is absent, None if the store refuses
     the request (missing permission, or an operation that the server does not have).
     """

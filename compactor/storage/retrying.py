@@ -55,7 +55,7 @@ class FirstAnswerTracker:
             self._asked_at = requested_at
         return now - self._asked_at
 
-    def claim_log_line_that_store_never_answered(self, now: float) -> bool:
+    def claim_retry_log_line(self, now: float) -> bool:
         """Return whether the caller may write a log line about a retry. At most one line per second is allowed, so a caller that gets True
         must write it.
 
@@ -103,7 +103,7 @@ class Retrier:
                 if now - failed + pause > self.policy.deadline_s or (silent and silent + pause > self.policy.first_answer_s):
                     tries = f" (tried {number + 1} times in {now - began:.1f} s)" if number else ""
                     raise Unavailable(f"{error.message}{tries}", hint=error.hint) from error
-                if (number or silent > _LOG_INTERVAL_S) and self.contact.claim_log_line_that_store_never_answered(now):
+                if (number or silent > _LOG_INTERVAL_S) and self.contact.claim_retry_log_line(now):
                     _log.warning("%s; try %d in %.1f s", error.message, number + 2, pause, extra={"transient": True})
             else:
                 self.contact.record_answer()
@@ -130,12 +130,12 @@ class RetryingStore(ForwardingStore):
         last = after
         listing: Iterator[ObjectInfo] | None = None
 
-        def next_object(attempt_number: int) -> ObjectInfo | None:
+        def next_listed_object(attempt_number: int) -> ObjectInfo | None:
             nonlocal listing
             if listing is None or attempt_number:
                 listing = self._store.list(prefix, last)
             return next(listing, None)
 
-        while (info := self._retrier.call_with_retries(next_object)) is not None:
+        while (info := self._retrier.call_with_retries(next_listed_object)) is not None:
             last = info.key
             yield info

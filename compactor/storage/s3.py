@@ -43,7 +43,7 @@ from compactor.storage.options import StoreOptions
 from compactor.storage.os_errors import os_errors_as_compactor_errors
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.s3_errors import s3_answer_error
-from compactor.storage.s3_parts import COPIES, find_mismatched_copy, parts_of_file, plan_parts
+from compactor.storage.s3_parts import COPIES, find_mismatched_copied_range, plan_upload_parts, upload_parts_of_file
 from compactor.storage.s3_requests import CompletionEntry, LearnedServerBehaviour, S3Answer, S3RequestClient
 from compactor.storage.s3_transfer import MultipartUpload, crc32_base64, download_object, md5_base64
 from compactor.storage.schemes import bucket_and_prefix
@@ -114,9 +114,9 @@ class S3Store:
         """Return whether a deleted object frees its space at once; None if the credentials may not read the settings that decide it. Raises
         StoreError if the store cannot be reached.
         """
-        from compactor.storage.probe_s3 import read_deletion_settings
+        from compactor.storage.probe_s3 import read_bucket_deletion_settings
 
-        return read_deletion_settings(self).does_delete_free_space
+        return read_bucket_deletion_settings(self).does_delete_free_space
 
     def required_permission_name(self, verb: str) -> str:
         """Return the S3 action that an access policy must allow for a request, such as ``s3:GetObject``.
@@ -157,7 +157,7 @@ class S3Store:
             return b""
 
     def head(self, key: str) -> ObjectInfo:
-        return _without_write_token(self._head_object(key))
+        return _object_info_without_write_token(self._head_object(key))
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_object_key(key)
@@ -174,7 +174,7 @@ class S3Store:
         self._before_create(self)
         if data is not None:
             return self._create_in_one_request(key, data, described)
-        parts = parts_of_file(FileRange(path, 0, size), self._transfers.part_bytes)
+        parts = upload_parts_of_file(FileRange(path, 0, size), self._transfers.part_bytes)
         return self._create_by_multipart_upload(key, size, described, "CRC32", lambda upload: upload.send_parts(parts))
 
     @property
@@ -190,7 +190,7 @@ class S3Store:
         """
         check_object_key(key)
         described = check_object_metadata(metadata)
-        parts = plan_parts(sources, self._transfers.part_bytes)
+        parts = plan_upload_parts(sources, self._transfers.part_bytes)
         self._before_create(self)
         if not parts:
             return self._create_in_one_request(key, b"", described)
@@ -202,7 +202,7 @@ class S3Store:
             done = upload.send_parts(parts)
             check_copy_sources(self, sources)
             receipts = [str(part.get("ChecksumCRC32C", "")) for part in done]
-            wrong = find_mismatched_copy(sources, parts, receipts)
+            wrong = find_mismatched_copied_range(sources, parts, receipts)
             if wrong:
                 where = self._requests.object_url(wrong.key)
                 raise CopyDiffers(f"{where}: what was copied of it has another checksum than it must have", hint="Run verify --deep")
@@ -220,8 +220,8 @@ class S3Store:
 
         def put_in_one_attempt(attempt: int) -> ObjectInfo:
             self._requests.meter.record_bytes_written(len(data))
-            answer = self._requests.send_request_once("put_object", "write", key, Body=data, ChecksumCRC32=crc32_base64(data))
-            return _info_of_written_object(key, len(data), answer, {})
+            answer = self._requests.send_request_without_retries("put_object", "write", key, Body=data, ChecksumCRC32=crc32_base64(data))
+            return _object_info_from_write_answer(key, len(data), answer, {})
 
         return self._requests.request_with_retries(put_in_one_attempt)
 
@@ -269,7 +269,7 @@ class S3Store:
         while batch := tuple(islice(left, _BATCH)):
             for key in batch:
                 check_object_key(key)
-            self._delete_batch(batch)
+            self._delete_keys_in_one_request(batch)
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
         check_object_key_prefix(prefix)
@@ -296,7 +296,7 @@ class S3Store:
 
     def _list_page(self, params: dict[str, Any]) -> S3Answer:
         def list_page_in_one_attempt(attempt: int) -> S3Answer:
-            answer = self._requests.send_request_once("list_objects_v2", "list", **params)
+            answer = self._requests.send_request_without_retries("list_objects_v2", "list", **params)
             # A cut answer may parse as an empty one.
             if "IsTruncated" not in answer or (answer["IsTruncated"] and not answer.get("NextContinuationToken")):
                 raise Unavailable(f"cannot list {self.url}: the store's answer is incomplete")
@@ -328,7 +328,7 @@ class S3Store:
             nonlocal attempts
             attempts = attempt + 1
             self._requests.meter.record_bytes_written(len(data))
-            answer = self._requests.send_request_once(
+            answer = self._requests.send_request_without_retries(
                 "put_object",
                 "write",
                 key,
@@ -339,7 +339,7 @@ class S3Store:
                 **self._transfers.s3_create_request_parameters,
             )
             self._delete_and_raise_unless_stored_as_sent(key, data, answer.get("ChecksumCRC32", ""), _etag_of_answer(answer))
-            return _info_of_written_object(key, len(data), answer, metadata)
+            return _object_info_from_write_answer(key, len(data), answer, metadata)
 
         try:
             return self._requests.request_with_retries(put_in_one_attempt)
@@ -366,7 +366,7 @@ class S3Store:
         if self.get(key) == data:
             known.is_etag_md5 = False
             return
-        self._delete_batch((key,))
+        self._delete_keys_in_one_request((key,))
         raise Unavailable(f"cannot write {self._requests.object_url(key)}: it arrived damaged, and the store took it")
 
     def _create_by_multipart_upload(
@@ -389,7 +389,7 @@ class S3Store:
         for _ in range(_RESTARTS):
             upload = MultipartUpload(self._requests, self._transfers, key, _metadata_headers({**metadata, _MARK: token}), algorithm)
             try:
-                return _info_of_written_object(key, size, upload.complete_upload(send_parts(upload)), metadata)
+                return _object_info_from_write_answer(key, size, upload.complete_upload(send_parts(upload)), metadata)
             except (PreconditionFailed, NoSuchUpload) as error:
                 upload.abort_upload()
                 if own := self._find_object_written_by_this_call(key, token):
@@ -407,7 +407,7 @@ class S3Store:
         None if the key is free or another writer's object is there.
         """
         found = self._find_object(key)
-        return _without_write_token(found) if found is not None and found.metadata.get(_MARK) == token else None
+        return _object_info_without_write_token(found) if found is not None and found.metadata.get(_MARK) == token else None
 
     def _find_object(self, key: str) -> ObjectInfo | None:
         try:
@@ -415,12 +415,12 @@ class S3Store:
         except NotFound:
             return None
 
-    def _delete_batch(self, batch: Sequence[str]) -> None:
+    def _delete_keys_in_one_request(self, batch: Sequence[str]) -> None:
         root = self._requests.prefix
         wanted = {root + key for key in batch}
 
-        def delete_batch_in_one_attempt(attempt: int) -> None:
-            answer = self._requests.send_request_once(
+        def delete_keys_in_one_attempt(attempt: int) -> None:
+            answer = self._requests.send_request_without_retries(
                 "delete_objects",
                 "delete in",
                 ChecksumAlgorithm="CRC32",
@@ -436,10 +436,10 @@ class S3Store:
             if wanted:
                 raise Unavailable(f"cannot delete in {self.url}: the store does not say what became of {len(wanted)} keys")
 
-        self._requests.request_with_retries(delete_batch_in_one_attempt)
+        self._requests.request_with_retries(delete_keys_in_one_attempt)
 
 
-def _info_of_written_object(key: str, size: int, response: S3Answer, metadata: Mapping[str, str]) -> ObjectInfo:
+def _object_info_from_write_answer(key: str, size: int, response: S3Answer, metadata: Mapping[str, str]) -> ObjectInfo:
     return ObjectInfo(key, size, _date_header_ms(response, key), _etag_of_answer(response), metadata)
 
 
@@ -447,7 +447,7 @@ def _metadata_headers(metadata: Mapping[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): value for name, value in metadata.items()}
 
 
-def _without_write_token(info: ObjectInfo) -> ObjectInfo:
+def _object_info_without_write_token(info: ObjectInfo) -> ObjectInfo:
     """Return object properties without the token that identifies the call that wrote the object."""
     return replace(info, metadata={name: value for name, value in info.metadata.items() if name != _MARK})
 

@@ -182,13 +182,13 @@ def s3_answer_error(details: Mapping[str, Any], failed_request: str, response: M
         return Refused(f"{detail}: the encryption key refuses", hint=_KMS)
     if code in _REFUSALS:
         meaning, hint = _REFUSALS[code]
-        return Refused(f"{detail}: {meaning}{_error_detail(code, response, details)}", hint=hint)
+        return Refused(f"{detail}: {meaning}{_actionable_error_detail(code, response, details)}", hint=hint)
     if status >= 500 or status in (408, 429):
         return Unavailable(detail, hint=_AGAIN)
     return Refused(detail, hint="Run config check" if code else "Check [s3] endpoint_url: what answers there does not speak S3")
 
 
-def _error_detail(code: str, response: Mapping[str, Any], details: Mapping[str, Any]) -> str:
+def _actionable_error_detail(code: str, response: Mapping[str, Any], details: Mapping[str, Any]) -> str:
     """Return the detail of an error answer that helps a person to act (storage class, region or clock difference), or an empty string."""
     if code == "InvalidObjectState":
         storage_class = response.get("StorageClass") or details.get("StorageClass") or "unknown"

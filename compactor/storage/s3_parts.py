@@ -33,13 +33,13 @@ def upload_part_size_bytes(file_size_bytes: int, default_part_bytes: int) -> int
     return max(default_part_bytes, -(-file_size_bytes // MAX_PARTS))
 
 
-def parts_of_file(file: FileRange, part_bytes: int) -> list[UploadPart]:
+def upload_parts_of_file(file: FileRange, part_bytes: int) -> list[UploadPart]:
     """Return equal parts of a file; the last one may be shorter."""
     part = upload_part_size_bytes(file.length, part_bytes)
     return [(replace(file, start=at, length=min(part, file.length - at)),) for at in range(0, file.length, part)]
 
 
-def plan_parts(sources: Sequence[ComposeSource], part_bytes: int, max_copy_bytes: int = 0) -> list[UploadPart]:
+def plan_upload_parts(sources: Sequence[ComposeSource], part_bytes: int, max_copy_bytes: int = 0) -> list[UploadPart]:
     """Return the parts of a multipart upload that creates an object from these ranges, in order. Adjacent ranges of local files are joined
     into one part, or into several nearly equal ones. Long copied ranges are split. Empty ranges are left out.
 
@@ -60,22 +60,24 @@ def plan_parts(sources: Sequence[ComposeSource], part_bytes: int, max_copy_bytes
             for part in _split_copied_range(piece, max_copy_bytes or COPIES.max_bytes)
         ]
         parts += _pack_local_ranges([piece for piece in run if isinstance(piece, FileRange)], part_bytes)
-    small = [part for part in parts[:-1] if part_length(part) < MIN_PART_BYTES]
+    small = [part for part in parts[:-1] if upload_part_length_bytes(part) < MIN_PART_BYTES]
     if small:
-        raise ValueError(f"a part of {part_length(small[0])} bytes that is not the last: stores want at least {MIN_PART_BYTES}")
+        raise ValueError(
+            f"a part of {upload_part_length_bytes(small[0])} bytes that is not the last: stores want at least {MIN_PART_BYTES}"
+        )
     if len(parts) > MAX_PARTS:
         raise Refused(f"an object of {len(parts)} parts: stores take {MAX_PARTS}", hint="This is a bug; please report it")
     return parts
 
 
-def find_mismatched_copy(
+def find_mismatched_copied_range(
     sources: Sequence[ComposeSource], parts: Sequence[UploadPart], checksums: Sequence[str]
 ) -> ObjectRangeToCopy | None:
     """Return the first copied range whose checksum in the new object is not the expected one, or None if there is none. Ranges are not
     compared if their expected checksum or that of one of their parts is unknown.
 
     :param sources: the ranges of which the object was composed.
-    :param parts: the parts that ``plan_parts`` made of ``sources``.
+    :param parts: the parts that ``plan_upload_parts`` made of ``sources``.
     :param checksums: CRC-32C of each part as the store returned it (base64 of four bytes); empty if it returned none.
     """
     copied = iter([(part, reported) for part, reported in zip(parts, checksums, strict=True) if isinstance(part, ObjectRangeToCopy)])
@@ -103,7 +105,7 @@ def _combine_crc32c(first_crc: int, second_crc: int, second_size_bytes: int) -> 
     return combine_crc32c(first_crc, second_crc, second_size_bytes) if first_crc else second_crc
 
 
-def part_length(part: UploadPart) -> int:
+def upload_part_length_bytes(part: UploadPart) -> int:
     return part.length if isinstance(part, ObjectRangeToCopy) else sum(piece.length for piece in part)
 
 
@@ -111,7 +113,7 @@ def _split_copied_range(piece: ObjectRangeToCopy, max_bytes: int) -> list[Upload
     """Return the parts of one copied range, each at most ``max_bytes`` long. If there are several, their ``crc32c`` is None, because only
     that of the whole range is known.
     """
-    spans = list(_equal_ranges(piece.length, -(-piece.length // max_bytes)))
+    spans = list(_split_into_equal_ranges(piece.length, -(-piece.length // max_bytes)))
     if len(spans) == 1:
         return [piece]
     return [replace(piece, start=piece.start + at, length=length, crc32c=None) for at, length in spans]
@@ -126,11 +128,11 @@ def _pack_local_ranges(ranges: list[FileRange], part_bytes: int) -> list[UploadP
         return []
     return [
         tuple(_slice_local_ranges(ranges, at, length))
-        for at, length in _equal_ranges(total, max(1, total // upload_part_size_bytes(total, part_bytes)))
+        for at, length in _split_into_equal_ranges(total, max(1, total // upload_part_size_bytes(total, part_bytes)))
     ]
 
 
-def _equal_ranges(total_bytes: int, range_count: int) -> Iterator[RangePositionAndLength]:
+def _split_into_equal_ranges(total_bytes: int, range_count: int) -> Iterator[RangePositionAndLength]:
     """Yield (position, length) of ``range_count`` ranges that divide ``total_bytes`` bytes; lengths differ by at most one."""
     for number in range(range_count):
         start, end = total_bytes * number // range_count, total_bytes * (number + 1) // range_count

@@ -65,7 +65,7 @@ class LearnedServerBehaviour:
 
 
 @dataclass(frozen=True)
-class ByteSpan:
+class ReturnedByteRange:
     """Range [start, end) of bytes that a GET returned, of an object of ``total`` bytes in the version ``etag``."""
 
     start: int
@@ -111,10 +111,10 @@ class S3RequestClient:
             answered = self.retrier.contact.answered
             if answered not in self._clients:
                 waiting_s = _READ_S if answered else max(1.0, self.retrier.policy.first_answer_s / 2)
-                self._clients[answered] = _create_client(self.settings, self.meter, waiting_s)
+                self._clients[answered] = _create_boto_s3_client(self.settings, self.meter, waiting_s)
             return self._clients[answered]
 
-    def send_request_once(self, operation: str, verb: str, key: str = "", **params: Any) -> S3Answer:
+    def send_request_without_retries(self, operation: str, verb: str, key: str = "", **params: Any) -> S3Answer:
         """Send one request without retries and return the answer. Errors of botocore are translated (``translate_s3_error``).
 
         :param operation: name of the client's method, such as ``get_object``.
@@ -138,9 +138,9 @@ class S3RequestClient:
 
     def send_request_with_retries(self, operation: str, verb: str, key: str = "", **params: Any) -> S3Answer:
         """Send a request and return the answer, repeating it while the store is unavailable. The arguments are those of
-        ``send_request_once``.
+        ``send_request_without_retries``.
         """
-        return self.request_with_retries(lambda _: self.send_request_once(operation, verb, key, **params))
+        return self.request_with_retries(lambda _: self.send_request_without_retries(operation, verb, key, **params))
 
     def list_one_key(self) -> S3Answer:
         """List one key and return the answer. This is the cheapest request that returns the server's date and shows whether the bucket
@@ -162,14 +162,14 @@ class S3RequestClient:
         """
 
         def read_range_in_one_attempt(attempt: int) -> bytes:
-            answer = self.send_request_once("get_object", "read", key, **params)
+            answer = self.send_request_without_retries("get_object", "read", key, **params)
             return b"".join(self.read_body(answer, key, parse_and_check_returned_span(answer, self.object_url(key), start, length)))
 
         if start or length is not None:
             params["Range"] = range_header(start, length)
         return self.request_with_retries(read_range_in_one_attempt)
 
-    def read_body(self, response: S3Answer, key: str, span: ByteSpan) -> Iterator[bytes]:
+    def read_body(self, response: S3Answer, key: str, span: ReturnedByteRange) -> Iterator[bytes]:
         """Yield the body of the answer to a GET in chunks, and close it. Raises Unavailable if the body is shorter or longer than ``span``,
         or if the connection breaks.
         """
@@ -193,7 +193,7 @@ class S3RequestClient:
             raise Unavailable(f"cannot read {self.object_url(key)}: the body is {'shorter' if left > 0 else 'longer'} than the store said")
 
 
-def parse_and_check_returned_span(response: S3Answer, url: str, start: int, length: int | None) -> ByteSpan:
+def parse_and_check_returned_span(response: S3Answer, url: str, start: int, length: int | None) -> ReturnedByteRange:
     """Return which bytes of the object an answer contains, read off its headers. Raises Unavailable if they are not the requested bytes
     [start, start + length), cut at the object's end.
     """
@@ -203,7 +203,7 @@ def parse_and_check_returned_span(response: S3Answer, url: str, start: int, leng
         unit, _, rest = described.partition(" ") if described else ("bytes", "", f"0-{size - 1}/{size}")
         positions, _, total = rest.partition("/")
         first, _, last = positions.partition("-")
-        span = ByteSpan(int(first), int(last) + 1, int(total), str(response.get("ETag", "")))
+        span = ReturnedByteRange(int(first), int(last) + 1, int(total), str(response.get("ETag", "")))
     except ValueError as error:
         raise Unavailable(f"cannot read {url}: unknown Content-Range {described!r}") from error
     wanted = span.total if length is None else min(span.total, start + length)
@@ -217,7 +217,7 @@ def range_header(start: int, length: int | None) -> str:
     return f"bytes={start}-" if length is None else f"bytes={start}-{start + length - 1}"
 
 
-def _create_client(settings: S3Settings, meter: RequestMeter, read_timeout_s: float) -> BotoS3Client:
+def _create_boto_s3_client(settings: S3Settings, meter: RequestMeter, read_timeout_s: float) -> BotoS3Client:
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError

@@ -24,7 +24,14 @@ from compactor.storage.parallel import read_file_range, run_in_parallel, write_a
 from compactor.storage.port import ObjectRangeToCopy
 from compactor.storage.s3_errors import is_copy_refusal
 from compactor.storage.s3_parts import SentPart, UploadPart
-from compactor.storage.s3_requests import ByteSpan, CompletionEntry, S3Answer, S3RequestClient, parse_and_check_returned_span, range_header
+from compactor.storage.s3_requests import (
+    CompletionEntry,
+    ReturnedByteRange,
+    S3Answer,
+    S3RequestClient,
+    parse_and_check_returned_span,
+    range_header,
+)
 from compactor.storage.settings import TransferSettings
 
 _ABORT_S = 10.0
@@ -63,7 +70,7 @@ def download_object(requests: S3RequestClient, transfers: TransferSettings, key:
         first = _fetch_range(requests, key, path, descriptor, start, start, part if length is None else min(part, length), "")
         end = first.total if length is None else min(first.total, start + length)
 
-        def make_fetch_task(position: int) -> Callable[[threading.Event], ByteSpan]:
+        def make_fetch_task(position: int) -> Callable[[threading.Event], ReturnedByteRange]:
             return lambda stop: _fetch_range(requests, key, path, descriptor, start, position, min(part, end - position), first.etag, stop)
 
         run_in_parallel(transfers.threads, [make_fetch_task(at) for at in range(first.end, end, part)])
@@ -88,7 +95,7 @@ def _fetch_range(
     length: int,
     etag: str,
     stop: threading.Event | None = None,
-) -> ByteSpan:
+) -> ReturnedByteRange:
     """Write bytes [start, start + length) of an object to position ``start - file_start`` of a file. Return the range that was written.
 
     :param path: path of the file, for messages.
@@ -99,10 +106,10 @@ def _fetch_range(
     """
     condition = {"IfMatch": etag} if etag else {}
 
-    def fetch_range_in_one_attempt(attempt: int) -> ByteSpan:
+    def fetch_range_in_one_attempt(attempt: int) -> ReturnedByteRange:
         if stop and stop.is_set():
             raise CancelledError
-        answer = requests.send_request_once("get_object", "read", key, Range=range_header(start, length), **condition)
+        answer = requests.send_request_without_retries("get_object", "read", key, Range=range_header(start, length), **condition)
         span = parse_and_check_returned_span(answer, requests.object_url(key), start, length)
         if etag and (span.etag != etag or span.end != start + length):
             answer["Body"].close()
@@ -169,7 +176,7 @@ class MultipartUpload:
         def copy_part_in_one_attempt(attempt: int) -> CompletionEntry:
             if stop.is_set():
                 raise CancelledError
-            answer = self._requests.send_request_once(
+            answer = self._requests.send_request_without_retries(
                 "upload_part_copy",
                 "copy to",
                 self._key,
@@ -202,7 +209,7 @@ class MultipartUpload:
             if stop.is_set():
                 raise CancelledError
             self._requests.meter.record_bytes_written(len(data))
-            answer = self._requests.send_request_once(
+            answer = self._requests.send_request_without_retries(
                 "upload_part",
                 "write",
                 self._key,
@@ -226,7 +233,7 @@ class MultipartUpload:
         """
 
         def complete_upload_in_one_attempt(attempt: int) -> S3Answer:
-            answer = self._requests.send_request_once(
+            answer = self._requests.send_request_without_retries(
                 "complete_multipart_upload",
                 "write",
                 self._key,
@@ -254,7 +261,7 @@ class MultipartUpload:
         hasty = replace(retrier, policy=retrier.policy.model_copy(update={"deadline_s": min(retrier.policy.deadline_s, _ABORT_S)}))
         try:
             hasty.call_with_retries(
-                lambda _: self._requests.send_request_once("abort_multipart_upload", "write", self._key, UploadId=self._id)
+                lambda _: self._requests.send_request_without_retries("abort_multipart_upload", "write", self._key, UploadId=self._id)
             )
         except NoSuchUpload:
             return

@@ -72,22 +72,22 @@ class StorePrices:
     write_request_usd: float
     stored_gib_month_usd: float
 
-    def storage_usd_per_month(self, size_bytes: int) -> float:
+    def price_of_storage_usd_per_month(self, size_bytes: int) -> float:
         """Return the price in USD of storing ``size_bytes`` for a month."""
         return round(size_bytes / GIB * self.stored_gib_month_usd, 6)
 
-    def requests_usd(self, reads: int, writes: int) -> float:
+    def price_of_requests_usd(self, reads: int, writes: int) -> float:
         """Return the price in USD of ``reads`` reading and ``writes`` writing requests."""
         return round(reads * self.read_request_usd + writes * self.write_request_usd, 6)
 
-    def compaction_round_usd(self, source_segments: int, new_segments: int) -> float:
+    def price_of_round_requests_usd(self, source_segments: int, new_segments: int) -> float:
         """Return the estimated price in USD of a round's requests.
 
         The estimate assumes that each of the two passes reads the logs of ``source_segments`` segments, and that each object of
         ``new_segments`` new segments is written and read back.
         """
         objects = new_segments * OBJECTS_PER_SEGMENT
-        return self.requests_usd(2 * source_segments + objects, objects + new_segments + CONTROL_WRITES)
+        return self.price_of_requests_usd(2 * source_segments + objects, objects + new_segments + CONTROL_WRITES)
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ def bucket_and_prefix(url: str) -> tuple[str, str]:
     return found[0], f"{prefix}/" if prefix else ""
 
 
-def local_path(url: str) -> Path:
+def directory_of_store_url(url: str) -> Path:
     """Return the directory that a URL (percent-encoded or with plain spaces) or a plain path names. Raises UsageError if it names none."""
     if store_kind(url) is DIRECTORY and "://" not in url:
         return Path(url)
@@ -296,7 +296,7 @@ def innermost_existing_folder_of_store(url: str) -> Path | None:
     """
     if store_kind(url) is not DIRECTORY:
         return None
-    root = local_path(url)
+    root = directory_of_store_url(url)
     return next(folder for folder in (root, *root.parents) if folder.exists())
 
 

@@ -42,13 +42,13 @@ def read_only_stores_of_old_object_versions(store: ObjectStore, prefix: str) -> 
     if not isinstance(store, S3Store):
         return []
     by_key: dict[str, list[ObjectVersion]] = defaultdict(list)
-    for version in _old_versions(store.requests, prefix):
+    for version in _noncurrent_object_versions(store.requests, prefix):
         by_key[version.key].append(version)
     deepest = max((len(versions) for versions in by_key.values()), default=0)
     return [OldObjectVersionStore(store, [versions[n] for versions in by_key.values() if len(versions) > n]) for n in range(deepest)]
 
 
-def _old_versions(requests: S3RequestClient, prefix: str) -> Iterator[ObjectVersion]:
+def _noncurrent_object_versions(requests: S3RequestClient, prefix: str) -> Iterator[ObjectVersion]:
     """Yield the versions below a prefix that are not the current version of their key, in S3's order: by key, and for one key the newest
     first.
     """
@@ -96,7 +96,7 @@ class OldObjectVersionStore(UnconfiguredStore):
         version = self._version_of_key(key)
 
         def download_and_return_byte_count(attempt: int) -> int:
-            answer = self._requests.send_request_once("get_object", "read", key, VersionId=version.version)
+            answer = self._requests.send_request_without_retries("get_object", "read", key, VersionId=version.version)
             span = parse_and_check_returned_span(answer, self._requests.object_url(key), 0, None)
             with os_errors_as_compactor_errors("write", path), path.open("wb") as file:
                 return sum(file.write(part) for part in self._requests.read_body(answer, key, span))

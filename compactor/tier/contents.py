@@ -47,7 +47,7 @@ def content_sha256(content: FileContent) -> str:
     return digest.hexdigest()
 
 
-class StreamDigest:
+class FileStreamDigest:
     """Digest of a file whose bytes arrive in pieces, to be compared with the digest recorded for the file.
 
     The digest is a SHA-256 if the file has a recorded SHA-256, else the digest over the log's batch headers (``batches``).
@@ -114,7 +114,7 @@ def digest_stored_file(store: ObjectStore, key: str, size: int, digest_kind_of: 
 
     Raises NotFound, StoreError.
     """
-    digests = StreamDigest(digest_kind_of)
+    digests = FileStreamDigest(digest_kind_of)
     for start in range(0, size, READ_BYTES):
         digests.update(store.get(key, start, min(READ_BYTES, size - start)))
     return digests.size_and_digest()
@@ -185,7 +185,7 @@ class DownloadedFile:
 
     def has_recorded_content(self, file: SegmentFile) -> bool:
         """Return whether the downloaded bytes match what ``file`` records: the digest, or the size if no digest is recorded."""
-        return file.does_read_file_match_recorded(self.found)
+        return file.is_consistent_with_read_file(self.found)
 
     def require_recorded_content(self, key: str, file: SegmentFile) -> None:
         """Raise BadData if the downloaded bytes differ from what ``file`` records. ``key``: the object's key, for the message."""
@@ -222,9 +222,9 @@ def read_and_verify_segment_file(
     file = segment.recorded_size_and_digests(file_kind)
     most = file.size + 1  # for a range the store states what it sends, so that a truncated body is noticed
     data = layout.read_file(partition, segment, file_kind, 0, most)
-    if not _digest_bytes(data, file).has_recorded_content(file):
+    if not _describe_downloaded_bytes(data, file).has_recorded_content(file):
         data = layout.read_file(partition, segment, file_kind, 0, most)
-    _digest_bytes(data, file).require_recorded_content(layout.object_name(partition, segment, file_kind), file)
+    _describe_downloaded_bytes(data, file).require_recorded_content(layout.object_name(partition, segment, file_kind), file)
     return data
 
 
@@ -237,8 +237,8 @@ def _digest_downloaded_file(transferred: int, path: Path, file: SegmentFile) -> 
     return DownloadedFile(found, transferred)
 
 
-def _digest_bytes(data: bytes, file: SegmentFile) -> DownloadedFile:
-    digests = StreamDigest(file)
+def _describe_downloaded_bytes(data: bytes, file: SegmentFile) -> DownloadedFile:
+    digests = FileStreamDigest(file)
     digests.update(data)
     return DownloadedFile(digests.size_and_digest(), len(data))
 

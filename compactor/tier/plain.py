@@ -1,8 +1,8 @@
 """Base classes of layouts that store each file of a segment as one object with exactly the file's bytes.
 
 A new layout of this kind only names its objects: ``partition_folder``, ``file_name``, ``parse_file_name`` and
-``partition_name_in_object_key``. It derives from ``ComposableLayout`` if only this program writes the objects, and from ``PlainLayout`` if
-they must look as another program writes them, without object metadata.
+``partition_name_in_object_key``. It derives from ``ComposableLayout`` if only this program writes the objects, and from
+``OneObjectPerFileLayout`` if they must look as another program writes them, without object metadata.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ParsedFileName(NamedTuple):
     kind: str
 
 
-class PlainLayout(WholeLogUploadLayout):
+class OneObjectPerFileLayout(WholeLogUploadLayout):
     """Base class of layouts that store each file of a segment as one object, unchanged and without metadata. Thread-safe if the store is.
 
     kinds: the kinds of files that this layout has.
@@ -148,7 +148,7 @@ class PlainLayout(WholeLogUploadLayout):
             yield ListedObject(info.key, info.size, info.modified_ms, *(self.parse_file_name(info.key.removeprefix(folder)) or ()))
 
 
-class ComposableLayout(PlainLayout):
+class ComposableLayout(OneObjectPerFileLayout):
     """Base class of layouts whose objects have their digests in the object metadata. Therefore the store can compose a segment's log of
     byte ranges of existing objects, and the result can be checked without a download. Object metadata: ``sha256`` and ``batches`` (known
     digests) and ``mtime_ms`` (the broker's modification time).
@@ -174,7 +174,9 @@ class ComposableLayout(PlainLayout):
     def upload_segment(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> ContentConflictOrEmpty:
-        return self._create_objects(partition, segment, {kind: partial(self._write_object, content) for kind, content in contents.items()})
+        return self._create_segment_objects(
+            partition, segment, {kind: partial(self._write_object, content) for kind, content in contents.items()}
+        )
 
     @override
     def compose_segment(
@@ -188,9 +190,9 @@ class ComposableLayout(PlainLayout):
         nothing exists yet if the store turns out not to copy ranges.
         """
         beside = {kind: partial(self._write_object, content) for kind, content in contents.items()}
-        return self._create_objects(partition, segment, {"log": lambda key, about: self._store.compose(key, log, about), **beside})
+        return self._create_segment_objects(partition, segment, {"log": lambda key, about: self._store.compose(key, log, about), **beside})
 
-    def _create_objects(
+    def _create_segment_objects(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, writes: Mapping[str, _CreateObject]
     ) -> ContentConflictOrEmpty:
         """Create an object for each file of a segment. Return a message that names an existing object with other content, or an empty

@@ -248,7 +248,7 @@ class SidecarStore:
             _log.warning("%s is not written: %s", key, error)
             return 0
 
-    def stored_sidecar_sizes(self) -> dict[str, int]:
+    def stored_sidecar_bytes_by_segment(self) -> dict[str, int]:
         """Return the size of each sidecar by segment id. Raises StoreError."""
         listed = self._control.list(sidecar_prefix(self._log_prefix))
         return {

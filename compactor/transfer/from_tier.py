@@ -43,7 +43,7 @@ def partitions_to_import(source: Tier, topics: str | None) -> list[TopicPartitio
     :param topics: a regular expression for whole topic names; None for all. Raises UsageError if it is invalid.
     """
     wanted = topic_name_filter(topics)
-    return [name for name in source.list_latest_incarnations() if wanted(name)]
+    return [name for name in source.list_partitions_in_latest_incarnation() if wanted(name)]
 
 
 def import_tier(
@@ -67,12 +67,12 @@ def import_tier(
 
     def import_one(partition: TopicPartition, origin: Tier, shared: ImportResources) -> ImportReport:
         progress = ImportProgressCallbacks(advance=partial(on_bytes, partition))
-        return _PartitionTransfer(origin, target, partition, options, shared, threads, progress).transfer_partition()
+        return _PartitionImportFromTier(origin, target, partition, options, shared, threads, progress).transfer_partition()
 
     return import_partitions(target, [(name, source) for name in partitions], import_one, max_parallel=threads, on_partition=on_partition)
 
 
-class _PartitionTransfer:
+class _PartitionImportFromTier:
     """Import of one partition from another tier by downloading its segments. threads: number of imports that share the disk budget."""
 
     def __init__(
@@ -110,7 +110,7 @@ class _PartitionTransfer:
     def _download_and_import_next_segments(self, folder: Path) -> None:
         folder.mkdir()
         theirs = self._source.open_control_log_of_partition(self._name).refresh()
-        place = self._find_incarnation(theirs)
+        place = self._find_target_incarnation(theirs)
         ends = [segment.end_offset for segment in theirs.live]
         end = ends[-1] + 1 if ends else 0
         # Segments of brokers may overlap: each is read from the end of the one before it.
@@ -149,7 +149,7 @@ class _PartitionTransfer:
                     hint="See `verify` of the other tier",
                 )
 
-    def _find_incarnation(self, source_state: PartitionState) -> TopicPartition:
+    def _find_target_incarnation(self, source_state: PartitionState) -> TopicPartition:
         """Return the topic incarnation in the target tier to which the other tier's log belongs, by topic id. Raises BadData if there is
         none and none may be opened.
         """

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.lineage import Lineage, extend_lineage, restore_removed_epochs, truncate_lineage_at
-from compactor.access.rounds import open_segment_reader
+from compactor.access.rounds import open_reader_of_given_segments
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.sidecar_builder import SidecarBuilder
 from compactor.cleaner.passes.source import SourceSegment
@@ -34,7 +34,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import ProducerStates
-from compactor.round.sources import read_producers_at_end
+from compactor.round.sources import read_producer_states_at_end
 from compactor.transfer.broker_cleaning import CLEANED, read_broker_cleaner_offset, read_broker_log_start, require_not_cleaned_beyond
 from compactor.transfer.import_options import ImportOptions, ImportProgressCallbacks, ImportReport, ImportResources
 from compactor.transfer.incarnations import find_or_open_incarnation, require_topic_not_superseded
@@ -46,17 +46,17 @@ from compactor.transfer.log_directory import (
     FileCheckSettings,
     SegmentFilePart,
     SegmentToImport,
+    add_epochs_of_staged_files,
     check_file_parts,
-    check_lineage_matches_batches,
     combine_parts_to_segments,
     describe_tail_batches,
     directory_errors_as_usage_errors,
     lineage_from_batches,
     max_segment_disk_bytes,
     read_epoch_checkpoint,
-    require_no_gaps,
+    require_lineage_matches_batches,
+    require_no_offset_gaps,
     require_no_orphaned_indexes,
-    with_epochs_of_deleted_files,
 )
 from compactor.transfer.log_identity import LogIdentityCheck, create_identity_check
 from compactor.transfer.seam import (
@@ -73,10 +73,10 @@ from compactor.transfer.seam import (
     has_equal_tail_batches,
     list_log_segments,
     listing_with_files_staged_for_deletion,
+    make_tier_unchanged_check,
     open_listed_segments,
     require_no_gap_after_tier,
     require_segments_precede_tier,
-    tier_unchanged_check,
 )
 from compactor.transfer.segment_upload import SegmentUpload, SegmentUploadSettings, require_free_space
 from compactor.transfer.staged_file_rules import TierEnd
@@ -175,11 +175,11 @@ class _DirectoryImport:
         first = not state.has_segments and state.log_start_offset is None
         self.log_start = max(self.options.log_start, read_broker_log_start(self.log_dir, self.partition)) if first else 0
         diverged = self._find_acceptable_divergence(found, state)
-        found = self.whole = self._with_staged_files(found, state, diverged)
+        found = self.whole = self._add_staged_files_to_listing(found, state, diverged)
         if diverged is not None and diverged.offset <= state.end_offset:
             self.cleaned = None
             self._require_not_cleaned_by_broker_beyond(diverged.offset)
-            self._replace_discarded_end(found, state, diverged)
+            self._replace_discarded_tier_end(found, state, diverged)
             return self.import_new_segments()
         self._require_not_cleaned_by_broker_beyond(state.end_offset + 1)
         self._add_segments_before_tier_start(found, state)
@@ -212,7 +212,7 @@ class _DirectoryImport:
             return self.log_start
         return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
 
-    def _with_staged_files(self, listing: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
+    def _add_staged_files_to_listing(self, listing: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
         """Return the listing with the files staged for deletion between the tier's end (after the cut, if any) and the live log."""
         if not self.options.live:
             return listing
@@ -257,15 +257,15 @@ class _DirectoryImport:
             self._add_note_if_log_is_unidentified()
             return reached
         pieces = self._file_parts_without_gap(state, state.end_offset, pieces)
-        self.identity.require_same_log(self.compared, self._count_equal_records_below)
+        self.identity.require_log_is_that_of_tier(self.compared, self._count_equal_records_below)
         checked = self._check_file_parts(pieces)
-        found_members = combine_parts_to_segments(self.log_dir, checked, read_producers_at_end(self.tier.ports.layout, state))
+        found_members = combine_parts_to_segments(self.log_dir, checked, read_producer_states_at_end(self.tier.ports.layout, state))
         known = state.lineage if diverged is None else truncate_lineage_at(state.lineage, diverged.offset)
-        fits = tier_unchanged_check(state, self.log_dir)
-        self._upload_and_record_segments(found_members, self._segment_addition_record(found_members, known, given, fits=fits), known)
+        fits = make_tier_unchanged_check(state, self.log_dir)
+        self._upload_and_record_segments(found_members, self._build_segment_addition(found_members, known, given, fits=fits), known)
         return reached
 
-    def _segment_addition_record(
+    def _build_segment_addition(
         self, new_segments: Sequence[SegmentToImport], tier_lineage: Lineage, log_lineage: Lineage, **more: Any
     ) -> SegmentAddition:
         """Return the data to record with new segments. Without a lineage of the log, the tier's is extended by that of the batches."""
@@ -282,10 +282,10 @@ class _DirectoryImport:
         """Return the lineage in the directory's checkpoint file; empty if none. Raises BadData if batches contradict it."""
         given = self.options.lineage or read_epoch_checkpoint(self.log_dir)
         if given:
-            check_lineage_matches_batches(self.log_dir / CHECKPOINT, given, sources)
+            require_lineage_matches_batches(self.log_dir / CHECKPOINT, given, sources)
         for gap in self.gaps_met:
             given = fill_lineage_gap(given, self.log.state.lineage, *gap)
-        return with_epochs_of_deleted_files(given, sources)
+        return add_epochs_of_staged_files(given, sources)
 
     def _open_listed_segments(self, listing: SegmentListing) -> list[SourceSegment]:
         return open_listed_segments(listing, self.policy, is_live=self.options.live)
@@ -381,13 +381,13 @@ class _DirectoryImport:
 
     # --- a truncated log ---
 
-    def _replace_discarded_end(self, listing: SegmentListing, state: PartitionState, diverged: Divergence) -> None:
+    def _replace_discarded_tier_end(self, listing: SegmentListing, state: PartitionState, diverged: Divergence) -> None:
         """Upload the first segments of the broker's new branch in place of the data that the broker has discarded, after all of the
         branch was read and checked.
         """
         offset, end = diverged.offset, state.end_offset
         same: int = self._has_equal_tail_batches_below(listing, state, offset)
-        self.identity.require_same_log(same, self._count_equal_records_below, cut_offset=offset)
+        self.identity.require_log_is_that_of_tier(same, self._count_equal_records_below, cut_offset=offset)
         loss = self.options.accept_loss
         self.notes += diverged.require_equal_records_before_divergence(
             state, self.log_dir, lambda: same or self._count_equal_records_below(offset), accept_loss=loss
@@ -395,7 +395,7 @@ class _DirectoryImport:
         branch = listing.segments_from_offset(offset)
         with self._lock_if_import_is_large(branch):
             checked = self._check_file_parts_of_branch(branch, state, offset)
-            check_position = tier_unchanged_check(state, self.log_dir)
+            check_position = make_tier_unchanged_check(state, self.log_dir)
             check_position(self.log.refresh())
             self.notes += undo_rounds_beyond_offset(self.tier, self.log, offset, str(self.log_dir / CHECKPOINT), accept_loss=loss)
             check_position(self.log.state)  # another import may have cut the log
@@ -422,7 +422,7 @@ class _DirectoryImport:
                 first = self._check_file_parts(pieces[:count]) if any(piece.source.size for piece in pieces[:count]) else []
             check_file_parts(pieces[count:], FileCheckSettings(self.policy.max_decompressed_batch_bytes, self.company.threads))
             if not self.options.gaps:
-                require_no_gaps([*last, *(piece.source for piece in pieces)])
+                require_no_offset_gaps([*last, *(piece.source for piece in pieces)])
             last = [pieces[-1].source]
         return first or []
 
@@ -440,18 +440,18 @@ class _DirectoryImport:
         if file_parts and file_parts[0].piece.source.base != start:  # a round has left no batch in between; the first segment covers it
             piece = file_parts[0].piece
             file_parts = [replace(file_parts[0], piece=replace(piece, source=replace(piece.source, base=start))), *file_parts[1:]]
-        before = head.states if head else read_producers_at_end(layout, state.model_copy(update={"live": state.live[:place]}))
+        before = head.states if head else read_producer_states_at_end(layout, state.model_copy(update={"live": state.live[:place]}))
         found = combine_parts_to_segments(self.log_dir, file_parts, before) if file_parts else []
         known = truncate_lineage_at(state.lineage, start)
         voided = tuple(segment.id for segment in state.live[place:])
         body = TailTruncated(cut_id="", offset=Offset(start), voided=voided, accept_loss=self.options.accept_loss)
-        log_lineage = with_epochs_of_deleted_files(log_lineage, [one.piece.source for one in file_parts])
-        self._upload_and_record_segments(found, self._segment_addition_record(found, known, log_lineage, cut=body), known, head)
+        log_lineage = add_epochs_of_staged_files(log_lineage, [one.piece.source for one in file_parts])
+        self._upload_and_record_segments(found, self._build_segment_addition(found, known, log_lineage, cut=body), known, head)
 
     @contextmanager
     def _open_tier_segment(self, segment: RemoteLogSegmentMetadata) -> Iterator[SourceSegment]:
         """Open a segment of the tier for reading as long as the ``with`` block runs."""
-        reader = open_segment_reader(self.tier, self.partition, [segment], "import")
+        reader = open_reader_of_given_segments(self.tier, self.partition, [segment], "import")
         with reader as reading, reading.open_segment(0, reads_txn_index=False) as source:
             yield source
 
@@ -497,7 +497,7 @@ class _DirectoryImport:
                 hint="Restore the segment in between; if a cleaner has removed the offsets, use --allow-gaps",
             )
         pieces[-1] = replace(pieces[-1], source=replace(last, end=state.start_offset, is_last=False))
-        self.identity.require_same_log(0, self._count_equal_records_below)
+        self.identity.require_log_is_that_of_tier(0, self._count_equal_records_below)
         found_members = combine_parts_to_segments(self.log_dir, self._check_file_parts(pieces), ProducerStates.empty_producer_states())
         require_segments_precede_tier(state, found_members, given, self.log_dir)
         filled = [piece.source for piece in pieces if piece.source.size]
@@ -523,7 +523,7 @@ class _DirectoryImport:
         if not self.options.live:
             require_no_orphaned_indexes(self.log_dir, self.whole.bases)
         if not self.options.gaps:
-            require_no_gaps(sources)
+            require_no_offset_gaps(sources)
         limit = self.policy.max_decompressed_batch_bytes
         checks = FileCheckSettings(limit, self.company.threads, self._create_sidecar_builder, self.progress.advance)
         checked = check_file_parts(file_parts, checks)
@@ -541,9 +541,9 @@ class _DirectoryImport:
         """
         if not self.tier.cleaner_settings_for_topic(self.partition.topic).bloom:
             return None
-        return SidecarBuilder(source, None, self._hash_key_of_tier_or_new_tier(), counts_distinct_keys=True)
+        return SidecarBuilder(source, None, self._hash_key_for_import(), counts_distinct_keys=True)
 
-    def _hash_key_of_tier_or_new_tier(self) -> bytes:
+    def _hash_key_for_import(self) -> bytes:
         """Return the tier's hash key. If the tier does not exist yet, choose the key with which this import will create it."""
         if self.tier.catalog.state.tier_id:
             return self.tier.identity.hash_key()
@@ -569,7 +569,7 @@ class _DirectoryImport:
         sidecars = tier.open_sidecar_store(self.partition) if tier.cleaner_settings_for_topic(self.partition.topic).bloom else None
         lineage = restore_removed_epochs(tier_lineage, addition.lineage)
         how = SegmentUploadSettings(tier, self.partition, self.policy, self.company.threads, sidecars, self._report_progress)
-        check, members = self.identity.check_directory_unchanged, [head, *new_segments] if head else new_segments
+        check, members = self.identity.require_directory_unchanged, [head, *new_segments] if head else new_segments
         incoming = [SegmentUpload(how, member, lineage, check) for member in members]
         if add_segments_to_tier(tier.ports, self.log, incoming, replace(addition, at_once=self.company.threads)):
             self.done += new_segments

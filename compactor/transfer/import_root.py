@@ -43,7 +43,7 @@ class PartitionImportResult:
         return self.report.import_status if self.report else "refused"
 
     @property
-    def failure_or_notes_text(self) -> str:
+    def import_result_message(self) -> str:
         """Return the reason why the import failed or, if it succeeded, its notes for people."""
         if self.error is not None:
             return str(self.error)
@@ -109,7 +109,7 @@ class CatalogChangeBatcher:
         self._changed = threading.Lock()
         self._waiting: list[tuple[TopicPartition, int, Future[None]]] = []
 
-    def record_change(self, partition: TopicPartition, slot: int) -> None:
+    def record_partition_change(self, partition: TopicPartition, slot: int) -> None:
         """Record in the catalog that a partition's control log has reached a slot (record number).
 
         Returns once the record is in the catalog. Raises the error of the append, if it fails.
@@ -165,7 +165,7 @@ def import_partitions(
         return done
 
     company = ImportResources(
-        1, lambda log: changes.record_change(log.state.topic_partition, log.last_slot_if_still_stored()), threading.Lock()
+        1, lambda log: changes.record_partition_change(log.state.topic_partition, log.last_slot_if_still_stored()), threading.Lock()
     )
     if sources:
         tier.identity.read_or_create_catalog()

@@ -22,7 +22,7 @@ from compactor.control.incarnations import (
     TopicIdRelation,
     classify_topic_id,
     current_incarnation,
-    latest_topic_id,
+    newest_successor_topic_id,
     topic_recreation_problem,
 )
 from compactor.control.logs import CatalogLog, open_catalog, publish_partition_change_hints, write_snapshot_if_due
@@ -86,8 +86,8 @@ def find_or_open_incarnation(
         return state.topic_partition
     if verdict is TopicIdRelation.SUPERSEDED:
         raise _superseded_topic_error(state, topic_id or state.topic_id, former, id_source)
-    if state.has_segments and _has_equal_records(count_equal_records):
-        raise other_topic_error(state, topic_id, id_source, "its records are the same as the tier's")
+    if state.has_segments and _has_equal_last_records(count_equal_records):
+        raise log_of_other_topic_error(state, topic_id, id_source, "its records are the same as the tier's")
     if verdict is TopicIdRelation.OTHER:
         _record_topic_recreation(catalog, state, topic_id, id_source, confirmation, tier.ports.holder)
     following = tier.open_control_log_of_partition(partition_of_incarnation(state.topic, state.partition, state.incarnation + 1))
@@ -126,7 +126,7 @@ def record_cluster_of_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicI
     write_snapshot_if_due(catalog)
 
 
-def _has_equal_records(count_equal_records: Callable[[], int]) -> bool:
+def _has_equal_last_records(count_equal_records: Callable[[], int]) -> bool:
     """Return whether both logs have last records in common and these are equal. Raises BadData if they cannot be read, because damage does
     not show that the logs differ.
     """
@@ -155,8 +155,10 @@ def _record_topic_recreation(
         answer = confirmation.ask([state.topic]) if confirmation.ask else ClusterTopicIds("", {})
         reported_id, cluster_id = answer.topic_ids.get(state.topic, ""), answer.cluster_id
         if reported_id != topic_id or not cluster_id:
-            raise other_topic_error(state, topic_id, id_source, f"the cluster has the topic id {reported_id} now" if reported_id else "")
-    former_id = latest_topic_id(state.topic_id, catalog.state.superseded.get(state.topic, {}))
+            raise log_of_other_topic_error(
+                state, topic_id, id_source, f"the cluster has the topic id {reported_id} now" if reported_id else ""
+            )
+    former_id = newest_successor_topic_id(state.topic_id, catalog.state.superseded.get(state.topic, {}))
     body = TopicRecreated(topic=state.topic, superseded_id=former_id, topic_id=topic_id, cluster_id=cluster_id, by=holder)
 
     def build_missing_topic_recreated_record(catalog_state: CatalogState) -> TopicRecreated | None:
@@ -165,14 +167,14 @@ def _record_topic_recreation(
             return None
         problem = topic_recreation_problem(catalog_state, body)
         if problem:
-            raise other_topic_error(state, topic_id, id_source, problem)
+            raise log_of_other_topic_error(state, topic_id, id_source, problem)
         return body
 
     catalog.append_until_done(build_missing_topic_recreated_record)
     write_snapshot_if_due(catalog)
 
 
-def other_topic_error(state: PartitionState, topic_id: TopicId, id_source: str, reason: str) -> BadData:
+def log_of_other_topic_error(state: PartitionState, topic_id: TopicId, id_source: str, reason: str) -> BadData:
     """Return the error for a log that belongs to another topic than the tier's. ``reason``: why no new incarnation is opened; empty if
     neither cluster nor person confirms that the topic was created again.
     """
@@ -188,7 +190,8 @@ def other_topic_error(state: PartitionState, topic_id: TopicId, id_source: str, 
 
 def _superseded_topic_error(state: PartitionState, topic_id: TopicId, former: Mapping[TopicId, TopicId], id_source: str) -> BadData:
     return BadData(
-        f"this is the log of topic id {topic_id}, which topic id {latest_topic_id(topic_id, former)} has superseded as {state.topic}",
+        f"this is the log of topic id {topic_id}, which topic id {newest_successor_topic_id(topic_id, former)} has superseded as "
+        f"{state.topic}",
         segment=id_source,
         hint="A deleted topic does not come back: this is a stale replica, a stray directory or a backup. Import it under another name",
     )

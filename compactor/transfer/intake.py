@@ -114,7 +114,7 @@ def _try_import_under_import_id(
     if segments is None:
         return False
     if addition.cut is not None:
-        record_tail_truncation(ports, log, _truncation_record(addition.cut, import_id, segments, addition))
+        record_tail_truncation(ports, log, _complete_truncation_record(addition.cut, import_id, segments, addition))
     elif addition.before:
         record_prepended_segments(ports, log, import_id, segments, addition.lineage, addition.topic_id)
     else:
@@ -125,7 +125,7 @@ def _try_import_under_import_id(
     return True
 
 
-def _truncation_record(
+def _complete_truncation_record(
     truncation: TailTruncated, cut_id: str, segments: Sequence[RemoteLogSegmentMetadata], addition: SegmentAddition
 ) -> TailTruncated:
     """Return ``truncation``, the record that cuts the tier's end, completed with the segments that it adds. ``cut_id``: the import's id."""

@@ -177,7 +177,7 @@ def _check_segment_file_part(file_part: SegmentFilePart, check_settings: FileChe
     sha256 = hashlib.sha256()
     negative = done = 0
 
-    def summarize_range(
+    def check_batch_range(
         buffers: ReusableJobBuffers, job: FirstAndEndBatch
     ) -> tuple[EndPosition, NegativeTimestampCount, list[ChunkSummaryForSidecar]]:
         """Check a range of batches. Return the byte position after it, its number of timestamps below -1, and summaries of its chunks."""
@@ -191,7 +191,7 @@ def _check_segment_file_part(file_part: SegmentFilePart, check_settings: FileChe
         return int(table.position[last - 1] + table.size[last - 1]), found, seen
 
     try:
-        for until, found, looks in workers.yield_job_results_in_order(summarize_range, source.split_batches_by_magic_and_compression()):
+        for until, found, looks in workers.yield_job_results_in_order(check_batch_range, source.split_batches_by_magic_and_compression()):
             sha256.update(source.buf.data[done:until])  # while the bytes are in the processor's cache
             negative += found
             if builder is not None:
@@ -225,7 +225,7 @@ def require_no_orphaned_indexes(log_dir: Path, base_offsets: Sequence[int]) -> N
             )
 
 
-def require_no_gaps(sources: Sequence[SourceSegment]) -> None:
+def require_no_offset_gaps(sources: Sequence[SourceSegment]) -> None:
     """Raise BadData if there is an offset gap between neighbouring segments, unless the batches show that the log may have been compacted,
     because compaction leaves gaps.
     """
@@ -379,7 +379,7 @@ def lineage_from_batches(sources: Sequence[SourceSegment]) -> Lineage:
     return (EpochEntry(reported[0].epoch, Offset(sources[0].base)), *reported[1:]) if reported else ()
 
 
-def with_epochs_of_deleted_files(log_lineage: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
+def add_epochs_of_staged_files(log_lineage: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
     """Return the directory's lineage with the epochs of segments that are staged for deletion, which Kafka removes from the checkpoint.
 
     :param log_lineage: empty where the directory has no lineage; the epochs are then taken from all batches.
@@ -388,7 +388,7 @@ def with_epochs_of_deleted_files(log_lineage: Lineage, sources: Sequence[SourceS
     return restore_removed_epochs(lineage_from_batches(staged), log_lineage) if log_lineage else log_lineage
 
 
-def check_lineage_matches_batches(path: Path, log_lineage: Lineage, sources: Sequence[SourceSegment]) -> None:
+def require_lineage_matches_batches(path: Path, log_lineage: Lineage, sources: Sequence[SourceSegment]) -> None:
     """Raise BadData if batches contradict a leader-epoch-checkpoint: another partition's file would hide segments from readers.
 
     Batches without an epoch match any, as do those before the first entry (Kafka forgets the epochs before a batch of v0 or v1).
@@ -424,7 +424,7 @@ def prepare_segment_upload(
     :param lineage: leader epochs of the log; those after the segment's end are left out.
     :param key: secret key of the tier's record digests.
     """
-    check_file_unchanged(segment)
+    require_file_unchanged(segment)
     source = segment.source
     log = segment_file_path(segment.file_part) if segment.file_part.is_whole_file else _write_file(folder / "log", source.buf.data)
     beside = _copy_or_build_indexes(segment, policy, folder)
@@ -464,7 +464,7 @@ def segment_file_path(file_part: SegmentFilePart) -> Path:
     return file_part.path if file_part.path.exists() else file_part.path.with_name(file_part.path.name + DELETED)
 
 
-def check_file_unchanged(segment: SegmentToImport) -> None:
+def require_file_unchanged(segment: SegmentToImport) -> None:
     """Raise BadData if the segment's file is no longer the one that was checked.
 
     A file staged for deletion is not checked, because no program changes it.

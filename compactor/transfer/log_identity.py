@@ -109,7 +109,7 @@ def _unidentified_log_error(state: PartitionState, topic_id: TopicId, source_nam
             f", or its {PARTITION_METADATA}" if state.topic_id else ""
         )
     else:
-        way_out = f"If it is the same log, use `{adopt_command_text(state, topic_id)}`"
+        way_out = f"If it is the same log, use `{topic_adoption_command_text(state, topic_id)}`"
     return BadData(
         f"nothing shows that this is the log that the tier has as {state.topic_partition}: {ids}, and no record below offset"
         f" {cut_offset} could be "
@@ -119,7 +119,7 @@ def _unidentified_log_error(state: PartitionState, topic_id: TopicId, source_nam
     )
 
 
-def adopt_command_text(state: PartitionState, topic_id: TopicId) -> str:
+def topic_adoption_command_text(state: PartitionState, topic_id: TopicId) -> str:
     """Return the text of the command by which a person confirms that directory and tier have the same log."""
     if topic_id and not state.topic_id:
         return f"topics adopt {state.topic} --topic-id {topic_id}"
@@ -197,7 +197,7 @@ class MatchedDirectory(StrictFrozenModel):
     opened_slot: int
 
 
-class MatchedDirectoryFiles:
+class MatchedDirectoryStore:
     """Store of the directory that was compared last for each partition: one small file per partition in ``state_dir``.
 
     If a file is lost or cannot be read, records are compared again.
@@ -248,7 +248,7 @@ class LogIdentityCheck:
     log_dir: Path
     given_id: TopicId
     directory: DirectoryId | None
-    remembered: MatchedDirectoryFiles
+    remembered: MatchedDirectoryStore
     read_from_directory: bool
     settled: bool = False
 
@@ -256,7 +256,7 @@ class LogIdentityCheck:
     def partition_metadata_path(self) -> str:
         return str(self.log_dir / PARTITION_METADATA)
 
-    def check_directory_unchanged(self) -> None:
+    def require_directory_unchanged(self) -> None:
         """Raise BadData if the directory is no longer the one that was checked, because its topic was deleted and created again."""
         if self.read_from_directory and (read_topic_id(self.log_dir), identify_directory(self.log_dir)) != (self.given_id, self.directory):
             raise BadData(
@@ -265,7 +265,9 @@ class LogIdentityCheck:
                 hint="Nothing of it was taken. Import again: the new topic's id is compared with the tier's",
             )
 
-    def require_same_log(self, equal_batches: int, count_equal_records: CountEqualRecords, *, cut_offset: int | None = None) -> None:
+    def require_log_is_that_of_tier(
+        self, equal_batches: int, count_equal_records: CountEqualRecords, *, cut_offset: int | None = None
+    ) -> None:
         """Raise BadData unless the directory's log is known to be the tier's. Record the directory's topic id in the tier if the tier has
         none.
 
@@ -307,7 +309,7 @@ class LogIdentityCheck:
         tier's log.
         """
         state = self.log.state
-        way = adopt_command_text(state, self.given_id)
+        way = topic_adoption_command_text(state, self.given_id)
         name = state.topic_partition
         return f"{name}: no record could be compared with the tier's, so that what comes next is refused until `{way}` is said"
 
@@ -346,5 +348,5 @@ def create_identity_check(tier: Tier, log: PartitionLog, log_dir: Path, topic_id
     """
     given = read_topic_id(log_dir) if topic_id is None else topic_id
     directory = identify_directory(log_dir) if topic_id is None else None
-    remembered = MatchedDirectoryFiles(tier.state_dir, control_url(tier.settings))
+    remembered = MatchedDirectoryStore(tier.state_dir, control_url(tier.settings))
     return LogIdentityCheck(tier.ports, log, log_dir, given, directory, remembered, topic_id is None)

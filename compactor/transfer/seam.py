@@ -16,7 +16,7 @@ import numpy as np
 
 from checkpoint.lineage import Lineage, first_contradicting_offset, leader_epoch_at, truncate_lineage_at
 from checkpoint.offsets import first_dirty_offset_of_vector
-from compactor.cleaner.offline import list_base_offsets, open_segments_of_directory
+from compactor.cleaner.offline import list_segment_base_offsets, open_segments_of_directory
 from compactor.cleaner.passes.source import SourceSegment, segment_of_batch_range
 from compactor.constants import Offset
 from compactor.control.fold import TAIL
@@ -91,11 +91,11 @@ class SegmentListing:
         """Yield the listing in consecutive parts of at most ``max_bytes``. A segment that is larger is a part of its own."""
         rest = self
         while rest.bases:
-            part = rest.first_segments(max_bytes)
+            part = rest.first_segments_within_size(max_bytes)
             yield part
             rest = replace(rest, bases=rest.bases[len(part.bases) :])
 
-    def first_segments(self, max_bytes: int) -> SegmentListing:
+    def first_segments_within_size(self, max_bytes: int) -> SegmentListing:
         """Return the first segments of the listing, together at most ``max_bytes`` large, but at least one."""
         total, count = 0, 0
         for base in self.bases:
@@ -113,7 +113,7 @@ def list_log_segments(log_dir: Path, *, is_live: bool) -> SegmentListing:
     :param is_live: leave out the newest segment, which a broker still writes.
     :raises UsageError: if it is not a log directory. Raises BadData for impossible names.
     """
-    bases = list_base_offsets(log_dir, is_written_by_broker=is_live)
+    bases = list_segment_base_offsets(log_dir, is_written_by_broker=is_live)
     return SegmentListing(log_dir, tuple(bases[:-1]), bases[-1]) if is_live and bases else SegmentListing(log_dir, tuple(bases))
 
 
@@ -235,11 +235,11 @@ def _segment_part_between_offsets(log_dir: Path, source: SourceSegment, start_of
     first = int(np.searchsorted(table.last_offset, start_offset))
     last = int(np.searchsorted(table.last_offset, end_offset))
     if last < len(table) and 0 <= int(table.base_offset[last]) < end_offset <= int(table.last_offset[last]):
-        raise _straddling_batch_error(source, last, end_offset)
+        raise _batch_across_offset_error(source, last, end_offset)
     if first == last:
         return None
     if 0 <= int(table.base_offset[first]) < start_offset:
-        raise _straddling_batch_error(source, first, start_offset)
+        raise _batch_across_offset_error(source, first, start_offset)
     part = segment_of_batch_range(source, first, last, max(start_offset, source.base), min(end_offset, source.end))
     return SegmentFilePart(part, path, int(table.position[first]), source.size)
 
@@ -278,7 +278,7 @@ def require_no_gap_after_tier(
         )
 
 
-def _straddling_batch_error(source: SourceSegment, batch: int, offset: int) -> BadData:
+def _batch_across_offset_error(source: SourceSegment, batch: int, offset: int) -> BadData:
     table = source.table
     return BadData(
         f"a batch from {int(table.base_offset[batch])} to {int(table.last_offset[batch])} lies across offset {offset}, where no batch of "
@@ -460,7 +460,7 @@ def has_equal_tail_batches(
             continue  # the batch is to be discarded
         place = int(np.searchsorted(holder.table.last_offset, known.last_offset))
         if place >= len(holder.table) or describe_batch_at_log_end(holder, place) != known:
-            raise _other_content_error(state, known.base_offset, holder.name)
+            raise _unequal_content_error(state, known.base_offset, holder.name)
         seen = True
     return seen
 
@@ -475,7 +475,7 @@ def file_parts_below_offset(file_parts: list[SegmentFilePart], end_offset: int |
     return file_parts[: next(reaching, len(file_parts))]
 
 
-def tier_unchanged_check(checked: PartitionState, log_dir: Path) -> Callable[[PartitionState], None]:
+def make_tier_unchanged_check(checked: PartitionState, log_dir: Path) -> Callable[[PartitionState], None]:
     """Return a function that raises BadData if a state of the tier no longer has the end and the leader epochs with which the directory was
     compared.
     """
@@ -526,7 +526,7 @@ def count_equal_last_records(
             given |= _read_records_by_offset(source, min(known), max(known), inflate_limit)
         for offset, record in known.items():
             if given.get(offset, None if offset >= compacted_below else record) != record:
-                raise _other_content_error(state, offset, sources[-1].name if sources else str(listing.log_dir))
+                raise _unequal_content_error(state, offset, sources[-1].name if sources else str(listing.log_dir))
         if compared := len(given.keys() & known.keys()):
             return compared
     return 0
@@ -563,7 +563,7 @@ def _read_records_by_offset(
     return records
 
 
-def _other_content_error(state: PartitionState, offset: int, source_name: str) -> BadData:
+def _unequal_content_error(state: PartitionState, offset: int, source_name: str) -> BadData:
     error = BadData(
         f"what it has at offset {offset} is not what was imported as {state.topic_partition}: other content under known offsets",
         segment=source_name,

@@ -21,7 +21,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.balance import BalanceKey
 from compactor.storage.schemes import innermost_existing_folder_of_store
 from compactor.tier.sidecars import SidecarStore
-from compactor.transfer.log_directory import SegmentToImport, check_file_unchanged, prepare_segment_upload
+from compactor.transfer.log_directory import SegmentToImport, prepare_segment_upload, require_file_unchanged
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class SegmentUpload:
             )
 
     def check_source_unchanged(self) -> None:
-        check_file_unchanged(self.member)
+        require_file_unchanged(self.member)
         self.identity_check()
 
 

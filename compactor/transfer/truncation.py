@@ -27,7 +27,7 @@ from compactor.control.undo import undo_round
 from compactor.errors import BadData, UsageError
 from compactor.model.policy import CleanerPolicy
 from compactor.records.indexes import TXN_ENTRY, parse_txn_index
-from compactor.round.sources import read_producers_at_end
+from compactor.round.sources import read_producer_states_at_end
 from compactor.tier.contents import download_segment_file, read_and_verify_segment_file
 from compactor.transfer.log_directory import CheckedFilePart, SegmentFilePart, SegmentToImport, segment_log_path
 
@@ -79,7 +79,7 @@ def _reason_rounds_cannot_be_undone(log: PartitionLog, offset: int) -> str:
         run_id = state.published[-1] if state.published else ""
         if state.intent is not None:
             return f"run {state.intent.plan.run_id} is open"
-        problem = ordering.restore_round_problem(state, run_id, state.next_compactor_epoch)
+        problem = ordering.round_restoration_problem(state, run_id, state.next_compactor_epoch)
         if problem:
             return problem
         record = log.build_record_to_append(RoundUndone(leader_epoch=state.next_compactor_epoch, run_id=run_id))
@@ -120,7 +120,7 @@ def segment_head_before_offset(
     if last == 0:
         return None
     part = segment_of_batch_range(source, 0, last, first.start_offset, offset)
-    before = read_producers_at_end(layout, state.model_copy(update={"live": state.live[:place]}))
+    before = read_producer_states_at_end(layout, state.model_copy(update={"live": state.live[:place]}))
     negative = count_negative_timestamps(part, limit) if first.negative_timestamps else 0
     os.utime(path, ns=(first.mtime_ms * 1_000_000,) * 2)
     piece = CheckedFilePart(SegmentFilePart(part, path, 0, source.size), negative, hashlib.sha256(part.buf.data).hexdigest(), None)

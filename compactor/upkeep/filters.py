@@ -24,7 +24,7 @@ from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.partial.plan import is_key_directory_worthwhile
-from compactor.round.skip import design_bloom_filter, expected_dirty_key_count_of_next_rounds, filter_usage_of_runs
+from compactor.round.skip import bloom_filter_usage_of_runs, design_bloom_filter, expected_dirty_key_count_of_next_rounds
 from compactor.tier.sidecars import SidecarHead
 
 
@@ -48,20 +48,20 @@ def sidecars_json(tier: Tier, partition: TopicPartition, now_ms: int) -> dict[st
     """
     state = tier.open_control_log_of_partition(partition).refresh()
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
-    record = filter_usage_of_runs(state.runs)
+    record = bloom_filter_usage_of_runs(state.runs)
     sidecars = tier.open_sidecar_store(partition)
-    sizes = sidecars.stored_sidecar_sizes()
+    sizes = sidecars.stored_sidecar_bytes_by_segment()
     heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
     probes = expected_dirty_key_count_of_next_rounds(cleaner, state.runs, 0)
     return {
         "topic": partition.topic,
         "partition": partition.partition,
         "incarnation": partition.incarnation,
-        "on": cleaner.bloom and record.are_filters_worthwhile,
+        "on": cleaner.bloom and record.are_bloom_filters_worthwhile,
         "reason": "bloom = false"
         if not cleaner.bloom
         else ""
-        if record.are_filters_worthwhile
+        if record.are_bloom_filters_worthwhile
         else f"filters do not pay on this partition: {record.saved_reads_text()}",
         "design_keys": probes,
         "asked": record.asked,
@@ -124,7 +124,7 @@ def rebuild_sidecars(
     sidecars = tier.open_sidecar_store(partition)
     heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
     wanted = [n for n, segment in enumerate(state.live) if not unusable_only or heads[segment.id].sidecar is None]
-    record, probes = filter_usage_of_runs(state.runs), expected_dirty_key_count_of_next_rounds(cleaner, state.runs, 0)
+    record, probes = bloom_filter_usage_of_runs(state.runs), expected_dirty_key_count_of_next_rounds(cleaner, state.runs, 0)
     written, size = [], 0
     reading = open_reader_of_live_segments(tier, state, budget, "bloom")
     try:

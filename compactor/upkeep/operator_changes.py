@@ -8,7 +8,7 @@ from compactor.control import publication
 from compactor.control.deletion import raise_log_start
 from compactor.control.leadership import RecordRefused, hold_leadership
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
-from compactor.control.ordering import restore_round_problem
+from compactor.control.ordering import round_restoration_problem
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Unavailable, UsageError
 from compactor.model.ids import TopicPartition
@@ -107,7 +107,7 @@ def _require_undoable_run(state: PartitionState, run_id: str) -> None:
     problem = (
         f"run {state.intent.plan.run_id} is still open"
         if state.intent
-        else restore_round_problem(state, run_id, state.next_compactor_epoch)
+        else round_restoration_problem(state, run_id, state.next_compactor_epoch)
     )
     if problem:
         raise UsageError(f"run {run_id} of {state.topic_partition} cannot be undone: {problem}", hint="Nothing was changed")

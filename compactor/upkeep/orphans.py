@@ -95,7 +95,7 @@ def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dr
     :param dry_run: delete nothing, and return what would be deleted.
     :raises UsageError: if the list belongs to another tier, or the brokers cannot be asked.
     """
-    _require_list_of_tier(tier, orphan_list)
+    _require_orphan_list_of_this_tier(tier, orphan_list)
     deleted: list[Orphan] = []
     kept: dict[str, str] = {}
     now = tier.ports.clock_ms()
@@ -137,7 +137,7 @@ def _orphans_of_partition(tier: Tier, partition: TopicPartition, now_ms: int) ->
         yield Orphan(str(partition), listed.key, listed.size, listed.modified_ms, max(0, now_ms - listed.modified_ms), certainty, why)
 
 
-def _require_list_of_tier(tier: Tier, orphan_list: OrphanList) -> None:
+def _require_orphan_list_of_this_tier(tier: Tier, orphan_list: OrphanList) -> None:
     layout = tier.settings.tier.layout
     if (orphan_list.url, orphan_list.layout) != (tier.settings.tier_url, layout):
         raise UsageError(

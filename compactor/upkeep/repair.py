@@ -25,7 +25,7 @@ from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.control.leadership import Leadership, hold_leadership
 from compactor.control.logs import write_snapshot_if_due
-from compactor.control.ordering import restore_round_problem
+from compactor.control.ordering import round_restoration_problem
 from compactor.control.stages import RoundStage
 from compactor.control.state import PartitionState, RoundIntent
 from compactor.control.undo import undo_round
@@ -43,7 +43,7 @@ from compactor.round.delivery import segment_file_size_and_sha256
 from compactor.round.drive import run_round_as_leader
 from compactor.round.ports import LeadershipCheck, RoundWorkerSession, Stats
 from compactor.tier.contents import has_recorded_content, read_and_verify_segment_file
-from compactor.upkeep.repair_sources import RepairSource, download_each_file_of_same_range
+from compactor.upkeep.repair_sources import RepairSource, download_each_file_of_same_offsets
 from compactor.upkeep.segment_check import download_intact_files, raise_if_segment_exceeds_disk_budget
 
 ReportBytes = Callable[[int], None]
@@ -173,7 +173,7 @@ def _plan_repairs(tier: Tier, state: PartitionState, damaged: Sequence[DamagedSe
                 is_recorded &= finder.fetch_or_build_file(damage.segment, kind, scratch / kind)
                 unknown += [] if (scratch / kind).exists() else [kind]
         if unknown:
-            decisions.append(_decide_undo_or_no_repair(tier, state, damage, unknown, finder))
+            decisions.append(_decide_repair_without_source(tier, state, damage, unknown, finder))
         else:
             # A companion file can be built from the log, but not with the recorded digest, so that it needs another id.
             can_create = is_recorded and damage.missing == damage.problems.keys()
@@ -188,7 +188,7 @@ def _replace_decision_by_undo_of_same_run(state: PartitionState, decision: Repai
     return RepairDecision(decision.damage, "undo", run_id=run_id) if run_id in undone_run_ids else decision
 
 
-def _decide_undo_or_no_repair(
+def _decide_repair_without_source(
     tier: Tier, state: PartitionState, damage: DamagedSegment, kinds_without_source: Sequence[str], finder: _IntactFileFinder
 ) -> RepairDecision:
     """Return the decision about a segment that has damaged files which no source has: ``undo`` the run that wrote the segment if that is
@@ -211,7 +211,7 @@ def _decide_undo_or_no_repair(
     if not run_id:
         return RepairDecision(damage, "none", f"{nowhere}; what it replaced is deleted")
     problem = (
-        f"run {state.intent.plan.run_id} is open" if state.intent else restore_round_problem(state, run_id, state.next_compactor_epoch)
+        f"run {state.intent.plan.run_id} is open" if state.intent else round_restoration_problem(state, run_id, state.next_compactor_epoch)
     )
     if not problem:
         sources = [segment for group in state.waiting if group.run_id == run_id and not group.undone for segment in group.segments]
@@ -271,7 +271,7 @@ class _IntactFileFinder:
         """
         recorded = segment.recorded_size_and_digests(file_kind)
         # What an earlier repair replaced may be whole again.
-        replaced = download_each_file_of_same_range(self.tier, self.state, segment, file_kind, path)
+        replaced = download_each_file_of_same_offsets(self.tier, self.state, segment, file_kind, path)
         for _ in chain(replaced, *(source.write_each_copy_of_file(segment, file_kind, path) for source in self.sources)):
             if has_recorded_content(path, recorded):
                 return True
@@ -420,7 +420,7 @@ class RepairRound:
     def is_round_due(self, state: PartitionState) -> bool:
         return True
 
-    def resume_problem(self, intent: RoundIntent) -> str:
+    def round_resumption_problem(self, intent: RoundIntent) -> str:
         return "a repair makes a plan of its own"
 
     def log_start_offset_raised_by_retention(self, state: PartitionState) -> int | None:

@@ -53,7 +53,7 @@ class DirectoryRepairSource:
                 for one, base, after in zip(logs, bases, [*bases[1:], segment.end_offset + 1], strict=True)
                 if base <= segment.end_offset and after > segment.start_offset
             ]
-            _join_batches(wanted, segment, path)
+            _join_batches_of_offset_range(wanted, segment, path)
             yield
         beside = self.folder / (
             f"{segment.end_offset + 1:020d}.snapshot" if file_kind == "snapshot" else f"{segment.start_offset:020d}.{file_kind}"
@@ -77,11 +77,11 @@ class TierRepairSource:
 
     def write_each_copy_of_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
         state = self.tier.open_control_log_of_partition(self.partition).refresh()
-        yield from download_each_file_of_same_range(self.tier, state, segment, file_kind, path)
+        yield from download_each_file_of_same_offsets(self.tier, state, segment, file_kind, path)
         overlapping = [one for one in state.live if one.end_offset >= segment.start_offset and one.start_offset <= segment.end_offset]
         if file_kind == "log" and overlapping:
             with suppress(NotFound, BadData):
-                _join_batches(self._download_logs_one_by_one(overlapping, path.with_name("piece")), segment, path)
+                _join_batches_of_offset_range(self._download_logs_one_by_one(overlapping, path.with_name("piece")), segment, path)
                 yield
 
     def _download_logs_one_by_one(self, segments: Sequence[RemoteLogSegmentMetadata], path: Path) -> Iterator[Path]:
@@ -92,7 +92,7 @@ class TierRepairSource:
         path.unlink(missing_ok=True)
 
 
-def download_each_file_of_same_range(
+def download_each_file_of_same_offsets(
     tier: Tier, state: PartitionState, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path
 ) -> Iterator[None]:
     """Download to ``path``, one after the other, the files of one kind of all segments of a tier that have the same offsets as ``segment``,
@@ -108,7 +108,7 @@ def download_each_file_of_same_range(
             path.unlink(missing_ok=True)
 
 
-def _join_batches(paths: Sequence[Path] | Iterator[Path], segment: RemoteLogSegmentMetadata, target: Path) -> None:
+def _join_batches_of_offset_range(paths: Sequence[Path] | Iterator[Path], segment: RemoteLogSegmentMetadata, target: Path) -> None:
     """Write one file with the batches of consecutive logs whose last offsets lie within a segment's offsets. A log that cannot be parsed is
     left out; the caller notices it, because the digest of the result differs.
     """

@@ -26,7 +26,7 @@ from compactor.control.logs import PartitionLog, write_snapshot_if_due
 from compactor.control.ports import EnvironmentPorts, LeaseDurations, ObjectRetention
 from compactor.control.publication import delete_segment_objects
 from compactor.control.records import ImportVoided, SegmentDeletionBegun, SegmentDeletionEnded
-from compactor.control.stages import RoundStage, StageTracker
+from compactor.control.stages import RoundStage, RoundStageTracker
 from compactor.control.state import CatalogState, GroupAwaitingDeletion, OpenImport, PartitionState
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
@@ -169,7 +169,7 @@ def retire_as_leader(
     """
     ports, log = leadership.ports, leadership.log
     ports.require_data_root_ownership(is_recheck=True)
-    gone = _complete_begun_deletions(leadership, StageTracker(RoundStage.RETIRE_BEGUN)) + _delete_segments_after_grace(
+    gone = _complete_begun_deletions(leadership, RoundStageTracker(RoundStage.RETIRE_BEGUN)) + _delete_segments_after_grace(
         leadership, retention, clock
     )
     if leadership.state.intent is not None:
@@ -203,7 +203,7 @@ def find_objects_to_delete_now_or_later(
     beats = [match for info in ports.control.list(f"{log.prefix}/heartbeat/") if (match := _HEARTBEAT.fullmatch(info.key))]
     sidecars = [info.key for info in ports.control.list(sidecar_prefix(log.prefix))]
     state = log.refresh_and_check_gaps()
-    due, waiting = _split_segments_by_grace(ports, log, retention, clock)
+    due, waiting = _split_segments_by_expired_grace(ports, log, retention, clock)
     known = ordering.segment_ids_protected_from_deletion(state).union(segment.id for segment in state.retiring)
     unknown = [item for item in listed if item.segment_id and item.segment_id not in known]
     reported = ports.publisher.find_announced_unrecorded_segments(state.topic_partition, known)
@@ -272,11 +272,11 @@ def _delete_segments_after_grace(
     leadership: Leadership, retention: ObjectRetention, clock: GraceClock
 ) -> tuple[RemoteLogSegmentMetadata, ...]:
     """Record that the deletion of the segments whose grace is over has begun, delete their objects, and return the segments."""
-    due, _ = _split_segments_by_grace(leadership.ports, leadership.log, retention, clock)
+    due, _ = _split_segments_by_expired_grace(leadership.ports, leadership.log, retention, clock)
     if not due:
         return ()
-    steps = StageTracker(RoundStage.PUBLISHED)
-    steps.advance_to(RoundStage.RETIRE_BEGUN)
+    steps = RoundStageTracker(RoundStage.PUBLISHED)
+    steps.advance_to_stage(RoundStage.RETIRE_BEGUN)
     leadership.append_record(
         SegmentDeletionBegun(leader_epoch=leadership.epoch, ids=tuple(segment.id for segment in due)),
         lambda state: not {segment.id for segment in due}.intersection(ordering.segment_ids_protected_from_deletion(state)),
@@ -284,7 +284,7 @@ def _delete_segments_after_grace(
     return _complete_begun_deletions(leadership, steps)
 
 
-def _complete_begun_deletions(leadership: Leadership, steps: StageTracker) -> tuple[RemoteLogSegmentMetadata, ...]:
+def _complete_begun_deletions(leadership: Leadership, steps: RoundStageTracker) -> tuple[RemoteLogSegmentMetadata, ...]:
     """Delete the objects of all segments whose deletion was recorded as begun, by this process or an interrupted one. Then record that it
     is finished, and return the segments.
     """
@@ -292,17 +292,17 @@ def _complete_begun_deletions(leadership: Leadership, steps: StageTracker) -> tu
     segments = state.retiring
     if segments:
         delete_segment_objects(leadership, state, segments)
-        steps.advance_to(RoundStage.DELETED)
+        steps.advance_to_stage(RoundStage.DELETED)
         ids = tuple(segment.id for segment in segments)
         leadership.append_record(
             SegmentDeletionEnded(leader_epoch=leadership.epoch, ids=ids),
             lambda state: not any(segment.id in ids for segment in state.retiring),
         )
-        steps.advance_to(RoundStage.RETIRED)
+        steps.advance_to_stage(RoundStage.RETIRED)
     return segments
 
 
-def _split_segments_by_grace(
+def _split_segments_by_expired_grace(
     ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: GraceClock
 ) -> DueAndWaitingSegments:
     """Return two values: the replaced segments whose grace (time before deletion) is over, and those whose grace is not. Segments that were

@@ -48,12 +48,12 @@ def find_unfinished_uploads(tier: Tier, now_ms: int) -> list[UnfinishedUploadOfT
     for store in _stores_written_by_tier(tier):
         for upload in store.unfinished_uploads(""):
             one = UnfinishedUploadOfTier(store, upload, now_ms - upload.begun_ms >= age_ms)
-            if _is_key_of_tier(tier, one):
+            if _is_upload_to_tier(tier, one):
                 found.setdefault(f"{one.object_url} {upload.id}", one)
     return list(found.values())
 
 
-def abort_due_uploads_and_return_urls(tier: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[ObjectUrl, ...]:
+def abort_due_uploads(tier: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[ObjectUrl, ...]:
     """Abort the unfinished uploads that are due, and return the URLs of their objects. If the credentials forbid listing
     uploads, do nothing and return an empty tuple. Raises StoreError.
 
@@ -68,7 +68,7 @@ def abort_due_uploads_and_return_urls(tier: Tier, now_ms: int, *, dry_run: bool 
     return tuple(one.object_url for one in due)
 
 
-def _is_key_of_tier(tier: Tier, upload: UnfinishedUploadOfTier) -> bool:
+def _is_upload_to_tier(tier: Tier, upload: UnfinishedUploadOfTier) -> bool:
     """Return whether an upload is to a key that this tier writes: in its control log, its probes, or a partition of its catalog."""
     key, known = upload.upload.key, tier.catalog.state
     if upload.store is tier.ports.control:

@@ -50,7 +50,7 @@ class _ListedPartitionVerifier:
 
     def find_partition_problems(self, on_bytes: Callable[[int], None]) -> Iterator[SegmentProblem]:
         listing = self.listed.list_partition(self.partition)
-        yield from self._check_listing(listing)
+        yield from self._find_listing_problems(listing)
         limit = self.tier.settings.cleaner_settings_for_topic(self.partition.topic).max_decompressed_batch_bytes
         ends: dict[int, int] = {}
         for segment in listing.segments:
@@ -67,48 +67,48 @@ class _ListedPartitionVerifier:
             end = ends.get(segment.base)
             if end is not None and following.base > end:
                 detail = f"a consumer that has read it stands at {end} and stays there: the next segment begins at {following.base}"
-                yield self._listing_error_problem("gap", file_name(segment.base, "log"), detail)
+                yield self._listing_problem_as_error("gap", file_name(segment.base, "log"), detail)
 
-    def _check_listing(self, listing: PartitionListing) -> Iterator[SegmentProblem]:
+    def _find_listing_problems(self, listing: PartitionListing) -> Iterator[SegmentProblem]:
         """Yield the problems that the listing of objects, the ``_metadata`` file and the watermark (base offset of the newest uploaded
         segment) show, without reading segments.
         """
         for problem in listing.problems:
-            yield self._listing_error_problem("metadata", problem.segment.rpartition("/")[2], problem.cause)
+            yield self._listing_problem_as_error("metadata", problem.segment.rpartition("/")[2], problem.cause)
         readable = {segment.base for segment in listing.readable_segments}
         for segment in listing.segments:
             missing = [kind for kind in OBJECT_KINDS if kind not in segment.files]
             if missing:
                 detail = f"there is no .{' and no .'.join(missing)} beside it: consumers leave the segment out"
-                yield self._listing_error_problem("missing", file_name(segment.base, min(segment.files)), detail)
+                yield self._listing_problem_as_error("missing", file_name(segment.base, min(segment.files)), detail)
             elif listing.times is not None and segment not in listing.segments_for_consumers:
                 if segment.base in readable:
-                    yield self._listing_error_problem(
+                    yield self._listing_problem_as_error(
                         "unlisted", file_name(segment.base, "log"), f"{METADATA_FILE} does not name it: consumers leave it out"
                     )
                 else:
-                    yield self._listing_note_problem(
+                    yield self._listing_problem_as_note(
                         "waiting", file_name(segment.base, "log"), f"it lies below what {METADATA_FILE} names: the uploader expires it"
                     )
         if listing.times is None:
-            yield self._listing_note_problem("metadata", METADATA_FILE, "it is missing or cannot be read: consumers use LIST")
+            yield self._listing_problem_as_note("metadata", METADATA_FILE, "it is missing or cannot be read: consumers use LIST")
         there = {segment.base for segment in listing.segments}
         for time in listing.times or ():
             if time.base_offset not in there:
-                yield self._listing_error_problem(
+                yield self._listing_problem_as_error(
                     "dangling", METADATA_FILE, f"it names a segment at {time.base_offset}, of which there is no object"
                 )
         newest = max((segment.base for segment in listing.segments if "log" in segment.files), default=-1)
         if listing.watermark is None:
-            yield self._listing_note_problem(
+            yield self._listing_problem_as_note(
                 "watermark", WATERMARK, "it is missing or cannot be read: the uploader would upload all segments of the broker again"
             )
         elif listing.watermark > newest:
-            yield self._listing_error_problem(
+            yield self._listing_problem_as_error(
                 "watermark", WATERMARK, f"it says {listing.watermark}, and the newest log is that of {newest}"
             )
         elif listing.watermark < newest:
-            yield self._listing_note_problem(
+            yield self._listing_problem_as_note(
                 "watermark", WATERMARK, f"it says {listing.watermark}, and there is a log of {newest}: an upload is under way"
             )
         for key in listing.other_keys:
@@ -133,25 +133,25 @@ class _ListedPartitionVerifier:
                 source.verify_batch_crcs_unless_verified(0, len(source.table))
                 end = read_offset_of_last_record(source, max_inflated_bytes) + 1
             except NotFound as error:
-                return [self._listing_error_problem("missing", log, error.message)], None
+                return [self._listing_problem_as_error("missing", log, error.message)], None
             except BadData as error:
-                return [self._listing_error_problem("log", log, error.cause)], None
+                return [self._listing_problem_as_error("log", log, error.cause)], None
             files = {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}
             found = [
-                self._listing_error_problem(kind, file_name(segment.base, kind), detail)
+                self._listing_problem_as_error(kind, file_name(segment.base, kind), detail)
                 for kind, detail in index_and_checkpoint_file_problems(source, files)
             ]
             if len(files.get("index", b"")) == ENDLESS_ENTRIES * OFFSET_ENTRY.itemsize and any(files["index"][:4]):
                 detail = "it has two entries: a consumer that searches for an offset before the first one never ends"
-                found.append(self._listing_error_problem("endless", file_name(segment.base, "index"), detail))
+                found.append(self._listing_problem_as_error("endless", file_name(segment.base, "index"), detail))
         return found, max(end, segment.base)
 
     def _have_segment_files_vanished_since_listing(self, segment: ListedSegment) -> bool:
         now = {found.base: found for found in self.listed.list_partition(self.partition).segments}
         return segment.base not in now or set(now[segment.base].files) < set(segment.files)
 
-    def _listing_error_problem(self, finding_kind: str, file: str, detail: str) -> SegmentProblem:
+    def _listing_problem_as_error(self, finding_kind: str, file: str, detail: str) -> SegmentProblem:
         return SegmentProblem("error", finding_kind, *self.partition, self.listed.keys.partition_folder(self.partition) + file, detail)
 
-    def _listing_note_problem(self, finding_kind: str, file: str, detail: str) -> SegmentProblem:
+    def _listing_problem_as_note(self, finding_kind: str, file: str, detail: str) -> SegmentProblem:
         return SegmentProblem("note", finding_kind, *self.partition, self.listed.keys.partition_folder(self.partition) + file, detail)

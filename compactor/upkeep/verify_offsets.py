@@ -126,7 +126,7 @@ def reasons_open_round_cannot_be_resumed(state: PartitionState) -> Iterator[str]
     """Yield the reason why the open round cannot be resumed, such as a truncation of its sources, or nothing if it can. The next `run`
     undoes a round that cannot be resumed.
     """
-    if state.intent and (reason := ordering.resume_problem(state, state.intent)):
+    if state.intent and (reason := ordering.round_resumption_problem(state, state.intent)):
         yield f"the open round {state.intent.plan.run_id} can only be undone: {reason}"
 
 
@@ -164,19 +164,19 @@ def name_of_first_differing_field(stored: PartitionState, folded: PartitionState
     """Return the name of the first field in which two states differ, or an empty string if they are equal. Store times are not compared,
     because only a state from a snapshot has them.
     """
-    one, two = (_state_without_times(state) for state in (stored, folded))
+    one, two = (_state_without_store_times(state) for state in (stored, folded))
     return next((field for field in PartitionState.model_fields if getattr(one, field) != getattr(two, field)), "")
 
 
-def _state_without_times(state: PartitionState) -> PartitionState:
-    def without_store_time(entry: Any) -> Any:
+def _state_without_store_times(state: PartitionState) -> PartitionState:
+    def entry_without_store_time(entry: Any) -> Any:
         return entry.model_copy(update={"since_ms": None})
 
     return state.model_copy(
         update={
-            "leader": without_store_time(state.leader) if state.leader else None,
-            "waiting": tuple(without_store_time(group) for group in state.waiting),
-            "registrations": {name: without_store_time(entry) for name, entry in state.registrations.items()},
+            "leader": entry_without_store_time(state.leader) if state.leader else None,
+            "waiting": tuple(entry_without_store_time(group) for group in state.waiting),
+            "registrations": {name: entry_without_store_time(entry) for name, entry in state.registrations.items()},
         }
     )
 

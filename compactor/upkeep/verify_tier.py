@@ -43,7 +43,7 @@ def verify_tier_wide_control_log(tier: Tier) -> list[SegmentProblem]:
     return []
 
 
-def verify_no_stale_unfinished_uploads(tier: Tier) -> list[SegmentProblem]:
+def find_stale_upload_problems(tier: Tier) -> list[SegmentProblem]:
     """Return a note on each unfinished upload that is too old to be in progress, or a single note if the store does not allow listing
     uploads.
     """

@@ -35,7 +35,7 @@ Document = dict[str, Any]
 """A view as the fields of its JSON document."""
 
 
-def checkpoint_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
+def partition_checkpoint_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
     """Return the checkpoint of a partition (how far it is cleaned, and by which compactor) as the fields of its JSON document.
 
     end_offset: inclusive; -1 for an empty partition.

@@ -63,7 +63,7 @@ class LiveSegmentChange:
 
 
 @dataclass(frozen=True)
-class HistoryDifference:
+class PartitionHistoryDifference:
     """All differences of a partition between two moments of its history.
 
     segments: live segments added or removed.
@@ -172,14 +172,14 @@ class PartitionHistoryInControlLog:
         return PartitionHistoryPoint(state.slot, record.at_ms, state.vector, state)
 
 
-def compare_history_points(before: PartitionHistoryPoint, after: PartitionHistoryPoint) -> HistoryDifference:
+def compare_history_points(before: PartitionHistoryPoint, after: PartitionHistoryPoint) -> PartitionHistoryDifference:
     """Return the differences between an earlier and a later moment of a partition's history."""
     old, new = before.state, after.state
     offsets = _cleaner_offset_changes(before.cleaner_offsets, after.cleaner_offsets)
     if old is None or new is None:
-        return HistoryDifference(offsets, None, None, None)
+        return PartitionHistoryDifference(offsets, None, None, None)
     seen = {entry.slot for entry in old.fenced}
-    return HistoryDifference(
+    return PartitionHistoryDifference(
         cleaner_offsets=offsets,
         segments=_live_segment_changes(old.live, new.live),
         leader=(_describe_leading_compactor(old), _describe_leading_compactor(new)),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from compactor.access.rounds import open_segment_reader
+from compactor.access.rounds import open_reader_of_given_segments
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.control.mirror import segment_from_broker_record
@@ -59,7 +59,7 @@ def rows_of_broker_segments_unused_by_readers(tier: Tier, state: PartitionState)
     shown.update(segment.id for segment in state.retiring)
     return [
         _segment_row(segment_from_broker_record(record), record.state)
-        for record in tier.metadata.broker_records(state.topic_partition)
+        for record in tier.metadata.segment_metadata_records_of_brokers(state.topic_partition)
         if record.id not in shown
     ]
 
@@ -102,7 +102,10 @@ def dump_segment(
             f"{partition} has {len(matching)} segments whose id begins with {segment_id!r}", hint=f"See `segments list {partition}`"
         )
     (segment,) = matching
-    with open_segment_reader(tier, partition, [segment], "dump") as reading, reading.open_segment(0, reads_txn_index=False) as source:
+    with (
+        open_reader_of_given_segments(tier, partition, [segment], "dump") as reading,
+        reading.open_segment(0, reads_txn_index=False) as source,
+    ):
         batches = [
             batch
             for first, last in source.split_batches_by_magic_and_compression()

@@ -12,16 +12,16 @@ from compactor.config.units import count_noun
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition, partition_of_incarnation
-from compactor.round.offload import count_reads_of_dirty_range, reason_to_run_on_spark
+from compactor.round.offload import expected_reads_of_dirty_range, reason_to_run_on_spark
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.skip import (
     BloomFilterUsageStatistics,
-    choose_engine,
-    decide_whether_to_read,
+    bloom_filter_usage_of_runs,
+    choose_key_engine,
+    decide_whether_to_read_clean_segment,
     delete_horizon_passed_reason,
     estimate_distinct_keys,
     estimate_record_count,
-    filter_usage_of_runs,
 )
 from compactor.storage.probe import does_delete_free_space
 from compactor.storage.schemes import CONTROL_WRITES
@@ -36,7 +36,7 @@ SavedBytesAndReason = tuple[int | None, str]
 """Expected bytes that the store shrinks by, or None if unknown; and what this is based on, or why it is unknown."""
 
 
-class SegmentForecast(NamedTuple):
+class SegmentActionForecast(NamedTuple):
     """Expected action of a round on one segment, and the reason (``why``). end_offset: inclusive.
 
     action: expire, rewrite, skip, or filter (skipped if the segment's Bloom filter shows that it holds none of the dirty keys).
@@ -102,7 +102,7 @@ class RoundForecast:
     stored_usd_month: float
     negative_timestamps: int
     live: int = field(repr=False)
-    listed: Callable[[], Sequence[SegmentForecast]] = field(repr=False)
+    listed: Callable[[], Sequence[SegmentActionForecast]] = field(repr=False)
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -110,7 +110,7 @@ class RoundForecast:
         return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
     @property
-    def segments(self) -> Sequence[SegmentForecast]:
+    def segments(self) -> Sequence[SegmentActionForecast]:
         """Return the expected action on each live segment. If no round is due, the list is not computed before this call, because it may be
         very long.
         """
@@ -123,7 +123,7 @@ class RoundForecast:
 
 
 @dataclass(frozen=True)
-class SkipEvidenceFromSidecars:
+class SegmentSkipEvidence:
     """Facts from sidecars (files with a segment's Bloom filter and counts) by which a forecast expects segments to be skipped.
 
     heads: header of each sidecar, by segment id.
@@ -134,9 +134,7 @@ class SkipEvidenceFromSidecars:
     record: BloomFilterUsageStatistics
 
 
-def read_bloom_sidecar_headers_for_forecast(
-    tier: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False
-) -> SkipEvidenceFromSidecars | None:
+def read_segment_skip_evidence(tier: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SegmentSkipEvidence | None:
     """Read the headers of the sidecars by which a due round would skip segments, and how often Bloom filters allowed earlier rounds to do
     so.
 
@@ -152,31 +150,31 @@ def read_bloom_sidecar_headers_for_forecast(
     if not found.clean and sum(estimate_record_count(segment) for segment in found.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return None  # whatever they say, all is read and the keys fit
     runs = tier.open_control_log_of_partition(summary.topic_partition).refresh().runs if found.clean else ()
-    return SkipEvidenceFromSidecars(
+    return SegmentSkipEvidence(
         tier.open_sidecar_store(summary.topic_partition).load_sidecar_heads([segment.id for segment in found.covered_segments]),
-        filter_usage_of_runs(runs),
+        bloom_filter_usage_of_runs(runs),
     )
 
 
-def forecast_partition(tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False) -> RoundForecast:
+def forecast_next_round(tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False) -> RoundForecast:
     """Return what the next round over a partition would do. Reads its control log and sidecars, and asks the store whether deleting frees
     space there.
 
     :param force: whether the round runs although the dirty ratio is below its limit.
     """
     summary = summarize_state(tier.open_control_log_of_partition(partition).refresh())
-    known = read_bloom_sidecar_headers_for_forecast(tier, summary, now_ms, force=force)
-    return forecast_from_summary(tier, summary, does_delete_free_space(tier.ports.data), now_ms, force=force, sidecar_evidence=known)
+    known = read_segment_skip_evidence(tier, summary, now_ms, force=force)
+    return forecast_round_from_summary(tier, summary, does_delete_free_space(tier.ports.data), now_ms, force=force, sidecar_evidence=known)
 
 
-def forecast_from_summary(
+def forecast_round_from_summary(
     tier: Tier,
     summary: PartitionSummary,
     frees_space: bool | None,
     now_ms: int,
     *,
     force: bool = False,
-    sidecar_evidence: SkipEvidenceFromSidecars | None = None,
+    sidecar_evidence: SegmentSkipEvidence | None = None,
     prices: PriceTable | None = None,
 ) -> RoundForecast:
     """Return the forecast of the next round over a partition. Makes no request.
@@ -213,14 +211,14 @@ def forecast_from_summary(
     again = dirty if isinstance(budget, int) and dirty > budget else 0
     writing = sizes["rewrite"] + sizes["filter"]
     offloaded = reason_to_run_on_spark(cleaner, tier.settings.spark, found)
-    engine = "spark" if offloaded else choose_engine(cleaner.map_engine, keys, cleaner.map_budget_bytes)
-    passes = (count_reads_of_dirty_range(cleaner, found) if engine == "partitioned" else 1) if writing else 0
+    engine = "spark" if offloaded else choose_key_engine(cleaner.map_engine, keys, cleaner.map_budget_bytes)
+    passes = (expected_reads_of_dirty_range(cleaner, found) if engine == "partitioned" else 1) if writing else 0
     files = {s.id: s.file_count for s in summary.live}
     touched = [files[s.id] for s in segments if s.action == "rewrite"] + [files[s.id] for s in segments if s.action == "filter"]
     objects_read = passes * len(found.dirty) + sum(touched) + len(heads) + count["filter"] if writing else 0
     objects_written = sum(touched)
     requests = objects_read + 2 * objects_written + CONTROL_WRITES + len(touched) if writing else 0
-    usd = prices.requests_usd(objects_read, objects_written + CONTROL_WRITES + len(touched))
+    usd = prices.price_of_requests_usd(objects_read, objects_written + CONTROL_WRITES + len(touched))
     late = [s for s in segments if s.action == "rewrite"] if not dirty else []
     saving, why = _expected_saving_and_reason(summary, writing, dirty, frees_space, _count_tombstones(late, heads))
     return RoundForecast(
@@ -252,8 +250,8 @@ def forecast_from_summary(
         expected_saving_bytes=saving,
         expected_saving_why=why,
         expected_saving_error_bytes=None,
-        expected_saving_usd_month=None if saving is None else prices.storage_usd_per_month(saving),
-        stored_usd_month=prices.storage_usd_per_month(summary.bytes + sum(group.size_bytes for group in summary.waiting)),
+        expected_saving_usd_month=None if saving is None else prices.price_of_storage_usd_per_month(saving),
+        stored_usd_month=prices.price_of_storage_usd_per_month(summary.bytes + sum(group.size_bytes for group in summary.waiting)),
         negative_timestamps=summary.negative_timestamps,
         live=summary.segments,
         listed=lambda: segments if found.due else _segment_forecasts(summary, found, sidecar_evidence, outlook, keys, now_ms),
@@ -266,11 +264,11 @@ _NO_HEAD = SidecarHead(None, NO_SIDECAR, 0)
 def _segment_forecasts(
     summary: PartitionSummary,
     assessment: RoundAssessment[SegmentSummary],
-    sidecar_evidence: SkipEvidenceFromSidecars | None,
+    sidecar_evidence: SegmentSkipEvidence | None,
     outlook: RetentionOutlook,
     key_count: int,
     now_ms: int,
-) -> list[SegmentForecast]:
+) -> list[SegmentActionForecast]:
     """Return the expected action on each live segment, and its reason.
 
     :param outlook: the segments that retention removes first.
@@ -302,7 +300,7 @@ def _segment_forecasts(
             return ("rewrite", late) if late else ("skip", "nothing is due")
         if sidecar_evidence is None:
             return "rewrite", late or "clean, but its keys may be superseded"
-        decision = decide_whether_to_read(
+        decision = decide_whether_to_read_clean_segment(
             sidecar_evidence.heads.get(segment.id, _NO_HEAD),
             late,
             dirty_key_count=key_count,
@@ -313,7 +311,7 @@ def _segment_forecasts(
             return "rewrite", decision.must
         return ("skip", decision.may) if decision.may else ("filter", "clean, and its filter is asked for the keys of the dirty range")
 
-    return [SegmentForecast(s.id, s.start_offset, s.end_offset, s.size_bytes, *expected_action(s)) for s in summary.live]
+    return [SegmentActionForecast(s.id, s.start_offset, s.end_offset, s.size_bytes, *expected_action(s)) for s in summary.live]
 
 
 def _expected_peak_disk_bytes(cleaner: CleanerSettings, wanted_bytes: int) -> int:
@@ -321,7 +319,7 @@ def _expected_peak_disk_bytes(cleaner: CleanerSettings, wanted_bytes: int) -> in
     return min(wanted_bytes, cleaner.disk_budget_bytes) if isinstance(cleaner.disk_budget_bytes, int) else wanted_bytes
 
 
-def _count_tombstones(segments: Sequence[SegmentForecast], heads: Mapping[str, SidecarHead]) -> int | None:
+def _count_tombstones(segments: Sequence[SegmentActionForecast], heads: Mapping[str, SidecarHead]) -> int | None:
     """Return the number of tombstones in these segments, as their sidecars count them; None if a segment has no sidecar in ``heads``."""
     known = [head.sidecar.due.tombstones for s in segments if (head := heads.get(s.id)) is not None and head.sidecar is not None]
     return sum(known) if len(known) == len(segments) else None

@@ -102,6 +102,6 @@ def undo_problem(state: PartitionState, run_id: str) -> RuleViolationOrEmpty:
         return "it replaced damaged segments"
     if not state.mirrored:
         return ""
-    from compactor.round.restoring import groups_to_restore, restore_problem  # loads numba
+    from compactor.round.restoring import groups_to_restore, problem_that_prevents_restoring  # loads numba
 
-    return restore_problem(groups_to_restore(state, run_id))
+    return problem_that_prevents_restoring(groups_to_restore(state, run_id))

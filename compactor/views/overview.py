@@ -80,7 +80,7 @@ def read_partition_summaries_or_errors(
         if known and partition in trusted and _control_log_still_has_last_read_record(tier, partition, known[0]):
             result = PartitionSummaryOrError(partition, known[1])
         else:
-            result = _read_summary(tier, partition, hints.get(str(partition), 0), known, confirmed, now)
+            result = _read_partition_summary(tier, partition, hints.get(str(partition), 0), known, confirmed, now)
         on_partition()
         return result
 
@@ -119,7 +119,7 @@ def _control_log_still_has_last_read_record(tier: Tier, partition: TopicPartitio
         return False
 
 
-def _read_summary(
+def _read_partition_summary(
     tier: Tier,
     partition: TopicPartition,
     latest_hint_number: int,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compactor.access.rounds import open_segment_reader
+from compactor.access.rounds import open_reader_of_given_segments
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.outcomes import find_txn_outcomes_and_update_next_outcomes
 from compactor.cleaner.passes.source import SourceSegment
@@ -83,7 +83,7 @@ class RecordSearch:
         :raises OutOfBudget: if an object is too large.
         """
         wanted = frozenset(keys) if key is None else frozenset((*keys, key))
-        with open_segment_reader(self._tier, self._name, segments, self._purpose) as reading:
+        with open_reader_of_given_segments(self._tier, self._name, segments, self._purpose) as reading:
             for ordinal, segment in reversed(list(enumerate(segments))):
                 with reading.open_segment(ordinal, reads_txn_index=False) as source:
                     found = list(self._search_segment(source, segment, self._transaction_outcome_by_batch_number(source), wanted, offset))

@@ -15,16 +15,16 @@ from compactor.model.ids import TopicPartition
 from compactor.service.metrics import render_metrics
 from compactor.web.documents import (
     AgentTotals,
-    NeedsAttention,
+    NextPartitionAction,
+    PartitionNeedingAttention,
+    PartitionUploadDocument,
     PartitionUploadRow,
-    PendingSegment,
-    PlannedStep,
-    RunningWork,
-    StatusDocument,
-    UploadDocument,
+    RunningJobProgress,
+    SegmentPendingUpload,
+    ServiceStatusDocument,
 )
-from compactor.web.listing import ListColumn, ListQuery
-from compactor.web.status_page import MOST_SHOWN, ORDER, format_command, runbook_link, status_document
+from compactor.web.listing import PartitionListColumn, PartitionListQuery
+from compactor.web.status_page import MOST_SHOWN, ORDER, format_command, runbook_link, service_status_document
 
 MOST_PENDING = 100
 """Largest number of waiting segments on a partition's page. The totals cover all of them."""
@@ -50,12 +50,14 @@ class _BrokerLedPartitionEntry:
     lag: UploadLag
 
 
-UPLOAD_COLUMNS: dict[str, ListColumn[_BrokerLedPartitionEntry]] = {
-    "state": ListColumn(lambda led: (ORDER[led.condition], led.upload_state.partition)),
-    "name": ListColumn(lambda led: (led.upload_state.partition,)),
-    "lag": ListColumn(lambda led: (led.lag.bytes, led.upload_state.partition), descending=True),
-    "age": ListColumn(lambda led: (-led.lag.since_ms if led.lag.since_ms else -(2**63), led.upload_state.partition), descending=True),
-    "end": ListColumn(lambda led: (led.upload_state.position or 0, led.upload_state.partition), descending=True),
+UPLOAD_COLUMNS: dict[str, PartitionListColumn[_BrokerLedPartitionEntry]] = {
+    "state": PartitionListColumn(lambda led: (ORDER[led.condition], led.upload_state.partition)),
+    "name": PartitionListColumn(lambda led: (led.upload_state.partition,)),
+    "lag": PartitionListColumn(lambda led: (led.lag.bytes, led.upload_state.partition), descending=True),
+    "age": PartitionListColumn(
+        lambda led: (-led.lag.since_ms if led.lag.since_ms else -(2**63), led.upload_state.partition), descending=True
+    ),
+    "end": PartitionListColumn(lambda led: (led.upload_state.position or 0, led.upload_state.partition), descending=True),
 }
 
 
@@ -83,7 +85,7 @@ class AgentPages:
         """Return the agent's metrics in Prometheus' text format. Kafka has no names for them, so ``with_kafka_names`` has no effect."""
         return render_metrics(agent_metrics(self.status()))
 
-    def status_page_document(self, query: ListQuery) -> StatusDocument[AgentTotals, PartitionUploadRow]:
+    def status_page_document(self, query: PartitionListQuery) -> ServiceStatusDocument[AgentTotals, PartitionUploadRow]:
         """Return the document of the agent's start page, whose list holds the partitions that ``query`` selects among those that this
         broker leads.
         """
@@ -93,8 +95,8 @@ class AgentPages:
             (each.upload_state for each in led if each.condition is PartitionCondition.ATTENTION),
             key=lambda w: (-w.troubled_ms, w.partition),
         )
-        return status_document(
-            StatusDocument[AgentTotals, PartitionUploadRow],
+        return service_status_document(
+            ServiceStatusDocument[AgentTotals, PartitionUploadRow],
             "agent",
             status,
             led,
@@ -115,18 +117,18 @@ class AgentPages:
     def topics_document(self) -> None:
         """Return None: an agent has no page of topics."""
 
-    def partition_document(self, partition: TopicPartition) -> UploadDocument | None:
+    def partition_document(self, partition: TopicPartition) -> PartitionUploadDocument | None:
         """Return the document of one partition's page, or None if the partition is in no log directory of the broker."""
         status = self.status()
         upload_state = next((upload_state for upload_state in status.upload_states if upload_state.partition == partition), None)
         if upload_state is None:
             return None
         pending = [
-            PendingSegment(start_offset=f.base, end_offset=f.end - 1, bytes=f.size, sealed_ms=f.mtime_ms)
+            SegmentPendingUpload(start_offset=f.base, end_offset=f.end - 1, bytes=f.size, sealed_ms=f.mtime_ms)
             for f in upload_state.pending_segments
         ]
         begun = status.running.get(partition)
-        return UploadDocument(
+        return PartitionUploadDocument(
             version=__version__,
             now_ms=status.now_ms,
             row=_partition_upload_row(_broker_led_partition_entry(upload_state, status), status.now_ms),
@@ -188,13 +190,13 @@ def _agent_totals(status: AgentStatus, led: list[_BrokerLedPartitionEntry], fail
     )
 
 
-def _failing_upload_entry(upload_state: PartitionUploadState, config: str, runbook_url: str) -> NeedsAttention:
+def _failing_upload_entry(upload_state: PartitionUploadState, config: str, runbook_url: str) -> PartitionNeedingAttention:
     """Return the entry of a failing partition for the page's list of problems, with the first command to run.
 
     The entry has no command if the cause lies outside the partition, such as a store that cannot be reached.
     """
     trouble = upload_state.trouble
-    return NeedsAttention(
+    return PartitionNeedingAttention(
         partition=str(upload_state.partition),
         kind=trouble.value if trouble else "",
         reason=upload_state.reason,
@@ -207,9 +209,9 @@ def _failing_upload_entry(upload_state: PartitionUploadState, config: str, runbo
     )
 
 
-def _running_upload_entry(partition: TopicPartition, begun_ms: int, now_ms: int) -> RunningWork:
+def _running_upload_entry(partition: TopicPartition, begun_ms: int, now_ms: int) -> RunningJobProgress:
     """Return the entry of a running upload for the page's list of jobs, with the time since it began. Its progress is unknown."""
-    return RunningWork(
+    return RunningJobProgress(
         partition=str(partition),
         action="upload",
         phase="upload",
@@ -240,7 +242,7 @@ def _partition_upload_row(led: _BrokerLedPartitionEntry, now_ms: int) -> Partiti
         lag_since_ms=led.lag.since_ms or None,
         lag_staged_segments=led.lag.staged,
         lag_deadline_ms=led.lag.deadline_ms or None,
-        next=PlannedStep(
+        next=NextPartitionAction(
             action="upload", at_ms=max(now_ms, upload_state.retry_at_ms) if led.lag.segments or upload_state.trouble else None, why=why
         ),
     )

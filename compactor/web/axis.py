@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from checkpoint.lineage import EpochEntry
-from compactor.control.skipped_ranges import SKIPPED_RANGES_STAT, SkippedRange, parse_skipped_ranges
+from compactor.control.skipped_ranges import SKIPPED_RANGES_STAT, SkippedSegmentRange, parse_skipped_ranges
 from compactor.control.state import RunHistoryEntry
 from compactor.control.summary import SegmentSummary
 from compactor.daemon.partition_history import PartitionHistory
 from compactor.daemon.scheduling import PartitionStatus
-from compactor.web.documents import LeaderEpochSpan, OffsetAxis, OffsetBand, ReplacedSpan, SegmentSpan
+from compactor.web.documents import LeaderEpochSpan, OffsetAxis, OffsetStateBand, ReplacedSegmentsSpan, SegmentSpan
 
 MOST_SPANS = 240
 """Largest number of segments drawn one by one. More would be thinner than a pixel, so that similar neighbours are drawn as one."""
@@ -41,15 +41,18 @@ def offset_axis(status: PartitionStatus, segments: Sequence[SegmentSummary], his
         end_offset=end,
         first_dirty_offset=dirty,
         first_uncleanable_offset=uncleanable,
-        bands=tuple(OffsetBand(state=state, start_offset=low, end_offset=high) for state, low, high in cuts if low < high),
+        bands=tuple(OffsetStateBand(state=state, start_offset=low, end_offset=high) for state, low, high in cuts if low < high),
         segments=tuple(_segment_spans(segments, dirty, uncleanable, spared)),
-        replaced=tuple(ReplacedSpan(run=each.run_id, **each.model_dump(exclude={"run_id"})) for each in replaced),
+        replaced=tuple(ReplacedSegmentsSpan(run=each.run_id, **each.model_dump(exclude={"run_id"})) for each in replaced),
         leader_epochs=tuple(_leader_epoch_spans(history.lineage if history else (), start, end)),
     )
 
 
 def _segment_spans(
-    segments: Sequence[SegmentSummary], first_dirty_offset: int, first_uncleanable_offset: int, skipped_ranges: Sequence[SkippedRange]
+    segments: Sequence[SegmentSummary],
+    first_dirty_offset: int,
+    first_uncleanable_offset: int,
+    skipped_ranges: Sequence[SkippedSegmentRange],
 ) -> Iterable[SegmentSpan]:
     """Yield a span (drawn part of the axis) for each segment. If there are more than MOST_SPANS segments, draw neighbours with the same
     state and the same reason as one.
@@ -89,7 +92,7 @@ def _segment_spans(
     return found
 
 
-def offset_ranges_skipped_by_latest_round(runs: Sequence[RunHistoryEntry]) -> list[SkippedRange]:
+def offset_ranges_skipped_by_latest_round(runs: Sequence[RunHistoryEntry]) -> list[SkippedSegmentRange]:
     """Return the offset ranges that the latest published round skipped, with the reasons. Rounds that were undone do not count.
 
     :param runs: oldest first.
@@ -111,13 +114,13 @@ def _leader_epoch_spans(lineage: Sequence[EpochEntry], start: int, end: int) -> 
             yield LeaderEpochSpan(epoch=epoch, start_offset=max(low, start), end_offset=min(high, end))
 
 
-def position_percent(axis: OffsetAxis, offset: int) -> float:
+def offset_position_percent(axis: OffsetAxis, offset: int) -> float:
     """Return the position of an offset on the axis in percent of its width: 0 at the start offset, 100 at the end offset."""
     width = axis.end_offset - axis.start_offset
     return round(100 * (offset - axis.start_offset) / width, 4) if width > 0 else 0.0
 
 
-def axis_ticks(axis: OffsetAxis) -> list[int]:
+def offset_axis_ticks(axis: OffsetAxis) -> list[int]:
     """Return a few round offsets as labels below the drawn axis. None is within 4 percent of an end. An empty axis has none."""
     width = axis.end_offset - axis.start_offset
     if width <= 0:
@@ -128,4 +131,4 @@ def axis_ticks(axis: OffsetAxis) -> list[int]:
     while width / step < 2 and step > 1:
         step = max(1, step // 2)
     first = -(-axis.start_offset // step) * step
-    return [offset for offset in range(first, axis.end_offset + 1, step) if 4 <= position_percent(axis, offset) <= 96]
+    return [offset for offset in range(first, axis.end_offset + 1, step) if 4 <= offset_position_percent(axis, offset) <= 96]

@@ -19,9 +19,9 @@ from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition
 from compactor.service.service_status import ServiceStatus
 from compactor.views import time_formats
-from compactor.web.axis import axis_ticks, position_percent
+from compactor.web.axis import offset_axis_ticks, offset_position_percent
 from compactor.web.documents import STATE_WORDS, OffsetAxis
-from compactor.web.listing import ListQuery, parse_list_query
+from compactor.web.listing import PartitionListQuery, parse_partition_list_query
 
 # ---- pages: autoescaped templates; styles and script are our own, nothing is loaded from elsewhere -------------------------------
 
@@ -29,7 +29,7 @@ ASSETS = {"page.css": "text/css; charset=utf-8", "page.js": "text/javascript; ch
 
 
 @cache
-def read_asset(name: str) -> bytes:
+def read_static_file(name: str) -> bytes:
     """Return the content of a static file. Raises KeyError if the name is not in ASSETS."""
     if name not in ASSETS:
         raise KeyError(name)
@@ -62,9 +62,9 @@ def _template_environment() -> Environment:
         "count": lambda number: f"{number:,}",
         "share": _format_percentage,
         "path": lambda text: quote(str(text), safe=""),
-        "x": lambda offset, axis: position_percent(axis, offset),
+        "x": lambda offset, axis: offset_position_percent(axis, offset),
         "width": _axis_width_percent,
-        "ticks": axis_ticks,
+        "ticks": offset_axis_ticks,
         "usd": _format_usd,
         "spark": _line_chart_points,
     }
@@ -74,7 +74,7 @@ def _template_environment() -> Environment:
 
 def asset_url(name: str) -> str:
     """Return a static file's URL with a digest of its content, so that browsers may cache it forever."""
-    return f"static/{name}?v={hashlib.sha256(read_asset(name)).hexdigest()[:12]}"
+    return f"static/{name}?v={hashlib.sha256(read_static_file(name)).hexdigest()[:12]}"
 
 
 def _format_percentage(ratio: float) -> str:
@@ -99,7 +99,7 @@ def _line_chart_points(values: Sequence[int]) -> str:
 
 def _axis_width_percent(axis: OffsetAxis, low_offset: int, high_offset: int) -> float:
     """Return the distance between two offsets on the axis in percent of the axis's width."""
-    return round(position_percent(axis, high_offset) - position_percent(axis, low_offset), 4)
+    return round(offset_position_percent(axis, high_offset) - offset_position_percent(axis, low_offset), 4)
 
 
 # ---- answers ------------------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class ServicePages(Protocol):
         :param with_kafka_names: whether to repeat metrics under Kafka's names, where Kafka has names for them.
         """
 
-    def status_page_document(self, query: ListQuery) -> StrictFrozenModel:
+    def status_page_document(self, query: PartitionListQuery) -> StrictFrozenModel:
         """Return the document of the first page, with the list of partitions that ``query`` selects."""
 
     def topics_document(self) -> StrictFrozenModel | None:
@@ -175,7 +175,7 @@ class RequestRouter:
         """
         path, _, query = target.partition("?")
         if path == "/":
-            return HttpResponse(HTTPStatus.OK, HTML, self._render_status_page(parse_list_query(query)))
+            return HttpResponse(HTTPStatus.OK, HTML, self._render_status_page(parse_partition_list_query(query)))
         if path == "/metrics":
             own = "names=own" in query.split("&")
             return HttpResponse(HTTPStatus.OK, CONTENT_TYPE_LATEST, self._pages.metrics_text(with_kafka_names=not own))
@@ -184,7 +184,7 @@ class RequestRouter:
         if path == "/readyz":
             return self._readiness_response()
         if path == "/api/status":
-            return HttpResponse(HTTPStatus.OK, JSON, _to_json_bytes(self._pages.status_page_document(parse_list_query(query))))
+            return HttpResponse(HTTPStatus.OK, JSON, _to_json_bytes(self._pages.status_page_document(parse_partition_list_query(query))))
         if path.startswith("/api/partitions/"):
             found = self._find_partition_document(path.removeprefix("/api/partitions/"))
             return HttpResponse(HTTPStatus.OK, JSON, _to_json_bytes(found)) if found else _not_found_response()
@@ -197,10 +197,10 @@ class RequestRouter:
                 return HttpResponse(HTTPStatus.OK, JSON, _to_json_bytes(topics))
             return HttpResponse(HTTPStatus.OK, HTML, render_template("topics.html", document=topics, root=""))
         if path.startswith("/static/") and (name := path.removeprefix("/static/")) in ASSETS:
-            return HttpResponse(HTTPStatus.OK, ASSETS[name], read_asset(name), FOR_EVER if query else "no-cache")
+            return HttpResponse(HTTPStatus.OK, ASSETS[name], read_static_file(name), FOR_EVER if query else "no-cache")
         return text_response(HTTPStatus.NOT_FOUND, THERE_ARE)
 
-    def _render_status_page(self, query: ListQuery) -> bytes:
+    def _render_status_page(self, query: PartitionListQuery) -> bytes:
         """Return the service's first page as HTML, with the partitions that ``query`` selects."""
         return render_template(self._pages.template, document=self._pages.status_page_document(query), query=query, root="")
 

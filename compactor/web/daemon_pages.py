@@ -11,7 +11,7 @@ from compactor import __version__
 from compactor.config.settings import CleanerSettings
 from compactor.constants import NEVER_MS
 from compactor.control.state import CompactorEpochAndEnding, RunHistoryEntry
-from compactor.control.summary import LastRound
+from compactor.control.summary import LastRoundSummary
 from compactor.daemon.metrics import daemon_metrics
 from compactor.daemon.progress import RunningJob
 from compactor.daemon.scheduling import (
@@ -34,20 +34,20 @@ from compactor.web.documents import (
     STATE_WORDS,
     CompactorEpochSpan,
     DaemonTotals,
-    NeedsAttention,
-    OutputState,
+    NextPartitionAction,
     PartitionDocument,
+    PartitionNeedingAttention,
+    PartitionOutputState,
     PartitionRow,
-    PlannedStep,
     RecentRound,
     RoundEntry,
     RoundOutcome,
-    RunningWork,
-    StatusDocument,
+    RunningJobProgress,
+    ServiceStatusDocument,
     TopicsDocument,
 )
-from compactor.web.listing import ListColumn, ListQuery
-from compactor.web.status_page import MOST_SHOWN, ORDER, format_command, runbook_link, status_document
+from compactor.web.listing import PartitionListColumn, PartitionListQuery
+from compactor.web.status_page import MOST_SHOWN, ORDER, format_command, runbook_link, service_status_document
 from compactor.web.topic_pages import hourly_storage_bytes, queue_empty_ms, topics_document
 
 DAY_MS = 86_400_000
@@ -55,7 +55,7 @@ MOST_RECENT_ROUNDS = 8
 
 
 @dataclass(frozen=True)
-class _ListedPartition:
+class _DaemonPartitionEntry:
     """Entry of the list of the tier's partitions, with the values by which the list is sorted and filtered."""
 
     schedule: PartitionSchedule
@@ -88,13 +88,13 @@ RUNBOOK_SECTIONS = {
 """Section of the runbook for each kind of failure."""
 
 
-PARTITION_COLUMNS: dict[str, ListColumn[_ListedPartition]] = {
-    "state": ListColumn(lambda seen: (ORDER[seen.condition], seen.schedule.partition)),
-    "name": ListColumn(lambda seen: (seen.schedule.partition,)),
-    "dirty": ListColumn(lambda seen: (seen.dirty_ratio, seen.schedule.partition), descending=True),
-    "size": ListColumn(lambda seen: (seen.live_bytes, seen.schedule.partition), descending=True),
-    "round": ListColumn(lambda seen: (seen.last_round_ended_ms, seen.schedule.partition), descending=True),
-    "next": ListColumn(lambda seen: (planned_action(seen.schedule, seen.now_ms).at_ms, seen.schedule.partition)),
+PARTITION_COLUMNS: dict[str, PartitionListColumn[_DaemonPartitionEntry]] = {
+    "state": PartitionListColumn(lambda seen: (ORDER[seen.condition], seen.schedule.partition)),
+    "name": PartitionListColumn(lambda seen: (seen.schedule.partition,)),
+    "dirty": PartitionListColumn(lambda seen: (seen.dirty_ratio, seen.schedule.partition), descending=True),
+    "size": PartitionListColumn(lambda seen: (seen.live_bytes, seen.schedule.partition), descending=True),
+    "round": PartitionListColumn(lambda seen: (seen.last_round_ended_ms, seen.schedule.partition), descending=True),
+    "next": PartitionListColumn(lambda seen: (planned_action(seen.schedule, seen.now_ms).at_ms, seen.schedule.partition)),
 }
 
 
@@ -131,12 +131,12 @@ class DaemonPages:
         """
         return render_metrics(daemon_metrics(self.status(), include_kafka_names=with_kafka_names))
 
-    def status_page_document(self, query: ListQuery) -> StatusDocument[DaemonTotals, PartitionRow]:
+    def status_page_document(self, query: PartitionListQuery) -> ServiceStatusDocument[DaemonTotals, PartitionRow]:
         """Return the document of the daemon's start page, whose list holds the partitions that ``query`` selects."""
         status = self.status()
         working = {work.job.partition for work in status.running_jobs}
         seen = [
-            _ListedPartition(w, str(w.partition), partition_condition(w, is_job_running=w.partition in working), status.now_ms)
+            _DaemonPartitionEntry(w, str(w.partition), partition_condition(w, is_job_running=w.partition in working), status.now_ms)
             for w in status.schedules
         ]
         failing_partitions = sorted(
@@ -144,8 +144,8 @@ class DaemonPages:
             key=lambda w: (-failing_since_ms(w), w.partition),
         )
         totals = _daemon_totals(status, len(failing_partitions))
-        return status_document(
-            StatusDocument[DaemonTotals, PartitionRow],
+        return service_status_document(
+            ServiceStatusDocument[DaemonTotals, PartitionRow],
             "daemon",
             status,
             seen,
@@ -193,14 +193,14 @@ class DaemonPages:
         )
 
 
-def _partition_output_state(output: OutputSchedule, status: PartitionStatus) -> OutputState:
+def _partition_output_state(output: OutputSchedule, status: PartitionStatus) -> PartitionOutputState:
     """Return the state of a partition's output, such as an Iceberg table.
 
     It contains the offset up to which the output is current, how many cleaned offsets it lacks, and the reason why it is not further.
     """
     content = output.content
     lag = status.first_dirty_offset - content.end_offset if content else None
-    return OutputState(
+    return PartitionOutputState(
         end_offset=content.end_offset if content else None,
         lag_offsets=lag,
         lag_since_ms=status.last_round.ended_ms if lag and status.last_round else None,
@@ -245,13 +245,13 @@ def _latest_round_of_each_partition(statuses: Sequence[PartitionStatus]) -> tupl
     return tuple(RecentRound(partition=name, round=_round_outcome(last)) for _, name, last in newest)
 
 
-def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: str, runbook_url: str) -> NeedsAttention:
+def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: str, runbook_url: str) -> PartitionNeedingAttention:
     """Return the entry of a failing partition for the page's list of problems, with the first commands to run."""
     seen, step = schedule.status, planned_action(schedule, now_ms)
     kind = "unreadable" if schedule.unreadable else "failing" if schedule.problem else "quarantined"
     failures = {"unreadable": schedule.poll_failures, "failing": schedule.failures}.get(kind, seen.quarantine_failures if seen else 0)
     verbs = ("verify", "explain") if kind == "unreadable" else ("explain", "run")
-    return NeedsAttention(
+    return PartitionNeedingAttention(
         partition=str(schedule.partition),
         kind=kind,
         reason=round_failure_reason(schedule),
@@ -264,9 +264,9 @@ def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: s
     )
 
 
-def _running_job_entry(job: RunningJob, now_ms: int) -> RunningWork:
+def _running_job_entry(job: RunningJob, now_ms: int) -> RunningJobProgress:
     """Return the entry of a running job for the page's list of jobs, with its progress and expected end."""
-    return RunningWork(
+    return RunningJobProgress(
         partition=str(job.job.partition),
         action=job.job.action.value,
         phase=job.phase,
@@ -314,11 +314,11 @@ def _partition_row(schedule: PartitionSchedule, condition: PartitionCondition, n
         waiting_bytes=seen.waiting_bytes if seen else None,
         leader=seen.leader if seen else "",
         last_round=_round_outcome(seen.last_round) if seen is not None and seen.last_round is not None else None,
-        next=PlannedStep(action=step.action.value, at_ms=step.at_ms if step.at_ms < NEVER_MS else None, why=step.why),
+        next=NextPartitionAction(action=step.action.value, at_ms=step.at_ms if step.at_ms < NEVER_MS else None, why=step.why),
     )
 
 
-def _round_outcome(last: LastRound) -> RoundOutcome:
+def _round_outcome(last: LastRoundSummary) -> RoundOutcome:
     """Return the sizes and the status of a partition's latest round, as the list shows them."""
     return RoundOutcome(
         run=last.run_id,
@@ -357,8 +357,8 @@ def _round_entry(run: RunHistoryEntry, prices: PriceTable) -> RoundEntry:
         cost_bytes_read=read_statistic("bytes_read"),
         cost_bytes_written=read_statistic("bytes_written"),
         cost_ms=max(0, run.ended_ms - run.started_ms) if run.ended_ms >= 0 else None,
-        cost_usd=prices.compaction_round_usd(run.sources, run.outputs) if billed else None,
-        saved_usd_month=prices.storage_usd_per_month((before or 0) - (after or 0)) if billed else None,
+        cost_usd=prices.price_of_round_requests_usd(run.sources, run.outputs) if billed else None,
+        saved_usd_month=prices.price_of_storage_usd_per_month((before or 0) - (after or 0)) if billed else None,
         reason=run.reason,
         segment=run.segment,
     )

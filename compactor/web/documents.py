@@ -35,7 +35,7 @@ STATE_WORDS = {
 """Conditions as people read them."""
 
 
-class NeedsAttention(StrictFrozenModel):
+class PartitionNeedingAttention(StrictFrozenModel):
     """A partition that fails and may need help.
 
     ``since_ms``: time of the first failure, in milliseconds.
@@ -54,7 +54,7 @@ class NeedsAttention(StrictFrozenModel):
     runbook: str
 
 
-class RunningWork(StrictFrozenModel):
+class RunningJobProgress(StrictFrozenModel):
     """A running job with its progress.
 
     ``done``, ``total``: completed and expected amount of work, in ``unit``.
@@ -74,7 +74,7 @@ class RunningWork(StrictFrozenModel):
     expected_end_ms: int | None
 
 
-class PlannedStep(StrictFrozenModel):
+class NextPartitionAction(StrictFrozenModel):
     """The next action on a partition.
 
     ``action``: round, retire, output, poll or upload.
@@ -100,7 +100,7 @@ class RoundOutcome(StrictFrozenModel):
     bytes_after: int | None
 
 
-class ListRow(StrictFrozenModel):
+class PartitionListRow(StrictFrozenModel):
     """A partition's row on the page that lists partitions.
 
     ``reason``: message of its failure, or why it has this condition.
@@ -109,10 +109,10 @@ class ListRow(StrictFrozenModel):
     partition: str
     condition: str
     reason: str
-    next: PlannedStep
+    next: NextPartitionAction
 
 
-class PartitionRow(ListRow):
+class PartitionRow(PartitionListRow):
     """A partition in the daemon's list.
 
     ``condition``: attention (it fails), working (a job runs), due (for a round), waiting (replaced segments are in grace), paused, unseen
@@ -136,7 +136,7 @@ class PartitionRow(ListRow):
     last_round: RoundOutcome | None
 
 
-class PartitionUploadRow(ListRow):
+class PartitionUploadRow(PartitionListRow):
     """A partition in the agent's list.
 
     ``condition``: attention (it fails), working (an upload runs), due (segments wait for upload), unseen (state unknown) or quiet (up to
@@ -158,7 +158,7 @@ class PartitionUploadRow(ListRow):
 RowT = TypeVar("RowT", PartitionRow, PartitionUploadRow)
 
 
-class PartitionList(StrictFrozenModel, Generic[RowT]):
+class PartitionListPage(StrictFrozenModel, Generic[RowT]):
     """One page of the list of partitions.
 
     ``matching``: number of partitions that match the search and the condition, on all pages.
@@ -177,7 +177,7 @@ class PartitionList(StrictFrozenModel, Generic[RowT]):
     rows: tuple[RowT, ...]
 
 
-class ScanInfo(StrictFrozenModel):
+class WorkScanTimes(StrictFrozenModel):
     """Number and times of the service's scans, in which it looks for work.
 
     ``last_ms``: time of the latest scan.
@@ -189,7 +189,7 @@ class ScanInfo(StrictFrozenModel):
     interval_ms: int
 
 
-class HourTotals(StrictFrozenModel):
+class HourlyStorageBytes(StrictFrozenModel):
     """Bytes of the tier in one hour of the last seven days.
 
     ``stored_bytes``: stored bytes, including segments that wait for deletion.
@@ -247,7 +247,7 @@ class DaemonTotals(ServiceTotals):
     queue_empty_ms: int | None
     disk_used_bytes: int
     disk_budget_bytes: int
-    week: tuple[HourTotals, ...]
+    week: tuple[HourlyStorageBytes, ...]
     recent_rounds: tuple[RecentRound, ...]
 
 
@@ -269,7 +269,7 @@ class AgentTotals(ServiceTotals):
 TotalsT = TypeVar("TotalsT", DaemonTotals, AgentTotals)
 
 
-class StatusDocument(StrictFrozenModel, Generic[TotalsT, RowT]):
+class ServiceStatusDocument(StrictFrozenModel, Generic[TotalsT, RowT]):
     """Document of the start page and of ``/api/status``.
 
     ``needs_attention``: the first few failing partitions; ``totals.attention_partitions`` counts all of them.
@@ -286,15 +286,15 @@ class StatusDocument(StrictFrozenModel, Generic[TotalsT, RowT]):
     started_ms: int | None
     ready: bool
     verdict: ServiceVerdict
-    looks: ScanInfo
+    looks: WorkScanTimes
     totals: TotalsT
-    needs_attention: tuple[NeedsAttention, ...]
-    at_work: tuple[RunningWork, ...]
+    needs_attention: tuple[PartitionNeedingAttention, ...]
+    at_work: tuple[RunningJobProgress, ...]
     conditions: dict[str, int]
-    partitions: PartitionList[RowT]
+    partitions: PartitionListPage[RowT]
 
 
-class EffectiveTopicSettings(StrictFrozenModel):
+class EffectiveCleanerSettings(StrictFrozenModel):
     """Settings of the cleaner that apply to a topic."""
 
     cleanup_policy: str
@@ -306,7 +306,7 @@ class EffectiveTopicSettings(StrictFrozenModel):
     retention_bytes: int
 
 
-class TopicRow(StrictFrozenModel):
+class TopicTotalsRow(StrictFrozenModel):
     """Totals of one topic.
 
     ``saved_bytes``: bytes saved by the latest round of each partition.
@@ -322,8 +322,8 @@ class TopicRow(StrictFrozenModel):
     dirty_bytes: int
     waiting_bytes: int
     saved_bytes: int
-    policy: EffectiveTopicSettings
-    week: tuple[HourTotals, ...]
+    policy: EffectiveCleanerSettings
+    week: tuple[HourlyStorageBytes, ...]
 
 
 class TopicsDocument(StrictFrozenModel):
@@ -333,7 +333,7 @@ class TopicsDocument(StrictFrozenModel):
     version: str
     tier: str
     now_ms: int
-    topics: tuple[TopicRow, ...]
+    topics: tuple[TopicTotalsRow, ...]
 
 
 class OffsetRange(StrictFrozenModel):
@@ -360,7 +360,7 @@ class SegmentSpan(OffsetRange):
     why: str
 
 
-class ReplacedSpan(OffsetRange):
+class ReplacedSegmentsSpan(OffsetRange):
     """Segments on the offset axis that readers no longer use and that wait for deletion.
 
     ``end_offset``: inclusive.
@@ -374,7 +374,7 @@ class ReplacedSpan(OffsetRange):
     undone: bool
 
 
-class OffsetBand(OffsetRange):
+class OffsetStateBand(OffsetRange):
     """A range of the offset axis in one state.
 
     ``state``: cleaned, dirty or uncleanable.
@@ -395,9 +395,9 @@ class OffsetAxis(OffsetRange):
 
     first_dirty_offset: int
     first_uncleanable_offset: int
-    bands: tuple[OffsetBand, ...]
+    bands: tuple[OffsetStateBand, ...]
     segments: tuple[SegmentSpan, ...]
-    replaced: tuple[ReplacedSpan, ...]
+    replaced: tuple[ReplacedSegmentsSpan, ...]
     leader_epochs: tuple[LeaderEpochSpan, ...]
 
 
@@ -446,7 +446,7 @@ class CompactorEpochSpan(StrictFrozenModel):
     ended_ms: int | None
 
 
-class PageDocument(StrictFrozenModel):
+class PartitionPageDocument(StrictFrozenModel):
     """Fields of a partition's page that daemon and agent have in common.
 
     ``commands``: command lines about the partition, for people to copy.
@@ -455,12 +455,12 @@ class PageDocument(StrictFrozenModel):
     schema_version: int = DOCUMENT_SCHEMA_VERSION
     version: str
     now_ms: int
-    attention: NeedsAttention | None
-    at_work: RunningWork | None
+    attention: PartitionNeedingAttention | None
+    at_work: RunningJobProgress | None
     commands: tuple[str, ...]
 
 
-class OutputState(StrictFrozenModel):
+class PartitionOutputState(StrictFrozenModel):
     """State of a partition's output, such as its Iceberg table.
 
     ``end_offset``: end of the offsets that the output contains, exclusive; null if unknown.
@@ -479,7 +479,7 @@ class OutputState(StrictFrozenModel):
     problem: str
 
 
-class PartitionDocument(PageDocument):
+class PartitionDocument(PartitionPageDocument):
     """Document of a partition's page and of ``/api/partitions/T-P``. Rounds and epochs come newest first.
 
     ``prices``: the price table that was used; empty if the store costs nothing.
@@ -487,7 +487,7 @@ class PartitionDocument(PageDocument):
     """
 
     row: PartitionRow
-    output: OutputState | None
+    output: PartitionOutputState | None
     axis: OffsetAxis | None
     leader_epoch: int | None
     fenced_appends: int | None
@@ -496,7 +496,7 @@ class PartitionDocument(PageDocument):
     compactor_epochs: tuple[CompactorEpochSpan, ...]
 
 
-class PendingSegment(OffsetRange):
+class SegmentPendingUpload(OffsetRange):
     """A sealed segment that is not in the tier yet.
 
     ``end_offset``: inclusive.
@@ -507,7 +507,7 @@ class PendingSegment(OffsetRange):
     sealed_ms: int
 
 
-class UploadDocument(PageDocument):
+class PartitionUploadDocument(PartitionPageDocument):
     """Document of a partition's page and of ``/api/partitions/T-P`` of an agent.
 
     ``directory``: the broker's directory of the partition.
@@ -522,5 +522,5 @@ class UploadDocument(PageDocument):
     directory: str
     first_offset: int | None
     active_offset: int | None
-    pending: tuple[PendingSegment, ...]
+    pending: tuple[SegmentPendingUpload, ...]
     checked_ms: int | None

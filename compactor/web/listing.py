@@ -9,13 +9,13 @@ from typing import Generic, Protocol, TypeVar
 from urllib.parse import parse_qs, urlencode
 
 from compactor.daemon.scheduling import PartitionCondition
-from compactor.web.documents import PartitionList, RowT
+from compactor.web.documents import PartitionListPage, RowT
 
 PER_PAGE = 50
 MOST_PER_PAGE = 1_000
 
 
-class ListedItem(Protocol):
+class ListedPartitionEntry(Protocol):
     """Partition with the values by which the list of partitions is sorted and filtered."""
 
     @property
@@ -24,12 +24,12 @@ class ListedItem(Protocol):
     def condition(self) -> PartitionCondition: ...
 
 
-ItemT = TypeVar("ItemT", bound=ListedItem)
+ItemT = TypeVar("ItemT", bound=ListedPartitionEntry)
 SortKey = Callable[[ItemT], tuple[object, ...]]
 
 
 @dataclass(frozen=True)
-class ListQuery:
+class PartitionListQuery:
     """Search, filter, order and page of a list, from a query string such as ``?q=orders&state=due&sort=dirty&dir=desc&page=2&per_page=50``.
 
     Values that are not valid are ignored. An empty ``search``, ``condition`` or ``sort``, or None for ``descending``, stands for the
@@ -60,10 +60,10 @@ class ListQuery:
         return "?" + urlencode([(name, value) for name, value in pairs if value != ""])
 
 
-def parse_list_query(query: str) -> ListQuery:
+def parse_partition_list_query(query: str) -> PartitionListQuery:
     """Parse the query string of a URL into a list query. Unknown parameters and invalid values are ignored."""
     values = {name: found[-1] for name, found in parse_qs(query, max_num_fields=50).items()}
-    return ListQuery(
+    return PartitionListQuery(
         search=values.get("q", "").strip()[:300],
         condition=values.get("state", ""),
         sort=values.get("sort", ""),
@@ -79,7 +79,7 @@ def _parse_positive_number(text: str, default: int) -> int:
 
 
 @dataclass(frozen=True)
-class ListColumn(Generic[ItemT]):
+class PartitionListColumn(Generic[ItemT]):
     """A column by which the list can be sorted.
 
     key: returns the sort key of an item.
@@ -91,8 +91,8 @@ class ListColumn(Generic[ItemT]):
 
 
 def list_partitions_page(
-    items: Sequence[ItemT], query: ListQuery, columns: Mapping[str, ListColumn[ItemT]], make_row: Callable[[ItemT], RowT]
-) -> PartitionList[RowT]:
+    items: Sequence[ItemT], query: PartitionListQuery, columns: Mapping[str, PartitionListColumn[ItemT]], make_row: Callable[[ItemT], RowT]
+) -> PartitionListPage[RowT]:
     """Return the page of the list that the query asks for, or the last page if the list has fewer pages.
 
     :param items: all partitions, from which the query selects.
@@ -109,7 +109,7 @@ def list_partitions_page(
     found.sort(key=columns[sort].key, reverse=descending)
     pages = max(1, -(-len(found) // query.per_page))
     page = min(query.page, pages)
-    return PartitionList[RowT](
+    return PartitionListPage[RowT](
         search=query.search,
         condition=condition,
         sort=sort,

@@ -12,8 +12,17 @@ from compactor.daemon.scheduling import PartitionCondition
 from compactor.model.ids import TopicPartition
 from compactor.service.service_status import ServiceStatus
 from compactor.views.time_formats import count_noun
-from compactor.web.documents import Level, NeedsAttention, RowT, RunningWork, ScanInfo, ServiceVerdict, StatusDocument, TotalsT
-from compactor.web.listing import ItemT, ListColumn, ListQuery, list_partitions_page
+from compactor.web.documents import (
+    Level,
+    PartitionNeedingAttention,
+    RowT,
+    RunningJobProgress,
+    ServiceStatusDocument,
+    ServiceVerdict,
+    TotalsT,
+    WorkScanTimes,
+)
+from compactor.web.listing import ItemT, PartitionListColumn, PartitionListQuery, list_partitions_page
 
 RUNBOOK_FILE = "docs/operating.md"
 """The runbook in the documentation, where ``runbook_url`` is not set."""
@@ -28,20 +37,20 @@ def runbook_link(runbook_url: str, section: str) -> str:
     return f"{runbook_url or RUNBOOK_FILE}#{section}"
 
 
-def status_document(
-    document_class: type[StatusDocument[TotalsT, RowT]],
+def service_status_document(
+    document_class: type[ServiceStatusDocument[TotalsT, RowT]],
     kind: Literal["daemon", "agent"],
     status: ServiceStatus,
     partitions: Sequence[ItemT],
-    columns: Mapping[str, ListColumn[ItemT]],
-    query: ListQuery,
+    columns: Mapping[str, PartitionListColumn[ItemT]],
+    query: PartitionListQuery,
     make_row: Callable[[ItemT], RowT],
     *,
     totals: TotalsT,
-    needs_attention: Sequence[NeedsAttention],
-    running_jobs: Sequence[RunningWork],
+    needs_attention: Sequence[PartitionNeedingAttention],
+    running_jobs: Sequence[RunningJobProgress],
     due_partitions: int,
-) -> StatusDocument[TotalsT, RowT]:
+) -> ServiceStatusDocument[TotalsT, RowT]:
     """Return the document of a service's first page.
 
     :param document_class: class of the document.
@@ -60,7 +69,7 @@ def status_document(
         now_ms=status.now_ms,
         started_ms=status.started_ms,
         ready=status.ready,
-        verdict=make_verdict(
+        verdict=service_verdict(
             ready=status.ready,
             stopping=status.stopping,
             problem=status.problem,
@@ -69,7 +78,7 @@ def status_document(
             running_jobs=len(running_jobs),
             due_partitions=due_partitions,
         ),
-        looks=ScanInfo(count=status.scans, last_ms=status.scan_ms or None, interval_ms=status.interval_ms),
+        looks=WorkScanTimes(count=status.scans, last_ms=status.scan_ms or None, interval_ms=status.interval_ms),
         totals=totals,
         needs_attention=tuple(needs_attention),
         at_work=tuple(running_jobs),
@@ -87,7 +96,7 @@ def format_command(verb: str, partition: TopicPartition, config: str) -> str:
     return f"tiered-compactor {verb} {partition}" + (f" --config {shlex.quote(config)}" if config else "")
 
 
-def make_verdict(
+def service_verdict(
     *, ready: bool, stopping: bool, problem: str, has_scanned: bool, failing_partitions: int, running_jobs: int, due_partitions: int
 ) -> ServiceVerdict:
     """Return the service's condition at a glance.

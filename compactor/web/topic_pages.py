@@ -11,7 +11,7 @@ from compactor.daemon.scheduling import DaemonAction, PartitionSchedule, round_f
 from compactor.daemon.status import DaemonStatus
 from compactor.daemon.trend import HourlyStorageFigures
 from compactor.model.status import RoundStatus
-from compactor.web.documents import EffectiveTopicSettings, HourTotals, TopicRow, TopicsDocument
+from compactor.web.documents import EffectiveCleanerSettings, HourlyStorageBytes, TopicsDocument, TopicTotalsRow
 
 UnixTimeMs = int
 
@@ -29,12 +29,12 @@ def topics_document(status: DaemonStatus, cleaner_settings_for_topic: Callable[[
     return TopicsDocument(version=__version__, tier=status.tier, now_ms=status.now_ms, topics=tuple(rows))
 
 
-def _topic_row(topic: str, schedules: Iterable[PartitionSchedule], status: DaemonStatus, cleaner: CleanerSettings) -> TopicRow:
+def _topic_row(topic: str, schedules: Iterable[PartitionSchedule], status: DaemonStatus, cleaner: CleanerSettings) -> TopicTotalsRow:
     """Return the row of one topic, with the totals of its partitions."""
     found = list(schedules)
     statuses = [schedule.status for schedule in found if schedule.status is not None]
     rounds = [each.last_round for each in statuses if each.last_round is not None and each.last_round.bytes_after >= 0]
-    return TopicRow(
+    return TopicTotalsRow(
         topic=topic,
         partitions=len(found),
         attention_partitions=sum(bool(round_failure_reason(schedule)) for schedule in found),
@@ -44,15 +44,16 @@ def _topic_row(topic: str, schedules: Iterable[PartitionSchedule], status: Daemo
         dirty_bytes=sum(each.dirty_bytes for each in statuses),
         waiting_bytes=sum(each.waiting_bytes for each in statuses),
         saved_bytes=sum(max(0, each.bytes_before - each.bytes_after) for each in rounds),
-        policy=EffectiveTopicSettings(**{name: getattr(cleaner, name) for name in EffectiveTopicSettings.model_fields}),
+        policy=EffectiveCleanerSettings(**{name: getattr(cleaner, name) for name in EffectiveCleanerSettings.model_fields}),
         week=hourly_storage_bytes(status.trend.topics.get(topic, ())),
     )
 
 
-def hourly_storage_bytes(hours: Iterable[HourlyStorageFigures]) -> tuple[HourTotals, ...]:
+def hourly_storage_bytes(hours: Iterable[HourlyStorageFigures]) -> tuple[HourlyStorageBytes, ...]:
     """Return the storage figures of each hour in the form that the pages' documents use."""
     return tuple(
-        HourTotals(hour_ms=each.hour_ms, stored_bytes=each.stored, dirty_bytes=each.dirty, reclaimed_bytes=each.reclaimed) for each in hours
+        HourlyStorageBytes(hour_ms=each.hour_ms, stored_bytes=each.stored, dirty_bytes=each.dirty, reclaimed_bytes=each.reclaimed)
+        for each in hours
     )
 
 

@@ -118,14 +118,14 @@ def cli(tmp_path: Path) -> Callable[..., BrokerTierCli]:
 
 KILLED = """
 import os
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
-plain, left = ConfluentMetadataTopic.append, [{after}]
+from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
+plain, left = ConfluentKafkaMetadataTopicClient.append, [{after}]
 def append(topic, partition, value):
     if not left[0]:
         os.kill(os.getpid(), 9)
     left[0] -= 1
     return plain(topic, partition, value)
-ConfluentMetadataTopic.append = append
+ConfluentKafkaMetadataTopicClient.append = append
 """
 
 KILLED_ONCE_BEGUN = """

@@ -27,16 +27,16 @@ pytestmark = [pytest.mark.slow_broker, pytest.mark.timeout(300)]
 STOPPED_BEFORE = """
 import os, signal, threading
 from compactor.brokers.metadata_topic.codec import decode_record
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
 from compactor.brokers.conditions import BrokerPublicationCheck
 BrokerPublicationCheck.__init__.__kwdefaults__["max_age_s"] = 0.0
-plain, left = ConfluentMetadataTopic.append, [1]
+plain, left = ConfluentKafkaMetadataTopicClient.append, [1]
 def append(topic, partition, value):
     if left and decode_record(value).state.name == "{state}":
         left.clear()
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     return plain(topic, partition, value)
-ConfluentMetadataTopic.append = append
+ConfluentKafkaMetadataTopicClient.append = append
 """
 """A process that is past all of its checks, and sleeps: SIGCONT, and its record is late."""
 

@@ -134,15 +134,15 @@ def test_recompact_over_a_running_brokers_tier(broker: KafkaCluster, broker_admi
 
 BROKER_DIES = """
 import os, signal
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
 from compactor.daemon import scheduling
-plain, left, backoff = ConfluentMetadataTopic.append, [2], scheduling.backoff_ms
+plain, left, backoff = ConfluentKafkaMetadataTopicClient.append, [2], scheduling.backoff_ms
 def append(topic, partition, value):
     left[0] -= 1
     if left[0] == 0:
         os.kill({pid}, signal.SIGKILL)
     return plain(topic, partition, value)
-ConfluentMetadataTopic.append = append
+ConfluentKafkaMetadataTopicClient.append = append
 scheduling.backoff_ms = lambda failures, first_ms=1000, most_ms=3000: backoff(failures, first_ms, most_ms)
 """
 

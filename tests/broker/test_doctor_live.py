@@ -17,7 +17,7 @@ from compactor.brokers.metadata_topic.codec import (
     TopicIdPartition,
     encode_record,
 )
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
 from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.follow import metadata_partition
 from compactor.constants import Offset
@@ -46,7 +46,7 @@ def newest_segment(cluster: KafkaCluster) -> RemoteLogSegmentMetadataRecord:
 
 def append_metadata(cluster: KafkaCluster, partition: TopicIdPartition, value: bytes) -> None:
     """Append a record to the partition of the metadata topic that has a partition's segments."""
-    topic = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap))
+    topic = ConfluentKafkaMetadataTopicClient(KafkaConnection(cluster.bootstrap))
     try:
         topic.append(metadata_partition(partition.topic_id, 0, topic.identity().partitions), value)
     finally:
@@ -69,7 +69,7 @@ def write_begun_copy(cluster: KafkaCluster, letter: bytes, start: int, end: int)
 
 def forget_segments(cluster: KafkaCluster, admin: ClusterAdmin, topic: str) -> None:
     """Delete all records about a topic's segments from the metadata topic, as its retention may do. Running brokers still know them."""
-    metadata_topic = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap))
+    metadata_topic = ConfluentKafkaMetadataTopicClient(KafkaConnection(cluster.bootstrap))
     number = metadata_partition(readable_segments(cluster, topic)[0].partition.topic_id, 0, metadata_topic.identity().partitions)
     metadata_topic.close()
     admin.delete_records(METADATA_TOPIC, number, admin.offsets(METADATA_TOPIC, number).latest)
@@ -153,7 +153,7 @@ def write_many_metadata_records(cluster: KafkaCluster, count: int) -> None:
     again = RemoteLogSegmentMetadataUpdateRecord(
         newest.partition, newest.segment_id, newest.broker_id, newest.event_timestamp_ms, SegmentState.COPY_SEGMENT_FINISHED
     )
-    topic = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap))
+    topic = ConfluentKafkaMetadataTopicClient(KafkaConnection(cluster.bootstrap))
     number = metadata_partition(newest.partition.topic_id, 0, topic.identity().partitions)
     topic.close()
     producer = Producer({**cluster.client_settings(), "linger.ms": 50, "compression.type": "lz4"}, logger=SILENT)

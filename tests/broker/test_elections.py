@@ -11,7 +11,7 @@ from kafka import KafkaAdminClient
 
 from compactor.brokers.metadata_topic.admin import KafkaAdmin
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
 from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
 from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
@@ -57,12 +57,12 @@ def segments(cluster: KafkaCluster, topic: str) -> list[tuple[int, int]]:
 
 def readable_segments(cluster: KafkaCluster, topic: str) -> list[RemoteLogSegmentMetadataRecord]:
     """Return what the metadata topic says of the readable segments of a topic with one partition."""
-    reading = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap))
+    reading = ConfluentKafkaMetadataTopicClient(KafkaConnection(cluster.bootstrap))
     try:
         followed = FoldingMetadataTopicReader(reading, FoldedMetadataStore(KeptNowhere()), clock_ms=lambda: 0)
         assert followed.fold_records_to_topic_end(60).unread == {}
         [where] = [one.partition for one in followed.tiered_partitions() if one.partition.topic == topic]
-        found = followed.partition_from_metadata_records(where.topic_id, where.partition)
+        found = followed.partition_metadata_from_records(where.topic_id, where.partition)
     finally:
         reading.close()
     assert found is not None
@@ -164,7 +164,7 @@ def test_while_brokers_are_killed_one_after_the_other_whoever_lives_is_asked_and
         tiers(admin, "rolled")
         ours = cli(cluster, "rolled", cleaner={"segment_bytes": 40_000})
         connection = KafkaConnection(cluster.bootstrap)
-        topic, facts = ConfluentMetadataTopic(connection), KafkaAdmin(connection)
+        topic, facts = ConfluentKafkaMetadataTopicClient(connection), KafkaAdmin(connection)
         before = (topic.identity(), facts.describe_cluster().cluster_id)
         numbers = set(range(before[0].partitions))
         for node in cluster.node_ids:

@@ -15,7 +15,7 @@ from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic import chain
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord, uuid_bytes
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
 from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
 from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
@@ -37,7 +37,7 @@ VERSIONS = ["4.4.0", pytest.param("3.9.2", marks=pytest.mark.slow_broker)]
 
 @contextmanager
 def followed(cluster: KafkaCluster, state: Path) -> Iterator[FoldingMetadataTopicReader]:
-    topic, store = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap)), RocksDatabase(state)
+    topic, store = ConfluentKafkaMetadataTopicClient(KafkaConnection(cluster.bootstrap)), RocksDatabase(state)
     try:
         yield FoldingMetadataTopicReader(topic, FoldedMetadataStore(store), clock_ms=lambda: 0)
     finally:
@@ -161,7 +161,7 @@ def test_the_fold_and_the_brokers_agree(new_cluster: Callable[..., KafkaCluster]
 
 
 def folded(ours: FoldingMetadataTopicReader, admin: ClusterAdmin, topic: str, partition: int) -> RemoteLogMetadataCache:
-    found = ours.partition_from_metadata_records(uuid_bytes(admin.topic_id(topic)), partition)
+    found = ours.partition_metadata_from_records(uuid_bytes(admin.topic_id(topic)), partition)
     assert found is not None
     assert (found.findings, list(lookup_holes(found.cache))) == ([], [])
     return found.cache
@@ -170,7 +170,7 @@ def folded(ours: FoldingMetadataTopicReader, admin: ClusterAdmin, topic: str, pa
 def settled(ours: FoldingMetadataTopicReader, admin: ClusterAdmin, topics: tuple[str, ...], gone_id: bytes) -> bool:
     """Nothing is in mid-deletion. For a deleted topic brokers write a segment's events only, none of the partition."""
     progress = ours.fold_records_to_topic_end(TIMEOUT_S)
-    gone = ours.partition_from_metadata_records(gone_id, 0)
+    gone = ours.partition_metadata_from_records(gone_id, 0)
     if progress.unread or gone is None or gone.cache.segments:
         return False
     partitions = [one.partition for one in ours.tiered_partitions() if one.partition.topic in topics]

@@ -10,7 +10,7 @@ import pytest
 from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic import chain
 from compactor.brokers.metadata_topic.admin import KafkaAdmin, metadata_topic_problem
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
 from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
 from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore, FoldedPartitionMetadata
@@ -31,13 +31,13 @@ Follower = Callable[[], FoldingMetadataTopicReader]
 @pytest.fixture
 def follower(broker: KafkaCluster, tmp_path: Path) -> Iterator[Follower]:
     """A new process's view, each time; what the one before it kept lies in the same folder."""
-    opened: list[tuple[ConfluentMetadataTopic, RocksDatabase]] = []
+    opened: list[tuple[ConfluentKafkaMetadataTopicClient, RocksDatabase]] = []
 
     def start() -> FoldingMetadataTopicReader:
         for topic, store in opened:
             topic.close()
             store.close()
-        opened.append((ConfluentMetadataTopic(KafkaConnection(broker.bootstrap)), RocksDatabase(tmp_path / "state")))
+        opened.append((ConfluentKafkaMetadataTopicClient(KafkaConnection(broker.bootstrap)), RocksDatabase(tmp_path / "state")))
         return FoldingMetadataTopicReader(opened[-1][0], FoldedMetadataStore(opened[-1][1]), clock_ms=lambda: 0)
 
     yield start
@@ -49,7 +49,7 @@ def follower(broker: KafkaCluster, tmp_path: Path) -> Iterator[Follower]:
 def folded(followed: FoldingMetadataTopicReader, admin: KafkaAdmin, topic: str, partition: int) -> FoldedPartitionMetadata:
     progress = followed.fold_records_to_topic_end(TIMEOUT_S)
     assert progress.unread == {}
-    found = followed.partition_from_metadata_records(admin.describe_topics([topic])[topic].topic_id, partition)
+    found = followed.partition_metadata_from_records(admin.describe_topics([topic])[topic].topic_id, partition)
     assert found is not None
     return found
 
@@ -115,7 +115,7 @@ def test_rights(new_cluster: Callable[..., KafkaCluster]) -> None:
     settings = cluster.client_settings("reader")
     servers = settings.pop("bootstrap.servers")
     connection = KafkaConnection(servers, settings, timeout_s=10)
-    topic, admin = ConfluentMetadataTopic(connection), KafkaAdmin(connection)
+    topic, admin = ConfluentKafkaMetadataTopicClient(connection), KafkaAdmin(connection)
     with pytest.raises(Refused, match="not authorized"):
         topic.identity()
     with pytest.raises(Refused, match="not authorized"):
@@ -142,9 +142,9 @@ def test_rights(new_cluster: Callable[..., KafkaCluster]) -> None:
 
     wrong = KafkaConnection(servers, settings | {"sasl.password": "wrong"}, timeout_s=10)
     with pytest.raises(Refused, match="refuses the login"):
-        ConfluentMetadataTopic(wrong).identity()
+        ConfluentKafkaMetadataTopicClient(wrong).identity()
     with pytest.raises(Refused, match="refuses the login"):
-        ConfluentMetadataTopic(wrong).append(0, b"x")
+        ConfluentKafkaMetadataTopicClient(wrong).append(0, b"x")
     with pytest.raises(Unavailable, match=r"no broker answers.*SSL"):
         KafkaAdmin(KafkaConnection(cluster.bootstrap, {"security.protocol": "SSL"}, timeout_s=3)).describe_cluster()
     with pytest.raises(Refused, match="does not exist"):
@@ -161,7 +161,7 @@ def test_the_cluster_and_its_metadata_topic(broker: KafkaCluster) -> None:
     assert admin.describe_metadata_topic() is not None
 
 
-def wait_allowed(topic: ConfluentMetadataTopic) -> None:
+def wait_allowed(topic: ConfluentKafkaMetadataTopicClient) -> None:
     """A controller's word takes a moment to reach the broker."""
     for _ in range(50):
         try:
@@ -182,7 +182,7 @@ def test_an_older_broker(new_cluster: Callable[..., KafkaCluster], tmp_path: Pat
         story = TopicStory(cluster, theirs, "older").create()
         story.plain(count=300)
         offsets = story.tiered()[0]
-        topic, store = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap)), RocksDatabase(tmp_path / "state")
+        topic, store = ConfluentKafkaMetadataTopicClient(KafkaConnection(cluster.bootstrap)), RocksDatabase(tmp_path / "state")
         found = folded(FoldingMetadataTopicReader(topic, FoldedMetadataStore(store), clock_ms=lambda: 0), admin, story.topic, 0)
         links = chain.segment_read_ranges(found.cache, lineage_in(theirs.tier_files(story.topic)))
         assert (links[0].first, links[-1].last, chain.offset_gaps(links)) == (0, offsets.latest_tiered, [])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
 from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.ports import MetadataTopic, PollResult, RawMetadataTopicRecord
 from compactor.errors import NotFound, Refused
@@ -32,7 +32,7 @@ def opened(request: pytest.FixtureRequest) -> Iterator[Opener]:
         create_topic(cluster.bootstrap, topic)
 
         def make() -> MetadataTopic:
-            return ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap), topic)
+            return ConfluentKafkaMetadataTopicClient(KafkaConnection(cluster.bootstrap), topic)
 
     def open_one() -> MetadataTopic:
         made.append(make())

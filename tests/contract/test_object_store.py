@@ -28,7 +28,7 @@ from compactor.storage.keys import RESERVED
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectRangeToCopy, ObjectStore, UnfinishedUpload
 from compactor.storage.s3 import S3Store
 from compactor.storage.s3_transfer import MultipartUpload
-from compactor.storage.schemes import DIRECTORY, UTF_8, StoreCapabilities, local_path, store_kind_of_scheme
+from compactor.storage.schemes import DIRECTORY, UTF_8, StoreCapabilities, directory_of_store_url, store_kind_of_scheme
 from compactor.storage.settings import RetrySettings, TransferSettings
 from tests.support.cloud_servers import AnyBucket, CloudBucket
 from tests.support.fault_proxy import Fault, FaultProxy
@@ -563,7 +563,7 @@ def test_an_upload_whose_connection_breaks_is_sent_again(proxied_bucket: tuple[F
 def begin(store: ObjectStore, key: str) -> None:
     """As a process leaves it that is killed before it has sent everything."""
     if store.url.startswith("file:"):
-        staged = local_path(store.url) / RESERVED / "tmp" / f"1-{key.replace('/', '-')}"
+        staged = directory_of_store_url(store.url) / RESERVED / "tmp" / f"1-{key.replace('/', '-')}"
         staged.parent.mkdir(parents=True, exist_ok=True)
         staged.write_bytes(b"half")
         return

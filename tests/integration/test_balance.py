@@ -10,7 +10,7 @@ import pytest
 
 from compactor.cleaner.passes import chunks
 from compactor.control.logs import PartitionLog
-from compactor.control.state import LogState, PartitionState
+from compactor.control.state import ControlLogState, PartitionState
 from compactor.model.segment import SegmentFile
 from compactor.records.encode import EncodedBatches, encode_cleaned_chunk
 from tests.builders import LZ4, LogBuilder
@@ -144,8 +144,8 @@ def test_verify_deep_finds_another_valid_segment(cli: TierCli, tmp_path: Path, m
     assert len(before) == len(swapped.read_bytes())
     whole = PartitionLog.refresh_and_check_gaps
 
-    def with_sizes_only(log: PartitionLog) -> LogState:
-        state: LogState = whole(log)
+    def with_sizes_only(log: PartitionLog) -> ControlLogState:
+        state: ControlLogState = whole(log)
         if not isinstance(state, PartitionState):
             return state  # the tier-wide log
         bare = [s.model_copy(update={"files": {kind: SegmentFile(size=f.size) for kind, f in s.files.items()}}) for s in state.live]

@@ -25,7 +25,7 @@ from compactor.upkeep.operator_changes import undo_run_by_publishing_copies
 from compactor.upkeep.retire import retire_partition
 from compactor.views.difference import PartitionHistoryInControlLog
 from compactor.views.explain import ExplanationFact, explain_partition
-from compactor.views.forecast import forecast_partition
+from compactor.views.forecast import forecast_next_round
 from tests.builders import read
 from tests.simulation.kafka_schedule import RARE_EXPIRY_MUTATIONS
 from tests.support.deployment import GrowingLog
@@ -202,7 +202,7 @@ def test_retire_accepts_that_brokers_have_deleted_replaced_segments_themselves(e
     made = [segment for segment in expiring.state().live if segment.id in expiring.state().published_by]
     expiring.brokers.expire(NAME, made[0].end_offset + 1)
     expiring.retire()
-    state, cache = expiring.state(), expiring.opened().broker_metadata.partition_from_metadata_records(NAME).cache
+    state, cache = expiring.state(), expiring.opened().broker_metadata.partition_metadata_from_records(NAME).cache
     assert (state.waiting, state.retiring) == ((), ())
     assert {one.id for one in cache.list_segments()} == {segment.id for segment in state.live} - {made[0].id}
     expiring.check_last_values(made[0].end_offset + 1)
@@ -215,7 +215,7 @@ def test_a_round_that_is_open_for_too_long_is_given_up(expiring: Expiring, monke
         report = expiring.round()
     assert report.status == "quarantined"
     assert "overdue: it was open for more than a day, with 1 of" in report.reason
-    cache = expiring.opened().broker_metadata.partition_from_metadata_records(NAME).cache
+    cache = expiring.opened().broker_metadata.partition_metadata_from_records(NAME).cache
     assert {one.state.name for one in cache.list_segments()} == {"COPY_SEGMENT_FINISHED"}
     assert expiring.round().status == "cleaned"
 
@@ -229,11 +229,11 @@ def test_a_round_without_retention_may_take_longer(expiring: Expiring, monkeypat
 def test_plan_and_explain_say_what_brokers_expire_soon_and_why_it_is_rewritten_one_to_one(expiring: Expiring) -> None:
     tier, live = expiring.opened(), expiring.readers_state().live
     now_ms = tier.ports.clock_ms()
-    told = forecast_partition(tier, NAME, now_ms)
+    told = forecast_next_round(tier, NAME, now_ms)
     assert "brokers expire segments by retention.ms of the topic (3650 d), the first at 203" in told.retention
     assert (told.one_to_one, told.segments_expired, told.next_expiry_ms) == (0, 0, live[0].max_timestamp_ms + TEN_YEARS_MS)
     soon_ms = live[2].max_timestamp_ms + TEN_YEARS_MS - 1_800_000
-    told = forecast_partition(tier, NAME, soon_ms)
+    told = forecast_next_round(tier, NAME, soon_ms)
     alone = [segment.why.endswith("; alone, because brokers expire it soon") for segment in told.segments]
     assert told.one_to_one == sum(alone) >= 3
     assert alone == sorted(alone, reverse=True)
@@ -262,7 +262,7 @@ def test_the_groups_of_a_plan_stay_as_they_are_when_the_time_of_expiry_comes_nea
     [plan] = expiring.plans
     assert any(len(task.sources) > 1 for task in plan.tasks)
     expiring.brokers.hurried_ms = 5_400_000
-    assert forecast_partition(expiring.opened(), NAME, expiring.brokers.clock_ms()).one_to_one > len(plan.tasks)
+    assert forecast_next_round(expiring.opened(), NAME, expiring.brokers.clock_ms()).one_to_one > len(plan.tasks)
     assert expiring.round().status == "resumed"
     assert [one.sources for one in expiring.published().replacements] == [task.sources for task in plan.tasks]
 

@@ -147,8 +147,8 @@ def test_a_target_that_refuses_is_tried_again_and_holds_no_round_up(house: House
 def test_a_generation_that_another_daemon_writes_is_left_to_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says that it is at work; once it was silent for long, somebody else takes it up."""
     tier, target = house.opened()
-    log = target.generation_log(ORDERS)
-    target.store.put(log.announcement_key(f"g{1:020d}"), b"another:1")
+    log = target.generation_step_log(ORDERS)
+    target.store.put(log.generation_announcement_key(f"g{1:020d}"), b"another:1")
     daemon = Daemon(tier, seed=1)
     idle(daemon)
     assert daemon.status().totals.jobs[("output", "leased")] == 1
@@ -176,7 +176,7 @@ def test_a_daemon_that_is_stopped_leaves_something_to_go_on_with(house: House, m
         daemon.start_due_jobs()
         daemon.process_ended_jobs(5)
     daemon.run()
-    assert target.generation_log(ORDERS).read_generations().current is None
+    assert target.generation_step_log(ORDERS).read_generations().current is None
     monkeypatch.undo()
     idle(Daemon(house.opened()[0], seed=1))
     house.check()

@@ -296,7 +296,7 @@ def test_no_later_hint_is_the_one_of_an_earlier_process_with_another_policy(worl
     kept = hint_of_orders(hearing, opened)
     again = world.brokers.opened()
     later = BrokerChangeFeed(again.broker_metadata)
-    here = opened.broker_metadata.partition_from_metadata_records(ORDERS).cache
+    here = opened.broker_metadata.partition_metadata_from_records(ORDERS).cache
     first = next(iter(here.segments.values()))
     world.brokers.write(RemoteLogSegmentMetadataUpdateRecord(here.partition, first.segment_id, 1, 5, SegmentState.COPY_SEGMENT_FINISHED))
     assert hint_of_orders(later, again) not in (kept, here.applied)

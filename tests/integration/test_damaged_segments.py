@@ -11,7 +11,7 @@ import pytest
 
 from compactor.consumer import ConsumerOptions, Place, open_consumer
 from compactor.errors import BadData, UsageError
-from compactor.spark.options import parse_options
+from compactor.spark.options import parse_read_options
 from tests.builders import LogBuilder
 from tests.plain_format import read_batches
 from tests.support.tier_cli import Answer, TierCli, visible
@@ -177,7 +177,7 @@ def test_the_last_values_are_never_read_around_damage(cli: TierCli) -> None:
     with pytest.raises(UsageError, match="exclude each other"):
         ConsumerOptions(view="latest", skip_damaged=True)
     with pytest.raises(UsageError, match="exclude each other"):
-        parse_options({"config": str(cli.config), "topic": "orders", "skipDamaged": "true", "view": "latest"})
+        parse_read_options({"config": str(cli.config), "topic": "orders", "skipDamaged": "true", "view": "latest"})
 
 
 @pytest.mark.parametrize("batch", [0, 4, 16])

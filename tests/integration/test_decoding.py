@@ -20,8 +20,8 @@ from pyspark.sql.types import StructField, StructType
 from compactor.config.settings import load_settings
 from compactor.decoding.fields import KeyAndValueDecoder
 from compactor.errors import BadData, UsageError
-from compactor.spark.datasource import SPARK_TYPES, KafkaTieredReader
-from compactor.spark.options import ALL_COLUMN_TYPES, parse_options
+from compactor.spark.datasource import SPARK_TYPES, KafkaTieredBatchReader
+from compactor.spark.options import ALL_COLUMN_TYPES, parse_read_options
 from tests.builders import LogBuilder
 from tests.support.kafka_jars import BrokerUnavailable
 from tests.support.schema_registry import TestRegistry, running_registry
@@ -139,9 +139,9 @@ def test_a_key_that_two_schemas_encode_must_name_one(registry: TestRegistry) -> 
 
 def test_the_data_source_has_text_columns(cli: TierCli) -> None:
     def read(**options: str) -> list[tuple[str | None, ...]]:
-        request = parse_options({"config": str(cli.config), "topic": "orders", "columns": "keyText,valueText", **options})
+        request = parse_read_options({"config": str(cli.config), "topic": "orders", "columns": "keyText,valueText", **options})
         schema = StructType([StructField(name, SPARK_TYPES[ALL_COLUMN_TYPES[name]]) for name in request.columns])
-        reader = KafkaTieredReader(request, schema)
+        reader = KafkaTieredBatchReader(request, schema)
         batches = [batch for split in reader.partitions() for batch in reader.read(split)]
         return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 

@@ -159,7 +159,7 @@ def test_retire_sweeps_what_a_crash_left_staged(hdfs_directory: CloudBucket, tmp
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(HdfsClient, "_rename", die)
+        patch.setattr(HdfsClient, "_rename_staged_file", die)
         patch.setattr(HdfsClient, "_delete_staged_file", lambda self, name: None)
         with pytest.raises(Killed):
             cli.store.create("orders-0/left", b"x")

@@ -125,7 +125,7 @@ def show_view_below(monkeypatch: pytest.MonkeyPatch, end_offset: int) -> None:
     def with_later_vector(state: PartitionState) -> PartitionState:
         return state.model_copy(update={"vector": tuple(v.__class__(v.leader_epoch, Offset(end_offset)) for v in state.vector)})
 
-    for name in ("partition_entry_of_view", "view_slices"):
+    for name in ("snapshot_entry_of_partition_view", "view_slices"):
         real = getattr(iceberg, name)
         monkeypatch.setattr(iceberg, name, lambda state, start, real=real: real(with_later_vector(state), start))
 
@@ -188,10 +188,10 @@ def test_a_round_changes_only_the_files_of_replaced_segments(house: House) -> No
     house.advance("d=2", "g=1")
     house.check()
     live = {segment.id for segment in house.opened().open_control_log_of_partition(ORDERS).refresh().live}
-    stayed = {path for path in first if (name := DataFileName.from_path(path)) and name.slice.segment_id in live}
+    stayed = {path for path in first if (name := DataFileName.from_data_file_path(path)) and name.slice.segment_id in live}
     assert stayed
     assert stayed == first & house.files()
-    names = [DataFileName.from_path(path) for path in house.files()]
+    names = [DataFileName.from_data_file_path(path) for path in house.files()]
     assert {name.slice.segment_id for name in names if name} <= live
 
 

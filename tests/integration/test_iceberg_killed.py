@@ -37,7 +37,7 @@ def kill_in(module, owner, name, after):
 
 MOMENTS = {
     "between publication and commit": "kill_in('compactor.outputs.iceberg_table', 'TopicTable', 'commit_snapshot', False)",
-    "when a data file is written": "kill_in('compactor.outputs.iceberg_table', 'TopicTable', 'write_file', True)",
+    "when a data file is written": "kill_in('compactor.outputs.iceberg_table', 'TopicTable', 'write_data_file', True)",
     "when manifests are written": "kill_in('pyiceberg.catalog.sql', 'SqlCatalog', 'commit_table', False)",
     "when metadata are written": "kill_in('pyiceberg.catalog', 'MetastoreCatalog', '_write_metadata', True)",
     "after the commit": "kill_in('pyiceberg.catalog.sql', 'SqlCatalog', 'commit_table', True)",

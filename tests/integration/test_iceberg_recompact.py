@@ -14,7 +14,7 @@ from compactor.errors import BadData
 from compactor.local.budget import DiskBudget
 from compactor.outputs import iceberg
 from compactor.outputs.iceberg import IcebergOutput
-from compactor.outputs.iceberg_files import SliceWriteTask, write_slice_file
+from compactor.outputs.iceberg_files import DataFileWriteTask, write_data_file_of_slice
 from compactor.outputs.iceberg_plan import ViewSlice
 from compactor.outputs.iceberg_table import TopicTable
 from compactor.outputs.port import OutputReport
@@ -82,13 +82,13 @@ def test_an_error_of_one_executor_keeps_the_files_of_the_others(house: House, mo
     """The log changes once while the last file is written. All other files are used by the next attempt."""
     written: list[ViewSlice] = []
 
-    def write_or_fail(opened: Tier, table: TopicTable, task: SliceWriteTask, on_records: Any) -> Any:
+    def write_or_fail(opened: Tier, table: TopicTable, task: DataFileWriteTask, on_records: Any) -> Any:
         written.append(task.file.slice)
         if task.extent.last == house.log.next_offset - 1 and written.count(task.file.slice) == 1:
             raise LogChanged(task.extent, 3)
-        return write_slice_file(opened, table, task, on_records)
+        return write_data_file_of_slice(opened, table, task, on_records)
 
-    monkeypatch.setattr(table_files, "write_slice_file", write_or_fail)
+    monkeypatch.setattr(table_files, "write_data_file_of_slice", write_or_fail)
     update_on_cluster(house, HereCluster())
     house.check()
     assert len(written) == len(set(written)) + 1

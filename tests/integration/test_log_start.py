@@ -27,7 +27,7 @@ from compactor.upkeep.operator_changes import delete_records
 from compactor.upkeep.retire import GraceClock, retire_partition
 from compactor.upkeep.verify_tier import verify_partition
 from compactor.views.explain import explain_key, explain_offset, explain_partition
-from compactor.views.forecast import forecast_partition
+from compactor.views.forecast import forecast_next_round
 from tests.builders import LZ4, LogBuilder, read
 
 NAME = TopicPartition("orders", 0)
@@ -187,7 +187,7 @@ def test_expired_segments_wait_for_grace_and_are_then_deleted(tmp_path: Path) ->
 def test_plan_and_explain_say_what_expires_before_and_after_it_does(tmp_path: Path) -> None:
     tier = opened(tmp_path, 'cleanup_policy = "compact,delete"\nretention_ms = 1')
     imported(tier, tmp_path)
-    told = forecast_partition(tier, NAME, NOW_MS)
+    told = forecast_next_round(tier, NAME, NOW_MS)
     assert (told.due, told.reason) == (True, "retention: 3 segments are older than retention_ms")
     assert (told.segments_expired, told.log_start_offset, told.bytes_to_read) == (2, 10, 0)
     assert [segment.action for segment in told.segments] == ["expire", "expire", "skip"]
@@ -197,7 +197,7 @@ def test_plan_and_explain_say_what_expires_before_and_after_it_does(tmp_path: Pa
     assert explained.answer == "It is due: dirty ratio 1.00 is above 0.5. The next `run` cleans it."
     assert told.retention in [fact.text for fact in explained.facts if fact.kind == "retention"]
     assert compact(tier, NAME, NOW_MS).segments_expired == told.segments_expired
-    after = forecast_partition(tier, NAME, NOW_MS)
+    after = forecast_next_round(tier, NAME, NOW_MS)
     assert (after.due, after.segments_expired, after.retention) == (False, 0, "")
     assert [(s.action, s.why) for s in after.segments] == [("skip", "its records have expired; it stays as the newest segment")]
     facts = {fact.kind: fact.values for fact in explain_partition(tier, NAME, NOW_MS).facts}
@@ -208,7 +208,7 @@ def test_plan_leaves_out_what_expires_before_the_round(tmp_path: Path) -> None:
     tier = opened(tmp_path, 'cleanup_policy = "compact,delete"\nretention_bytes = 1')
     imported(tier, tmp_path)
     sizes = [segment.size_bytes for segment in state_of(tier).live]
-    told = forecast_partition(tier, NAME, NOW_MS)
+    told = forecast_next_round(tier, NAME, NOW_MS)
     assert (told.due, told.segments_expired, told.bytes_expired) == (True, 2, sum(sizes[:2]))
     assert [segment.action for segment in told.segments] == ["expire", "expire", "rewrite"]
     assert (told.bytes_to_read, told.bytes_to_write) == (sizes[2], sizes[2])

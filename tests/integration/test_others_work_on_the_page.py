@@ -11,7 +11,7 @@ from compactor.config.settings import load_settings
 from compactor.daemon.daemon import Daemon
 from compactor.views.prices import price_table_of_tier
 from compactor.web.daemon_pages import DaemonPages
-from compactor.web.listing import ListQuery
+from compactor.web.listing import PartitionListQuery
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
 
@@ -48,14 +48,14 @@ def test_skipped_segments_costs_and_what_was_reclaimed(cli: TierCli) -> None:
     assert all(each.start_offset < shown.axis.end_offset - 2 for each in spared), "the new segment was read"
     assert [each.cost_usd is not None and each.cost_usd > 0 for each in shown.rounds] == [True, True]
     assert shown.rounds[1].saved_usd_month is not None
-    before = pages.status_page_document(ListQuery()).totals
+    before = pages.status_page_document(PartitionListQuery()).totals
     assert before.reclaimed_24h_bytes == 0
     waiting = before.waiting_bytes
     assert waiting > 0
     assert cli.do("retire")["deleted"]
     another = Daemon(open_tier(load_settings(str(cli.config))), seed=2)
     another.scan()
-    after = DaemonPages(another.status, another.partition_details).status_page_document(ListQuery()).totals
+    after = DaemonPages(another.status, another.partition_details).status_page_document(PartitionListQuery()).totals
     assert (after.reclaimed_24h_bytes, after.waiting_bytes) == (waiting, 0)
     line = cli.do("runs", "list")["runs"][-1]["stats"]["left_alone"]
     assert line.startswith(f"{spared[0].start_offset}-")

@@ -456,7 +456,7 @@ def test_a_slow_writer_does_not_leave_what_it_knew(house: House) -> None:
             return target.store.put(key, data)
 
     slow: Any = Slow()
-    switch_readers_to_current_generation(replace(target, store=slow), target.generation_log(ORDERS))
+    switch_readers_to_current_generation(replace(target, store=slow), target.generation_step_log(ORDERS))
     assert steps
     house.check()
 
@@ -495,7 +495,7 @@ def test_steps_are_told_anew_as_a_whole_now_and_then_and_no_more_is_read(house: 
         house.bring()
         assert write_generation(tier, target, ORDERS).status == "appended"
     before = tier.counters.usage().requests.get("get", 0)
-    known = target.generation_log(ORDERS).read_generations()
+    known = target.generation_step_log(ORDERS).read_generations()
     assert tier.counters.usage().requests["get"] - before <= 4
     assert known.current is not None
     assert (known.current.number, known.current.began, len(known.numbers)) == (25, 2, known.current.number - known.current.whole + 7)

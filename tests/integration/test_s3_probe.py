@@ -20,7 +20,7 @@ from compactor.storage.factory import open_store
 from compactor.storage.findings import StoreFinding
 from compactor.storage.port import ObjectInfo
 from compactor.storage.probe import MARKER, find_unsafe_concurrent_creates, probe_store
-from compactor.storage.probe_s3 import read_deletion_settings
+from compactor.storage.probe_s3 import read_bucket_deletion_settings
 from compactor.storage.s3 import S3Store
 from compactor.storage.settings import RetrySettings
 from tests.builders import LogBuilder
@@ -93,10 +93,10 @@ def test_a_store_whose_conditional_puts_race() -> None:
 def test_versions_and_locks_make_deletes_worth_nothing(s3_bucket: Bucket) -> None:
     store = s3_bucket.open()
     assert isinstance(store, S3Store)
-    assert read_deletion_settings(store).does_delete_free_space is True
+    assert read_bucket_deletion_settings(store).does_delete_free_space is True
     client = s3_bucket.server.client()
     client.put_bucket_versioning(Bucket=s3_bucket.name, VersioningConfiguration={"Status": "Enabled"})
-    assert read_deletion_settings(store).does_delete_free_space is False
+    assert read_bucket_deletion_settings(store).does_delete_free_space is False
     assert found(s3_bucket)["versioning"].severity == "warning"
     client.put_bucket_versioning(Bucket=s3_bucket.name, VersioningConfiguration={"Status": "Suspended"})
     assert "Suspended" in found(s3_bucket)["versioning"].detail
@@ -130,7 +130,7 @@ def test_what_is_denied_is_named_all_at_once(s3_proxy: tuple[FaultProxy, Bucket]
     assert set(found(bucket)) == {"versioning-unknown"}
     store = bucket.open()
     assert isinstance(store, S3Store)
-    assert read_deletion_settings(store).does_delete_free_space is None
+    assert read_bucket_deletion_settings(store).does_delete_free_space is None
 
 
 def test_a_missing_bucket_is_said_once(s3_bucket: Bucket) -> None:

@@ -68,7 +68,7 @@ class Undoing:
 
     def assert_whole(self) -> None:
         opened = self.brokers.opened()
-        folded = opened.broker_metadata.partition_from_metadata_records(NAME).cache
+        folded = opened.broker_metadata.partition_metadata_from_records(NAME).cache
         links = segment_read_ranges(folded, lineage_from_segments(folded))
         assert offset_gaps(links) == []
         live = {segment.id for segment in opened.open_control_log_of_partition(NAME).refresh().live}
@@ -108,7 +108,7 @@ def test_readers_get_what_they_had_before_the_round_and_the_offsets_go_back(undo
     opened = undoing.brokers.opened()
     live = {segment.id for segment in opened.open_control_log_of_partition(NAME).refresh().live}
     assert {path.name[21:43] for path in (undoing.brokers.folder / "objects").rglob("*.log")} == live
-    assert {one.id for one in opened.broker_metadata.partition_from_metadata_records(NAME).cache.segments.values()} == live
+    assert {one.id for one in opened.broker_metadata.partition_metadata_from_records(NAME).cache.segments.values()} == live
     assert compact(opened, NAME, NOW).status == "cleaned"  # the same round is due again
     assert undoing.batches() == compacted
     undoing.assert_whole()
@@ -167,7 +167,7 @@ def test_where_brokers_delete_in_mid_undo_it_is_told_that_a_part_is_not_taken_ba
     begun = undoing.state().intent
     assert begun is not None
     assert begun.begun_slot
-    where = undoing.opened.broker_metadata.partition_from_metadata_records(NAME).cache.partition
+    where = undoing.opened.broker_metadata.partition_metadata_from_records(NAME).cache.partition
     for step in (SegmentState.DELETE_SEGMENT_STARTED, SegmentState.DELETE_SEGMENT_FINISHED):
         undoing.brokers.write(RemoteLogSegmentMetadataUpdateRecord(where, uuid_bytes(made[0].id), 1, 5, step))
     with pytest.raises(CompactorError, match=f"undone in part: .* up to offset {made[0].end_offset} readers keep"):
@@ -184,7 +184,7 @@ def test_where_brokers_have_tiered_a_part_again_it_is_refused_before_anything_is
     """A later leader rolls elsewhere: what the round made is read up to there, and what it replaced reaches beyond."""
     made = [segment for segment in undoing.state().live if segment.id in undoing.state().published_by][-1]
     newest = undoing.state().live[-1]
-    where = undoing.opened.broker_metadata.partition_from_metadata_records(NAME).cache.partition
+    where = undoing.opened.broker_metadata.partition_metadata_from_records(NAME).cache.partition
     batches = {int.from_bytes(raw[:8], "big"): raw for _, raw in undoing.before}
     begin, raw_id = next(base for base in batches if base > made.start_offset), b"tiered-again-16b"
     log = b"".join(raw for base, raw in batches.items() if base >= begin)

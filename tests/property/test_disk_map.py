@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 from bloom.siphash import nonzero_32_bit_tag_of_key_hash
 from compactor.cleaner import row_spool
 from compactor.cleaner.keys import disk_map
-from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, count_log_scans_for_disk
+from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, count_log_scans_to_fit_disk
 from compactor.cleaner.keys.key_set import ENTRY_BYTES, SMALLEST, SPACE, KeyHashSet
 from compactor.errors import OutOfBudget
 
@@ -155,10 +155,10 @@ def test_the_disk_share_is_asked_before_every_byte() -> None:
 
 
 def test_passes_needed_leaves_room_for_uneven_parts() -> None:
-    assert count_log_scans_for_disk(0, 100) == 1
-    assert count_log_scans_for_disk(1_000, 1_000 * KEY_ROW_BYTES) == 2
-    assert count_log_scans_for_disk(1_000, 1_100 * KEY_ROW_BYTES) == 1
-    assert count_log_scans_for_disk(10**9, 10**9) == 18
+    assert count_log_scans_to_fit_disk(0, 100) == 1
+    assert count_log_scans_to_fit_disk(1_000, 1_000 * KEY_ROW_BYTES) == 2
+    assert count_log_scans_to_fit_disk(1_000, 1_100 * KEY_ROW_BYTES) == 1
+    assert count_log_scans_to_fit_disk(10**9, 10**9) == 18
 
 
 def test_ordinals_outside_the_bitmap_and_wrong_parts_are_refused() -> None:

@@ -49,7 +49,7 @@ def history(seed: int) -> tuple[PartitionRecord, ...]:
     world.stop()
     objects = world.control.objects
     slots = sorted(key for key in objects if key.startswith(f"partitions/{NAME}/log/"))
-    return tuple(records.decode_checksummed(PartitionRecord, objects[key].data, key) for key in slots)
+    return tuple(records.decode_checksummed_json(PartitionRecord, objects[key].data, key) for key in slots)
 
 
 def sound(state: PartitionState) -> None:

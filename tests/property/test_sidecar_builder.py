@@ -12,7 +12,7 @@ from bloom.sidecar import decode_sidecar, encode_sidecar
 from bloom.siphash import hash_keys, siphash_key_halves
 from bloom.sizing import design_filter_if_worthwhile
 from compactor.cleaner.offline import open_log_directory
-from compactor.cleaner.passes.sidecar_builder import build_sidecar, segment_without_bytes_from_sidecar, verdicts_of_segment_from_substitute
+from compactor.cleaner.passes.sidecar_builder import build_sidecar, substitute_segment_from_sidecar, verdicts_of_segment_from_substitute
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.constants import NEVER_MS, TimestampMs
@@ -35,7 +35,7 @@ def test_verdicts_are_the_same_whoever_is_stood_in_for(log: LogBuilder, hidden: 
         for source in sources:
             if source.ordinal in hidden:
                 sidecar = build_sidecar(ID, source, None, KEY, LIMIT, workers, counts_distinct_keys=False)
-                mixed[source.ordinal] = segment_without_bytes_from_sidecar(
+                mixed[source.ordinal] = substitute_segment_from_sidecar(
                     source.ordinal, source.name, source.base, source.end, source.mtime_ms, sidecar
                 )
         for source, mine, verdicts, truth in zip(sources, mixed, transaction_verdicts_by_source(mixed), whole, strict=True):

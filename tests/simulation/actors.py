@@ -10,7 +10,7 @@ from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.config.settings import CleanerSettings
 from compactor.constants import Offset
 from compactor.control.deletion import raise_log_start
-from compactor.control.identity import DataRootOwnership
+from compactor.control.identity import DataRootOwnershipByTierId
 from compactor.control.importing import record_tail_truncation, register_import
 from compactor.control.leadership import RecordRefused, hold_leadership
 from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_control_log_of_partition
@@ -203,9 +203,9 @@ class Actors:
 
     def stranger(self, ports: EnvironmentPorts, log: PartitionLog) -> None:
         """Somebody whose control store was mistyped: an empty one over the same data. He imports nothing, and would sweep everything."""
-        mine = replace(ports, control=self.world.mistyped, ownership=DataRootOwnership())
+        mine = replace(ports, control=self.world.mistyped, ownership=DataRootOwnershipByTierId())
         owner, catalog = mine.ownership, open_catalog(mine)
-        assert isinstance(owner, DataRootOwnership)
+        assert isinstance(owner, DataRootOwnershipByTierId)
         owner.require_data_root_is_unowned(mine, catalog.refresh())
         owner.tier_id = create_tier(mine, kind="object-log", layout="native").tier_id
         mine.require_data_root_ownership(is_recheck=True)

@@ -389,7 +389,7 @@ class Simulated:
 
         def view(name: TopicPartition) -> BrokerView:
             followed.fold_records_to_topic_end(30)
-            found = followed.partition_from_metadata_records(WHERE.topic_id, WHERE.partition)
+            found = followed.partition_metadata_from_records(WHERE.topic_id, WHERE.partition)
             if found is None:
                 return BrokerView((), ())
             lineage = lineage_from_segments(found.cache)

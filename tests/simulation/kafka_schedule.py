@@ -83,7 +83,7 @@ def sources_first() -> AbstractContextManager[Any]:
         self._append_checked_records_and_await_read_back(
             where, cache, [self._state_change_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going]
         )
-        self._append_copy_finished(where, cache.segments[uuid_bytes(replacement.segment.id)])
+        self._append_copy_finished_record(where, cache.segments[uuid_bytes(replacement.segment.id)])
         return kafka._ReaderSwitchOutcome.SWITCHED
 
     return unasked(patch.object(KafkaPublisher, "_switch_readers_to_replacement", switched))
@@ -129,7 +129,7 @@ def no_look() -> AbstractContextManager[Any]:
         where, cache = self._read_newest_metadata(name)
         known = cache.segments.get(uuid_bytes(replacement.segment.id))
         if known is not None and known.state is kafka._S.COPY_SEGMENT_STARTED:
-            self._append_copy_finished(where, known)
+            self._append_copy_finished_record(where, known)
         left = [cache.segments[raw] for raw in map(uuid_bytes, replacement.sources) if raw in cache.segments]
         going = sorted((one for one in left if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
         self._append_checked_records_and_await_read_back(

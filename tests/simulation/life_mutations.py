@@ -62,7 +62,7 @@ def superseded_topics_come_back() -> Iterator[None]:
 
     with (
         patch.object(incarnations, "classify_topic_id", forgetful),
-        patch.object(incarnations, "latest_topic_id", lambda topic_id, superseded: topic_id),
+        patch.object(incarnations, "newest_successor_topic_id", lambda topic_id, superseded: topic_id),
         patch.object(import_, "require_topic_not_superseded", lambda *_: None),
         patch.object(rule, "topic_recreation_problem", careless),
         patch.object(incarnations, "topic_recreation_problem", careless),
@@ -80,7 +80,7 @@ def damage_is_a_difference() -> Iterator[None]:
         except BadData:
             return False
 
-    with patch.object(incarnations, "_has_equal_records", has_equal_records):
+    with patch.object(incarnations, "_has_equal_last_records", has_equal_records):
         yield
 
 
@@ -154,7 +154,7 @@ LIFE_MUTATIONS: Mapping[str, Mutation] = {
     "nobody is asked who the topic is": nobody_is_asked,
     "any cluster may say that a topic was created again": any_cluster_is_believed,
     "superseded topics come back, and nobody is asked": together(superseded_topics_come_back, nobody_is_asked),
-    "restored topics are not adopted": lambda: patch.object(incarnations, "_has_equal_records", lambda compare: False),
+    "restored topics are not adopted": lambda: patch.object(incarnations, "_has_equal_last_records", lambda compare: False),
     "one answer is enough": one_answer_is_enough,
     "readers do not know the log start": readers_do_not_know_the_log_start,
 }
@@ -167,7 +167,7 @@ OPENING_MUTATIONS: Mapping[str, Mutation] = {
 """Rare in lives: tests/integration/test_incarnations.py notices."""
 
 COVERED_MUTATIONS: Mapping[str, Mutation] = {
-    "incarnations are opened twice": without(rule.topic_incarnation_not_unused_problem),
+    "incarnations are opened twice": without(rule.topic_incarnation_in_use_problem),
     "incarnations need not be opened": without(rule.check_incarnation_was_opened),
     "a deletion is any topic's": without(rule.check_deleted_topic_id_matches),
 }

@@ -32,12 +32,12 @@ from compactor.control import (
     undo as undoing,
 )
 from compactor.control.control_log import ControlLog
-from compactor.control.identity import DataRootOwnership
+from compactor.control.identity import DataRootOwnershipByTierId
 from compactor.control.leadership import Leadership, RecordRefused
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import EnvironmentPorts, ObjectRetention
 from compactor.control.state import OpenImport, PartitionState
-from compactor.control.summary import AwaitingDeletionSummary
+from compactor.control.summary import GroupAwaitingDeletionSummary
 from compactor.errors import CompactorError
 from compactor.tier.ports import SegmentIdAndStart
 from compactor.transfer import intake
@@ -141,13 +141,13 @@ def objects_of(leads: Leadership, intent: Any) -> list[str]:
 @contextmanager
 def delete_before_undone() -> Iterator[None]:
     """A given-up plan's objects are deleted, and then the record is written."""
-    undo_intent = publication.undo_intent
+    abandon_announced_plan = publication.abandon_announced_plan
 
     def early(leads: Leadership, intent: Any, reason: str) -> PartitionState:
         leads.ports.data.delete(objects_of(leads, intent))
-        return undo_intent(leads, intent, reason)
+        return abandon_announced_plan(leads, intent, reason)
 
-    with patch.object(publication, "undo_intent", early):
+    with patch.object(publication, "abandon_announced_plan", early):
         yield
 
 
@@ -210,16 +210,16 @@ def no_check_at_append() -> Iterator[None]:
 @contextmanager
 def fenced_process_cleans_up() -> Iterator[None]:
     """Whoever gives up a plan deletes its objects, whether its record counted or not."""
-    undo_intent = publication.undo_intent
+    abandon_announced_plan = publication.abandon_announced_plan
 
     def careless(leads: Leadership, intent: Any, reason: str) -> PartitionState:
         try:
-            return undo_intent(leads, intent, reason)
+            return abandon_announced_plan(leads, intent, reason)
         except Exception:
             leads.ports.data.delete(objects_of(leads, intent))
             raise
 
-    with patch.object(publication, "undo_intent", careless):
+    with patch.object(publication, "abandon_announced_plan", careless):
         yield
 
 
@@ -380,7 +380,7 @@ def changed_sources_are_taken() -> Iterator[None]:
 def whoever_has_the_data() -> Iterator[None]:
     """Nobody asks whose the data root is."""
     with (
-        patch.object(DataRootOwnership, "_require_same_tier_id", lambda *_: None),
+        patch.object(DataRootOwnershipByTierId, "_require_same_tier_id", lambda *_: None),
         patch.object(identity, "_find_object_unknown_to_catalog", lambda *_: ""),
     ):
         yield
@@ -393,7 +393,7 @@ def grace_by_whoever_retires() -> Iterator[None]:
 
     def configured(group: grace.ReplacedGroup, retention: ObjectRetention) -> int:
         return keep_ms(
-            AwaitingDeletionSummary(slot=group.slot, since_ms=None, run_id="", undone=group.undone, segments=0, size_bytes=0),
+            GroupAwaitingDeletionSummary(slot=group.slot, since_ms=None, run_id="", undone=group.undone, segments=0, size_bytes=0),
             retention,
         )
 
@@ -419,7 +419,7 @@ def always(where: Any, name: str, answer: Any) -> Mutation:
 
 FENCING: Mutation = without(ordering.check_writer_leads)
 OPEN_INTENT: Mutation = together(without(ordering.check_intent_is_open, ordering.check_replacements_match_receipts), tolerant_fold)
-LIVE: Mutation = together(without(ordering.check_replacements_cover_sources), nowhere("_missing_source_problem"), tolerant_fold)
+LIVE: Mutation = together(without(ordering.check_replacements_cover_sources), nowhere("_plan_source_not_live_problem"), tolerant_fold)
 VECTOR: Mutation = together(without(ordering.check_new_cleaner_offsets), nowhere("_cleaner_offsets_changed_problem"))
 
 MUTATIONS: dict[str, Mutation] = {
@@ -446,17 +446,17 @@ MUTATIONS: dict[str, Mutation] = {
     "verification before publication skipped": always(publication, "stored_segments_problem", ""),
     "lease never respected": always(leadership, "_other_living_leader", None),
     "leadership never released": always(Leadership, "release_leadership", None),
-    "a leader that hangs beats on": always(leadership.LeaderProgress, "should_send_heartbeat", True),
+    "a leader that hangs beats on": always(leadership.LeaderStepCounter, "should_send_heartbeat", True),
     "announced ids unprotected in the sweep": swept_though_announced,
     "undo does not check its sources": always(undoing, "_require_intact_segments", None),
     "imports voided at once": imports_voided_at_once,
     "data of another control store": whoever_has_the_data,
-    "lower bounds are not asked": always(ControlLog, "_require_min_slot", None),
+    "lower bounds are not asked": always(ControlLog, "_require_log_not_shortened", None),
     "recorded grace does not count": grace_by_whoever_retires,
     "log start may fall": without(log_start.check_log_start_rises),
     "newest segment may expire": newest_segment_expires,
     "log start raised beside an open round": without(ordering.check_no_open_intent, of=r.LogStartRaised),
-    "undo below the log start": always(log_start, "restored_below_log_start_problem", ""),
+    "undo below the log start": always(log_start, "restored_segment_below_log_start_problem", ""),
     "truncation below the log start": without(log_start.check_truncation_above_log_start),
     "removed ids are not checked": without(log_start.check_removed_segments_lie_below_log_start),
     "removed balance is not checked": without(log_start.check_digest_sums_of_removed_segments),

@@ -68,7 +68,7 @@ class Oracle:
         """A record counts as written when its slot is created for the first time, directly behind the tail."""
         if not key.startswith(self.log) or int(key[len(self.log) : len(self.log) + 20]) != self.state.slot + 1:
             return
-        record = records.decode_checksummed(PartitionRecord, data, key)
+        record = records.decode_checksummed_json(PartitionRecord, data, key)
         before, self.state = self.state, logs.fold_partition_record(self.state, record)
         self.times[record.slot] = int(self.world.now_ms)
         self.fingerprints[record.slot] = fingerprint(self.state)

@@ -102,7 +102,7 @@ def moment(operation: str) -> tuple[str, int]:
         perform(play, operation, play.process("first"))
         for key, data in sorted(play.world.control.objects.items()):
             if key.startswith(LOG) and int(key[len(LOG) :][:20]) > before:
-                record = records.decode_checksummed(PartitionRecord, data.data, key)
+                record = records.decode_checksummed_json(PartitionRecord, data.data, key)
                 if record.body.type == MOMENTS[operation]:
                     return f"create {key}", 0
     raise AssertionError(f"{operation} wrote no {MOMENTS[operation]}")

@@ -14,7 +14,7 @@ from compactor.access.tier import Tier
 from compactor.config.settings import Settings
 from compactor.control import leadership as leading, records
 from compactor.control.control_log import ControlLog
-from compactor.control.identity import DataRootOwnership
+from compactor.control.identity import DataRootOwnershipByTierId
 from compactor.control.leadership import Leadership
 from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_control_log_of_partition
 from compactor.control.ports import EnvironmentPorts, LeaseDurations
@@ -111,7 +111,7 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False, scheme: st
 
 def _add_hazards(world: World, oracle: Oracle, actors: Actors, ports: EnvironmentPorts, steps: int) -> None:
     """Objects that get lost, disks that are full, workers that hang, and somebody with a mistyped control store."""
-    owner = DataRootOwnership()
+    owner = DataRootOwnershipByTierId()
     owner.tier_id = create_tier(ports, kind="object-log", layout="native").tier_id
     owner.require_data_root_is_own(ports)
 
@@ -164,7 +164,7 @@ def watched(world: World, *oracles: Oracle) -> Iterator[None]:
     settle, acquire, decode, survey = (
         ControlLog._fold_to_log_end,
         leading.acquire_leadership,
-        records.decode_checksummed,
+        records.decode_checksummed_json,
         upkeep.find_objects_to_delete_now_or_later,
     )
 
@@ -195,6 +195,6 @@ def watched(world: World, *oracles: Oracle) -> Iterator[None]:
         patch.object(ControlLog, "_fold_to_log_end", watched_settle),
         patch.object(leading, "acquire_leadership", watched_acquire),
         patch.object(upkeep, "find_objects_to_delete_now_or_later", watched_survey),
-        patch.object(records, "decode_checksummed", lru_cache(maxsize=2000)(decode)),
+        patch.object(records, "decode_checksummed_json", lru_cache(maxsize=2000)(decode)),
     ):
         yield

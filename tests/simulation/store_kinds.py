@@ -21,7 +21,7 @@ from compactor.config.settings import Settings
 from compactor.errors import AlreadyExists, Unavailable
 from compactor.storage import cloud
 from compactor.storage.answers import PreconditionFailed, RangeNotSatisfiable
-from compactor.storage.cloud import CloudStore, ObjectRange, PartUploader, RequestRunnerWithRetries
+from compactor.storage.cloud import CloudStore, ObjectRangeContent, PartUploader, RequestRunnerWithRetries
 from compactor.storage.counting import RequestCounters
 from compactor.storage.findings import StoreFinding
 from compactor.storage.hdfs import UNDATED_MS
@@ -95,14 +95,14 @@ class SimulatedClient:
     def endpoint_bucket_and_prefix(self) -> tuple[str, str, str]:
         return "", "simulated", self._store.name
 
-    def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
-        def effect() -> ObjectRange:
+    def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRangeContent:
+        def effect() -> ObjectRangeContent:
             info, data = self._store._info(key), self._store._at(key).data
             if version and info.etag != version:
                 raise PreconditionFailed(f"{key} has changed")
             if start >= len(data):
                 raise RangeNotSatisfiable(f"{key} ends before {start}")
-            return ObjectRange(data[start : None if length is None else start + length], len(data), info.etag)
+            return ObjectRangeContent(data[start : None if length is None else start + length], len(data), info.etag)
 
         return self._world.call(f"get {key}", effect, changes=False)
 

@@ -214,7 +214,7 @@ class SymbolicRound:
             return True
         return self._planner(state, self._now_ms, state.next_compactor_epoch, self._ports.new_id) is not None
 
-    def resume_problem(self, intent: RoundIntent) -> str:
+    def round_resumption_problem(self, intent: RoundIntent) -> str:
         return self._resumable(intent.plan)
 
     def raise_if_plan_exceeds_rate_limit(self, plan: CompactionPlan) -> None:

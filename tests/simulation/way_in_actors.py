@@ -17,27 +17,27 @@ from typing_extensions import override
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.agent.agent import StagedFilesHeldOpenOfAllPartitions
+from compactor.agent.agent import OpenFilesStagedForDeletionByPartition
 from compactor.agent.leadership import LeadershipAtDeletionRename, leadership_at_deletion_rename
 from compactor.agent.log_directories import scan_log_directory
 from compactor.agent.plan import (
     PartitionUploadState,
     UploadFailureReason,
     is_upload_due,
+    with_directory_listing,
     with_leadership,
-    with_listing,
     with_log_end,
     with_upload_outcome,
 )
-from compactor.agent.uploads import Uploader
+from compactor.agent.uploads import SegmentUploader
 from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
 from compactor.config.settings import Settings
 from compactor.consumer import ConsumerOptions, TieredConsumer, sources, tiered
-from compactor.consumer.feed import PartitionReadFailedItem, TierPrefetcher
+from compactor.consumer.feed import PartitionPrefetchFailure, TierPrefetcher
 from compactor.consumer.messages import OFFSET_BEGINNING, Place
 from compactor.consumer.reading import LogChanged
 from compactor.control.deletion import delete_partition
-from compactor.control.identity import DataRootOwnership
+from compactor.control.identity import DataRootOwnershipByTierId
 from compactor.control.leadership import RecordRefused
 from compactor.control.logs import open_catalog
 from compactor.control.ports import EnvironmentPorts
@@ -117,12 +117,12 @@ def in_one_thread(world: World) -> Iterator[None]:
         while not feed._queue and feed._due_reads:
             turn = feed._due_reads.popleft()
             try:
-                item = feed._queue_records_and_return_last_item(turn)
+                item = feed._prefetch_next_records(turn)
             except LogChanged:
                 feed._requeue_partition(turn)
                 continue
             except Exception as error:  # noqa: BLE001 - as the feed's threads do
-                item = PartitionReadFailedItem(turn.partition, error)
+                item = PartitionPrefetchFailure(turn.partition, error)
             if item is not None:
                 feed._enqueue_item_unless_stopped(turn, item, is_last=True)
         return real(feed, 0)
@@ -168,7 +168,7 @@ class Side:
         ports = self.world.ports(process, self.control, self.data)
         folder = str(self.root / process.holder / self.control.name)
         state = self.settings.tier.model_copy(update={"state_dir": folder, "url": self.data.url, "control_url": self.control.url})
-        ownership = DataRootOwnership()
+        ownership = DataRootOwnershipByTierId()
         settings = self.settings.model_copy(update={"tier": state})
         ports = replace(ports, ownership=ownership, retention=RETENTION)
         return Tier(settings, ports, open_catalog(ports), RequestCounters(), ownership=ownership)
@@ -183,7 +183,7 @@ class WayIn:
         self.mine = mine
         self.other = other
         self.heard = (brokers.leader.number, brokers.end(), brokers.incarnation, int(world.now_ms))
-        self.holders: list[StagedFilesHeldOpenOfAllPartitions] = []
+        self.holders: list[OpenFilesStagedForDeletionByPartition] = []
         self.readings: list[Reading] = []
         self.counts: dict[str, int] = {}
 
@@ -272,9 +272,9 @@ class WayIn:
             rules = {"accept_truncation": rng.random() < 0.7, "allow_gaps": rng.random() < 0.4}
             agent = tier.settings.agent.model_copy(update=rules)
             opened = replace(tier, settings=tier.settings.model_copy(update={"agent": agent}))
-            uploads = Uploader(opened, StopRequest(threading.Event()), self.ask)
+            uploads = SegmentUploader(opened, StopRequest(threading.Event()), self.ask)
             known: list[PartitionUploadState | None] = [None]
-            holder = StagedFilesHeldOpenOfAllPartitions()
+            holder = OpenFilesStagedForDeletionByPartition()
             self.holders.append(holder)
 
             def look() -> None:
@@ -288,7 +288,9 @@ class WayIn:
                 held = holder.close_files_with_reused_names(NAME, seen.staged, is_upload_running=False)
                 now = tier.ports.clock_ms()
                 watch = with_log_end(
-                    replace(with_leadership(with_listing(known[0], seen), leader == broker), retry_at_ms=0, held=held), end, counted_ms
+                    replace(with_leadership(with_directory_listing(known[0], seen), leader == broker), retry_at_ms=0, held=held),
+                    end,
+                    counted_ms,
                 )
                 watch = known[0] = replace(
                     watch, held=holder.open_wanted_files(NAME, disk.folder, watch.uploadable_staged_files, is_upload_running=False)

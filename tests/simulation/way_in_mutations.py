@@ -37,7 +37,7 @@ def topic_id_not_compared() -> AbstractContextManager[Any]:
     """Neither the directory's topic id nor that of a record is compared with the tier's."""
     return together(
         lambda: patch.object(log_identity, "read_topic_id", lambda log_dir: ""),
-        lambda: patch.object(incarnations, "topic_id_mismatch", lambda state, topic_id: ""),
+        lambda: patch.object(incarnations, "topic_id_mismatch_problem", lambda state, topic_id: ""),
     )()
 
 
@@ -107,7 +107,7 @@ def divergence_not_noticed() -> AbstractContextManager[Any]:
     """A consumer goes on at its offset, whatever became of the log."""
     return together(
         lambda: patch.object(feed, "find_log_mismatch", lambda *_: None),
-        lambda: patch.object(sources, "are_known_and_different_topic_ids", lambda *_: False),
+        lambda: patch.object(sources, "are_topic_ids_known_to_differ", lambda *_: False),
     )()
 
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
-from compactor.agent.plan import PartitionDirectoryListing, PartitionUploadState, SealedFile, UploadFailureReason
+from compactor.agent.plan import PartitionDirectoryListing, PartitionUploadState, SealedSegmentFile, UploadFailureReason
 from compactor.agent.status import AgentCounters, AgentStatus
 from compactor.brokers.metadata_topic.leaders import LeaderReportedLogEnd
 from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch, Offset
-from compactor.control.skipped_ranges import SKIPPED_RANGES_STAT, SkippedRange, format_skipped_ranges
+from compactor.control.skipped_ranges import SKIPPED_RANGES_STAT, SkippedSegmentRange, format_skipped_ranges
 from compactor.control.state import CompactorEpochAndEnding, CompactorLeader, RunHistoryEntry
-from compactor.control.summary import LastRound, SegmentSummary
-from compactor.daemon.partition_history import PartitionHistory, ReplacedRange
+from compactor.control.summary import LastRoundSummary, SegmentSummary
+from compactor.daemon.partition_history import PartitionHistory, ReplacedOffsetRange
 from compactor.daemon.progress import RunningJob
 from compactor.daemon.scheduling import DaemonAction, PartitionJob, PartitionSchedule, PartitionStatus
 from compactor.daemon.status import DaemonStatus, DurationHistogram, JobTotals, PartitionDetails
@@ -133,7 +133,7 @@ def _watch(name: TopicPartition, at: int, chance: random.Random) -> PartitionSch
         retire_at_ms=NOW + chance.randrange(60) * MINUTE if waits else NEVER_MS,
         freed=((NOW - 60 * HOUR_MS, 7), (NOW - 3 * HOUR_MS, before // 2)),
         waiting_bytes=before - size // 2 if waits else 0,
-        last_round=LastRound(
+        last_round=LastRoundSummary(
             run_id="Yk2hS0x1QeqLr3zUu0aZpA",
             status="cleaned",
             ended_ms=NOW - chance.randrange(3 * 24 * 60) * MINUTE,
@@ -206,7 +206,7 @@ def picture(segments: int = 36, *, trouble: bool = False) -> PartitionDetails:
     )
     schedule = replace(base, status=seen)
     reason = "its filter matches none of 812 keys"
-    spared = [SkippedRange(part[0].start_offset, part[-1].end_offset, reason) for part in (live[3:6], live[11:13])]
+    spared = [SkippedSegmentRange(part[0].start_offset, part[-1].end_offset, reason) for part in (live[3:6], live[11:13])]
     left_alone = format_skipped_ranges(spared)
     story = PartitionHistory(
         slot=90,
@@ -246,8 +246,8 @@ def _segment(number: int, start: int, end: int, size: int) -> SegmentSummary:
     return SegmentSummary(encode_segment_id(number.to_bytes(16, "big")), start, end, size, NOW, NOW, NOW, -1, -1, end - start, 0, 0, 5)
 
 
-def _gone(first: SegmentSummary, last: SegmentSummary, *, undone: bool) -> ReplacedRange:
-    return ReplacedRange(
+def _gone(first: SegmentSummary, last: SegmentSummary, *, undone: bool) -> ReplacedOffsetRange:
+    return ReplacedOffsetRange(
         start_offset=first.start_offset,
         end_offset=last.end_offset,
         segments=4,
@@ -284,7 +284,7 @@ def agent_status(partitions: int) -> AgentStatus:
     schedules = []
     for at in range(partitions):
         name = TopicPartition(TOPICS[at % len(TOPICS)], at // len(TOPICS))
-        sealed = tuple(SealedFile(1000 * n, 1000 * n + 1000, 200 << 20, NOW - (9 - n) * MINUTE) for n in range(at % 4))
+        sealed = tuple(SealedSegmentFile(1000 * n, 1000 * n + 1000, 200 << 20, NOW - (9 - n) * MINUTE) for n in range(at % 4))
         schedule = PartitionUploadState(
             PartitionDirectoryListing(name, f"/kafka/{name}", NOW, NOW, sealed, 4000),
             leads=at % 5 != 4,

@@ -100,7 +100,7 @@ class MemoryBrokers:
         if rises:
             self.cluster.known[name.topic] = replace(status, log_starts={name.partition: offset})
         opened = self.opened()
-        cache = opened.broker_metadata.partition_from_metadata_records(name).cache
+        cache = opened.broker_metadata.partition_metadata_from_records(name).cache
         going = sorted((one for one in cache.list_segments() if one.end_offset < offset), key=lambda one: one.start_offset)
         for one in going:
             for state in (SegmentState.DELETE_SEGMENT_STARTED, SegmentState.DELETE_SEGMENT_FINISHED):

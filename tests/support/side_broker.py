@@ -12,7 +12,7 @@ from compactor.access.tier import Tier
 from compactor.agent.agent import UploadAgent
 from compactor.agent.plan import PartitionUploadState, UploadFailureReason
 from compactor.bootstrap import open_tier
-from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopicIds, LeaderReportedLogEnd
+from compactor.brokers.metadata_topic.leaders import ClusterPartitionLeaders, ClusterTopicIds, LeaderReportedLogEnd
 from compactor.config.settings import load_settings
 from compactor.constants import LeaderEpoch, TopicId
 from compactor.errors import StoreError, Unavailable
@@ -141,11 +141,11 @@ class SideCluster:
     cluster_id: str = CLUSTER
     asked: int = 0
 
-    def leaders(self) -> ClusterLeaders:
+    def leaders(self) -> ClusterPartitionLeaders:
         self.asked += 1
         if self.down:
             raise Unavailable("no broker answers")
-        return ClusterLeaders(self.cluster_id, dict(self.leaders_of))
+        return ClusterPartitionLeaders(self.cluster_id, dict(self.leaders_of))
 
     def query_log_ends_from_leaders(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LeaderReportedLogEnd | StoreError]:
         self.asked += 1

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from compactor.round.partial import plan as splice
-from compactor.round.partial.rewrite import SegmentPartToRead, WholeSegmentNeededError
+from compactor.round.partial.rewrite import SegmentPartToRead, WholeSegmentReadNeededError
 from tests.support.tier_cli import TierCli
 
 
@@ -29,7 +29,7 @@ def small_copies(least: int = 300, *, most_read: int = 1) -> Iterator[pytest.Mon
 
 
 def _not_today(part: SegmentPartToRead) -> None:
-    raise WholeSegmentNeededError("the test says so")
+    raise WholeSegmentReadNeededError("the test says so")
 
 
 def run_whole_on_copy(tier: TierCli, folder: Path, *arguments: object) -> tuple[TierCli, dict[str, Any]]:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from compactor.agent import plan
-from compactor.agent.agent import StagedFilesHeldOpenOfAllPartitions
+from compactor.agent.agent import OpenFilesStagedForDeletionByPartition
 from compactor.agent.leadership import (
     MAX_INTERVALS,
     TICK_MS,
@@ -24,7 +24,7 @@ from compactor.agent.leadership import (
 from compactor.agent.plan import (
     PartitionDirectoryListing,
     PartitionUploadState,
-    SealedFile,
+    SealedSegmentFile,
     UploadLag,
     choose_uploads,
     is_upload_due,
@@ -127,7 +127,9 @@ def test_an_upload_waits_until_the_leaders_next_answer_decides_about_a_staged_fi
 
 
 def test_staged_files_go_before_sealed_segments_that_wait_longer() -> None:
-    other = PartitionDirectoryListing(TopicPartition("orders", 1), "/elsewhere", 0, NOW, (SealedFile(20, 40, 300, 1),), active_base=40)
+    other = PartitionDirectoryListing(
+        TopicPartition("orders", 1), "/elsewhere", 0, NOW, (SealedSegmentFile(20, 40, 300, 1),), active_base=40
+    )
     waits_longer = replace(WATCH, seen=other)
     assert [watch.partition.partition for watch in choose_uploads([waits_longer, WATCH], {}, 2, NOW)] == [0, 1]
 
@@ -165,7 +167,7 @@ def stage(folder: Path, base: int, data: bytes) -> FileStagedForDeletion:
 
 
 def test_a_file_that_is_held_stays_readable_after_it_was_unlinked(tmp_path: Path) -> None:
-    holder, folder = StagedFilesHeldOpenOfAllPartitions(), tmp_path / "orders-0"
+    holder, folder = OpenFilesStagedForDeletionByPartition(), tmp_path / "orders-0"
     file = stage(folder, 20, b"its bytes")
     holder.open_wanted_files(ORDERS, folder, [file], is_upload_running=False)
     (folder / f"{20:020}.log.deleted").unlink()
@@ -182,7 +184,7 @@ def test_a_file_that_is_held_stays_readable_after_it_was_unlinked(tmp_path: Path
 
 
 def test_deleted_files_are_closed_while_the_disk_has_no_room(tmp_path: Path) -> None:
-    holder, folder = StagedFilesHeldOpenOfAllPartitions(), tmp_path / "orders-0"
+    holder, folder = OpenFilesStagedForDeletionByPartition(), tmp_path / "orders-0"
     files = [stage(folder, 20, b"deleted"), stage(folder, 30, b"on the disk")]
     holder.open_wanted_files(ORDERS, folder, files, is_upload_running=False)
     (folder / f"{20:020}.log.deleted").unlink()
@@ -192,7 +194,7 @@ def test_deleted_files_are_closed_while_the_disk_has_no_room(tmp_path: Path) -> 
 
 
 def test_a_file_that_is_no_longer_wanted_is_closed(tmp_path: Path) -> None:
-    before, holder = os.listdir("/proc/self/fd"), StagedFilesHeldOpenOfAllPartitions()
+    before, holder = os.listdir("/proc/self/fd"), OpenFilesStagedForDeletionByPartition()
     file = stage(tmp_path / "orders-0", 20, b"its bytes")
     holder.open_wanted_files(ORDERS, tmp_path / "orders-0", [file], is_upload_running=False)
     assert len(os.listdir("/proc/self/fd")) == len(before) + 2, "the file and its directory"
@@ -201,7 +203,7 @@ def test_a_file_that_is_no_longer_wanted_is_closed(tmp_path: Path) -> None:
 
 
 def test_files_of_a_topic_that_was_created_again_are_closed(tmp_path: Path) -> None:
-    holder, folder = StagedFilesHeldOpenOfAllPartitions(), tmp_path / "orders-0"
+    holder, folder = OpenFilesStagedForDeletionByPartition(), tmp_path / "orders-0"
     holder.open_wanted_files(ORDERS, folder, [stage(folder, 20, b"of the old topic")], is_upload_running=False)
     folder.rename(tmp_path / "orders-0.0123abc-delete")
     folder.mkdir()

@@ -15,7 +15,7 @@ from compactor.agent.plan import (
     UPLOAD_RETRY_MS,
     PartitionDirectoryListing,
     PartitionUploadState,
-    SealedFile,
+    SealedSegmentFile,
     UploadFailureReason,
     UploadOutcome,
     choose_uploads,
@@ -24,8 +24,8 @@ from compactor.agent.plan import (
     log_line_of_partitions_awaiting_adoption,
     needs_log_end_query,
     upload_lag,
+    with_directory_listing,
     with_leadership,
-    with_listing,
     with_log_end,
     with_upload_outcome,
 )
@@ -36,7 +36,7 @@ from compactor.model.ids import TopicPartition
 
 NOW = 1_000_000
 ORDERS = TopicPartition("orders", 0)
-SEALED = (SealedFile(0, 10, 100, 500), SealedFile(10, 20, 0, 600), SealedFile(20, 30, 300, 700))
+SEALED = (SealedSegmentFile(0, 10, 100, 500), SealedSegmentFile(10, 20, 0, 600), SealedSegmentFile(20, 30, 300, 700))
 SEEN = PartitionDirectoryListing(ORDERS, "/somewhere", NOW - 5_000, NOW, SEALED, active_base=30)
 WATCH = PartitionUploadState(SEEN, leads=True, position=10, end=LeaderReportedLogEnd(LeaderEpoch(1), 35), checked_ms=NOW)
 
@@ -76,7 +76,7 @@ def test_brokers_are_asked_now_and_then_though_nothing_is_pending() -> None:
 
 def test_what_was_sealed_first_goes_first_and_no_more_than_there_are_threads() -> None:
     watches = [
-        replace(WATCH, seen=replace(SEEN, partition=TopicPartition("orders", number), sealed=(SealedFile(20, 30, 1, 900 - number),)))
+        replace(WATCH, seen=replace(SEEN, partition=TopicPartition("orders", number), sealed=(SealedSegmentFile(20, 30, 1, 900 - number),)))
         for number in range(5)
     ]
     assert [watch.partition.partition for watch in choose_uploads(watches, {}, 3, NOW)] == [4, 3, 2]
@@ -129,16 +129,16 @@ def test_a_directory_is_listed_again_when_it_changed_or_may_have() -> None:
     assert not is_listing_current(None, SEEN.mtime_ms)
     assert not is_listing_current(replace(SEEN, scanned_ms=SEEN.mtime_ms + TICK_MS), SEEN.mtime_ms)
     assert not is_listing_current(replace(SEEN, problem="it cannot be read"), SEEN.mtime_ms)
-    assert with_listing(WATCH, SEEN) == WATCH
+    assert with_directory_listing(WATCH, SEEN) == WATCH
 
 
 def test_a_topic_that_was_created_again_is_watched_anew_whenever_its_id_becomes_readable() -> None:
     known = replace(WATCH, seen=replace(SEEN, topic_id=TopicId("first")), position=30)
     again = replace(SEEN, topic_id=TopicId("second"))
-    assert with_listing(known, again) == PartitionUploadState(again, leads=True)
-    without_id = with_listing(known, SEEN)  # listed before the broker wrote partition.metadata
-    assert with_listing(replace(without_id, position=30), again) == PartitionUploadState(again, leads=True)
-    assert with_listing(known, known.seen).position == 30
+    assert with_directory_listing(known, again) == PartitionUploadState(again, leads=True)
+    without_id = with_directory_listing(known, SEEN)  # listed before the broker wrote partition.metadata
+    assert with_directory_listing(replace(without_id, position=30), again) == PartitionUploadState(again, leads=True)
+    assert with_directory_listing(known, known.seen).position == 30
 
 
 def test_log_directories_are_read_by_names(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def resident():
 kept = [bytearray(100_000) for _ in range(1_000)]
 kept = kept[::10]  # what lies between them cannot be cut off at the end of a heap
 before = resident()
-assert allocator.release_free_memory()
+assert allocator.return_free_memory_to_system()
 print(before - resident())
 """
 

@@ -19,9 +19,9 @@ from compactor.control.pauses import (
 )
 from compactor.control.records import (
     CatalogRecord,
+    DeletionCheckResult,
     PartitionChanged,
     PartitionsInspected,
-    RetireCheckResult,
     SlotsReached,
     append_checksum,
 )
@@ -44,8 +44,8 @@ def folded(*bodies: Any) -> CatalogState:
     return state
 
 
-def looked(slot: int = 5, next_ms: int = NEVER_MS, at_ms: int = NOW - 2 * HOUR_MS) -> dict[str, RetireCheckResult]:
-    return {str(name): RetireCheckResult(slot, next_ms, at_ms) for name in NAMES}
+def looked(slot: int = 5, next_ms: int = NEVER_MS, at_ms: int = NOW - 2 * HOUR_MS) -> dict[str, DeletionCheckResult]:
+    return {str(name): DeletionCheckResult(slot, next_ms, at_ms) for name in NAMES}
 
 
 class TestWhere:
@@ -57,14 +57,14 @@ class TestWhere:
         assert partitions_to_inspect_for_deletions(state, NAMES[:MAX_UNHINTED_INSPECTIONS], NOW) == NAMES[:MAX_UNHINTED_INSPECTIONS]
 
     def test_of_many_idle_ones_some_an_hour_the_oldest_first(self) -> None:
-        oldest = {str(name): RetireCheckResult(5, NEVER_MS, NOW - 9 * HOUR_MS) for name in NAMES[7:20]}
+        oldest = {str(name): DeletionCheckResult(5, NEVER_MS, NOW - 9 * HOUR_MS) for name in NAMES[7:20]}
         state = folded(PartitionsInspected(looks=looked() | oldest))
         found = partitions_to_inspect_for_deletions(state, NAMES, NOW)
         assert len(found) == MAX_UNHINTED_INSPECTIONS
         assert set(NAMES[7:20]) <= set(found)
         again = folded(
             PartitionsInspected(looks=looked()),
-            PartitionsInspected(looks={str(name): RetireCheckResult(5, NEVER_MS, NOW) for name in found}),
+            PartitionsInspected(looks={str(name): DeletionCheckResult(5, NEVER_MS, NOW) for name in found}),
         )
         assert partitions_to_inspect_for_deletions(again, NAMES, NOW + 1) == []
         later = set(partitions_to_inspect_for_deletions(again, NAMES, NOW + HOUR_MS))
@@ -77,22 +77,22 @@ class TestWhere:
             now += HOUR_MS
             found = partitions_to_inspect_for_deletions(state, NAMES, now)
             seen.update(found)
-            body = PartitionsInspected(looks={str(name): RetireCheckResult(5, NEVER_MS, now) for name in found})
+            body = PartitionsInspected(looks={str(name): DeletionCheckResult(5, NEVER_MS, now) for name in found})
             state = apply_catalog_record(
                 state, CatalogRecord(version=4, log="catalog", slot=slot, incarnation="x", attempt=1, at_ms=now, body=body)
             )
         assert seen == set(NAMES)
 
     def test_looks_that_hints_asked_for_do_not_put_off_the_others_for_ever(self) -> None:
-        busy = {str(name): RetireCheckResult(5, NEVER_MS, NOW) for name in NAMES[:MAX_UNHINTED_INSPECTIONS]}
+        busy = {str(name): DeletionCheckResult(5, NEVER_MS, NOW) for name in NAMES[:MAX_UNHINTED_INSPECTIONS]}
         state = folded(PartitionsInspected(looks=looked(at_ms=NOW - 9 * HOUR_MS) | busy))
         assert partitions_to_inspect_for_deletions(state, NAMES, NOW) == NAMES[MAX_UNHINTED_INSPECTIONS : 2 * MAX_UNHINTED_INSPECTIONS]
 
     def test_what_is_due_by_its_time(self) -> None:
         due = {
-            str(NAMES[40]): RetireCheckResult(5, NOW - 1, NOW),
-            str(NAMES[41]): RetireCheckResult(5, 0, NOW),
-            str(NAMES[42]): RetireCheckResult(5, NOW + 1, NOW),
+            str(NAMES[40]): DeletionCheckResult(5, NOW - 1, NOW),
+            str(NAMES[41]): DeletionCheckResult(5, 0, NOW),
+            str(NAMES[42]): DeletionCheckResult(5, NOW + 1, NOW),
         }
         state = folded(PartitionsInspected(looks=looked(at_ms=NOW) | due))
         assert partitions_to_inspect_for_deletions(state, NAMES, NOW) == NAMES[40:42]

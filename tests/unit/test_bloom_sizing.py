@@ -18,11 +18,11 @@ from bloom.sidecar import (
 
 @pytest.mark.parametrize("probes", [1, 100, 10_000, 5_000_000, 10**9])
 def test_the_rate_per_key_keeps_the_promise_per_segment(probes: int) -> None:
-    assert sizing.useless_read_probability_of_filter(sizing.rate_per_key(probes), probes) == pytest.approx(0.01)
+    assert sizing.useless_read_probability_of_filter(sizing.false_positive_rate_per_key(probes), probes) == pytest.approx(0.01)
 
 
 def test_one_per_cent_at_five_million_keys_is_two_in_a_thousand_million() -> None:
-    rate = sizing.rate_per_key(5_000_000)
+    rate = sizing.false_positive_rate_per_key(5_000_000)
     assert rate == pytest.approx(2.01e-9, rel=1e-3)
     assert sizing.filter_size_bytes(1_000_000, rate) * 8 / 1_000_000 == pytest.approx(41.7, abs=0.1)
 
@@ -34,19 +34,19 @@ def test_one_per_cent_per_key_hardly_ever_lets_458_keys_skip() -> None:
 @pytest.mark.parametrize("keys", [1, 7, 1_000, 123_456])
 @pytest.mark.parametrize("probes", [1, 5_000, 5_000_000])
 def test_the_size_is_the_librarys(keys: int, probes: int) -> None:
-    rate = sizing.rate_per_key(probes)
+    rate = sizing.false_positive_rate_per_key(probes)
     assert sizing.filter_size_bytes(keys, rate) == (BloomFilter(keys, rate).num_bits + 7) // 8
 
 
 def test_a_filter_is_designed_where_it_pays() -> None:
     made = sizing.design_filter_if_worthwhile(1_000_000, 5_000_000, segment_bytes=1 << 30)
     assert made is not None
-    assert (made.keys, made.probes, made.rate) == (1_000_000, 5_000_000, sizing.rate_per_key(5_000_000))
+    assert (made.keys, made.probes, made.rate) == (1_000_000, 5_000_000, sizing.false_positive_rate_per_key(5_000_000))
     assert made.bytes == sizing.filter_size_bytes(made.keys, made.rate)
 
 
 def test_no_filter_where_none_pays() -> None:
-    size = sizing.filter_size_bytes(1_000, sizing.rate_per_key(1_000_000))
+    size = sizing.filter_size_bytes(1_000, sizing.false_positive_rate_per_key(1_000_000))
     assert sizing.design_filter_if_worthwhile(1_000, 1_000_000, segment_bytes=4 * size) is None  # half skipped, twice the filter: no gain
     assert sizing.design_filter_if_worthwhile(1_000, 1_000_000, segment_bytes=5 * size) is not None
     assert sizing.design_filter_if_worthwhile(1_000, 1_000_000, segment_bytes=5 * size, skip_rate=0.1) is None
@@ -61,7 +61,7 @@ def test_a_filter_follows_the_configured_rate_of_useless_reads() -> None:
 
 
 def test_a_filter_above_the_largest_size_is_not_made() -> None:
-    size = sizing.filter_size_bytes(1_000_000, sizing.rate_per_key(10_000))
+    size = sizing.filter_size_bytes(1_000_000, sizing.false_positive_rate_per_key(10_000))
     assert sizing.design_filter_if_worthwhile(1_000_000, 10_000, segment_bytes=1 << 30, max_bytes=size) is not None
     assert sizing.design_filter_if_worthwhile(1_000_000, 10_000, segment_bytes=1 << 30, max_bytes=size - 1) is None
 

@@ -14,8 +14,8 @@ from compactor.brokers.metadata_topic.admin import (
     BrokerDescription,
     ClusterDescription,
     KafkaSetting,
-    LeaderOffsets,
     MissingPermission,
+    PartitionLeaderAndOffsets,
     TopicDescription,
 )
 from compactor.brokers.metadata_topic.codec import TOPIC
@@ -33,7 +33,7 @@ from tests.metadata_events import finished
 from tests.support.broker_metadata import brokers_of
 from tests.support.memory_store import Clock, MemoryStore, ports_on
 
-LED = {0: LeaderOffsets(1, LeaderEpoch(3), 0, 10, 10)}
+LED = {0: PartitionLeaderAndOffsets(1, LeaderEpoch(3), 0, 10, 10)}
 FOREVER = {
     "cleanup.policy": KafkaSetting("delete", "topic"),
     "retention.ms": KafkaSetting("-1", "topic"),

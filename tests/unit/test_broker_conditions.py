@@ -78,7 +78,7 @@ def test_settings_that_do_not_go_together_are_told() -> None:
 
 
 class Cluster:
-    """AdminQueries: what is asked, and what is so."""
+    """ClusterDescriptionQueries: what is asked, and what is so."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

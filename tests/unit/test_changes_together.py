@@ -41,7 +41,7 @@ def told(saying: Saying) -> list[BaseException | None]:
 
     def note(name: TopicPartition) -> None:
         came.release()
-        together.record_change(name, 1 + name.partition)
+        together.record_partition_change(name, 1 + name.partition)
 
     with ThreadPoolExecutor(len(NAMES)) as pool:
         notes = [pool.submit(note, NAMES[0])]
@@ -66,7 +66,7 @@ def test_a_failure_is_everybodys_whose_change_it_was() -> None:
     assert all(isinstance(error, Unavailable) for error in errors[1:])
     saying = Saying()
     saying.leave.set()
-    CatalogChangeBatcher(saying).record_change(NAMES[0], 5)
+    CatalogChangeBatcher(saying).record_partition_change(NAMES[0], 5)
     assert saying.said == [{NAMES[0]: 5}]
 
 

@@ -302,9 +302,9 @@ def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("TERM", "xterm")
     progress = Progress("cleaning [b]", 10, "records", "table", stderr, clock)
     clock.now = 3
-    assert not progress.print_above_bar("too early for a bar")
+    assert not progress.print_above_progress_bar("too early for a bar")
     progress.advance(5)
-    assert progress.print_above_bar("orders-1 is [quarantined]")
+    assert progress.print_above_progress_bar("orders-1 is [quarantined]")
     progress.close()
     assert "orders-1 is [quarantined]\n" in stderr.getvalue().replace("\r\n", "\n")
     assert "cleaning [b]" in stderr.getvalue()

@@ -303,7 +303,7 @@ def test_the_first_topic_table_that_matches_the_whole_name_wins(tmp_path: Path) 
         86_400_000,
     ]
     assert [settings.cleaner_settings_for_topic(topic).bloom for topic in ("orders", "orders-eu", "my-orders")] == [False, True, False]
-    assert settings.overridden_keys("orders.*") == ["delete_retention_ms", "bloom"]
+    assert settings.overridden_setting_names("orders.*") == ["delete_retention_ms", "bloom"]
     assert settings.source_of_setting('topics."orders.*".bloom').endswith("some where.toml")
 
 

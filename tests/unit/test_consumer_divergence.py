@@ -19,8 +19,8 @@ from compactor.consumer.history import (
     HistoryMismatchReason,
     LeaderEpochEnd,
     LogIdentity,
+    consumed_history_before_position,
     find_log_mismatch,
-    history_of_restored_position,
     log_identity,
 )
 from compactor.consumer.messages import MessageLike
@@ -248,21 +248,21 @@ def log(end: int, *entries: tuple[int, int], topic_id: str = "") -> LogIdentity:
 @pytest.mark.parametrize(
     ("position", "given", "agreed"),
     [
-        (history_of_restored_position(100, 0, ""), log(200, (0, 0), (1, 40)), 40),
-        (history_of_restored_position(100, 1, ""), log(200, (0, 0), (2, 20)), 20),
-        (history_of_restored_position(100, 0, ""), log(100, (0, 0), (1, 100)), None),
-        (history_of_restored_position(100, 0, ""), log(40, (0, 0)), None),  # a tier that ends earlier
-        (history_of_restored_position(100, 3, ""), log(40, (0, 0)), None),
-        (history_of_restored_position(100, None, ""), log(200, (0, 0), (1, 40)), None),
-        (history_of_restored_position(100, -1, ""), log(200, (0, 0), (1, 40)), None),
-        (history_of_restored_position(0, 0, ""), log(200, (1, 0)), None),
-        (history_of_restored_position(100, 0, ""), log(200, (4, 60)), 60),  # its beginning has expired
-        (history_of_restored_position(50, 0, ""), log(200, (4, 60)), None),
-        (history_of_restored_position(100, 0, ""), LogIdentity(EMPTY_TOPIC_ID, (), 200), None),
-        (history_of_restored_position(150, 1, ""), log(300, (0, 0), (2, 200)), 0),  # the former leader came back, and 1 left no trace
-        (log(300, (0, 0), (1, 100)).history_below_offset(150), log(300, (0, 0), (2, 200)), 100),
-        (log(300, (0, 0), (1, 100)).history_below_offset(150), log(300, (0, 0), (1, 100), (2, 120)), 120),
-        (log(300, (0, 0), (1, 100)).history_below_offset(100), log(300, (0, 0), (2, 200)), None),
+        (consumed_history_before_position(100, 0, ""), log(200, (0, 0), (1, 40)), 40),
+        (consumed_history_before_position(100, 1, ""), log(200, (0, 0), (2, 20)), 20),
+        (consumed_history_before_position(100, 0, ""), log(100, (0, 0), (1, 100)), None),
+        (consumed_history_before_position(100, 0, ""), log(40, (0, 0)), None),  # a tier that ends earlier
+        (consumed_history_before_position(100, 3, ""), log(40, (0, 0)), None),
+        (consumed_history_before_position(100, None, ""), log(200, (0, 0), (1, 40)), None),
+        (consumed_history_before_position(100, -1, ""), log(200, (0, 0), (1, 40)), None),
+        (consumed_history_before_position(0, 0, ""), log(200, (1, 0)), None),
+        (consumed_history_before_position(100, 0, ""), log(200, (4, 60)), 60),  # its beginning has expired
+        (consumed_history_before_position(50, 0, ""), log(200, (4, 60)), None),
+        (consumed_history_before_position(100, 0, ""), LogIdentity(EMPTY_TOPIC_ID, (), 200), None),
+        (consumed_history_before_position(150, 1, ""), log(300, (0, 0), (2, 200)), 0),  # the former leader came back, and 1 left no trace
+        (log(300, (0, 0), (1, 100)).consumed_history_below_offset(150), log(300, (0, 0), (2, 200)), 100),
+        (log(300, (0, 0), (1, 100)).consumed_history_below_offset(150), log(300, (0, 0), (1, 100), (2, 120)), 120),
+        (log(300, (0, 0), (1, 100)).consumed_history_below_offset(100), log(300, (0, 0), (2, 200)), None),
     ],
 )
 def test_the_offset_up_to_which_a_log_agrees_with_a_position(position: ConsumedLogHistory, given: LogIdentity, agreed: int | None) -> None:
@@ -270,17 +270,17 @@ def test_the_offset_up_to_which_a_log_agrees_with_a_position(position: ConsumedL
 
 
 def test_a_log_of_an_earlier_leader_is_older_and_another_topic_has_no_common_prefix() -> None:
-    assert find_log_mismatch(history_of_restored_position(100, 2, ""), log(100, (0, 0), (1, 40))) == HistoryMismatchReason("older")
+    assert find_log_mismatch(consumed_history_before_position(100, 2, ""), log(100, (0, 0), (1, 40))) == HistoryMismatchReason("older")
     same = log(200, (0, 0), topic_id=NEW_ID)
-    assert find_log_mismatch(history_of_restored_position(100, 0, OLD_ID), same) == HistoryMismatchReason("topic")
-    assert find_log_mismatch(history_of_restored_position(100, 0, NEW_ID), same) is None
-    assert find_log_mismatch(history_of_restored_position(100, 0, ""), same) is None
-    assert find_log_mismatch(history_of_restored_position(100, 0, OLD_ID), replace(same, topic_id=EMPTY_TOPIC_ID)) is None
+    assert find_log_mismatch(consumed_history_before_position(100, 0, OLD_ID), same) == HistoryMismatchReason("topic")
+    assert find_log_mismatch(consumed_history_before_position(100, 0, NEW_ID), same) is None
+    assert find_log_mismatch(consumed_history_before_position(100, 0, ""), same) is None
+    assert find_log_mismatch(consumed_history_before_position(100, 0, OLD_ID), replace(same, topic_id=EMPTY_TOPIC_ID)) is None
 
 
 def test_what_was_read_below_an_offset_ends_with_the_epoch_that_reaches_it() -> None:
     history = ConsumedLogHistory(EMPTY_TOPIC_ID, (LeaderEpochEnd(LeaderEpoch(0), 50), LeaderEpochEnd(LeaderEpoch(1), 100)), 100)
-    assert [history.history_below_offset(offset).epochs for offset in (40, 50, 70)] == [((0, 40),), ((0, 50),), ((0, 50), (1, 70))]
+    assert [history.consumed_history_below_offset(offset).epochs for offset in (40, 50, 70)] == [((0, 40),), ((0, 50),), ((0, 50), (1, 70))]
 
 
 def test_a_place_stays_a_tuple_of_three() -> None:

@@ -6,15 +6,15 @@ import pytest
 
 from compactor.control.grace import earliest_deletion_time_ms, grace_period_ms, import_abandoned_at_ms
 from compactor.control.ports import ObjectRetention
-from compactor.control.summary import AwaitingDeletionSummary, ImportSummary
+from compactor.control.summary import GroupAwaitingDeletionSummary, ImportSummary
 
 RETENTION = ObjectRetention(grace_ms=600, undo_window_ms=900, orphan_age_ms=5_000)
 
 
 def group(
     *, undone: bool = False, slot: int = 7, grace_ms: int | None = None, undo_window_ms: int | None = None
-) -> AwaitingDeletionSummary:
-    return AwaitingDeletionSummary(
+) -> GroupAwaitingDeletionSummary:
+    return GroupAwaitingDeletionSummary(
         slot=slot, since_ms=None, run_id="r", undone=undone, segments=1, size_bytes=10, grace_ms=grace_ms, undo_window_ms=undo_window_ms
     )
 

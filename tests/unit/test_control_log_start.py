@@ -12,7 +12,7 @@ from compactor.control import fold, ordering, records
 from compactor.control.log_start import build_log_start_record, check_groups_expired_at_brokers, segments_removable_below
 from compactor.control.state import PartitionState, sum_batch_digests
 from compactor.errors import BadData
-from compactor.model.balance import CountAndDigestSum, add_sums
+from compactor.model.balance import CountAndDigestSum, total_of_count_and_digest_sums
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 
@@ -86,7 +86,7 @@ class TestRaising:
         state = three()
         body = build_log_start_record(state, 20, CompactorEpoch(EPOCH), 5)
         assert None not in (body.removed, body.content)
-        assert add_sums(part for part in (body.removed, body.content) if part) == sum_batch_digests(state.live)
+        assert total_of_count_and_digest_sums(part for part in (body.removed, body.content) if part) == sum_batch_digests(state.live)
         assert sum_batch_digests(rise(state, 20).live) == body.content
         assert "other" in rise(state, 20, removed=body.content).fenced[-1].reason
         assert "other" in rise(state, 20, content=None).fenced[-1].reason
@@ -207,12 +207,12 @@ def test_programs_that_cannot_raise_it_refuse_record_and_snapshot_by_name(monkey
     body = build_log_start_record(three(), 15, CompactorEpoch(EPOCH), None)
     record = records.PartitionRecord(version=records.VERSION, log="x", slot=1, incarnation="me", attempt=1, at_ms=0, body=body)
     sealed = records.append_checksum(record.model_dump_json().encode())
-    assert records.decode_checksummed(records.PartitionRecord, sealed, "x").body == body
+    assert records.decode_checksummed_json(records.PartitionRecord, sealed, "x").body == body
     assert PartitionState.model_validate_json(state.model_dump_json()) == state
     assert "log_start" not in three().model_dump_json()
     unknown = records.append_checksum(record.model_dump_json().replace("log_start_raised", "log_start_turned").encode())
     with pytest.raises(BadData, match="log_start_turned"):
-        records.decode_checksummed(records.PartitionRecord, unknown, "x")
+        records.decode_checksummed_json(records.PartitionRecord, unknown, "x")
     monkeypatch.setattr(records, "VERSION", records.VERSION - 1)
     with pytest.raises(BadData, match="format version"):
-        records.decode_checksummed(records.PartitionRecord, unknown, "x")
+        records.decode_checksummed_json(records.PartitionRecord, unknown, "x")

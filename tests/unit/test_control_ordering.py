@@ -15,7 +15,7 @@ from compactor.control import fold, ordering, records
 from compactor.control.coverage import coverage_problem
 from compactor.control.leadership import Leadership, acquire_leadership
 from compactor.control.records import PartitionBody
-from compactor.control.stages import STAGES, RoundStage, StageTracker
+from compactor.control.stages import STAGES, RoundStage, RoundStageTracker
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Fenced
 from compactor.model.base import StrictFrozenModel
@@ -63,13 +63,13 @@ class TestTables:
     @pytest.mark.parametrize("stage", list(STAGES))
     @pytest.mark.parametrize("following", list(RoundStage))
     def test_a_step_out_of_turn_is_refused(self, stage: RoundStage | None, following: RoundStage) -> None:
-        steps = StageTracker(stage)
+        steps = RoundStageTracker(stage)
         if following in STAGES[stage]:
-            steps.advance_to(following)
+            steps.advance_to_stage(following)
             assert steps.stage == following
         else:
             with pytest.raises(CompactorError, match="cannot go"):
-                steps.advance_to(following)
+                steps.advance_to_stage(following)
 
     def test_before_publish_only_back_and_after_it_only_forward(self) -> None:
         before = [RoundStage.ANNOUNCED, RoundStage.UPLOADED, RoundStage.VERIFIED]

@@ -18,7 +18,7 @@ from compactor.control.records import (
     PartitionRecord,
     RunEnded,
     append_checksum,
-    decode_checksummed,
+    decode_checksummed_json,
     verify_and_strip_checksum,
 )
 from compactor.errors import gravest_exit_code
@@ -30,13 +30,13 @@ SEALED = append_checksum(RECORD.model_dump_json().encode())
 
 
 def test_a_record_reads_back_as_it_was_written() -> None:
-    assert decode_checksummed(PartitionRecord, SEALED, WHERE) == RECORD
+    assert decode_checksummed_json(PartitionRecord, SEALED, WHERE) == RECORD
 
 
 @pytest.mark.parametrize("length", range(len(SEALED)))
 def test_a_truncated_record_is_named_and_refused(length: int) -> None:
     with pytest.raises(BadControlRecord) as error:
-        decode_checksummed(PartitionRecord, SEALED[:length], WHERE)
+        decode_checksummed_json(PartitionRecord, SEALED[:length], WHERE)
     assert error.value.segment == WHERE
     assert gravest_exit_code([error.value.exit_code]) == 3
 
@@ -46,7 +46,7 @@ def test_a_flipped_bit_is_refused_wherever_it_is(position: int) -> None:
     broken = bytearray(SEALED)
     broken[position] ^= 1
     with pytest.raises(BadControlRecord):
-        decode_checksummed(PartitionRecord, bytes(broken), WHERE)
+        decode_checksummed_json(PartitionRecord, bytes(broken), WHERE)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_flipped_bit_is_refused_wherever_it_is(position: int) -> None:
 )
 def test_garbage_is_refused(garbage: bytes) -> None:
     with pytest.raises(BadControlRecord):
-        decode_checksummed(PartitionRecord, garbage, WHERE)
+        decode_checksummed_json(PartitionRecord, garbage, WHERE)
 
 
 def test_a_future_version_is_named_as_such() -> None:
@@ -65,7 +65,7 @@ def test_a_future_version_is_named_as_such() -> None:
         .replace(b'"attempt"', b'"novelty":1,"attempt"')
     )
     with pytest.raises(BadControlRecord, match="version 9") as error:
-        decode_checksummed(PartitionRecord, append_checksum(document), WHERE)
+        decode_checksummed_json(PartitionRecord, append_checksum(document), WHERE)
     assert "Upgrade" in error.value.hint
 
 
@@ -90,19 +90,19 @@ def test_a_program_of_format_version_6_refuses_what_version_7_has_added_by_the_v
     """It does not know the type of the record, and says that it needs an upgrade instead of calling the record corrupt."""
     record = kind(version=VERSION, log=log, slot=7, incarnation="me", attempt=2, at_ms=5, body=body)
     document = record.model_dump_json().encode()
-    assert decode_checksummed(kind, append_checksum(document), WHERE) == record
+    assert decode_checksummed_json(kind, append_checksum(document), WHERE) == record
     unknown = append_checksum(document.replace(f'"type":"{body.type}"'.encode(), b'"type":"of_version_7"'))
     with pytest.raises(BadControlRecord, match="body"):
-        decode_checksummed(kind, unknown, WHERE)
+        decode_checksummed_json(kind, unknown, WHERE)
     monkeypatch.setattr(records, "VERSION", 6)
     with pytest.raises(BadControlRecord, match="of format version 7, this program knows version 6") as error:
-        decode_checksummed(kind, unknown, WHERE)
+        decode_checksummed_json(kind, unknown, WHERE)
     assert "Upgrade" in error.value.hint
 
 
 def test_an_unknown_field_or_type_is_refused_and_named() -> None:
     document = verify_and_strip_checksum(SEALED, WHERE)
     with pytest.raises(BadControlRecord, match="novelty"):
-        decode_checksummed(PartitionRecord, append_checksum(document.replace(b'"attempt"', b'"novelty":1,"attempt"')), WHERE)
+        decode_checksummed_json(PartitionRecord, append_checksum(document.replace(b'"attempt"', b'"novelty":1,"attempt"')), WHERE)
     with pytest.raises(BadControlRecord, match="body"):
-        decode_checksummed(PartitionRecord, append_checksum(document.replace(b"run_ended", b"run_began")), WHERE)
+        decode_checksummed_json(PartitionRecord, append_checksum(document.replace(b"run_ended", b"run_began")), WHERE)

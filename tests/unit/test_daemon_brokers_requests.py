@@ -75,13 +75,13 @@ def test_an_idle_tier_costs_its_metadata_topics_ends_and_looks_now_and_then(tmp_
     assert daemon.status().ready
     assert len(daemon.status().schedules) == PARTITIONS
     loads: list[Sequence[TopicIdPartition]] = []
-    load = world.kept.load_partitions
+    load = world.kept.load_folded_partitions
 
     def counted(number: int, names: Sequence[TopicIdPartition]) -> list[FoldedPartitionMetadata | None]:
         loads.append(names)
         return load(number, names)
 
-    monkeypatch.setattr(world.kept, "load_partitions", counted)
+    monkeypatch.setattr(world.kept, "load_folded_partitions", counted)
     polls = world.reader.polls
     usage = world.pass_time(daemon, 24)  # a tenth of an hour
     assert set(usage.requests) == {"get"}

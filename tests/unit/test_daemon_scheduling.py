@@ -34,7 +34,7 @@ from compactor.daemon.scheduling import (
     choose_jobs,
     failing_since_ms,
     needs_poll,
-    new_schedule,
+    new_partition_schedule,
     next_action,
     next_time_round_may_be_due_ms,
     partition_status,
@@ -162,14 +162,16 @@ class TestWaking:
 
 class TestLooking:
     def test_a_new_partition_is_looked_at_at_once_and_then_within_the_hour(self) -> None:
-        found = new_schedule(A, 3, NOW)
+        found = new_partition_schedule(A, 3, NOW)
         assert needs_poll(found, NOW)
         for spread in (0.0, 0.5, 1.0):
             after = with_poll_result(found, PartitionStatus(A, 7), NOW, spread)
             assert NOW + POLL_MS // 8 <= after.next_poll_ms <= NOW + POLL_MS
 
     def test_the_first_looks_of_many_partitions_are_spread(self) -> None:
-        first = {with_poll_result(new_schedule(A, 3, NOW), PartitionStatus(A, 7), NOW, step / 100).next_poll_ms for step in range(100)}
+        first = {
+            with_poll_result(new_partition_schedule(A, 3, NOW), PartitionStatus(A, 7), NOW, step / 100).next_poll_ms for step in range(100)
+        }
         assert len(first) == 100
 
     def test_looks_back_off_while_nothing_happens(self) -> None:
@@ -181,7 +183,7 @@ class TestLooking:
         assert pauses == [min(POLL_MS, FIRST_POLL_MS << n) for n in range(9)]
 
     def test_a_hint_is_followed_at_once_and_looks_are_close_again_after_it(self) -> None:
-        after = with_change_hint(with_poll_result(new_schedule(A, 3, NOW), PartitionStatus(A, 7), NOW, 1), 9, NOW + 10)
+        after = with_change_hint(with_poll_result(new_partition_schedule(A, 3, NOW), PartitionStatus(A, 7), NOW, 1), 9, NOW + 10)
         assert needs_poll(after, NOW + 10)
         assert after.hint == 9
         assert with_poll_result(after, PartitionStatus(A, 8), NOW + 10, 0).next_poll_ms == NOW + 10 + FIRST_POLL_MS
@@ -196,7 +198,7 @@ class TestLooking:
         assert needs_poll(known, NOW - 600_000 + POLL_MS)
 
     def test_a_log_that_cannot_be_read_is_looked_at_less_and_less_often_until_it_can(self) -> None:
-        once = with_failed_poll(new_schedule(A, 3, NOW), "garbled", NOW)
+        once = with_failed_poll(new_partition_schedule(A, 3, NOW), "garbled", NOW)
         twice = with_failed_poll(once, "garbled", NOW)
         assert (once.next_poll_ms, twice.next_poll_ms) == (NOW + RETRY_MS, NOW + 2 * RETRY_MS)
         assert twice.blocked_reason == "garbled"
@@ -383,7 +385,7 @@ def test_a_partition_is_quarantined_since_its_first_failure_although_it_was_retr
 
 
 def test_a_paused_or_failing_partition_does_not_count_as_due() -> None:
-    due = with_poll_result(new_schedule(A, 0, NOW), PartitionStatus(A, 7, due=True), NOW, 0.0)
+    due = with_poll_result(new_partition_schedule(A, 0, NOW), PartitionStatus(A, 7, due=True), NOW, 0.0)
     assert due.status_if_round_may_begin is not None
     held = (replace(due, paused="p"), replace(due, suspended="s"), replace(due, problem="no disk"), replace(due, unreadable="no store"))
     assert [one for one in held if one.status_if_round_may_begin is not None] == []

@@ -70,7 +70,7 @@ class TestGrants:
         threads: list[threading.Thread] = []
         threads.append(wait_for(100, "large"))
         threads.append(wait_for(10, "small"))
-        assert budget.reserve_spare_bytes_or_none(DiskUsage(), 10) is None  # nor by what could wait
+        assert budget.reserve_bytes_for_prefetch_if_free(DiskUsage(), 10) is None  # nor by what could wait
         held.release_all_reserved_disk_bytes()
         for thread in threads:
             thread.join(10)

@@ -10,7 +10,13 @@ import pytest
 
 from compactor.access.metadata import BrokerManagedTierMetadataSource
 from compactor.access.tier import Tier
-from compactor.brokers.metadata_topic.admin import BrokerDescription, ClusterDescription, KafkaSetting, LeaderOffsets, TopicDescription
+from compactor.brokers.metadata_topic.admin import (
+    BrokerDescription,
+    ClusterDescription,
+    KafkaSetting,
+    PartitionLeaderAndOffsets,
+    TopicDescription,
+)
 from compactor.brokers.metadata_topic.codec import TOPIC, RemoteLogSegmentMetadataRecord
 from compactor.config.settings import Settings, TierSettings
 from compactor.constants import LeaderEpoch
@@ -21,7 +27,7 @@ from compactor.model.segment import SegmentState
 from compactor.storage.counting import RequestCounters
 from compactor.upkeep.brokers.check import check_known_kafka_problems
 from compactor.upkeep.brokers.checkup import find_tier_health_problems
-from compactor.upkeep.brokers.doctor import SLACK_MS, FirstUntieredRecord, PartitionHealthFacts, partition_findings
+from compactor.upkeep.brokers.doctor import SLACK_MS, FirstUntieredRecord, PartitionHealthFacts, partition_health_findings
 from compactor.upkeep.brokers.known_problems import MANY_METADATA_RECORDS, known_kafka_problem_findings, metadata_growth_findings
 from compactor.views.prices import NO_PRICES, PriceTable
 from tests.metadata_events import segment, update
@@ -41,7 +47,7 @@ def at(state: SegmentState, number: int, start: int, end: int, *, begun_ms: int 
 
 
 def kinds(facts: PartitionHealthFacts) -> list[tuple[str, str]]:
-    return [(found.severity, found.kind) for found in partition_findings(facts, NOW, NO_PRICES)]
+    return [(found.severity, found.kind) for found in partition_health_findings(facts, NOW, NO_PRICES)]
 
 
 def facts(*segments: RemoteLogSegmentMetadataRecord, settings: Mapping[str, str] | None = None) -> PartitionHealthFacts:
@@ -70,7 +76,7 @@ def test_copies_and_deletions_of_a_compactor_are_not_the_brokers_fault() -> None
 
 def test_a_deletion_that_never_ends_is_a_warning_with_its_price() -> None:
     hangs = at(S.DELETE_SEGMENT_STARTED, 2, 0, 9, begun_ms=LONG_AGO)._replace(size_bytes=2**40)
-    [found] = partition_findings(facts(FIRST, hangs), NOW, replace(NO_PRICES, stored_gib_month_usd=0.02))
+    [found] = partition_health_findings(facts(FIRST, hangs), NOW, replace(NO_PRICES, stored_gib_month_usd=0.02))
     assert (found.severity, found.kind, found.bytes, found.usd_month) == ("warning", "delete-hangs", 2**40, 20.48)
 
 
@@ -97,7 +103,7 @@ def test_segments_that_retention_should_have_removed_are_told_up_to_the_first_th
     limit = {"retention.ms": str(DAY_MS)}
     old, young = NOW - DAY_MS - SLACK_MS - 1, NOW - DAY_MS
     log = [at(S.COPY_SEGMENT_FINISHED, number, number, number, begun_ms=ms) for number, ms in enumerate([old, old, young, old])]
-    [found] = partition_findings(facts(*log, settings=limit), NOW, NO_PRICES)
+    [found] = partition_health_findings(facts(*log, settings=limit), NOW, NO_PRICES)
     assert (found.kind, found.bytes) == ("delete-overdue", 200)
     assert kinds(facts(*log[2:], settings=limit)) == []
 
@@ -112,7 +118,7 @@ def topic(name: str = "orders", **settings: str) -> TopicDescription:
     return TopicDescription(
         name,
         bytes(16),
-        {0: LeaderOffsets(1, LeaderEpoch(3), 0, 10, 10)},
+        {0: PartitionLeaderAndOffsets(1, LeaderEpoch(3), 0, 10, 10)},
         {each: KafkaSetting(value, "topic") for each, value in chosen.items()},
     )
 
@@ -142,7 +148,10 @@ def test_a_metadata_topic_that_has_grown_is_told_with_its_largest_partition() ->
     def grown(records: int) -> TopicDescription:
         return replace(
             topic(TOPIC),
-            partitions={0: LeaderOffsets(1, LeaderEpoch(0), 0, 5, 5), 1: LeaderOffsets(1, LeaderEpoch(0), 0, records, records)},
+            partitions={
+                0: PartitionLeaderAndOffsets(1, LeaderEpoch(0), 0, 5, 5),
+                1: PartitionLeaderAndOffsets(1, LeaderEpoch(0), 0, records, records),
+            },
         )
 
     assert metadata_growth_findings(grown(MANY_METADATA_RECORDS - 1), 3) == []

@@ -139,7 +139,7 @@ def test_a_table_that_the_cleaner_read_wrong_is_refused(many: Round, field: str)
     source.table = source.table.replace_columns(**{field: column})
     gate._crcs.clear()
     with pytest.raises(GateFailed, match=f"the cleaner read {field}"):
-        gate.start_reading_segment(source)
+        gate.prepare_for_chunks_of_segment(source)
 
 
 def test_bad_data_is_not_the_gates_business(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from compactor.outputs.iceberg_plan import (
     SnapshotCommitTime,
     ViewSlice,
     end_offset_of_unfinished_round,
-    parse_kafka_partition_entry,
-    partition_entry_of_view,
+    parse_snapshot_entry_of_partition,
     plan_snapshot_expiry,
     plan_table_update,
+    snapshot_entry_of_partition_view,
     view_slices,
 )
 
@@ -58,9 +58,9 @@ def path(name: str, first: int, last: int, incarnation: int = 1) -> str:
 
 
 def test_a_file_name_states_partition_incarnation_and_slice() -> None:
-    assert DataFileName.from_path(path(C, 5, 17, 2)) == DataFileName(3, 2, ViewSlice(C, 5, 17))
+    assert DataFileName.from_data_file_path(path(C, 5, 17, 2)) == DataFileName(3, 2, ViewSlice(C, 5, 17))
     for foreign in ("s3://bucket/t/data/00000-0-x.parquet", path(A, 1, 2) + ".crc", path(A, 1, 2).replace(NONCE, "1")):
-        assert DataFileName.from_path(foreign) is None
+        assert DataFileName.from_data_file_path(foreign) is None
 
 
 def test_a_view_is_cut_by_log_start_and_cleaner_offset() -> None:
@@ -119,16 +119,16 @@ def test_a_round_undone_in_part_leaves_an_incomplete_view_and_one_undone_wholly_
 
 def test_an_entry_names_the_round_that_is_shown() -> None:
     runs = (run(1, RunHistoryStatus.CLEANED, 20), run(2, RunHistoryStatus.REVERTED, 40), run(3, RunHistoryStatus.UNDONE, 40))
-    shown = partition_entry_of_view(state(20, runs=runs), 5)
+    shown = snapshot_entry_of_partition_view(state(20, runs=runs), 5)
     assert (shown.run, shown.log_start, shown.cleaner_offset, shown.snapshot_ordering_key) == ("r1", 5, 20, (1, 9, 5))
-    assert partition_entry_of_view(state(3), 5).cleaner_offset == 5
-    assert parse_kafka_partition_entry(shown.model_dump_json(), "t") == shown
+    assert snapshot_entry_of_partition_view(state(3), 5).cleaner_offset == 5
+    assert parse_snapshot_entry_of_partition(shown.model_dump_json(), "t") == shown
 
 
 def test_an_entry_of_a_newer_version_is_refused() -> None:
-    assert parse_kafka_partition_entry(None, "t") is None
+    assert parse_snapshot_entry_of_partition(None, "t") is None
     with pytest.raises(BadData, match="its summary is not valid"):
-        parse_kafka_partition_entry('{"other": 1}', "t")
+        parse_snapshot_entry_of_partition('{"other": 1}', "t")
 
 
 def test_records_that_change_no_row_leave_the_view_as_it_is() -> None:

@@ -17,7 +17,7 @@ from typing_extensions import override
 from checkpoint.lineage import EpochEntry
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
-from compactor.control.control_log import LogBoundary, StateIdentity
+from compactor.control.control_log import LogDeletionBoundary, StateIdentity
 from compactor.control.state import CatalogState, GroupAwaitingDeletion, OpenImport, PartitionState
 from compactor.control.summary import PartitionSummary, SegmentSummary, decode_summary, encode_summary, summarize_state
 from compactor.local import cache as local_state
@@ -27,7 +27,7 @@ from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, Segmen
 from compactor.round.plan import assess_round
 
 NAME = TopicPartition("orders", 0)
-MARK = StateIdentity(boundary=LogBoundary(version=1, log="orders-0", number=2, slot=1), incarnation="a", attempt=3)
+MARK = StateIdentity(boundary=LogDeletionBoundary(version=1, log="orders-0", number=2, slot=1), incarnation="a", attempt=3)
 
 
 def segment(number: int, dice: random.Random) -> RemoteLogSegmentMetadata:
@@ -125,12 +125,12 @@ def test_damaged_summaries_raise_value_errors() -> None:
 def test_what_is_kept_comes_back(folder: Path) -> None:
     local = opened(folder)
     full = state(random.Random(1))
-    local.cache_state(full, MARK, last_hint_number=5, now_ms=99)
+    local.cache_partition_state(full, MARK, last_hint_number=5, now_ms=99)
     local.cache_catalog(CatalogState(slot=4, tier_id="tier"), MARK)
     local.cache_sidecar_heads({"s1": b"one", "s2": b"two"})
     local.close()
     again = opened(folder)
-    assert again.cached_state(NAME) == (full, MARK)
+    assert again.cached_partition_state(NAME) == (full, MARK)
     ((key, (seen, summary)),) = again.cached_summaries_by_partition_name().items()
     assert (key, seen.slot, seen.hint, seen.checked_ms) == ("orders-0", 7, 5, 99)
     assert summary == decode_summary(encode_summary(summarize_state(full)))
@@ -140,7 +140,7 @@ def test_what_is_kept_comes_back(folder: Path) -> None:
     assert again.cached_sidecar_heads(["s1", "s2", "s3"]) == {"s1": b"one", "s2": b"two"}
     again.delete_cached_sidecar_heads(["s1"])
     assert again.cached_sidecar_heads(["s1", "s2"]) == {"s2": b"two"}
-    assert again.cached_state(TopicPartition("orders", 1)) is None
+    assert again.cached_partition_state(TopicPartition("orders", 1)) is None
 
 
 def test_nothing_is_opened_before_it_is_used(folder: Path) -> None:
@@ -156,13 +156,13 @@ def test_others_cannot_read_it(folder: Path) -> None:
 def test_a_later_look_moves_the_hint_only(folder: Path) -> None:
     local = opened(folder)
     full = state(random.Random(2))
-    local.cache_state(full, MARK, last_hint_number=5, now_ms=99)
+    local.cache_partition_state(full, MARK, last_hint_number=5, now_ms=99)
     seen, summary = local.cached_summaries_by_partition_name()["orders-0"]
     local.save_control_log_check_times({NAME: seen.model_copy(update={"hint": 8, "checked_ms": 200})})
     again, same = local.cached_summaries_by_partition_name()["orders-0"]
     assert (again.hint, again.checked_ms, again.slot) == (8, 200, 7)
     assert same == summary
-    assert local.cached_state(NAME) == (full, MARK)
+    assert local.cached_partition_state(NAME) == (full, MARK)
 
 
 # ---- several processes -------------------------------------------------------------------------------------------------------
@@ -174,23 +174,23 @@ from compactor.local.cache import LocalState
 from compactor.control.state import CatalogState
 from tests.unit.test_local_cache import MARK, NAME, opened
 local = opened(Path(sys.argv[1]))
-known = local.cached_state(NAME)
-local.cache_state(known[0].model_copy(update={"slot": 50}), MARK, 1, 1)
+known = local.cached_partition_state(NAME)
+local.cache_partition_state(known[0].model_copy(update={"slot": 50}), MARK, 1, 1)
 print(json.dumps([local.is_writable, known[0].slot, list(local.cached_summaries_by_partition_name())]))
 """
 
 
 def test_one_process_writes_and_others_read(folder: Path, lines: list[str]) -> None:
     writer = opened(folder)
-    writer.cache_state(state(random.Random(1)), MARK, last_hint_number=5, now_ms=99)
+    writer.cache_partition_state(state(random.Random(1)), MARK, last_hint_number=5, now_ms=99)
     assert writer.is_writable
     told = subprocess.run(
         [sys.executable, "-c", READER, str(folder)], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
     assert json.loads(told.stdout) == [False, 7, ["orders-0"]]
     assert told.stderr == ""
-    writer.cache_state(state(random.Random(1), slot=8), MARK, last_hint_number=5, now_ms=99)
-    known = writer.cached_state(NAME)
+    writer.cache_partition_state(state(random.Random(1), slot=8), MARK, last_hint_number=5, now_ms=99)
+    known = writer.cached_partition_state(NAME)
     assert known is not None
     assert known[0].slot == 8, "what the reader wanted to write is not there"
     assert not lines
@@ -209,7 +209,7 @@ def test_the_next_one_writes_when_the_writer_is_gone(folder: Path) -> None:
 def kept_in(folder: Path) -> None:
     local = opened(folder)
     local.cache_catalog(CatalogState(slot=4, tier_id="tier"), MARK)
-    local.cache_state(state(random.Random(1)), MARK, last_hint_number=5, now_ms=99)
+    local.cache_partition_state(state(random.Random(1)), MARK, last_hint_number=5, now_ms=99)
     local.close()
 
 
@@ -224,12 +224,12 @@ def test_a_broken_one_is_thrown_away_in_one_line(folder: Path, file: str, damage
             path.write_bytes({"zeros": b"\0" * path.stat().st_size, "cut": b"", "short": path.read_bytes()[:10]}[damage])
     local = opened(folder)
     local.cached_summaries_by_partition_name()
-    known = local.cached_state(NAME)
+    known = local.cached_partition_state(NAME)
     assert known is None or known[0].slot == 7
     assert len(lines) <= 1
     assert all("is thrown away" in line and str(folder) in line and "\n" not in line for line in lines)
-    local.cache_state(state(random.Random(1), slot=9), MARK, last_hint_number=5, now_ms=99)
-    again = local.cached_state(NAME)
+    local.cache_partition_state(state(random.Random(1), slot=9), MARK, last_hint_number=5, now_ms=99)
+    again = local.cached_partition_state(NAME)
     assert again is not None, "it goes on with a new one"
     assert again[0].slot == 9
 
@@ -244,9 +244,9 @@ def test_values_that_cannot_be_read_are_thrown_away_in_one_line(folder: Path, ke
     again.cached_catalog()
     again.bind_to_tier("tier")
     assert again.cached_summaries_by_partition_name() == {} or key == b"state/orders-0"
-    again.cached_state(NAME)
+    again.cached_partition_state(NAME)
     assert again.cached_summaries_by_partition_name() == {}
-    assert again.cached_state(NAME) is None
+    assert again.cached_partition_state(NAME) is None
     assert len(lines) == 1
 
 
@@ -271,17 +271,17 @@ def test_one_of_another_tier_is_thrown_away_in_one_line(folder: Path, lines: lis
     local.cached_catalog()
     local.bind_to_tier("tier" if diverged else "another", has_diverged=diverged)
     assert local.cached_summaries_by_partition_name() == {}
-    assert local.cached_state(NAME) is None
+    assert local.cached_partition_state(NAME) is None
     assert len(lines) == 1
 
 
 def test_where_nothing_can_be_written_there_is_none(tmp_path: Path, lines: list[str]) -> None:
     (tmp_path / "file").write_text("not a directory")
     local = opened(tmp_path / "file" / "cache")
-    local.cache_state(state(random.Random(1)), MARK, last_hint_number=5, now_ms=99)
+    local.cache_partition_state(state(random.Random(1)), MARK, last_hint_number=5, now_ms=99)
     assert not local.is_writable
     assert local.cached_summaries_by_partition_name() == {}
-    assert local.cached_state(NAME) is None
+    assert local.cached_partition_state(NAME) is None
     assert not lines
 
 

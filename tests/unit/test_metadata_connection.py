@@ -11,16 +11,22 @@ import pytest
 from confluent_kafka import KafkaError
 
 from compactor.brokers.metadata_topic import connection
-from compactor.brokers.metadata_topic.admin import KafkaAdmin, KafkaSetting, LeaderOffsets, TopicDescription, metadata_topic_problem
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.brokers.metadata_topic.admin import (
+    KafkaAdmin,
+    KafkaSetting,
+    PartitionLeaderAndOffsets,
+    TopicDescription,
+    metadata_topic_problem,
+)
+from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
 from compactor.brokers.metadata_topic.connection import ClientErrorRecorder, KafkaConnection, store_error_from_kafka_error
 from compactor.brokers.metadata_topic.leaders import KafkaAgentClusterQueries
 from compactor.constants import LeaderEpoch
 from compactor.errors import CompactorError, NotFound, Refused, Unavailable, UsageError
 
 ASKS: dict[str, Callable[[KafkaConnection], object]] = {
-    "identity": lambda brokers: ConfluentMetadataTopic(brokers).identity(),
-    "append": lambda brokers: ConfluentMetadataTopic(brokers).append(0, b"x"),
+    "identity": lambda brokers: ConfluentKafkaMetadataTopicClient(brokers).identity(),
+    "append": lambda brokers: ConfluentKafkaMetadataTopicClient(brokers).append(0, b"x"),
     "cluster": lambda brokers: KafkaAdmin(brokers).describe_cluster(),
     "topics": lambda brokers: KafkaAdmin(brokers).describe_metadata_topic(),
     "leaders": lambda brokers: KafkaAgentClusterQueries(brokers).leaders(),
@@ -113,7 +119,7 @@ def test_the_gravest_word_of_a_connection_is_kept() -> None:
 def topic(log_start: int = 0, **settings: str) -> TopicDescription:
     known = {"cleanup_policy": "delete", "retention_ms": "-1", "retention_bytes": "-1"} | settings
     listed = {name.replace("_", "."): KafkaSetting(value, "topic") for name, value in known.items() if value}
-    return TopicDescription("__remote_log_metadata", b"i" * 16, {0: LeaderOffsets(1, LeaderEpoch(0), log_start, 9, 9)}, listed)
+    return TopicDescription("__remote_log_metadata", b"i" * 16, {0: PartitionLeaderAndOffsets(1, LeaderEpoch(0), log_start, 9, 9)}, listed)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def expected(log: MemoryTopicLog, name: TopicIdPartition) -> RemoteLogMetadataCa
 def same(followed: FoldingMetadataTopicReader, log: MemoryTopicLog) -> None:
     listed = {one.partition: one for one in followed.tiered_partitions()}
     for name in NAMES:
-        folded, plain = followed.partition_from_metadata_records(name.topic_id, name.partition), expected(log, name)
+        folded, plain = followed.partition_metadata_from_records(name.topic_id, name.partition), expected(log, name)
         if plain.applied < 0:
             assert folded is None
             continue
@@ -205,7 +205,7 @@ def test_local_state_that_vanishes_is_folded_anew(opened: Callable[[], RocksData
     followed.fold_records_to_topic_end(TIMEOUT_S)
     store.delete_all_entries("a test does")
     with pytest.raises(Unavailable, match="is lost"):
-        followed.partition_from_metadata_records(NAMES[0].topic_id, NAMES[0].partition)
+        followed.partition_metadata_from_records(NAMES[0].topic_id, NAMES[0].partition)
     log.write(events[300:])
     assert followed.fold_records_to_topic_end(TIMEOUT_S).records == len(events)
     same(followed, log)
@@ -284,9 +284,9 @@ def test_a_record_that_stops_brokers_stops_us_in_its_partition_only(opened: Call
         followed = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
         assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
         with pytest.raises(BadData, match=f"__remote_log_metadata-{number}, offset {before}: the frame's version is 103"):
-            followed.partition_from_metadata_records(bad.topic_id, bad.partition)
+            followed.partition_metadata_from_records(bad.topic_id, bad.partition)
         healthy = next(name for name in NAMES if metadata_partition(name.topic_id, name.partition, 5) != number)
-        assert followed.partition_from_metadata_records(healthy.topic_id, healthy.partition) is not None
+        assert followed.partition_metadata_from_records(healthy.topic_id, healthy.partition) is not None
 
 
 def test_a_partition_without_a_leader_holds_up_what_it_tells_of_only(opened: Callable[[], RocksDatabase]) -> None:
@@ -303,8 +303,8 @@ def test_a_partition_without_a_leader_holds_up_what_it_tells_of_only(opened: Cal
         assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
         assert followed.leaderless_metadata_partitions == {number}
         with pytest.raises(Unavailable, match=f"partition {number} of __remote_log_metadata cannot be read: no broker leads it"):
-            followed.partition_from_metadata_records(lost.topic_id, lost.partition)
-        folded = followed.partition_from_metadata_records(healthy.topic_id, healthy.partition)
+            followed.partition_metadata_from_records(lost.topic_id, lost.partition)
+        folded = followed.partition_metadata_from_records(healthy.topic_id, healthy.partition)
         assert folded is not None
         assert len(folded.cache.segments) == 2
         log.leaderless = set()
@@ -350,7 +350,7 @@ def test_findings_are_kept_and_counted(opened: Callable[[], RocksDatabase]) -> N
             MemoryMetadataTopic(log), FoldedMetadataStore(opened()), chunk_records=10, clock_ms=lambda: NOW_MS
         )
         followed.fold_records_to_topic_end(TIMEOUT_S)
-        folded = followed.partition_from_metadata_records(name.topic_id, name.partition)
+        folded = followed.partition_metadata_from_records(name.topic_id, name.partition)
         assert folded is not None
         assert (folded.finding_count, len(folded.findings)) == (MAX_FINDINGS + 5, MAX_FINDINGS)
         assert {(one.kind, one.segment_id) for one in folded.findings} == {(SuspiciousRecordFindingKind.DROPPED_TRANSITION, raw_id(1))}
@@ -376,4 +376,4 @@ def test_nothing_is_answered_before_the_first_look(opened: Callable[[], RocksDat
     with pytest.raises(Unavailable, match="has not been read yet"):
         FoldingMetadataTopicReader(
             MemoryMetadataTopic(MemoryTopicLog()), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS
-        ).partition_from_metadata_records(b"x" * 16, 0)
+        ).partition_metadata_from_records(b"x" * 16, 0)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import pytest
 
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
+from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
 from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.ports import FirstAndEndOffsets
 from compactor.errors import Unavailable
@@ -22,10 +22,10 @@ def test_bounds_wait_no_longer_for_one_answer_than_for_all(monkeypatch: pytest.M
         waits.append(seconds)
         return {}
 
-    topic = ConfluentMetadataTopic(KafkaConnection("a:9092", timeout_s=TIMEOUT_S))
+    topic = ConfluentKafkaMetadataTopicClient(KafkaConnection("a:9092", timeout_s=TIMEOUT_S))
     monkeypatch.setattr(topic, "_partitions", 1)
     monkeypatch.setattr(topic, "_leaders", {0: 1})
-    monkeypatch.setattr(topic, "_fetch_bounds", refuse)
+    monkeypatch.setattr(topic, "_fetch_first_and_end_offsets", refuse)
     monkeypatch.setattr(topic, "identity", lambda: None)
     monkeypatch.setattr("compactor.brokers.metadata_topic.confluent_topic.time.monotonic", lambda: now[0])
     monkeypatch.setattr("compactor.brokers.metadata_topic.confluent_topic.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))

@@ -18,7 +18,7 @@ from compactor.service.metrics import MOST_LABELLED, OWN
 from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter
 from compactor.web.daemon_pages import DaemonPages
-from compactor.web.listing import ListQuery
+from compactor.web.listing import PartitionListQuery
 from tests.support import console_samples
 from tests.support.tools_for_tests import program
 
@@ -176,6 +176,6 @@ def test_every_alert_has_a_section_in_the_runbook() -> None:
 
 def test_what_happened_long_ago_is_not_reclaimed_today() -> None:
     status = console_samples.daemon_status(3, trouble=False)
-    totals = DaemonPages(lambda: status, lambda name: None).status_page_document(ListQuery()).totals
+    totals = DaemonPages(lambda: status, lambda name: None).status_page_document(PartitionListQuery()).totals
     sights = [schedule.status for schedule in status.schedules if schedule.status is not None]
     assert totals.reclaimed_24h_bytes == sum(partition_status.freed[1][1] for partition_status in sights) > 0

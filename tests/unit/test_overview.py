@@ -176,13 +176,13 @@ def test_partitions_are_read_summaryed_at_once(world: World, monkeypatch: pytest
     import threading
 
     both = threading.Barrier(2, timeout=60)
-    original = overview_module._read_summary
+    original = overview_module._read_partition_summary
 
     def meeting(*arguments: object) -> object:
         both.wait()
         return original(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(overview_module, "_read_summary", meeting)
+    monkeypatch.setattr(overview_module, "_read_partition_summary", meeting)
     assert same(shown(world.machine("")), world.truth())
 
 

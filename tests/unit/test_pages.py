@@ -24,11 +24,11 @@ from compactor.daemon.scheduling import (
 )
 from compactor.model.ids import TopicPartition
 from compactor.views import time_formats
-from compactor.web.axis import MOST_SPANS, axis_ticks, position_percent
+from compactor.web.axis import MOST_SPANS, offset_axis_ticks, offset_position_percent
 from compactor.web.console import SILENT_MS, RequestRouter
 from compactor.web.daemon_pages import DaemonPages
-from compactor.web.listing import ListQuery, parse_list_query
-from compactor.web.status_page import RUNBOOK_FILE, make_verdict
+from compactor.web.listing import PartitionListQuery, parse_partition_list_query
+from compactor.web.status_page import RUNBOOK_FILE, service_verdict
 from tests.support import console_samples
 from tests.support.console_samples import NOW
 from tests.support.idle_tier import HOUR, Idle
@@ -106,10 +106,10 @@ def test_numbers_beside_states_are_those_of_what_the_search_finds() -> None:
 
 
 def test_links_of_a_list_keep_what_was_chosen_and_begin_at_the_first_page() -> None:
-    query = parse_list_query("q=a%26b&state=due&sort=size&dir=asc&page=4&per_page=20")
-    assert query == ListQuery("a&b", "due", "size", False, 4, 20)
-    assert parse_list_query(query.query_string_with_changes(page=5)[1:]) == replace(query, page=5)
-    assert parse_list_query(query.query_string_with_changes(condition="")[1:]) == replace(query, condition="", page=1)
+    query = parse_partition_list_query("q=a%26b&state=due&sort=size&dir=asc&page=4&per_page=20")
+    assert query == PartitionListQuery("a&b", "due", "size", False, 4, 20)
+    assert parse_partition_list_query(query.query_string_with_changes(page=5)[1:]) == replace(query, page=5)
+    assert parse_partition_list_query(query.query_string_with_changes(condition="")[1:]) == replace(query, condition="", page=1)
 
 
 @pytest.mark.parametrize("path", ["/", "/partitions/orders-1", "/?q=%3Cscript%3E%22%27"])
@@ -127,7 +127,7 @@ def test_what_comes_from_outside_is_escaped(path: str) -> None:
 def test_states_are_named_with_their_time_and_reasons_linked_to_the_runbook() -> None:
     status = console_samples.daemon_status(60, trouble=True)
     documents = [
-        DaemonPages(lambda: status, lambda name: None, runbook_url=url).status_page_document(ListQuery(per_page=60))
+        DaemonPages(lambda: status, lambda name: None, runbook_url=url).status_page_document(PartitionListQuery(per_page=60))
         for url in (RUNBOOK_FILE, "https://ops.example/operating.md")
     ]
     (waiting, *_) = [row for row in documents[0].partitions.rows if row.condition == "waiting"]
@@ -181,7 +181,7 @@ def test_verdicts() -> None:
     }
 
     def told(**changes: object) -> tuple[str, str]:
-        found = make_verdict(**{**well, **changes})  # type: ignore[arg-type]
+        found = service_verdict(**{**well, **changes})  # type: ignore[arg-type]
         return found.level, found.text
 
     assert told() == ("ok", "All well")
@@ -190,7 +190,7 @@ def test_verdicts() -> None:
     assert told(has_scanned=False, ready=False) == ("starting", "Starting")
     assert told(stopping=True, ready=False) == ("stopping", "Stopping")
     assert told(problem="x", ready=False, failing_partitions=3) == ("down", "It cannot work")
-    assert make_verdict(**{**well, "running_jobs": 1, "due_partitions": 2}).detail == "1 job at work, 2 partitions due"  # type: ignore[arg-type]
+    assert service_verdict(**{**well, "running_jobs": 1, "due_partitions": 2}).detail == "1 job at work, 2 partitions due"  # type: ignore[arg-type]
 
 
 def random_watch(chance: random.Random) -> PartitionSchedule:
@@ -265,10 +265,10 @@ def test_places_on_the_axis() -> None:
     assert document is not None
     axis = document.axis
     assert axis is not None
-    assert position_percent(axis, axis.start_offset) == 0
-    assert position_percent(axis, axis.end_offset) == 100
-    assert 2 <= len(axis_ticks(axis)) <= 10
-    assert all(axis.start_offset < offset < axis.end_offset for offset in axis_ticks(axis))
+    assert offset_position_percent(axis, axis.start_offset) == 0
+    assert offset_position_percent(axis, axis.end_offset) == 100
+    assert 2 <= len(offset_axis_ticks(axis)) <= 10
+    assert all(axis.start_offset < offset < axis.end_offset for offset in offset_axis_ticks(axis))
 
 
 def test_a_story_is_small_and_comes_back(tmp_path: Path) -> None:

@@ -29,7 +29,12 @@ from compactor.round.partial.plan import (
     reason_to_read_whole_segment,
     removable_counts_of_composed_segment,
 )
-from compactor.round.partial.rewrite import KeyDirectoryCache, SegmentPartToRead, WholeSegmentNeededError, balance_including_copied_batches
+from compactor.round.partial.rewrite import (
+    KeyDirectoryCache,
+    SegmentPartToRead,
+    WholeSegmentReadNeededError,
+    balance_including_copied_batches,
+)
 from compactor.storage.port import CopyLimits
 from compactor.tier.sidecars import SidecarStore
 from tests.builders import LogBuilder
@@ -86,14 +91,14 @@ class TestWhatIsReadIsWhatTheDirectorySays:
         """The batches that were read are sound; only the directory tells that they are not those that were meant."""
         headers = directory.headers.copy()
         headers[batch, 7] ^= 1
-        with pytest.raises(WholeSegmentNeededError, match="its batches do not match its key directory"):
+        with pytest.raises(WholeSegmentReadNeededError, match="its batches do not match its key directory"):
             part_with(source, replace(directory, headers=headers)).raise_unless_batches_match_key_directory()
 
     def test_a_payload_that_does_not_fit_its_crc(self, source: SourceSegment, directory: KeyDirectory) -> None:
         part = part_with(source, directory)
         buf = part.source.buf.copy()
         buf[-1] ^= 1
-        with pytest.raises(WholeSegmentNeededError, match="CRC"):
+        with pytest.raises(WholeSegmentReadNeededError, match="CRC"):
             replace(part, source=replace(part.source, buf=buf)).raise_unless_batches_match_key_directory()
 
 
@@ -125,7 +130,7 @@ class TestTheSumOfAllBatches:
     @pytest.mark.parametrize("recorded", [None, CountAndDigestSum(), CountAndDigestSum(count=BATCHES, digest="1" * 32)])
     def test_is_another_than_was_recorded(self, source: SourceSegment, directory: KeyDirectory, recorded: CountAndDigestSum | None) -> None:
         read = digest_sum_of_headers(directory.headers[READ], KEY)
-        with pytest.raises(WholeSegmentNeededError, match="do not come to the sum that was recorded"):
+        with pytest.raises(WholeSegmentReadNeededError, match="do not come to the sum that was recorded"):
             balance_including_copied_batches(part_with(source, directory), Balance(sources=read), recorded, KEY)
 
 

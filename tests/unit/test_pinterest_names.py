@@ -15,14 +15,14 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.outputs.pinterest_names import (
     Generation,
     PublishedSegment,
-    lower_base_offset_of_offset_index,
-    lower_base_offset_of_time_index,
+    rebase_offset_index_to_lower_offset,
+    rebase_time_index_to_lower_offset,
 )
 from compactor.tier.layouts.pinterest.keys import PinterestObjectKeys, entropy_prefix, parse_file_name, segment_id_from_base_offset
 from compactor.tier.layouts.pinterest.metadata import (
     SegmentTimestampBound,
     encode_metadata_file,
-    format_watermark,
+    format_watermark_file,
     parse_metadata_file,
     parse_watermark_base_offset,
 )
@@ -112,7 +112,7 @@ def test_what_is_no_metadata_is_refused(text: str) -> None:
 
 
 def test_the_watermark() -> None:
-    assert format_watermark(42) == b"00000000000000000042"
+    assert format_watermark_file(42) == b"00000000000000000042"
     assert parse_watermark_base_offset(b"00000000000000000042\n", ORDERS) == 42
     for text in (b"", b"42", b"0000000000000000004x", b"\xff" * 20):
         with pytest.raises(BadData, match="not a base offset"):
@@ -125,15 +125,15 @@ def entries(data: bytes, form: str) -> list[tuple[int, int]]:
 
 def test_indexes_for_a_lower_base() -> None:
     index = b"".join(struct.pack(">ii", offset, 100 * offset) for offset in (5, 7, 9))
-    assert entries(lower_base_offset_of_offset_index(index, 10), ">ii") == [(15, 500), (17, 700), (19, 900)]
-    assert lower_base_offset_of_offset_index(b"", 10) == b""
+    assert entries(rebase_offset_index_to_lower_offset(index, 10), ">ii") == [(15, 500), (17, 700), (19, 900)]
+    assert rebase_offset_index_to_lower_offset(b"", 10) == b""
     times = b"".join(struct.pack(">qi", 1000 + offset, offset) for offset in (5, 9))
-    assert entries(lower_base_offset_of_time_index(times, 10), ">qi") == [(1005, 15), (1009, 19)]
+    assert entries(rebase_time_index_to_lower_offset(times, 10), ">qi") == [(1005, 15), (1009, 19)]
 
 
 def test_an_index_never_has_the_two_entries_that_the_consumer_cannot_search() -> None:
     two = struct.pack(">iiii", 5, 500, 7, 700)
-    assert entries(lower_base_offset_of_offset_index(two, 1), ">ii") == [(8, 700)]
+    assert entries(rebase_offset_index_to_lower_offset(two, 1), ">ii") == [(8, 700)]
     with pytest.raises(Endless):
         byte_position(two, 3)
     for count in (0, 1, 3, 4, 5, 6, 7, 20):
@@ -146,9 +146,9 @@ def test_an_index_never_has_the_two_entries_that_the_consumer_cannot_search() ->
 def test_what_lies_too_far_from_the_base_is_found_by_scanning() -> None:
     index = b"".join(struct.pack(">ii", offset, 100 * offset) for offset in (1, 2, 3, 4, 5))
     far = 2**31 - 1 - 3
-    assert entries(lower_base_offset_of_offset_index(index, far), ">ii") == [(2**31 - 3, 100), (2**31 - 2, 200), (2**31 - 1, 300)]
+    assert entries(rebase_offset_index_to_lower_offset(index, far), ">ii") == [(2**31 - 3, 100), (2**31 - 2, 200), (2**31 - 1, 300)]
     times = struct.pack(">qi", 1009, 9)
-    assert entries(lower_base_offset_of_time_index(times, far), ">qi") == [(1009, 2**31 - 1)]
+    assert entries(rebase_time_index_to_lower_offset(times, far), ">qi") == [(1009, 2**31 - 1)]
 
 
 def live(*ids: str) -> list[RemoteLogSegmentMetadata]:

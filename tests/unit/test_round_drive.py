@@ -17,8 +17,8 @@ from compactor.control.deletion import raise_log_start
 from compactor.control.fold import apply_partition_record
 from compactor.control.leadership import RecordRefused, acquire_leadership, hold_leadership
 from compactor.control.ordering import find_rule_violation
-from compactor.control.records import PartitionRecord, RoundPublished, RunEnded, decode_checksummed
-from compactor.control.stages import RoundStage, StageTracker
+from compactor.control.records import PartitionRecord, RoundPublished, RunEnded, decode_checksummed_json
+from compactor.control.stages import RoundStage, RoundStageTracker
 from compactor.control.state import PartitionState
 from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, StoreError, UsageError
@@ -104,7 +104,7 @@ class TestTheTable:
         planner, worker = SymbolicPlanner(play.oracle.contents), SymbolicWorker(b.ports)
         run_round(b.ports, b.log, LEASE, SymbolicRound(b.ports, 0, planner, worker, resumable=lambda plan: "other settings"))
         slots = range(shared.slot + 1, b.log.state.slot + 1)
-        theirs = [decode_checksummed(PartitionRecord, b.log.store.get(b.log.control_record_object_key(slot)), "") for slot in slots]
+        theirs = [decode_checksummed_json(PartitionRecord, b.log.store.get(b.log.control_record_object_key(slot)), "") for slot in slots]
         assert theirs[0].body.type == "leadership_acquired"
         assert "round_published" in [record.body.type for record in theirs]
         for place in range(len(theirs) + 1):
@@ -154,13 +154,13 @@ def test_a_round_is_one_publication(play: Play) -> None:
 
 def test_every_stage_of_the_table_is_entered_somewhere(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[RoundStage] = []
-    to = StageTracker.advance_to
+    to = RoundStageTracker.advance_to_stage
 
-    def noted(steps: StageTracker, stage: RoundStage) -> None:
+    def noted(steps: RoundStageTracker, stage: RoundStage) -> None:
         to(steps, stage)
         entered.append(stage)
 
-    monkeypatch.setattr(StageTracker, "advance_to", noted)
+    monkeypatch.setattr(RoundStageTracker, "advance_to_stage", noted)
     actor = play.process("a")
     result = actor.run()
     assert entered == [RoundStage.ANNOUNCED, RoundStage.UPLOADED, RoundStage.VERIFIED, RoundStage.PUBLISHED]

@@ -14,13 +14,13 @@ from compactor.constants import CompactorEpoch
 from compactor.control.state import RunHistoryEntry
 from compactor.round.skip import (
     BloomFilterUsageStatistics,
-    choose_engine,
-    decide_whether_to_read,
+    bloom_filter_usage_of_run,
+    bloom_filter_usage_of_runs,
+    choose_key_engine,
+    decide_whether_to_read_clean_segment,
     design_bloom_filter,
     estimate_distinct_keys,
     expected_dirty_key_count_of_next_rounds,
-    filter_usage_of_run,
-    filter_usage_of_runs,
 )
 from compactor.tier.sidecars import NO_SIDECAR, SidecarHead
 
@@ -34,7 +34,9 @@ def sidecar(keys: int, *, made_for: FilterDesign | None = None, due: RemovableRe
 
 
 def look(head: SidecarHead, *, keys: int = 100, due: str = "", record: BloomFilterUsageStatistics | None = None) -> Any:
-    return decide_whether_to_read(head, due, dirty_key_count=keys, filter_usage=record or BloomFilterUsageStatistics(), now_ms=1_000)
+    return decide_whether_to_read_clean_segment(
+        head, due, dirty_key_count=keys, filter_usage=record or BloomFilterUsageStatistics(), now_ms=1_000
+    )
 
 
 def with_filter(probes: int = 1_000, due: RemovableRecordCounts = RemovableRecordCounts()) -> SidecarHead:  # noqa: B008
@@ -87,14 +89,14 @@ def test_a_filter_for_far_fewer_keys_is_not_fetched() -> None:
 
 def test_filters_that_cost_more_than_they_spare_are_off_and_it_is_said() -> None:
     costly = BloomFilterUsageStatistics(asked=60, skipped=3, useless=1, bytes_read=10_000, bytes_saved=9_000)
-    assert not costly.are_filters_worthwhile
+    assert not costly.are_bloom_filters_worthwhile
     why = look(with_filter(), record=costly).must
     assert why.startswith(
         "filters do not pay on this partition and are off: of 60 filters asked, 3 saved a read, 1 was a false positive (25 %)"
     )
     assert design_bloom_filter(CleanerSettings(), costly, 1_000, 50, 100_000) is None
-    assert BloomFilterUsageStatistics(asked=49, bytes_read=10_000).are_filters_worthwhile, "too few were asked to tell"
-    assert BloomFilterUsageStatistics(asked=60, skipped=30, bytes_read=10_000, bytes_saved=10_001).are_filters_worthwhile
+    assert BloomFilterUsageStatistics(asked=49, bytes_read=10_000).are_bloom_filters_worthwhile, "too few were asked to tell"
+    assert BloomFilterUsageStatistics(asked=60, skipped=30, bytes_read=10_000, bytes_saved=10_001).are_bloom_filters_worthwhile
 
 
 def test_the_settings_say_how_often_a_filter_may_be_wrong_and_how_large_it_may_be() -> None:
@@ -120,10 +122,10 @@ def test_what_is_remembered_counts() -> None:
         run(filter_asked=10, filter_skipped=6, filter_useless=2, filter_bytes_read=5, filter_bytes_written=7, bytes_skipped=100),
         run(filter_asked=1, filter_skipped=1, bytes_skipped=11),
     ]
-    record = filter_usage_of_runs(runs)
+    record = bloom_filter_usage_of_runs(runs)
     assert record == BloomFilterUsageStatistics(asked=11, skipped=7, useless=2, bytes_read=12, bytes_saved=111)
     assert record.false_positive_rate == 2 / 9
-    assert filter_usage_of_run({}) == BloomFilterUsageStatistics()
+    assert bloom_filter_usage_of_run({}) == BloomFilterUsageStatistics()
 
 
 def test_filters_are_made_for_the_keys_that_rounds_bring() -> None:
@@ -142,7 +144,7 @@ def test_keys_are_estimated_from_sketches_and_never_beyond_the_records() -> None
 
 
 def test_the_engine_follows_from_the_estimate() -> None:
-    assert choose_engine("auto", 1_000, 20_000) == "memory"
-    assert choose_engine("auto", 1_001, 20_000) == "partitioned"
-    assert choose_engine("memory", 10**9, 1) == "memory"
-    assert choose_engine("partitioned", 1, 10**9) == "partitioned"
+    assert choose_key_engine("auto", 1_000, 20_000) == "memory"
+    assert choose_key_engine("auto", 1_001, 20_000) == "partitioned"
+    assert choose_key_engine("memory", 10**9, 1) == "memory"
+    assert choose_key_engine("partitioned", 1, 10**9) == "partitioned"

@@ -59,7 +59,7 @@ def test_rows_come_back_by_range_in_the_order_in_which_they_were_added(
         for part in range(parts):
             disk = Disk()
             with HashRangeRowFile(
-                Path(folder) / "rows", disk, HashRangeSpan.span_of_key_part(count, part, parts), words, dtype, "rows"
+                Path(folder) / "rows", disk, HashRangeSpan.hash_ranges_of_key_part(count, part, parts), words, dtype, "rows"
             ) as spool:
                 for section, numbers in added:
                     spool.add_rows_to_section(section, rows_of(numbers, words, dtype))
@@ -132,6 +132,6 @@ def test_an_error_of_the_disk_that_is_not_a_full_disk_is_raised_as_it_is(tmp_pat
 
 
 def test_ranges_outside_of_all_ranges_are_refused() -> None:
-    assert HashRangeSpan(3) == HashRangeSpan.span_of_key_part(3, 0, 1)
+    assert HashRangeSpan(3) == HashRangeSpan.hash_ranges_of_key_part(3, 0, 1)
     with pytest.raises(ValueError, match="ranges 4 to 6 of 4"):
-        HashRangeSpan.span_of_key_part(2, 2, 2)
+        HashRangeSpan.hash_ranges_of_key_part(2, 2, 2)

@@ -81,7 +81,7 @@ def test_files_are_compared_by_the_digests_that_both_have(one: SegmentFile, othe
 
 def test_without_a_digest_the_size_is_what_counts() -> None:
     assert (file().has_digest, file("a").has_digest, file(batches="a").has_digest) == (False, True, True)
-    assert file().does_read_file_match_recorded(file("a"))
-    assert not file().does_read_file_match_recorded(file(size=99))
-    assert not file("a").does_read_file_match_recorded(file())
-    assert file("a").does_read_file_match_recorded(file("a", "b"))
+    assert file().is_consistent_with_read_file(file("a"))
+    assert not file().is_consistent_with_read_file(file(size=99))
+    assert not file("a").is_consistent_with_read_file(file())
+    assert file("a").is_consistent_with_read_file(file("a", "b"))

@@ -103,4 +103,4 @@ def test_the_first_one_stays_unless_it_is_rebuilt() -> None:
     assert mine.load_sidecar_heads(["a"])["a"].sidecar.distinct_keys == 50  # type: ignore[union-attr]
     mine.save_sidecar(made("a", 60))
     assert mine.load_sidecar_heads(["a"])["a"].sidecar.distinct_keys == 60  # type: ignore[union-attr]
-    assert set(mine.stored_sidecar_sizes()) == {"a"}
+    assert set(mine.stored_sidecar_bytes_by_segment()) == {"a"}

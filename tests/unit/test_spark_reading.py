@@ -26,7 +26,7 @@ from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition
 from compactor.spark import datasource
 from compactor.spark.datasource import SPARK_TYPES, KafkaTieredSource, ReadSplit, plan_splits, require_supported_schema
-from compactor.spark.options import COLUMN_TYPES, ReadRequest, parse_options
+from compactor.spark.options import COLUMN_TYPES, ReadRequest, parse_read_options
 from compactor.transfer.import_ import import_directory
 from compactor.upkeep.operator_changes import delete_records
 from compactor.upkeep.retire import GraceClock, retire_partition
@@ -70,7 +70,7 @@ def read_split(tier: Tier, split: Any, schema: Any) -> Rows:
 
 def request_of(tier: Tier, **options: object) -> ReadRequest:
     given = {name: str(value) for name, value in options.items() if value != ""}
-    return replace(parse_options({"url": tier.settings.tier_url, **given}), settings=tier.settings)
+    return replace(parse_read_options({"url": tier.settings.tier_url, **given}), settings=tier.settings)
 
 
 def arrow(columns: str = "") -> Any:
@@ -341,13 +341,13 @@ def test_values_are_read_once_whatever_the_number_of_ranges(
     monkeypatch.setattr(datasource, "KEY_BYTES", ranges * numbered.settings.cleaner.map_budget_bytes // records)
     monkeypatch.setattr(disk_map, "CACHE_BYTES", max(1, records * KEY_BYTES // ranges))
     looked_at: set[int] = set()
-    answer = disk_map.DiskOffsetMap._mark_survivors_in_range
+    answer = disk_map.DiskOffsetMap._mark_survivors_in_hash_range
 
     def told(self: Any, bucket: int, *arguments: Any) -> None:
         looked_at.add(bucket)
         answer(self, bucket, *arguments)
 
-    monkeypatch.setattr(disk_map.DiskOffsetMap, "_mark_survivors_in_range", told)
+    monkeypatch.setattr(disk_map.DiskOffsetMap, "_mark_survivors_in_hash_range", told)
     fetched: list[int] = []
     get = type(numbered.ports.data).get
 
@@ -477,7 +477,7 @@ def test_damage_is_located(numbered: Tier) -> None:
 )
 def test_options_that_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_options({"url": "file:///srv/tier", **options})
+        parse_read_options({"url": "file:///srv/tier", **options})
     assert message in str(caught.value)
 
 
@@ -493,7 +493,7 @@ def test_options_of_sparks_own_kafka_source(numbered: Tier, tmp_path: Path) -> N
     assert offsets(read(numbered, startingOffsets=starting, endingOffsets=ending)) == list(range(13, 37))
     assert offsets(read(numbered, startingOffsets='{"orders": {"0": -2}}', endingOffsets='{"orders": {"0": -1}}')) == list(range(50))
     assert offsets(read(numbered, startingOffsets="earliest", endingOffsets="latest")) == list(range(50))
-    assert "headers" not in parse_options({"url": "file:///srv/tier", "topic": "a", "includeHeaders": "false"}).columns
+    assert "headers" not in parse_read_options({"url": "file:///srv/tier", "topic": "a", "includeHeaders": "false"}).columns
     assert len(plan_splits(numbered, request_of(numbered, topic="", subscribePattern=".*"))) == 1, "small partitions share a task"
 
 
@@ -533,7 +533,7 @@ def test_a_stream_goes_on_where_the_tier_ended(numbered: Tier, tmp_path: Path) -
 def test_a_configuration_file_and_options_over_it(tmp_path: Path) -> None:
     file = tmp_path / "tier.toml"
     file.write_text('[tier]\nurl = "file:///srv/one"\n[s3]\nregion = "eu-north-1"\n')
-    request = parse_options(
+    request = parse_read_options(
         {"config": str(file), "topic": "orders", "control_url": "file:///srv/control", "endpointUrl": "http://127.0.0.1:1"}
     )
     assert (request.settings.tier.url, request.settings.tier.control_url) == ("file:///srv/one", "file:///srv/control")

@@ -24,7 +24,7 @@ from compactor.control.leadership import Leadership
 from compactor.errors import BadData, Unavailable
 from compactor.round.compaction import RoundReport
 from compactor.round.engines import RemoteEngine
-from compactor.round.skip import filter_usage_of_runs
+from compactor.round.skip import bloom_filter_usage_of_runs
 from compactor.spark.cluster import jobs
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.round import segment_index, worker
@@ -87,7 +87,7 @@ def skipped(report: RoundReport) -> list[str]:
 
 def filters_of(tier: Tier) -> Any:
     """Bytes left out: they depend on ids, which differ in length of digits only."""
-    record = filter_usage_of_runs(state_of(tier).runs)
+    record = bloom_filter_usage_of_runs(state_of(tier).runs)
     return record.asked, record.skipped, record.useless, record.bytes_saved
 
 

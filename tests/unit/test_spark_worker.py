@@ -213,7 +213,7 @@ def _all_survive(rows: Any, kept: Any) -> bytes:
 
 
 def _no_aborted_transactions(arrays: Any, batches: int) -> Any:
-    known = exchange.decode_verdicts(arrays, batches)
+    known = exchange.decode_transaction_verdicts(arrays, batches)
     return replace(known, txn_entries=known.txn_entries[:0])
 
 
@@ -222,7 +222,11 @@ def _no_aborted_transactions(arrays: Any, batches: int) -> Any:
     [
         ("pass_one_tasks.encode_surviving_row_numbers", _nothing_survives, "the last record of a key is missing"),
         ("pass_one_tasks.encode_surviving_row_numbers", _all_survive, "records are left that must not be"),
-        ("rewrite_tasks.decode_verdicts", _no_aborted_transactions, "the transaction index does not name the aborted transactions"),
+        (
+            "rewrite_tasks.decode_transaction_verdicts",
+            _no_aborted_transactions,
+            "the transaction index does not name the aborted transactions",
+        ),
     ],
 )
 def test_the_gate_refuses_what_executors_got_wrong(

@@ -7,21 +7,21 @@ from itertools import count
 
 import pytest
 
-from compactor.profiling import CostRecorder, StageCost, WorkStage, measure_stage, record_costs
+from compactor.profiling import SegmentWorkStage, StageCost, StageCostRecorder, measure_stage, record_costs
 
 
-def recorder() -> CostRecorder:
+def recorder() -> StageCostRecorder:
     """Each look at a clock finds it one further, the clock on the wall ten."""
     cpu, wall = count(), count(step=10)
-    return CostRecorder(lambda: float(next(cpu)), lambda: float(next(wall)))
+    return StageCostRecorder(lambda: float(next(cpu)), lambda: float(next(wall)))
 
 
-@measure_stage(WorkStage.DEFLATE, len)
+@measure_stage(SegmentWorkStage.DEFLATE, len)
 def deflated(data: bytes) -> bytes:
     return data[:1]
 
 
-@measure_stage(WorkStage.ENCODE, lambda data: 2 * len(data))
+@measure_stage(SegmentWorkStage.ENCODE, lambda data: 2 * len(data))
 def encoded(data: bytes) -> bytes:
     return deflated(data)
 
@@ -30,9 +30,9 @@ def test_what_is_inside_counts_for_itself_only() -> None:
     found = recorder()
     with record_costs(found):
         assert encoded(b"abc") == b"a"
-    assert found.costs[WorkStage.ENCODE] == StageCost(2, 20, 6)  # before and behind the inner stage
-    assert found.costs[WorkStage.DEFLATE] == StageCost(1, 10, 3)
-    assert found.costs[WorkStage.PARSE] == StageCost()
+    assert found.costs[SegmentWorkStage.ENCODE] == StageCost(2, 20, 6)  # before and behind the inner stage
+    assert found.costs[SegmentWorkStage.DEFLATE] == StageCost(1, 10, 3)
+    assert found.costs[SegmentWorkStage.PARSE] == StageCost()
 
 
 def test_nobody_records() -> None:
@@ -44,7 +44,7 @@ def test_nobody_records() -> None:
 
 
 def test_a_failure_is_time_without_bytes() -> None:
-    @measure_stage(WorkStage.PARSE, lambda: 7)
+    @measure_stage(SegmentWorkStage.PARSE, lambda: 7)
     def parse() -> None:
         raise ValueError("torn")
 
@@ -53,15 +53,15 @@ def test_a_failure_is_time_without_bytes() -> None:
         with pytest.raises(ValueError, match="torn"):
             parse()
         deflated(b"")
-    assert found.costs[WorkStage.PARSE] == StageCost(1, 10, 0)
-    assert found.costs[WorkStage.DEFLATE] == StageCost(1, 10, 0)  # the stage that failed is over
+    assert found.costs[SegmentWorkStage.PARSE] == StageCost(1, 10, 0)
+    assert found.costs[SegmentWorkStage.DEFLATE] == StageCost(1, 10, 0)  # the stage that failed is over
 
 
 def test_threads_have_stages_of_their_own() -> None:
-    found = CostRecorder(lambda: 0.0, lambda: 0.0)
+    found = StageCostRecorder(lambda: 0.0, lambda: 0.0)
     inside, go_on = threading.Event(), threading.Event()
 
-    @measure_stage(WorkStage.FETCH, lambda: 5)
+    @measure_stage(SegmentWorkStage.FETCH, lambda: 5)
     def fetch() -> None:
         inside.set()
         go_on.wait(10)
@@ -73,4 +73,4 @@ def test_threads_have_stages_of_their_own() -> None:
         deflated(b"ab")
         go_on.set()
         other.join()
-    assert (found.costs[WorkStage.FETCH].bytes, found.costs[WorkStage.DEFLATE].bytes) == (5, 2)
+    assert (found.costs[SegmentWorkStage.FETCH].bytes, found.costs[SegmentWorkStage.DEFLATE].bytes) == (5, 2)

@@ -23,21 +23,21 @@ from compactor.web.documents import (
     DaemonTotals,
     PartitionDocument,
     PartitionRow,
+    PartitionUploadDocument,
     PartitionUploadRow,
-    StatusDocument,
+    ServiceStatusDocument,
     TopicsDocument,
-    UploadDocument,
 )
 from tests.support import console_samples
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "status-api.md"
 BEGIN = "## `/api/status` of a daemon\n"
 DOCUMENTS: dict[str, type[BaseModel]] = {
-    "`/api/status` of a daemon": StatusDocument[DaemonTotals, PartitionRow],
+    "`/api/status` of a daemon": ServiceStatusDocument[DaemonTotals, PartitionRow],
     "`/api/topics` of a daemon": TopicsDocument,
     "`/api/partitions/T-P` of a daemon": PartitionDocument,
-    "`/api/status` of an agent": StatusDocument[AgentTotals, PartitionUploadRow],
-    "`/api/partitions/T-P` of an agent": UploadDocument,
+    "`/api/status` of an agent": ServiceStatusDocument[AgentTotals, PartitionUploadRow],
+    "`/api/partitions/T-P` of an agent": PartitionUploadDocument,
 }
 
 

@@ -22,7 +22,7 @@ from compactor.storage.factory import open_store
 from compactor.storage.keys import RESERVED, object_key_problem
 from compactor.storage.local import RESERVE_BYTES, LocalStore
 from compactor.storage.port import ComposeSource, FileRange, ObjectRangeToCopy
-from compactor.storage.schemes import local_path
+from compactor.storage.schemes import directory_of_store_url
 
 
 def keys(store: LocalStore, prefix: str = "", after: str = "") -> list[str]:
@@ -47,7 +47,7 @@ class TestUrls:
         ],
     )
     def test_paths(self, url: str, path: str) -> None:
-        assert local_path(url) == Path(path)
+        assert directory_of_store_url(url) == Path(path)
 
     def test_a_store_s_url_opens_it_again(self, tmp_path: Path) -> None:
         store = open_store(str(tmp_path / "a b%20c" / "ü#?"))

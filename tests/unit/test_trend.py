@@ -8,7 +8,14 @@ from pathlib import Path
 from compactor.constants import HOUR_MS
 from compactor.daemon import trend
 from compactor.daemon.scheduling import PartitionStatus
-from compactor.daemon.trend import MOST_HOURS, MOST_TOPICS, HourlyStorageFigures, TierStorageTrend, merged_trend, with_current_hour
+from compactor.daemon.trend import (
+    MOST_HOURS,
+    MOST_TOPICS,
+    HourlyStorageFigures,
+    TierStorageTrend,
+    merged_storage_trend,
+    with_current_hour_figures,
+)
 from compactor.model.ids import TopicPartition
 from compactor.storage.factory import open_store
 
@@ -20,7 +27,7 @@ def status(topic: str, size: int, dirty: int = 0, freed: tuple[tuple[int, int], 
 
 
 def test_an_hour_is_the_sum_of_all_partitions_and_of_each_topic() -> None:
-    found = with_current_hour(TierStorageTrend(), [status("a", 10, 3), status("b", 20, 4, ((NOW, 7),))], NOW)
+    found = with_current_hour_figures(TierStorageTrend(), [status("a", 10, 3), status("b", 20, 4, ((NOW, 7),))], NOW)
     hour = NOW - NOW % HOUR_MS
     assert found.hours == (HourlyStorageFigures(hour, 40, 7, 7),)
     assert found.topics == {"a": (HourlyStorageFigures(hour, 15, 3, 0),), "b": (HourlyStorageFigures(hour, 25, 4, 7),)}
@@ -28,16 +35,16 @@ def test_an_hour_is_the_sum_of_all_partitions_and_of_each_topic() -> None:
 
 def test_what_was_reclaimed_is_completed_for_the_hours_of_the_last_day() -> None:
     before = tuple(HourlyStorageFigures((480_000 - back) * HOUR_MS, 1, 1, 2) for back in (30, 3))
-    found = with_current_hour(TierStorageTrend(hours=before), [status("a", 10, freed=((NOW - 3 * HOUR_MS, 9),))], NOW)
+    found = with_current_hour_figures(TierStorageTrend(hours=before), [status("a", 10, freed=((NOW - 3 * HOUR_MS, 9),))], NOW)
     assert [each.reclaimed for each in found.hours] == [2, 9, 0]
 
 
 def test_the_trend_is_bounded_by_hours_and_topics() -> None:
     found = TierStorageTrend()
     for back in range(MOST_HOURS + 20, -1, -1):
-        found = with_current_hour(found, [status("a", 1)], NOW - back * HOUR_MS)
+        found = with_current_hour_figures(found, [status("a", 1)], NOW - back * HOUR_MS)
     assert len(found.hours) == len(found.topics["a"]) == MOST_HOURS
-    many = with_current_hour(found, [status(f"t{at:03}", at) for at in range(MOST_TOPICS + 50)], NOW)
+    many = with_current_hour_figures(found, [status(f"t{at:03}", at) for at in range(MOST_TOPICS + 50)], NOW)
     assert len(many.topics) == MOST_TOPICS
     assert "t149" in many.topics
     assert "t049" not in many.topics
@@ -51,7 +58,7 @@ def test_trends_of_two_daemons_are_merged_by_hour() -> None:
     theirs_by_hour = (HourlyStorageFigures(HOUR_MS, 9, 9, 9), HourlyStorageFigures(2 * HOUR_MS, 8, 8, 8))
     ours = TierStorageTrend(hours=ours_by_hour, topics={"a": ours_by_hour})
     theirs = TierStorageTrend(hours=theirs_by_hour, topics={"a": theirs_by_hour[:1]})
-    found = merged_trend(theirs, ours)
+    found = merged_storage_trend(theirs, ours)
     assert [(each.hour_ms, each.stored) for each in found.hours] == [(HOUR_MS, 9), (2 * HOUR_MS, 1)]
     assert [each.stored for each in found.topics["a"]] == [9, 1]
 
@@ -59,7 +66,7 @@ def test_trends_of_two_daemons_are_merged_by_hour() -> None:
 def test_a_damaged_trend_is_begun_anew(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     store.put(trend.TREND_KEY, b"not a trend")
-    assert trend.read_trend(store) == TierStorageTrend()
-    made = with_current_hour(TierStorageTrend(), [status("a", 10)], NOW)
-    trend.write_trend(store, made)
-    assert trend.read_trend(store) == made
+    assert trend.read_storage_trend(store) == TierStorageTrend()
+    made = with_current_hour_figures(TierStorageTrend(), [status("a", 10)], NOW)
+    trend.write_storage_trend(store, made)
+    assert trend.read_storage_trend(store) == made

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from compactor.control import records as r
-from compactor.views.checkpoints import checkpoint_document, compactor_epoch_history_document
+from compactor.views.checkpoints import compactor_epoch_history_document, partition_checkpoint_document
 from tests.support.crafted import Crafted, kip_table, vector
 
 
 def test_the_table_of_the_kip() -> None:
     crafted, _, b = kip_table()
     log = crafted.log()
-    found = checkpoint_document(b.ports, log)
+    found = partition_checkpoint_document(b.ports, log)
     assert found["cleaner_offsets"] == vector((0, 100), (1, 155))
     assert (found["first_dirty_offset"], found["end_offset"]) == (155, 154)
     (void,) = found["fenced"]
@@ -84,6 +84,6 @@ def test_an_empty_partition() -> None:
     crafted = Crafted()
     reader = crafted.author("reader")
     log = crafted.log()
-    assert checkpoint_document(reader.ports, log)["cleaner_offsets"] == ()
-    assert checkpoint_document(reader.ports, log)["lease"] is None
+    assert partition_checkpoint_document(reader.ports, log)["cleaner_offsets"] == ()
+    assert partition_checkpoint_document(reader.ports, log)["lease"] is None
     assert compactor_epoch_history_document(reader.ports, log)["epochs"] == []

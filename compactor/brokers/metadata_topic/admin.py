@@ -83,7 +83,7 @@ class ClusterDescription:
 
 
 @dataclass(frozen=True)
-class LeaderOffsets:
+class PartitionLeaderAndOffsets:
     """Leader and offsets of a partition. leader, leader_epoch and offsets are -1 if unknown."""
 
     leader: int
@@ -104,7 +104,7 @@ class TopicDescription:
 
     topic: str
     topic_id: bytes
-    partitions: Mapping[int, LeaderOffsets]
+    partitions: Mapping[int, PartitionLeaderAndOffsets]
     settings: Mapping[str, KafkaSetting]
     missing_rights: tuple[MissingPermission, ...] = ()
 
@@ -233,7 +233,7 @@ class KafkaAdmin:
         self,
         name: str,
         topic: Any,
-        leaders: Mapping[TopicAndNumber, LeaderOffsets],
+        leaders: Mapping[TopicAndNumber, PartitionLeaderAndOffsets],
         settings: Mapping[str, KafkaSetting] | Refused,
         *,
         lists_missing_append_right: bool,
@@ -254,12 +254,12 @@ class KafkaAdmin:
             settings = {}
         partitions = {}
         for one in topic.partitions:
-            at = leaders.get((name, one.id), LeaderOffsets(-1, LeaderEpoch(-1), -1, -1, -1))
+            at = leaders.get((name, one.id), PartitionLeaderAndOffsets(-1, LeaderEpoch(-1), -1, -1, -1))
             leader = -1 if one.leader is None else one.leader.id
-            partitions[one.id] = LeaderOffsets(leader, at.leader_epoch, at.log_start, at.log_end, at.last_stable)
+            partitions[one.id] = PartitionLeaderAndOffsets(leader, at.leader_epoch, at.log_start, at.log_end, at.last_stable)
         return TopicDescription(name, uuid_to_bytes(topic.topic_id), partitions, settings, tuple(missing))
 
-    def _request_leader_offsets(self, partitions: Mapping[str, Iterable[int]]) -> dict[TopicAndNumber, LeaderOffsets]:
+    def _request_leader_offsets(self, partitions: Mapping[str, Iterable[int]]) -> dict[TopicAndNumber, PartitionLeaderAndOffsets]:
         """Return offsets and leader epoch by topic and partition. Partitions whose leader does not answer are left out. The field
         ``leader`` is not set.
 
@@ -281,7 +281,7 @@ class KafkaAdmin:
             if min(start.offset, end.offset, stable.offset) < 0:
                 continue  # librdkafka's own number beside the answers of others: this leader has given none
             epoch = end.leader_epoch if end.leader_epoch is not None else -1
-            found[where.topic, where.partition] = LeaderOffsets(-1, LeaderEpoch(epoch), start.offset, end.offset, stable.offset)
+            found[where.topic, where.partition] = PartitionLeaderAndOffsets(-1, LeaderEpoch(epoch), start.offset, end.offset, stable.offset)
         return found
 
     def _list_offsets(self, partitions: Sequence[Any], spec: Any, isolation: Any) -> dict[TopicAndNumber, Any]:

@@ -61,7 +61,7 @@ class SuspiciousRecordFinding(NamedTuple):
         return f"{self.partition}, segment {encode_segment_id(self.segment_id)}, record at {self.offset}: {self.detail}"
 
 
-class LeaderEpochState:
+class LeaderEpochSegments:
     """Segments of one leader epoch (Kafka's RemoteLogLeaderEpochState).
 
     starts, ids: start offsets within this epoch, ascending, and segment ids (16 bytes) of readable segments.
@@ -80,11 +80,11 @@ class LeaderEpochState:
         at = bisect_right(self.starts, offset) - 1
         return self.ids[at] if at >= 0 else None
 
-    def record_copy_started(self, raw_id: bytes) -> None:
+    def apply_copy_started(self, raw_id: bytes) -> None:
         """Record that the copy of a segment has started, so that no lookup finds it yet."""
         self.unreferenced[raw_id] = None
 
-    def record_copy_finished(self, start_offset_in_epoch: int, raw_id: bytes, last_offset_in_epoch: int) -> None:
+    def apply_copy_finished(self, start_offset_in_epoch: int, raw_id: bytes, last_offset_in_epoch: int) -> None:
         """Make a segment readable.
 
         If the segment reaches the epoch's highest offset, all segments that begin at or after its start become unreferenced (no lookup
@@ -109,20 +109,20 @@ class LeaderEpochState:
         if self.highest is None or last_offset_in_epoch > self.highest:
             self.highest = last_offset_in_epoch
 
-    def record_delete_started(self, start_offset_in_epoch: int, raw_id: bytes) -> None:
+    def apply_delete_started(self, start_offset_in_epoch: int, raw_id: bytes) -> None:
         """Make a segment unreadable: lookups no longer find it."""
         at = bisect_left(self.starts, start_offset_in_epoch)
         if at < len(self.starts) and self.starts[at] == start_offset_in_epoch and self.ids[at] == raw_id:
             del self.starts[at], self.ids[at]
         self.unreferenced[raw_id] = None
 
-    def record_delete_finished(self, raw_id: bytes) -> None:
+    def apply_delete_finished(self, raw_id: bytes) -> None:
         """Remove a segment whose deletion is finished."""
         self.unreferenced.pop(raw_id, None)
 
-    def copy(self) -> LeaderEpochState:
+    def copy(self) -> LeaderEpochSegments:
         """Return a copy of this leader epoch's segments. Changes to the copy do not affect the original, and vice versa."""
-        other = LeaderEpochState()
+        other = LeaderEpochSegments()
         other.starts, other.ids, other.unreferenced = list(self.starts), list(self.ids), dict(self.unreferenced)
         other.highest = self.highest
         return other
@@ -139,7 +139,7 @@ class RemoteLogMetadataCache:
         self.partition = partition
         self.applied = -1
         self.segments: MutableMapping[bytes, RemoteLogSegmentMetadataRecord] = {} if segments is None else segments
-        self.epochs: dict[int, LeaderEpochState] = {}
+        self.epochs: dict[int, LeaderEpochSegments] = {}
         self.finished: dict[bytes, None] = {}
         self.deletion: PartitionDeleteState | None = None
 
@@ -194,7 +194,7 @@ class RemoteLogMetadataCache:
         if existing is not None and existing.state is not record.state:
             return self._dropped_transition_finding(existing.state, record.state, record.segment_id, record_offset)
         for epoch, _ in epoch_start_offsets(record):
-            self.epochs.setdefault(epoch, LeaderEpochState()).record_copy_started(record.segment_id)
+            self.epochs.setdefault(epoch, LeaderEpochSegments()).apply_copy_started(record.segment_id)
         self.segments[record.segment_id] = record
         if record.segment_id in self.finished:
             message = "a segment whose deletion was finished is introduced again"
@@ -225,13 +225,13 @@ class RemoteLogMetadataCache:
             )
         found = existing.with_update(update)
         for epoch, start in epoch_start_offsets(found):
-            state = self.epochs.setdefault(epoch, LeaderEpochState())
+            state = self.epochs.setdefault(epoch, LeaderEpochSegments())
             if update.state is SegmentState.COPY_SEGMENT_FINISHED:
-                state.record_copy_finished(start, update.segment_id, last_offset_of_epoch(found, LeaderEpoch(epoch)))
+                state.apply_copy_finished(start, update.segment_id, last_offset_of_epoch(found, LeaderEpoch(epoch)))
             elif update.state is SegmentState.DELETE_SEGMENT_STARTED:
-                state.record_delete_started(start, update.segment_id)
+                state.apply_delete_started(start, update.segment_id)
             else:
-                state.record_delete_finished(update.segment_id)
+                state.apply_delete_finished(update.segment_id)
         if update.state is SegmentState.DELETE_SEGMENT_FINISHED:
             del self.segments[update.segment_id]
             self._remember_deleted_id(update.segment_id)

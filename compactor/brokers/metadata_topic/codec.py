@@ -154,7 +154,7 @@ def decode_record(value: bytes | None, *, offset: int = -1, topic: str = TOPIC) 
     """Decode the value of a metadata record. Raises BadData if it is corrupt. offset and topic are for messages."""
     try:
         return _decode_record_value(value)
-    except _InvalidValueError as error:
+    except _InvalidRecordValueError as error:
         cause, position = error.cause, error.position
     except (IndexError, struct.error):
         cause, position = "it is cut short", len(value or b"")
@@ -172,7 +172,7 @@ def encode_record(record: MetadataRecord) -> bytes:
     if isinstance(record, RemoteLogSegmentMetadataRecord):
         if record.state is not SegmentState.COPY_SEGMENT_STARTED:
             raise ValueError("a segment is introduced in COPY_SEGMENT_STARTED")
-        if problem := _segment_problem(record):
+        if problem := _segment_metadata_problem(record):
             raise ValueError(problem)
         return bytes((_FRAME_VERSION, SEGMENT_METADATA, _VERSION)) + encode_unframed_segment_metadata(record)
     nested = iter(record.nested)
@@ -236,7 +236,7 @@ def decode_unframed_segment_metadata(data: bytes, position: int = 0) -> tuple[Re
     empty = False
     if tags and tags[0][0] == _TXN_INDEX_EMPTY:
         if len(tags[0][1]) != 1:
-            raise _InvalidValueError("TxnIndexEmpty is not one byte", position)
+            raise _InvalidRecordValueError("TxnIndexEmpty is not one byte", position)
         empty, tags = tags[0][1] != b"\0", tags[1:]
     kept = tuple(nested) if any(nested) else ()
     record = RemoteLogSegmentMetadataRecord(
@@ -245,7 +245,7 @@ def decode_unframed_segment_metadata(data: bytes, position: int = 0) -> tuple[Re
     return record, position
 
 
-class _InvalidValueError(ValueError):
+class _InvalidRecordValueError(ValueError):
     """Raised if the value of a record cannot be decoded. position: byte at which decoding failed."""
 
     def __init__(self, cause: str, position: int) -> None:
@@ -255,35 +255,35 @@ class _InvalidValueError(ValueError):
 
 
 def _decode_record_value(value: bytes | None) -> MetadataRecord:
-    """Decode the value of one metadata record. Raises _InvalidValueError, IndexError or struct.error."""
+    """Decode the value of one metadata record. Raises _InvalidRecordValueError, IndexError or struct.error."""
     if value is None:
-        raise _InvalidValueError("the value is null", 0)
+        raise _InvalidRecordValueError("the value is null", 0)
     frame, position = _decode_uvarint_at(value, 0)
     if frame != _FRAME_VERSION:
-        raise _InvalidValueError(f"the frame's version is {frame}, not {_FRAME_VERSION}", 0)
+        raise _InvalidRecordValueError(f"the frame's version is {frame}, not {_FRAME_VERSION}", 0)
     kind_at = position
     kind, position = _decode_uvarint_at(value, position)
     if kind == SEGMENT_SNAPSHOT:
-        raise _InvalidValueError("a snapshot record (api 3) has no place in the topic", kind_at)
+        raise _InvalidRecordValueError("a snapshot record (api 3) has no place in the topic", kind_at)
     if kind not in (SEGMENT_METADATA, SEGMENT_UPDATE, PARTITION_DELETE):
-        raise _InvalidValueError(f"unknown kind of record: api {kind}", kind_at)
+        raise _InvalidRecordValueError(f"unknown kind of record: api {kind}", kind_at)
     version, position = _decode_uvarint_at(value, position)
     if version != _VERSION:
-        raise _InvalidValueError(f"api {kind} has version {version}, not {_VERSION}", position - 1)
+        raise _InvalidRecordValueError(f"api {kind} has version {version}, not {_VERSION}", position - 1)
     record: MetadataRecord
     if kind == SEGMENT_METADATA:
         record, position = decode_unframed_segment_metadata(value, position)
-        problem = _segment_problem(record)
+        problem = _segment_metadata_problem(record)
         if record.state is not SegmentState.COPY_SEGMENT_STARTED:
             problem = f"a segment is introduced in state {record.state}, not COPY_SEGMENT_STARTED"
         if problem:
-            raise _InvalidValueError(problem, position)
+            raise _InvalidRecordValueError(problem, position)
     elif kind == SEGMENT_UPDATE:
         record, position = _decode_update_record(value, position)
     else:
         record, position = _decode_partition_delete_record(value, position)
     if position != len(value):
-        raise _InvalidValueError(f"{len(value) - position} bytes follow the message", position)
+        raise _InvalidRecordValueError(f"{len(value) - position} bytes follow the message", position)
     return record
 
 
@@ -305,13 +305,13 @@ def _decode_partition_delete_record(data: bytes, position: int) -> tuple[RemoteP
     position += _BROKER_AND_TIME.size
     number = data[position]
     if number >= len(_DELETE_STATES):
-        raise _InvalidValueError(f"unknown state {number} of a partition's deletion", position)
+        raise _InvalidRecordValueError(f"unknown state {number} of a partition's deletion", position)
     tags, end = _decode_tagged_fields(data, position + 1)
     nested = (partition_tags,) if partition_tags else ()
     return RemotePartitionDeleteMetadataRecord(partition, broker, event, _DELETE_STATES[number], tags, nested), end
 
 
-def _segment_problem(record: RemoteLogSegmentMetadataRecord) -> ReasonOrEmpty:
+def _segment_metadata_problem(record: RemoteLogSegmentMetadataRecord) -> ReasonOrEmpty:
     """Return why Kafka's RemoteLogSegmentMetadata constructor would throw, or an empty string."""
     if record.start_offset < 0:
         return f"the start offset is {record.start_offset}"
@@ -323,7 +323,7 @@ def _segment_problem(record: RemoteLogSegmentMetadataRecord) -> ReasonOrEmpty:
 def _decode_segment_state_byte(data: bytes, position: int) -> SegmentState:
     number = data[position]
     if number >= len(_STATES):
-        raise _InvalidValueError(f"unknown state {number} of a segment", position)
+        raise _InvalidRecordValueError(f"unknown state {number} of a segment", position)
     return _STATES[number]
 
 
@@ -335,7 +335,7 @@ def _decode_uvarint_at(data: bytes, position: int) -> tuple[int, NextPosition]:
     while byte & 0x80:
         position += 1
         if shift > 28:
-            raise _InvalidValueError("a varint is longer than five bytes", start)
+            raise _InvalidRecordValueError("a varint is longer than five bytes", start)
         byte = data[position]
         value |= (byte & 0x7F) << shift
         shift += 7
@@ -365,7 +365,7 @@ def _decode_tagged_fields(data: bytes, position: int) -> tuple[TaggedFields, Nex
         start = position
         tag, position = _decode_uvarint_at(data, position)
         if tags and tag <= tags[-1][0]:
-            raise _InvalidValueError("tagged fields do not ascend", start)
+            raise _InvalidRecordValueError("tagged fields do not ascend", start)
         length, position = _decode_uvarint_at(data, position)
         tags.append((tag, _read_exactly(data, position, length)))
         position += length
@@ -375,12 +375,12 @@ def _decode_tagged_fields(data: bytes, position: int) -> tuple[TaggedFields, Nex
 def _decode_topic_id_partition(data: bytes, position: int) -> tuple[TopicIdPartition, NextPosition, TaggedFields]:
     length, after = _decode_uvarint_at(data, position)
     if length < 2:
-        raise _InvalidValueError("the topic has no name", position)
+        raise _InvalidRecordValueError("the topic has no name", position)
     end = after + length - 1 + 20
     try:
         partition = _parse_topic_id_partition(_read_exactly(data, after, length - 1 + 20))
     except UnicodeDecodeError:
-        raise _InvalidValueError("the topic's name is not UTF-8", after) from None
+        raise _InvalidRecordValueError("the topic's name is not UTF-8", after) from None
     tags, end = _decode_tagged_fields(data, end)
     return partition, end, tags
 

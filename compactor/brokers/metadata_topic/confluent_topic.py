@@ -32,7 +32,7 @@ _ELECTION_TIMEOUT_S = 5.0
 """So long a partition that has just lost its leader, or whose leader has died, is waited for; one of which that was so before is not."""
 
 
-class ConfluentMetadataTopic:
+class ConfluentKafkaMetadataTopicClient:
     """Metadata topic client over confluent-kafka. Connects on first use; for one thread at a time.
 
     :param topic: topic name; differs from the default only in tests.
@@ -74,7 +74,7 @@ class ConfluentMetadataTopic:
         began, seconds = time.monotonic(), _FIRST_TIMEOUT_S
         found: dict[int, FirstAndEndOffsets] = {}
         while True:
-            found |= self._fetch_bounds([number for number in self._leaders if number not in found], seconds)
+            found |= self._fetch_first_and_end_offsets([number for number in self._leaders if number not in found], seconds)
             silent = frozenset(range(self._partitions)) - found.keys()
             passed = time.monotonic() - began
             if found and (silent <= self._silent or passed >= _ELECTION_TIMEOUT_S):
@@ -147,7 +147,7 @@ class ConfluentMetadataTopic:
             return int(message.offset())
         if error.fatal():
             self._drop_producer()
-        received = self._listener.last_error if error.name() == "_MSG_TIMED_OUT" else None
+        received = self._listener.most_severe_error if error.name() == "_MSG_TIMED_OUT" else None
         found = store_error_from_kafka_error(received or error, self._connection.bootstrap_servers, what)
         if isinstance(found, Unavailable):
             raise Unavailable(found.message, hint="The record may have been written; read the topic to find out")
@@ -159,7 +159,7 @@ class ConfluentMetadataTopic:
         self._drop_producer()
         self._consumer = self._admin = None
 
-    def _fetch_bounds(self, partitions: Collection[int], timeout_s: float) -> dict[int, FirstAndEndOffsets]:
+    def _fetch_first_and_end_offsets(self, partitions: Collection[int], timeout_s: float) -> dict[int, FirstAndEndOffsets]:
         """Return first and end offset of each partition whose leader answers within ``timeout_s`` seconds. Each leader gets its own
         request, so that a slow one does not delay the others.
         """

@@ -115,7 +115,7 @@ class KafkaConnection:
             "bootstrap.servers": self.bootstrap_servers,
             **fixed,
             "error_cb": listener.record_error,
-            "logger": _DebugLog(),
+            "logger": _LibrdkafkaDebugLogger(),
         }
 
 
@@ -130,7 +130,7 @@ class ClientErrorRecorder:
         """Store an error unless a more severe one is stored. Called by librdkafka."""
         with self._lock:
             known = self._error
-            if known is None or _error_rank_worst_highest(error.name()) >= _error_rank_worst_highest(known.name()):
+            if known is None or _error_severity_rank(error.name()) >= _error_severity_rank(known.name()):
                 self._error = error
 
     def clear_error(self) -> None:
@@ -139,7 +139,7 @@ class ClientErrorRecorder:
             self._error = None
 
     @property
-    def last_error(self) -> KafkaError | None:
+    def most_severe_error(self) -> KafkaError | None:
         """Return the stored error, or None."""
         with self._lock:
             return self._error
@@ -150,14 +150,14 @@ class ClientErrorRecorder:
         :param servers: the bootstrap servers, for the message.
         :param request_name: the request, for the message.
         """
-        error = self.last_error
-        if error is None or _error_rank_worst_highest(error.name()) < 2:
+        error = self.most_severe_error
+        if error is None or _error_severity_rank(error.name()) < 2:
             return None
         found = store_error_from_kafka_error(error, servers, request_name)
         return found if isinstance(found, Refused) else None
 
 
-class _DebugLog(logging.Handler):
+class _LibrdkafkaDebugLogger(logging.Handler):
     """Logger that writes librdkafka's lines at debug level. Errors also reach the client's error callback."""
 
     def log(self, level: int, message: str, *arguments: object) -> None:
@@ -317,20 +317,20 @@ def _error_after_retries(error: KafkaError, connection: KafkaConnection, listene
     refusal = listener.tls_or_login_error(connection.bootstrap_servers, request_name)
     if refusal is not None:
         return refusal
-    if error.name() in (*_RETRIABLE_ERRORS, *_NETWORK_ERRORS) and (received := listener.last_error) is not None:
+    if error.name() in (*_RETRIABLE_ERRORS, *_NETWORK_ERRORS) and (received := listener.most_severe_error) is not None:
         return store_error_from_kafka_error(received, connection.bootstrap_servers, request_name)
     return store_error_from_kafka_error(error, connection.bootstrap_servers, request_name)
 
 
 def no_answer_error(connection: KafkaConnection, listener: ClientErrorRecorder, request_name: str) -> StoreError:
     """Return the error for a request without an answer: the most severe one that the client reported to ``listener``, else Unavailable."""
-    received = listener.last_error
+    received = listener.most_severe_error
     if received is not None:
         return store_error_from_kafka_error(received, connection.bootstrap_servers, request_name)
     return Unavailable(f"{request_name}: no answer from {connection.bootstrap_servers} within {connection.timeout_s:g} s", hint="Try again")
 
 
-def _error_rank_worst_highest(error_name: str) -> int:
+def _error_severity_rank(error_name: str) -> int:
     """Return 2 for TLS and login errors, 1 for connection errors, 0 for others."""
     if error_name in (*_TLS_ERRORS, *_LOGIN_ERRORS):
         return 2

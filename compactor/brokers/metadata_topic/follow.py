@@ -102,7 +102,7 @@ class _UnfoldedRecordChunk:
     reached: int
 
 
-class _TopicChangedError(Exception):
+class _FoldedRecordsLostError(Exception):
     """Raised if records that were folded before are no longer in the topic, for example because it was deleted and created again."""
 
 
@@ -132,7 +132,7 @@ class FoldingMetadataTopicReader:
         self._folds = 0
 
     @property
-    def fold_version(self) -> int:
+    def folded_state_version(self) -> int:
         """Return a number that changes whenever records were folded."""
         return self._folds
 
@@ -148,7 +148,7 @@ class FoldingMetadataTopicReader:
             for _ in range(_MAX_ATTEMPTS):
                 try:
                     return self._fold_until_end_or_deadline(deadline)._replace(refold_reason=why)
-                except (PersistedStateLost, _TopicChangedError) as error:
+                except (PersistedStateLost, _FoldedRecordsLostError) as error:
                     why = str(error)
                     self._states.discard_all_folded_states(why)
                     self._identity, self._forward_read = None, {}
@@ -157,7 +157,7 @@ class FoldingMetadataTopicReader:
                     raise
         raise Unavailable(f"{self._topic.name} cannot be folded: {why}", hint="It changed each time it was read; try again")
 
-    def partition_from_metadata_records(self, topic_id: bytes, partition: int) -> FoldedPartitionMetadata | None:
+    def partition_metadata_from_records(self, topic_id: bytes, partition: int) -> FoldedPartitionMetadata | None:
         """Return the state of a user partition after the records folded so far; None if no record names the partition.
 
         Raises BadData if the metadata partition contains a record at which brokers stop consuming, and Unavailable if the metadata
@@ -175,7 +175,7 @@ class FoldingMetadataTopicReader:
                 reached = self._reached[number]
                 raise BadData(reached.stopped, segment=f"{self._topic.name}-{number}", offset=reached.position)
             try:
-                return self._states.load_partitions(number, [name])[0]
+                return self._states.load_folded_partitions(number, [name])[0]
             except PersistedStateLost as error:
                 raise Unavailable(
                     f"local state of {self._topic.name} is lost", hint="The topic is folded again by the next scan"
@@ -240,7 +240,7 @@ class FoldingMetadataTopicReader:
         for number, (start, end) in bounds.items():
             reached = self._reached[number]
             if reached.position > end:
-                raise _TopicChangedError(f"partition {number} ends at {end}, {reached.position} was folded already: it was truncated")
+                raise _FoldedRecordsLostError(f"partition {number} ends at {end}, {reached.position} was folded already: it was truncated")
             if start > reached.position:
                 # What is gone cannot be folded: whoever asks is told.
                 reached = self._reached[number] = FoldPosition(start, missing=start, compactor_records=reached.compactor_records)
@@ -276,7 +276,7 @@ class FoldingMetadataTopicReader:
                     min(_POLL_RECORDS, self._chunk_records), min(_POLL_TIMEOUT_S, max(0.0, deadline - time.monotonic()))
                 )
             except NotFound as error:
-                raise _TopicChangedError(str(error)) from error
+                raise _FoldedRecordsLostError(str(error)) from error
             for record in polled.records:
                 known = read.setdefault(record.partition, _UnfoldedRecordChunk([], 0))
                 known.records.append(record)
@@ -339,13 +339,13 @@ class FoldingMetadataTopicReader:
         self, metadata_partition: int, fold_position: FoldPosition, chunk: _UnfoldedRecordChunk
     ) -> list[RawMetadataTopicRecord]:
         """Return the records of a chunk that are not folded yet. The first chunk of a metadata partition begins with the last folded
-        record, which is compared with the stored digest to detect that the topic was truncated or created again. Raises _TopicChangedError
-        if that record is absent or different.
+        record, which is compared with the stored digest to detect that the topic was truncated or created again. Raises
+        _FoldedRecordsLostError if that record is absent or different.
         """
         if metadata_partition not in self._checked:
             first = chunk.records[0] if chunk.records else None
             if first is None or first.offset != fold_position.last or _record_value_sha256_hex(first) != fold_position.digest:
-                raise _TopicChangedError(
+                raise _FoldedRecordsLostError(
                     f"partition {metadata_partition} has another record at {fold_position.last} than was folded: truncated or created again"
                 )
         return [record for record in chunk.records if record.offset >= fold_position.position]
@@ -355,7 +355,7 @@ class FoldingMetadataTopicReader:
     ) -> None:
         """Apply records below offset ``end_offset`` to user partitions, and save these."""
         names = list(records)
-        held = dict(zip(names, self._states.load_partitions(metadata_partition, names), strict=True))
+        held = dict(zip(names, self._states.load_folded_partitions(metadata_partition, names), strict=True))
         done = {}
         topic = f"{self._topic.name}-{metadata_partition}"
         try:
@@ -366,7 +366,7 @@ class FoldingMetadataTopicReader:
                         break
                     folded.apply_record(record, offset, topic)
         finally:
-            self._states.save_partitions(done)
+            self._states.save_folded_partitions(done)
 
     def _decode_record(self, record: RawMetadataTopicRecord) -> MetadataRecord:
         """Decode a record. Raises BadData if it is corrupt, has a key, or is in the wrong metadata partition."""

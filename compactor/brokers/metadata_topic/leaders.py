@@ -24,7 +24,7 @@ from compactor.model.ids import TopicPartition
 
 
 @dataclass(frozen=True)
-class ClusterLeaders:
+class ClusterPartitionLeaders:
     """Cluster id and the leader's broker id of every partition that this user may describe and that has a leader."""
 
     cluster_id: str
@@ -54,7 +54,7 @@ class KafkaAgentClusterQueries:
         self._connection = connection
         self._admin = LazyKafkaAdminClient(connection)
 
-    def leaders(self) -> ClusterLeaders:
+    def leaders(self) -> ClusterPartitionLeaders:
         """Return the leaders of all partitions, in one request. Raises Unavailable or Refused."""
         reported = self._admin.cluster_metadata("ask who leads")
         leaders = {
@@ -63,7 +63,7 @@ class KafkaAgentClusterQueries:
             for number, partition in topic.partitions.items()
             if partition.leader >= 0
         }
-        return ClusterLeaders(reported.cluster_id or "", leaders)
+        return ClusterPartitionLeaders(reported.cluster_id or "", leaders)
 
     def topic_ids(self, topics: Sequence[str]) -> ClusterTopicIds:
         """Return the ids of these topics, without those that do not exist or may not be described. Raises Unavailable or Refused."""
@@ -89,13 +89,13 @@ class KafkaAgentClusterQueries:
 
     def retention_ms(self, topic: str) -> int | None:
         """Return the topic's ``retention.ms``, -1 if unlimited, or None if this user may not read it. Raises StoreError."""
-        return self._read_setting_ms(topic, "retention.ms")
+        return self._read_topic_setting_ms(topic, "retention.ms")
 
     def delete_delay_ms(self, topic: str) -> int | None:
         """Return the topic's ``file.delete.delay.ms``, or None if this user may not read it. Raises StoreError."""
-        return self._read_setting_ms(topic, "file.delete.delay.ms")
+        return self._read_topic_setting_ms(topic, "file.delete.delay.ms")
 
-    def _read_setting_ms(self, topic: str, name: str) -> int | None:
+    def _read_topic_setting_ms(self, topic: str, name: str) -> int | None:
         """Return a setting of a topic, or None if this user may not read it. Raises StoreError."""
         setting = KafkaAdmin(self._connection).describe_topics([topic])[topic].settings.get(name)
         return int(setting.value) if setting is not None else None

@@ -169,7 +169,9 @@ class FoldedMetadataStore:
         self._memory.clear()
         self._reached = {}
 
-    def load_partitions(self, metadata_partition: int, partitions: Sequence[TopicIdPartition]) -> list[FoldedPartitionMetadata | None]:
+    def load_folded_partitions(
+        self, metadata_partition: int, partitions: Sequence[TopicIdPartition]
+    ) -> list[FoldedPartitionMetadata | None]:
         """Return the states of user partitions, None for unknown ones. Raises PersistedStateLost."""
         keys = [_fold_position_key(metadata_partition)]
         for name in partitions:
@@ -181,7 +183,7 @@ class FoldedMetadataStore:
             _decode_folded_partition(name, message, data) for name, message, data in zip(partitions, values[::2], values[1::2], strict=True)
         ]
 
-    def save_partitions(self, partitions: Mapping[TopicIdPartition, FoldedPartitionMetadata]) -> None:
+    def save_folded_partitions(self, partitions: Mapping[TopicIdPartition, FoldedPartitionMetadata]) -> None:
         """Save the states of user partitions."""
         values = {}
         for name, folded in partitions.items():

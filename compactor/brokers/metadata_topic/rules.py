@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from checkpoint.lineage import EpochEntry, first_divergent_offset, merge_segment_lineages
-from compactor.brokers.metadata_topic.cache import LeaderEpochState, RemoteLogMetadataCache, epoch_start_offsets, last_offset_of_epoch
+from compactor.brokers.metadata_topic.cache import LeaderEpochSegments, RemoteLogMetadataCache, epoch_start_offsets, last_offset_of_epoch
 from compactor.brokers.metadata_topic.chain import (
     SegmentReadRange,
     epoch_for_offset,
@@ -100,7 +100,7 @@ def _lookup_rule_violation(cache: RemoteLogMetadataCache, lineage: Sequence[Epoc
     """Return how the record makes a readable offset unreadable, even briefly, or an empty string (rules R3b, R4 and R8 in
     docs/broker-protocol.md).
     """
-    after = TrialMetadataCache(cache)
+    after = CopyOnWriteMetadataCache(cache)
     message = after.apply_record(record)
     if message:
         return f"R1: {message}"
@@ -116,7 +116,7 @@ def _lookup_rule_violation(cache: RemoteLogMetadataCache, lineage: Sequence[Epoc
     return ""
 
 
-class TrialMetadataCache:
+class CopyOnWriteMetadataCache:
     """Copy-on-write copy of a partition's folded metadata, on which records are tried. The original is not changed."""
 
     def __init__(self, cache: RemoteLogMetadataCache) -> None:
@@ -195,7 +195,7 @@ def epochs_with_lookup_gap(cache: RemoteLogMetadataCache, segment: RemoteLogSegm
     ]
 
 
-def _would_supersede_segments_of_epoch(epoch_segments: LeaderEpochState | None, start_offset: int, end_offset: int) -> bool:
+def _would_supersede_segments_of_epoch(epoch_segments: LeaderEpochSegments | None, start_offset: int, end_offset: int) -> bool:
     """Return whether a segment with this epoch's offsets from ``start_offset`` to ``end_offset`` (inclusive) makes a broker remove existing
     entries of the epoch. Returns False if the epoch has no entries yet.
     """
@@ -302,7 +302,7 @@ def reason_to_refuse_source_deletion(
     :param segment: the new segment.
     :param sources: ids of the segments that it replaces, 16 bytes each.
     """
-    after = TrialMetadataCache(cache)
+    after = CopyOnWriteMetadataCache(cache)
     trial = after.cache
     rest = [_state_change_record(segment, _S.COPY_SEGMENT_FINISHED)]
     rest += [_state_change_record(trial.segments[raw_id], _S.DELETE_SEGMENT_STARTED) for raw_id in sources if raw_id in trial.segments]
@@ -363,7 +363,7 @@ def reason_to_refuse_finish(
 
     :param event_timestamp_ms: timestamp of the markers, in milliseconds.
     """
-    trial = TrialMetadataCache(cache)
+    trial = CopyOnWriteMetadataCache(cache)
     wanted = [
         record
         for marker in highest_offset_markers(cache, lineage, segment, event_timestamp_ms)
@@ -383,7 +383,7 @@ def is_hiding_other_segments(cache: RemoteLogMetadataCache, lineage: Sequence[Ep
     This happens if a broker, just before the segment was finished, tiered another segment that begins below this segment's end and
     continues after it.
     """
-    after = TrialMetadataCache(cache)
+    after = CopyOnWriteMetadataCache(cache)
     message = after.apply_record(_state_change_record(segment, _S.DELETE_SEGMENT_STARTED))
     return not message and _first_lost_offset(segment_read_ranges(after.cache, lineage), segment_read_ranges(cache, lineage)) is not None
 
@@ -399,7 +399,7 @@ def segments_not_found_at_their_start(
     return [link.segment for link in links if link.first <= end_offset + 1 and not is_found_by_lookups(cache, link.segment, link.last)]
 
 
-def unrecorded_broker_copies(
+def broker_copies_missing_in_control_log(
     cache: RemoteLogMetadataCache,
     lineage: Sequence[EpochEntry],
     compacted: Iterable[RemoteLogSegmentMetadataRecord],

@@ -9,7 +9,7 @@ from collections.abc import Iterator, MutableMapping
 from typing_extensions import override
 
 from compactor.brokers.metadata_topic.cache import (
-    LeaderEpochState,
+    LeaderEpochSegments,
     RemoteLogMetadataCache,
     SuspiciousRecordFinding,
     SuspiciousRecordFindingKind,
@@ -107,7 +107,7 @@ def decode_folded_partition(data: bytes, partition: TopicIdPartition) -> tuple[R
     for _ in range(epochs):
         epoch, known, highest, referenced, unreferenced = _EPOCH.unpack_from(data, at)
         at += _EPOCH.size
-        state = cache.epochs[epoch] = LeaderEpochState()
+        state = cache.epochs[epoch] = LeaderEpochSegments()
         state.highest = highest if known else None
         for start, raw_id in _REFERENCE.iter_unpack(data[at : at + referenced * _REFERENCE.size]):
             state.starts.append(start)

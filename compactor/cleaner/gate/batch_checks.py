@@ -136,7 +136,7 @@ class BatchTransactionOutcomes:
     idle: Flags
     began: Int64s
 
-    def outcomes_of_batches(self, batch_numbers: Int64s) -> BatchTransactionOutcomes:
+    def select_txn_outcomes_of_batches(self, batch_numbers: Int64s) -> BatchTransactionOutcomes:
         """Return the outcomes of transactions for the batches with these numbers."""
         return BatchTransactionOutcomes(self.aborted[batch_numbers], self.idle[batch_numbers], self.began[batch_numbers])
 
@@ -228,7 +228,7 @@ class SourceAndOutputBatches:
 
 
 @dataclass(frozen=True, slots=True)
-class MatchedBatchesOfSource:
+class SourceBatchesLeftInOutput:
     """Batches of one source segment that are still in the output: their numbers in the source (``origin``) and their headers in the
     output.
     """
@@ -238,9 +238,9 @@ class MatchedBatchesOfSource:
     output: HeaderFields
 
     @staticmethod
-    def select_matched_batches(
+    def select_batches_left_in_output(
         group: SourceAndOutputBatches, source: SourceSegment, first_batch_in_group: int, wanted_flags: Flags
-    ) -> MatchedBatchesOfSource:
+    ) -> SourceBatchesLeftInOutput:
         """Return those batches of one source segment that are still in the output, each with its output batch.
 
         :param first_batch_in_group: number of the source's first batch among all source batches of the group.
@@ -249,7 +249,7 @@ class MatchedBatchesOfSource:
         mine = np.flatnonzero(
             (group.origin >= first_batch_in_group) & (group.origin < first_batch_in_group + len(source.table)) & wanted_flags[group.origin]
         )
-        return MatchedBatchesOfSource(source, group.origin[mine] - first_batch_in_group, group.output[:, mine])
+        return SourceBatchesLeftInOutput(source, group.origin[mine] - first_batch_in_group, group.output[:, mine])
 
 
 def flag_unchanged_batches(sources: HeaderFields, outputs: HeaderFields) -> Flags:
@@ -271,7 +271,7 @@ def could_be_empty_filler_batch(batch_header: Int64s, end_offset: int) -> bool:
     return all(int(batch_header[name]) == value for name, value in plain.items())
 
 
-def is_last_offset_of_first_batch_unstated(table: BatchTable) -> bool:
+def is_last_offset_missing_in_first_header(table: BatchTable) -> bool:
     """Return whether the header of a segment's first batch does not state the batch's last offset. That is so for a v0/v1 wrapper whose own
     offset was never set (old librdkafka).
     """
@@ -338,23 +338,23 @@ def find_header_problems(group: SourceAndOutputBatches, path_by_kind: Mapping[st
         flag_batches_whose_header_must_stay(group.source, rules),
         flag_removable_markers(group.source, group.outcomes, rules.now_ms),
     )
-    yield from _first_flagged_batch_as_problem(out, "not of message format 2", out[col.MAGIC] != 2)
+    yield from _problem_of_first_flagged_batch(out, "not of message format 2", out[col.MAGIC] != 2)
     elsewhere = (out[col.BASE] != of[col.BASE]) | (out[col.LAST] != of[col.LAST])
-    yield from _first_flagged_batch_as_problem(out, "other offsets than its source batch", v2 & elsewhere)
+    yield from _problem_of_first_flagged_batch(out, "other offsets than its source batch", v2 & elsewhere)
     for column, name in _UNCHANGED_FIELDS.items():
-        yield from _first_flagged_batch_as_problem(out, f"another {name} than its source batch", out[column] != of[column])
+        yield from _problem_of_first_flagged_batch(out, f"another {name} than its source batch", out[column] != of[column])
     changed = out[col.ATTRIBUTES] ^ of[col.ATTRIBUTES]
-    yield from _first_flagged_batch_as_problem(
+    yield from _problem_of_first_flagged_batch(
         out, "other attributes than its source batch", changed & (LOG_APPEND | TRANSACTIONAL | CONTROL) != 0
     )
-    yield from _first_flagged_batch_as_problem(out, "another codec than its source batch", ~empty & (changed & CODEC_MASK != 0))
+    yield from _problem_of_first_flagged_batch(out, "another codec than its source batch", ~empty & (changed & CODEC_MASK != 0))
     odd = (out[col.SIZE] != 61) | (out[col.ATTRIBUTES] & (CODEC_MASK | HORIZON) != 0) | (out[col.BASE_TIMESTAMP] != -1)
     odd |= out[col.MAX_TIMESTAMP] != of[col.MAX_TIMESTAMP]
-    yield from _first_flagged_batch_as_problem(out, "an emptied batch whose header is not what Kafka leaves", empty & odd)
-    yield from _first_flagged_batch_as_problem(out, "an empty batch that nothing keeps", empty & ~stays[group.origin])
-    yield from _first_flagged_batch_as_problem(out, "records of an aborted transaction", ~empty & aborted)
-    yield from _first_flagged_batch_as_problem(out, "a marker whose horizon has passed", ~empty & gone[group.origin])
-    yield from _first_flagged_batch_as_problem(
+    yield from _problem_of_first_flagged_batch(out, "an emptied batch whose header is not what Kafka leaves", empty & odd)
+    yield from _problem_of_first_flagged_batch(out, "an empty batch that nothing keeps", empty & ~stays[group.origin])
+    yield from _problem_of_first_flagged_batch(out, "records of an aborted transaction", ~empty & aborted)
+    yield from _problem_of_first_flagged_batch(out, "a marker whose horizon has passed", ~empty & gone[group.origin])
+    yield from _problem_of_first_flagged_batch(
         out,
         "a marker without data that did not just get its horizon",
         flag_markers_given_delete_horizon(of, idle, gone[group.origin]) & ~_flag_batches_given_delete_horizon(of, out, rules),
@@ -362,9 +362,9 @@ def find_header_problems(group: SourceAndOutputBatches, path_by_kind: Mapping[st
     lost = np.ones(len(group.source), np.bool_)
     lost[group.origin] = False
     cause = "the header of a producer's last batch, or of the batch at the high watermark, is missing"
-    yield from _first_flagged_batch_as_problem(group.source, cause, lost & stays)
+    yield from _problem_of_first_flagged_batch(group.source, cause, lost & stays)
     control = group.source[col.CONTROL_KIND] != NOT_CONTROL
-    yield from _first_flagged_batch_as_problem(group.source, "a control batch is missing that must stay", lost & control & ~gone)
+    yield from _problem_of_first_flagged_batch(group.source, "a control batch is missing that must stay", lost & control & ~gone)
     yield from _find_txn_index_problems(of, idle, group.outcomes.began[group.origin], path_by_kind)
 
 
@@ -374,9 +374,9 @@ def find_changes_in_copied_batches(group: SourceAndOutputBatches) -> Iterator[Ba
     copied, idle = flag_unchanged_batches(of, out), group.outcomes.idle[group.origin]
     gone = flag_removable_markers(group.source, group.outcomes, group.rules.now_ms)[group.origin]
     known = CODEC_MASK | LOG_APPEND | TRANSACTIONAL | CONTROL | HORIZON
-    yield from _first_flagged_batch_as_problem(out, "unknown attributes", ~copied & (out[col.ATTRIBUTES] & ~known != 0))
+    yield from _problem_of_first_flagged_batch(out, "unknown attributes", ~copied & (out[col.ATTRIBUTES] & ~known != 0))
     control = of[col.CONTROL_KIND] != NOT_CONTROL
-    yield from _first_flagged_batch_as_problem(
+    yield from _problem_of_first_flagged_batch(
         out, "a control batch was changed", control & ~gone & ~flag_markers_given_delete_horizon(of, idle, gone) & ~copied
     )
 
@@ -410,29 +410,29 @@ def find_headers_not_matching_records(
     flags = np.bitwise_or.reduceat(records.flags, begin)
     tombstones = flags & col.NULL_VALUE != 0
     copied = flag_unchanged_batches(sources, outputs)
-    yield from _first_flagged_batch_as_problem(
+    yield from _problem_of_first_flagged_batch(
         outputs, "record attributes, which Kafka does not write", ~copied & (flags & col.ODD_ATTRIBUTES != 0)
     )
     had, has = sources[col.ATTRIBUTES] & HORIZON != 0, outputs[col.ATTRIBUTES] & HORIZON != 0
-    yield from _first_flagged_batch_as_problem(outputs, "a delete horizon is missing, or has no reason", has != (had | tombstones))
+    yield from _problem_of_first_flagged_batch(outputs, "a delete horizon is missing, or has no reason", has != (had | tombstones))
     horizon = np.where(had, sources[col.BASE_TIMESTAMP], retention_rules.new_delete_horizon_ms)
-    yield from _first_flagged_batch_as_problem(
+    yield from _problem_of_first_flagged_batch(
         outputs, "another delete horizon than the cleaner sets", has & (outputs[col.BASE_TIMESTAMP] != horizon)
     )
     other = outputs[col.BASE_TIMESTAMP] != records.timestamp[begin]
     appended = sources[col.ATTRIBUTES] & LOG_APPEND != 0
     # Magic 0 inside such a wrapper of magic 1 has no timestamp of its own.
     other &= ~(appended & (sources[col.MAGIC] == 1) & (outputs[col.BASE_TIMESTAMP] == -1))
-    yield from _first_flagged_batch_as_problem(outputs, "a base timestamp that is not the first record's", ~has & ~copied & other)
+    yield from _problem_of_first_flagged_batch(outputs, "a base timestamp that is not the first record's", ~has & ~copied & other)
     highest = np.where(appended | copied, sources[col.MAX_TIMESTAMP], np.maximum.reduceat(records.timestamp, begin))
-    yield from _first_flagged_batch_as_problem(
+    yield from _problem_of_first_flagged_batch(
         outputs, "another maximum timestamp than its records have", outputs[col.MAX_TIMESTAMP] != highest
     )
     elsewhere = (outputs[col.BASE] != records.offset[begin]) | (outputs[col.LAST] != records.offset[end])
-    yield from _first_flagged_batch_as_problem(outputs, "offsets that are not its records'", (sources[col.MAGIC] < 2) & elsewhere)
+    yield from _problem_of_first_flagged_batch(outputs, "offsets that are not its records'", (sources[col.MAGIC] < 2) & elsewhere)
 
 
-def _first_flagged_batch_as_problem(headers: HeaderFields | SourceBatchHeaders, cause: str, invalid_flags: Flags) -> Iterator[BatchProblem]:
+def _problem_of_first_flagged_batch(headers: HeaderFields | SourceBatchHeaders, cause: str, invalid_flags: Flags) -> Iterator[BatchProblem]:
     """Yield one problem with this cause, for the first batch whose flag in ``invalid_flags`` is set. Yield nothing if no flag is set."""
     if invalid_flags.any():
         yield cause, int(headers[col.LAST][invalid_flags][0])

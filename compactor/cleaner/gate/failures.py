@@ -36,7 +36,7 @@ class GateFailed(CompactorError):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordSumMismatch:
+class FingerprintSumMismatch:
     """Difference between a cleaned segment's records and those that must remain of its source.
 
     expected, found: number of records.
@@ -95,7 +95,7 @@ def raise_for_missing_or_superseded_record(
 
 
 def raise_for_record_that_explains_mismatch(
-    segment_name: str, source: GateRecords, in_output_flags: Flags, mismatch: RecordSumMismatch
+    segment_name: str, source: GateRecords, in_output_flags: Flags, mismatch: FingerprintSumMismatch
 ) -> None:
     """Raise GateFailed if a single missing or surplus record explains why the sums of fingerprints differ, that is, if its fingerprint is
     the difference. Return if no record does.

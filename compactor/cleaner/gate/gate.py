@@ -31,8 +31,8 @@ import numpy.typing as npt
 from compactor.cleaner.gate import failures, parser as col
 from compactor.cleaner.gate.batch_checks import (
     BatchTransactionOutcomes,
-    MatchedBatchesOfSource,
     SourceAndOutputBatches,
+    SourceBatchesLeftInOutput,
     SourceBatchHeaders,
     compute_txn_outcomes_and_update_open_txns,
     could_be_empty_filler_batch,
@@ -45,7 +45,7 @@ from compactor.cleaner.gate.batch_checks import (
     flag_markers_given_delete_horizon,
     flag_removable_markers,
     header_fields_of_batch_table,
-    is_last_offset_of_first_batch_unstated,
+    is_last_offset_missing_in_first_header,
     match_output_batches_to_source,
     transaction_outcomes_by_source,
 )
@@ -79,7 +79,7 @@ from compactor.cleaner.passes.worker_threads import ReusableJobBuffers
 from compactor.cleaner.second_reader import KeyTableRowsAndBatchCount
 from compactor.errors import CompactorError
 from compactor.kernels.common import Flags, RowCount, SegmentOrdinal
-from compactor.profiling import WorkStage, measure_stage
+from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records.batches import ABORT, COMMIT, HORIZON, NOT_CONTROL, TRANSACTIONAL, BatchTable, Bytes, Int64s, memory_map_file
 from compactor.records.rows import BatchChunk
 
@@ -102,7 +102,7 @@ class _FingerprintSumsOutsideDirtyRange:
 class Gate:
     """Second, independent check of one round. It reads the batches that both passes of the cleaner read (``SecondReader``), then compares
     each group with its sources. Used by one thread at a time, except ``extract_key_table_rows_of_chunk`` and
-    ``observe_chunk_decompressed_by_rewrite``.
+    ``add_fingerprints_of_rewrite_chunk``.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Gate:
     def compute_and_keep_txn_outcomes(self, sources: Sequence[SourceSegment]) -> None:
         """Compute the outcomes of all transactions from the beginning of the log. May be called again when more segments are known.
 
-        :param sources: all live segments, or substitutes made from their sidecars (``segment_without_bytes_from_sidecar``).
+        :param sources: all live segments, or substitutes made from their sidecars (``substitute_segment_from_sidecar``).
         :raises GateFailed: if an outcome differs from the one found when the dirty range was read from its end.
         """
         before = {} if self._settled else {ordinal: self._outcomes_of[ordinal].aborted for ordinal in self._dirty}
@@ -175,7 +175,7 @@ class Gate:
         substitute for the segment that has only these batches.
         """
         whole = self._whole.setdefault(source.ordinal, self._outcomes_of[source.ordinal])
-        self._outcomes_of[source.ordinal] = whole.outcomes_of_batches(batch_numbers)
+        self._outcomes_of[source.ordinal] = whole.select_txn_outcomes_of_batches(batch_numbers)
 
     def _flag_aborted_batches(self, table: BatchTable) -> Flags:
         """Return a flag per batch: whether it is data of an aborted transaction. Segments must be passed from the last to the first."""
@@ -207,14 +207,16 @@ class Gate:
                 self.collect_txn_outcomes_after_dirty_range(source)
         self.compute_and_keep_txn_outcomes(sources)
 
-    @measure_stage(WorkStage.GATE, lambda self, source: source.size)
+    @measure_stage(SegmentWorkStage.GATE, lambda self, source: source.size)
     def add_keys_of_dirty_segment_to_key_table(self, source: SourceSegment) -> None:
         """Read the keys of a dirty segment from its bytes. Raises GateFailed if the cleaner's batch table does not match the bytes."""
-        self.start_reading_segment(source)
+        self.prepare_for_chunks_of_segment(source)
         headers = header_fields_of_batch_table(source.table)
         wanted = self._flag_batches_to_read(source, outside_dirty_range=False)
         for some, records in self._parse_batches(self._reader, source.buf, headers, wanted, source.name):
-            self.add_rows_to_key_table(source, self._latest_record_rows(records, headers[:, some], source, outside_dirty_range=False))
+            self.add_rows_to_key_table(
+                source, self._key_table_rows_of_records(records, headers[:, some], source, outside_dirty_range=False)
+            )
 
     def _flag_batches_to_read(self, source: SourceSegment, outside_dirty_range: bool) -> Flags:
         """Return a flag per batch: whether it may hold records of the dirty range, or, if ``outside_dirty_range``, outside it."""
@@ -228,8 +230,8 @@ class Gate:
             outside |= table.base_offset < self._first_dirty
         return data & outside
 
-    @measure_stage(WorkStage.GATE)
-    def start_reading_segment(self, source: SourceSegment) -> None:
+    @measure_stage(SegmentWorkStage.GATE)
+    def prepare_for_chunks_of_segment(self, source: SourceSegment) -> None:
         """Read the batch headers of a segment and compare them with the cleaner's batch table. Raises GateFailed."""
         if not self._settled and source.ordinal not in self._outcomes_of:
             none, aborted = np.zeros(len(source.table), np.bool_), self._flag_aborted_batches(source.table)
@@ -255,7 +257,7 @@ class Gate:
             ~self._flag_batches_to_read(source, outside_dirty_range=True), allocate_zero_fingerprint_sums(len(table))
         )
 
-    @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk, outside_dirty_range=False: chunk.body_size_bytes)
+    @measure_stage(SegmentWorkStage.GATE, lambda self, buffers, source, chunk, outside_dirty_range=False: chunk.body_size_bytes)
     def extract_key_table_rows_of_chunk(
         self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk, *, outside_dirty_range: bool = False
     ) -> KeyTableRowsAndBatchCount:
@@ -267,9 +269,9 @@ class Gate:
             offset = int(source.table.last_offset[chunk.first])
             raise GateFailed("gate and cleaner do not agree which batches were aborted", segment=source.name, offset=offset)
         headers, records = self._parse_chunk(buffers, source, chunk, mine)
-        return self._latest_record_rows(records, headers, source, outside_dirty_range)
+        return self._key_table_rows_of_records(records, headers, source, outside_dirty_range)
 
-    @measure_stage(WorkStage.GATE)
+    @measure_stage(SegmentWorkStage.GATE)
     def add_rows_to_key_table(self, source: SourceSegment, chunk_rows: KeyTableRowsAndBatchCount) -> None:
         """Add rows to the key table. While it is full, halve the range of key hashes that is checked. Raises OutOfBudget."""
         done = self._table.put_rows_until_full(chunk_rows.rows)
@@ -278,8 +280,8 @@ class Gate:
             done += self._table.put_rows_until_full(chunk_rows.rows[done:])
         self._batches_read[source.ordinal] += chunk_rows.batches
 
-    @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk: chunk.body_size_bytes)
-    def observe_chunk_decompressed_by_rewrite(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
+    @measure_stage(SegmentWorkStage.GATE, lambda self, buffers, source, chunk: chunk.body_size_bytes)
+    def add_fingerprints_of_rewrite_chunk(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
         """Count those records of a chunk that lie outside the dirty range and must remain, and store their number and the sum of their
         fingerprints. The chunk was decompressed by pass 2 (the rewrite).
         """
@@ -320,7 +322,7 @@ class Gate:
                 raise GateFailed(f"unreadable: {problem}", segment=segment_name) from None
             yield some, records
 
-    def _latest_record_rows(
+    def _key_table_rows_of_records(
         self, records: GateRecords, headers: HeaderFields, source: SourceSegment, outside_dirty_range: bool
     ) -> KeyTableRowsAndBatchCount:
         """Return one row per record that has a key and lies in the dirty range, or, if ``outside_dirty_range``, below that range."""
@@ -407,7 +409,7 @@ class Gate:
 
     # ---- one group
 
-    @measure_stage(WorkStage.GATE, lambda self, sources, path_by_kind, **_: path_by_kind["log"].stat().st_size)
+    @measure_stage(SegmentWorkStage.GATE, lambda self, sources, path_by_kind, **_: path_by_kind["log"].stat().st_size)
     def check_cleaned_group(
         self,
         sources: Sequence[SourceSegment],
@@ -437,7 +439,7 @@ class Gate:
         for cause in find_index_problems(headers, sources[0].base, path_by_kind):
             raise GateFailed(cause, segment=name)
         group = self._match_output_to_sources(
-            sources, headers, end_offset, self._unstated_last_offset_of_first_batch(sources[0], map_bytes), name
+            sources, headers, end_offset, self._read_last_offset_missing_in_header(sources[0], map_bytes), name
         )
         for cause, offset in find_header_problems(group, path_by_kind):
             raise GateFailed(cause, segment=name, offset=offset)
@@ -448,11 +450,13 @@ class Gate:
         for source in sources:
             if source.ordinal not in self._crcs:
                 with map_bytes(source):
-                    self.start_reading_segment(source)
+                    self.prepare_for_chunks_of_segment(source)
             group.source.crc[begin : begin + len(source.table)] = self._crcs[source.ordinal]
-            self._compare_markers_with_source(MatchedBatchesOfSource.select_matched_batches(group, source, begin, dated), output, map_bytes)
+            self._require_unchanged_marker_records(
+                SourceBatchesLeftInOutput.select_batches_left_in_output(group, source, begin, dated), output, map_bytes
+            )
             records += self._check_and_count_output_records(
-                MatchedBatchesOfSource.select_matched_batches(group, source, begin, data), output, map_bytes
+                SourceBatchesLeftInOutput.select_batches_left_in_output(group, source, begin, data), output, map_bytes
             )
             begin += len(source.table)
         for cause, offset in find_changes_in_copied_batches(group):
@@ -479,9 +483,9 @@ class Gate:
             raise GateFailed(f"it {found} and must end at {end_offset}", segment=segment_name, offset=end_offset)
         return headers
 
-    def _unstated_last_offset_of_first_batch(self, source: SourceSegment, map_bytes: MapSourceBytes) -> int:
+    def _read_last_offset_missing_in_header(self, source: SourceSegment, map_bytes: MapSourceBytes) -> int:
         """Return the last offset of the first batch, read from its records, if its header does not state it; -1 if the header does."""
-        if not is_last_offset_of_first_batch_unstated(source.table):
+        if not is_last_offset_missing_in_first_header(source.table):
             return -1
         with map_bytes(source):
             headers = header_fields_of_batch_table(source.table, slice(1))
@@ -513,7 +517,7 @@ class Gate:
             raise GateFailed(problem[0], segment=segment_name, offset=problem[1])
         return SourceAndOutputBatches(source, outcomes, output, origin, self._rules)
 
-    def _check_and_count_output_records(self, pairs: MatchedBatchesOfSource, output: Bytes, map_bytes: MapSourceBytes) -> RowCount:
+    def _check_and_count_output_records(self, pairs: SourceBatchesLeftInOutput, output: Bytes, map_bytes: MapSourceBytes) -> RowCount:
         """Check that exactly the records that must be left of a segment are in the output. Return the number of records compared."""
         found = np.zeros(2, np.uint64)
         for _, records in self._parse_and_check_output_records(pairs, output):
@@ -523,11 +527,11 @@ class Gate:
             with map_bytes(pairs.source):
                 excess = (int(found[1]) - int(left[1])) % 2**64
                 self._raise_for_differing_record(
-                    pairs, output, failures.RecordSumMismatch(pairs.source.name, int(left[0]), int(found[0]), excess)
+                    pairs, output, failures.FingerprintSumMismatch(pairs.source.name, int(left[0]), int(found[0]), excess)
                 )
         return int(found[0])
 
-    def _compare_markers_with_source(self, pairs: MatchedBatchesOfSource, output: Bytes, map_bytes: MapSourceBytes) -> None:
+    def _require_unchanged_marker_records(self, pairs: SourceBatchesLeftInOutput, output: Bytes, map_bytes: MapSourceBytes) -> None:
         """Check that transaction markers that got their delete horizon in this round have the same record under a new header."""
         if not len(pairs.origin):
             return
@@ -552,7 +556,7 @@ class Gate:
             highest[some] = np.maximum.reduceat(records.timestamp, records.first_row[:-1])
         return sums, highest
 
-    def _parse_and_check_output_records(self, pairs: MatchedBatchesOfSource, output: Bytes) -> Iterator[BatchNumbersAndRecords]:
+    def _parse_and_check_output_records(self, pairs: SourceBatchesLeftInOutput, output: Bytes) -> Iterator[BatchNumbersAndRecords]:
         """Yield output records with the numbers of their source batches. Raises GateFailed if records differ from their batch header."""
         name, sources = pairs.source.name, SourceBatchHeaders([pairs.source.table])
         sources.crc = self._crcs[pairs.source.ordinal]
@@ -573,7 +577,9 @@ class Gate:
                 raise failures.first_invalid_record_error(failures.EXPIRED, name, records, due)
             yield pairs.origin[some], records
 
-    def _raise_for_differing_record(self, pairs: MatchedBatchesOfSource, output: Bytes, mismatch: failures.RecordSumMismatch) -> NoReturn:
+    def _raise_for_differing_record(
+        self, pairs: SourceBatchesLeftInOutput, output: Bytes, mismatch: failures.FingerprintSumMismatch
+    ) -> NoReturn:
         """Raise GateFailed for a record because of which two sums differ, or for the sums if none is found. Parses the batches again."""
         source, name = pairs.source, pairs.source.name
         headers = header_fields_of_batch_table(source.table)

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compactor.cleaner.row_spool import hash_range_of_first_word
+from compactor.cleaner.row_spool import hash_range_number_of_first_word
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import CellOrComplement, Hashes, KeyHashHalf, RowCount
 from compactor.kernels.jit import inline_kernel, kernel
@@ -69,7 +69,7 @@ class LatestRecordTable:
         self._most = max(8, budget_bytes // GATE_ROW_BYTES)
         self._cells: LatestRecordCells = np.zeros(WORDS * self._cell_count_for_rows(max_record_count), np.uint64)
         self._state = np.zeros(5, np.int64)
-        self._set_table_state(len(self._cells) // WORDS, 1, 0)
+        self._set_cell_count_and_hash_range(len(self._cells) // WORDS, 1, 0)
 
     @property
     def key_count(self) -> int:
@@ -94,7 +94,7 @@ class LatestRecordTable:
             )  # the next range may be a little larger
         else:
             self._cells[: WORDS * cells] = 0
-        self._set_table_state(cells, range_count, range_number)
+        self._set_cell_count_and_hash_range(cells, range_count, range_number)
 
     def put_rows_until_full(self, rows: LatestRecordRows) -> RowCount:
         """Add records in any order. Of several records with the same key, the one with the highest offset stays. Rows of other hash ranges
@@ -151,7 +151,7 @@ class LatestRecordTable:
         """Return the number of cells for a table of ``row_count`` rows, or the most cells that the budget allows if that is less."""
         return max(8, min(self._most, int(row_count / _LOAD) + 64))
 
-    def _set_table_state(self, cell_count: int, range_count: int, range_number: int) -> None:
+    def _set_cell_count_and_hash_range(self, cell_count: int, range_count: int, range_number: int) -> None:
         self._state[:] = 0, cell_count, int(cell_count * _LOAD), range_count, range_number
 
 
@@ -194,7 +194,7 @@ def find_segment_number(offset: np.uint64, segment_base_offsets: Int64s) -> int:
 
 
 @inline_kernel
-def _nonzero_key_tag(h0: KeyHashHalf) -> np.uint64:
+def _nonzero_cell_tag_of_key_hash(h0: KeyHashHalf) -> np.uint64:
     """Return the half of a key hash that chooses the key's cell in the table, with 0 replaced by another value, because 0 marks an empty
     cell.
     """
@@ -202,7 +202,7 @@ def _nonzero_key_tag(h0: KeyHashHalf) -> np.uint64:
 
 
 @inline_kernel
-def _stored_key_bits(h1: KeyHashHalf) -> np.uint64:
+def _key_hash_bits_stored_in_row(h1: KeyHashHalf) -> np.uint64:
     """Return 30 further bits of a key's hash, as they are stored in a row's last word."""
     return (h1 & np.uint64(2**30 - 1)) << np.uint64(32)
 
@@ -215,7 +215,7 @@ def _find_key_cell_or_empty_cell_complement(
 
     :param capacity: number of cells of the table.
     :param cell_tag: nonzero half of the key's hash, which determines where the search begins.
-    :param further_key_bits: 30 bits of the other half, as ``_stored_key_bits`` returns them.
+    :param further_key_bits: 30 bits of the other half, as ``_key_hash_bits_stored_in_row`` returns them.
     """
     cell = np.int64(upper_64_bits_of_product(cell_tag, np.uint64(capacity)))
     while cells[WORDS * cell] != 0:
@@ -228,7 +228,7 @@ def _find_key_cell_or_empty_cell_complement(
 @inline_kernel
 def _is_hash_in_table_range(state: LatestRecordTableState, cell_tag: np.uint64) -> bool:
     """Return whether a key belongs to the range that the table holds."""
-    return state[RANGES] == 1 or hash_range_of_first_word(cell_tag, state[RANGES]) == state[RANGE]
+    return state[RANGES] == 1 or hash_range_number_of_first_word(cell_tag, state[RANGES]) == state[RANGE]
 
 
 @inline_kernel
@@ -237,15 +237,17 @@ def _prefetch_cell_of_row(cells: LatestRecordCells, capacity: int, rows: LatestR
     because the branch would cost more than it saves.
     """
     if row + _AHEAD < len(rows):
-        prefetch(cells, WORDS * np.int64(upper_64_bits_of_product(_nonzero_key_tag(rows[row + _AHEAD, 0]), np.uint64(capacity))))
+        prefetch(
+            cells, WORDS * np.int64(upper_64_bits_of_product(_nonzero_cell_tag_of_key_hash(rows[row + _AHEAD, 0]), np.uint64(capacity)))
+        )
 
 
 @kernel
 def _pack_latest_record_rows(hashes: Hashes, offsets: Int64s, digests: RecordDigests, out_rows: LatestRecordRows) -> None:
     for row in range(len(offsets)):
-        out_rows[row, 0] = _nonzero_key_tag(hashes[row, 0])
+        out_rows[row, 0] = _nonzero_cell_tag_of_key_hash(hashes[row, 0])
         out_rows[row, 1] = np.uint64(offsets[row])
-        out_rows[row, 2] = digests[row] | _stored_key_bits(hashes[row, 1])
+        out_rows[row, 2] = digests[row] | _key_hash_bits_stored_in_row(hashes[row, 1])
 
 
 @kernel
@@ -257,7 +259,7 @@ def _compute_fingerprints(offsets: Int64s, digests: RecordDigests, out_fingerpri
 @kernel
 def _flag_rows_in_range(state: LatestRecordTableState, hashes: Hashes, out_flags: npt.NDArray[np.bool_]) -> None:
     for row in range(len(hashes)):
-        out_flags[row] = _is_hash_in_table_range(state, _nonzero_key_tag(hashes[row, 0]))
+        out_flags[row] = _is_hash_in_table_range(state, _nonzero_cell_tag_of_key_hash(hashes[row, 0]))
 
 
 @kernel
@@ -306,9 +308,9 @@ def _put_latest_record_rows(cells: LatestRecordCells, state: LatestRecordTableSt
 def _find_latest_offset_of_each_key(cells: LatestRecordCells, state: LatestRecordTableState, hashes: Hashes, out_offsets: Int64s) -> None:
     for row in range(len(hashes)):
         _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], hashes, row)
-        tag = _nonzero_key_tag(hashes[row, 0])
+        tag = _nonzero_cell_tag_of_key_hash(hashes[row, 0])
         cell = (
-            _find_key_cell_or_empty_cell_complement(cells, state[TABLE_CAPACITY], tag, _stored_key_bits(hashes[row, 1]))
+            _find_key_cell_or_empty_cell_complement(cells, state[TABLE_CAPACITY], tag, _key_hash_bits_stored_in_row(hashes[row, 1]))
             if _is_hash_in_table_range(state, tag)
             else -1
         )

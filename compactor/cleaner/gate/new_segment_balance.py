@@ -23,7 +23,7 @@ from compactor.errors import BadData
 from compactor.kernels.common import FirstRowByBatch, Flags, HashKeyHalf
 from compactor.kernels.jit import kernel
 from compactor.model.balance import Balance
-from compactor.profiling import WorkStage, measure_stage
+from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records.balance import (
     BATCHES_DROPPED,
     OPENED,
@@ -67,7 +67,7 @@ class NewSegmentBalanceBuilder:
             records.key_length, *self._key.halves, self._records,
         )  # fmt: skip
 
-    @measure_stage(WorkStage.GATE)
+    @measure_stage(SegmentWorkStage.GATE)
     def compute_balance_of_kept_and_removed_records(self) -> Balance:
         """Return the balance of the new segment: counts and digest sums of its records and of what was removed. Records that were not added
         yet are parsed first.
@@ -75,7 +75,7 @@ class NewSegmentBalanceBuilder:
         Called once. Raises BadData if the segment cannot be parsed.
         """
         buf, headers = self._segment_bytes_and_headers()
-        self._parse_records_not_added(buf, headers)
+        self._parse_and_add_remaining_records(buf, headers)
         self._begun = None  # whoever still knows this tally must not keep the file's room on the disk
         cleaned, sums = self._cleaned, self._cleaned.sums
         left, result = np.zeros(3, np.uint64), np.zeros(3, np.uint64)
@@ -105,7 +105,7 @@ class NewSegmentBalanceBuilder:
             return buf, headers
         return self._begun
 
-    def _parse_records_not_added(self, buf: Bytes, headers: HeaderFields) -> None:
+    def _parse_and_add_remaining_records(self, buf: Bytes, headers: HeaderFields) -> None:
         """Parse and add the records that the gate has not added. Without a gate, these are all records."""
         waiting = list(split_batch_numbers_into_chunks(headers, self._wanted))[::-1]
         if not waiting:

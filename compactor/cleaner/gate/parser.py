@@ -107,7 +107,7 @@ def iterate_batch_header_blocks(buf: Bytes) -> Iterator[HeaderFields]:
     headers = np.empty((len(FIELDS), _BLOCK), np.int64)
     at = 0
     while at < len(buf):
-        count, at, fine = _parse_headers_from(buf, at, headers)
+        count, at, fine = _parse_batch_headers_from_position(buf, at, headers)
         if not fine:
             raise UnreadableBatchesError(f"position {at}: a header that makes no sense")
         if not count:
@@ -153,7 +153,7 @@ def parse_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
 
 
 @kernel
-def _parse_headers_from(buf: Bytes, position: int, out_headers: HeaderFields) -> HeaderParseResult:
+def _parse_batch_headers_from_position(buf: Bytes, position: int, out_headers: HeaderFields) -> HeaderParseResult:
     """Parse batch headers from byte ``position`` on into the columns of ``out_headers``. Stop when the columns are full, or at a batch that
     is incomplete or has an invalid header. Return three values: number of batches parsed, position after the last one, and False if an
     invalid header follows.

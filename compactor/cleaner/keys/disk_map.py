@@ -31,12 +31,12 @@ from compactor.cleaner.keys.key_set import (
     is_key_in_table,
     put_key_if_absent,
 )
-from compactor.cleaner.row_spool import DiskReservation, HashRangeRowFile, HashRangeSpan, hash_range_of_first_word
+from compactor.cleaner.row_spool import DiskReservation, HashRangeRowFile, HashRangeSpan, hash_range_number_of_first_word
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import KEY_BYTES, Flags, Hashes, RowCount
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import prefetch
-from compactor.profiling import WorkStage, measure_stage
+from compactor.profiling import SegmentWorkStage, measure_stage
 
 KEY_ROW_BYTES: Final = 16
 CACHE_BYTES: Final = 8 << 20
@@ -54,7 +54,7 @@ RowOrdinals = npt.NDArray[np.uint32]
 RowBitmap = npt.NDArray[np.uint8]
 
 
-def count_log_scans_for_disk(row_count: int, available_disk_bytes: int) -> int:
+def count_log_scans_to_fit_disk(row_count: int, available_disk_bytes: int) -> int:
     """Return how many scans of the log are needed so that the rows on disk fit ``available_disk_bytes``. Each scan takes an equal part of
     the keys. A tenth of these bytes stays free, because the parts do not have exactly the same size.
     """
@@ -95,7 +95,7 @@ class DiskOffsetMap:
         self._map_budget_bytes = map_budget_bytes
         expected_bytes = -(-expected_row_count // key_part_count) * KEY_BYTES
         count = min(MAX_DISK_RANGES, max(1, -(-expected_bytes // min(map_budget_bytes, CACHE_BYTES))))
-        self._ranges = HashRangeSpan.span_of_key_part(count, key_part_number, key_part_count)
+        self._ranges = HashRangeSpan.hash_ranges_of_key_part(count, key_part_number, key_part_count)
         self._spool = HashRangeRowFile(path, disk_reservation, self._ranges, 4, np.uint32, "the keys of the offset map")
         self._guess = 0
         self._most = -1
@@ -104,7 +104,7 @@ class DiskOffsetMap:
         self.peak_bytes = 0
         """Memory in bytes of the largest key set that ``find_survivors`` needed."""
 
-    @measure_stage(WorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
+    @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
     def add_keys_of_dirty_rows(self, hashes: Hashes, ordinals: RowOrdinals) -> None:
         """Add rows of the dirty range, newest first over all calls. Raises OutOfBudget if the disk budget, or the disk, is used up.
 
@@ -119,7 +119,7 @@ class DiskOffsetMap:
         """
         self._add_key_rows(DIRTY, hashes, np.full(len(hashes), SEEN, dtype=np.uint32))
 
-    @measure_stage(WorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
+    @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
     def add_keys_of_clean_rows(self, hashes: Hashes, ordinals: RowOrdinals) -> None:
         """Add rows of offsets below the dirty range, in any order. Such a row survives unless a row of the dirty range has its key."""
         self._add_key_rows(CLEAN, hashes, self._require_ordinals_within_bitmap(ordinals))
@@ -142,7 +142,7 @@ class DiskOffsetMap:
         for rows in self._spool.read_rows_of_section(DIRTY):
             yield stored_key_hashes_of_rows(rows)
 
-    @measure_stage(WorkStage.MAP)
+    @measure_stage(SegmentWorkStage.MAP)
     def survivor_bitmap(self, row_count: int) -> RowBitmap:
         """Return a bitmap with one bit for each row number (ordinal) below ``row_count``, in the bit order of ``np.packbits``: set if a
         row with that ordinal survives.
@@ -151,7 +151,7 @@ class DiskOffsetMap:
             raise ValueError(f"ordinal {self._most} was added, the bitmap is for {row_count}")
         bitmap = np.zeros((row_count + 7) // 8, dtype=np.uint8)
         for bucket in range(self._ranges.count):
-            self._mark_survivors_in_range(bucket, self._ranges.total, self._ranges.first + bucket, bitmap)
+            self._mark_survivors_in_hash_range(bucket, self._ranges.total, self._ranges.first + bucket, bitmap)
         return bitmap
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ class DiskOffsetMap:
         _pack_key_rows(hashes, ordinals, rows)
         self._spool.add_rows_to_section(section_number, rows)
 
-    def _mark_survivors_in_range(self, range_number: int, subrange_count: int, subrange_number: int, out_bitmap: RowBitmap) -> None:
+    def _mark_survivors_in_hash_range(self, range_number: int, subrange_count: int, subrange_number: int, out_bitmap: RowBitmap) -> None:
         """Set the bits of the surviving rows of one hash range of the file. Only rows in one part of that range are processed: part
         ``subrange_number``, counted from 0, of ``subrange_count`` equal parts.
         """
@@ -197,7 +197,7 @@ class DiskOffsetMap:
                 del keys
                 pieces = max(2, -(-self._spool.count_rows_of_range(DIRTY, range_number) // max(1, done)))
                 for piece in range(pieces):
-                    self._mark_survivors_in_range(range_number, subrange_count * pieces, subrange_number * pieces + piece, out_bitmap)
+                    self._mark_survivors_in_hash_range(range_number, subrange_count * pieces, subrange_number * pieces + piece, out_bitmap)
                 return
         for rows in self._spool.read_rows_of_range(CLEAN, range_number):
             mark_rows_with_absent_keys(keys.table, keys.state, rows, subrange_count, subrange_number, out_bitmap)
@@ -229,7 +229,7 @@ def _flag_keys_in_part(hashes: Hashes, range_count: int, first_range: int, part_
     for row in range(len(hashes)):
         out_flags[row] = (
             first_range
-            <= hash_range_of_first_word(np.uint64(nonzero_32_bit_tag_of_key_hash(hashes[row, 0])), range_count)
+            <= hash_range_number_of_first_word(np.uint64(nonzero_32_bit_tag_of_key_hash(hashes[row, 0])), range_count)
             < first_range + part_range_count
         )
 
@@ -248,7 +248,7 @@ def mark_newest_row_of_each_key(
     for row in range(first_row, len(rows)):
         if row + AHEAD < len(rows):
             prefetch(key_set_table, 3 * first_cell_to_probe(second_key_hash_half_of_row(rows, row + AHEAD), state[CAPACITY]))
-        if hash_range_of_first_word(np.uint64(rows[row, 0]), range_count) == range_number:
+        if hash_range_number_of_first_word(np.uint64(rows[row, 0]), range_count) == range_number:
             answer = put_key_if_absent(key_set_table, state, np.uint64(rows[row, 0]), second_key_hash_half_of_row(rows, row))
             if answer < 0:
                 return row
@@ -269,7 +269,7 @@ def mark_rows_with_absent_keys(
     for row in range(len(rows)):
         if row + AHEAD < len(rows):
             prefetch(key_set_table, 3 * first_cell_to_probe(second_key_hash_half_of_row(rows, row + AHEAD), state[CAPACITY]))
-        if hash_range_of_first_word(np.uint64(rows[row, 0]), range_count) == range_number and not is_key_in_table(
+        if hash_range_number_of_first_word(np.uint64(rows[row, 0]), range_count) == range_number and not is_key_in_table(
             key_set_table, state, np.uint64(rows[row, 0]), second_key_hash_half_of_row(rows, row)
         ):
             out_bitmap[rows[row, 3] >> 3] |= np.uint8(128 >> (rows[row, 3] & 7))

@@ -23,7 +23,7 @@ from compactor.errors import OutOfBudget
 from compactor.kernels.common import CellOrComplement, Hashes, KeyHashHalf, RowCount
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import prefetch, upper_64_bits_of_product
-from compactor.profiling import WorkStage, measure_stage
+from compactor.profiling import SegmentWorkStage, measure_stage
 
 CAPACITY, ENTRIES, LIMIT, CELLS = range(4)
 """What the numbers in a set's ``state`` array are: homes, keys held, keys that may be held, cells (homes and room behind the last one)."""
@@ -192,7 +192,7 @@ class KeyHashSet:
         """Return the memory of the set in bytes. It is the largest size so far, because a set never shrinks."""
         return int(self.state[CELLS]) * ENTRY_BYTES
 
-    @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
+    @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def insert_keys_until_full(self, hashes: Hashes, out_first_seen: npt.NDArray[np.bool_], first_row: int = 0) -> RowCount:
         """Insert key hashes of shape (n, 2) in order, and set ``out_first_seen[row]`` to whether the row's key was absent. Return n, or the
         number of the first row for which the budget has no space; the rows before it are inserted.
@@ -202,7 +202,7 @@ class KeyHashSet:
             if first_row == len(hashes) or not self.grow_within_budget():
                 return first_row
 
-    @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
+    @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def flag_contained_keys(self, hashes: Hashes, out_flags: npt.NDArray[np.bool_]) -> None:
         """Set ``out_flags[row]`` to whether the row's key is in the set."""
         flag_keys_in_table(self.table, self.state, hashes, out_flags)
@@ -318,14 +318,14 @@ class BoundedOffsetMap:
         """Return the memory of the map in bytes."""
         return self.table.nbytes
 
-    @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
+    @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def put_rows_until_full(self, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> RowCount:
         """Add rows in ascending order of their offsets until the map is full, and return the number of rows taken. If that is less than
         the number given, no more rows may be added.
         """
         return put_rows_until_full(self.table, self.state, hashes, offsets)
 
-    @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
+    @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def find_latest_offset_of_each_key(self, hashes: Hashes, out_offsets: npt.NDArray[np.int64]) -> None:
         """Set ``out_offsets[row]`` to the last offset that was put for the row's key, or to ABSENT."""
         find_latest_offset_of_each_key(self.table, self.state, hashes, out_offsets)

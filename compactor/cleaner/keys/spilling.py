@@ -113,7 +113,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
     @override
     def _flag_newest_row_of_each_key(self, hashed: HashedChunkKeys) -> FlagsAndWhetherFinal:
         rows = int(hashed.first_row[-1])
-        place = self._reserve_ordinals_and_return_first(rows)
+        place = self._reserve_consecutive_row_ordinals(rows)
         survives = np.zeros(rows, np.bool_)
         done = 0
         if self._map is None:
@@ -157,7 +157,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         ):
             for piece in pieces:
                 rows = int(piece.first_row[-1])
-                place = self._reserve_ordinals_and_return_first(rows)
+                place = self._reserve_consecutive_row_ordinals(rows)
                 self._current_disk_map.add_keys_of_clean_rows(piece.hashes, (place + piece.picked).astype(np.uint32))
                 bits.add_survivors_of_chunk(piece, np.ones(rows, np.bool_), key_scan.first_dirty, source, is_final=False)
                 mine = np.zeros(rows, np.bool_)
@@ -220,7 +220,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
             raise CompactorError("the disk is asked before it was needed", hint="This is a bug; please report it")
         return self._map
 
-    def _reserve_ordinals_and_return_first(self, row_count: int) -> FirstRowOrdinal:
+    def _reserve_consecutive_row_ordinals(self, row_count: int) -> FirstRowOrdinal:
         """Reserve consecutive row numbers (ordinals) for the rows of a chunk, and return the first one."""
         place = 8 * self._next
         self._next += (row_count + 7) // 8

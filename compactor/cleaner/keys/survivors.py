@@ -26,7 +26,7 @@ from compactor.config.units import format_size
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import FirstRowByBatch, Flags, Hashes, HashKeyHalf
 from compactor.kernels.jit import kernel
-from compactor.profiling import WorkStage, measure_stage
+from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
 from compactor.records.encode import FILTER
 from compactor.records.rows import BatchChunk, Int32s, RecordRows, parse_records
@@ -177,7 +177,7 @@ class SegmentSurvivorBitmap:
         self.packed: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         """The bits of all chunks, complete after ``finish``."""
 
-    @measure_stage(WorkStage.DECIDE)
+    @measure_stage(SegmentWorkStage.DECIDE)
     def add_survivors_of_chunk(
         self, hashed: HashedChunkKeys, survives_flags: Flags, first_dirty_offset: int, source: SourceSegment, *, is_final: bool
     ) -> None:
@@ -202,7 +202,7 @@ class SegmentSurvivorBitmap:
             self.packed = np.concatenate(self._parts)
         self._parts = []
 
-    @measure_stage(WorkStage.DECIDE)
+    @measure_stage(SegmentWorkStage.DECIDE)
     def flag_superseded_rows_of_chunk(self, chunk: BatchChunk, first_row: FirstRowByBatch) -> Flags:
         """Return a flag per row of the chunk: whether a later record has its key."""
         out = np.zeros(int(first_row[-1]), np.bool_)
@@ -317,7 +317,7 @@ class BackwardSurvivorScan:
         """Return the scan's initial state: an empty bitmap, and the decisions on batches if chunks may be cleaned during the scan."""
         key_scan = self._scan
         if key_scan.second_reader is not None:
-            key_scan.second_reader.start_reading_segment(source)
+            key_scan.second_reader.prepare_for_chunks_of_segment(source)
         bits = self._bits.setdefault(source.ordinal, SegmentSurvivorBitmap(len(source.table)))
         decisions = (
             decide_batch_retention_by_headers(source.table, key_scan.verdicts[source.ordinal], key_scan.rules, source.name)
@@ -369,7 +369,7 @@ class BackwardSurvivorScan:
         bits = self._bits.get(source.ordinal)
         superseded = bits.flag_superseded_rows_of_chunk(chunk, first_row) if bits is not None else np.zeros(len(rows), np.bool_)
         if source.base < self._scan.first_dirty:
-            below = _rows_with_key_below_offset(rows.offset, rows.key_length, self._scan.first_dirty)
+            below = _row_numbers_with_key_below_offset(rows.offset, rows.key_length, self._scan.first_dirty)
             if len(below):
                 superseded[below] = self._flag_superseded_clean_rows(source, chunk, rows, first_row, below)
         return superseded
@@ -465,7 +465,7 @@ def find_survivors_with_bounded_map(
     return found
 
 
-@measure_stage(WorkStage.HASH, lambda buffers, chunk, rows, *_: int(np.maximum(rows.key_length, 0).sum()))
+@measure_stage(SegmentWorkStage.HASH, lambda buffers, chunk, rows, *_: int(np.maximum(rows.key_length, 0).sum()))
 def _hash_keys_of_chunk(
     buffers: ReusableJobBuffers,
     chunk: BatchChunk,
@@ -496,10 +496,10 @@ def _hash_keys_of_chunk(
     return hashes, picked
 
 
-@measure_stage(WorkStage.HASH, lambda chunk, rows, row_numbers, _: int(rows.key_length[row_numbers].sum()))
+@measure_stage(SegmentWorkStage.HASH, lambda chunk, rows, row_numbers, _: int(rows.key_length[row_numbers].sum()))
 def _hash_keys_of_rows(chunk: BatchChunk, rows: RecordRows, row_numbers: Int64s, hash_key: bytes) -> Hashes:
     """Return the key hashes of the rows with the numbers ``row_numbers``, shape (n, 2)."""
-    return _hash_keys_of_row_numbers(chunk.buf, row_numbers, rows.key_start, rows.key_length, *siphash_key_halves(hash_key))
+    return _hash_keys_of_selected_rows(chunk.buf, row_numbers, rows.key_start, rows.key_length, *siphash_key_halves(hash_key))
 
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------------
@@ -539,7 +539,7 @@ def _hash_keys_in_offset_range(
 
 
 @kernel
-def _hash_keys_of_row_numbers(
+def _hash_keys_of_selected_rows(
     buf: Bytes, row_numbers: Int64s, key_start: Int64s, key_length: Int32s, k0: HashKeyHalf, k1: HashKeyHalf
 ) -> Hashes:
     hashes = np.empty((row_numbers.size, 2), np.uint64)
@@ -550,7 +550,7 @@ def _hash_keys_of_row_numbers(
 
 
 @kernel
-def _rows_with_key_below_offset(offset: Int64s, key_length: Int32s, end_offset: int) -> Int64s:
+def _row_numbers_with_key_below_offset(offset: Int64s, key_length: Int32s, end_offset: int) -> Int64s:
     """Return the numbers of the rows that have a key and an offset less than ``end_offset``."""
     found = np.empty(offset.size, np.int64)
     count = 0

@@ -17,8 +17,8 @@ from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.worker_threads import ReusableJobBuffers
 from compactor.errors import BadData
 from compactor.kernels.common import FirstRowByBatch, Flags
-from compactor.profiling import WorkStage, measure_stage
-from compactor.records.balance import DigestSumRows, digest_sums_by_reason_not_copied
+from compactor.profiling import SegmentWorkStage, measure_stage
+from compactor.records.balance import DigestSumRows, digest_sums_of_uncopied_data_by_reason
 from compactor.records.batches import NOT_CONTROL
 from compactor.records.encode import COPY, EncodedBatches, encode_cleaned_chunk
 from compactor.records.rows import BatchChunk, RecordRows
@@ -66,7 +66,7 @@ def clean_batches_of_chunk(
     :param decisions: decisions that the batch headers alone allow, one row per batch of the chunk.
     """
     if chunk.wanted.any() and int(source.table.magic[chunk.first]) < 2:
-        _reject_wrappers_with_unordered_records(source, chunk, rows, first_row)
+        _reject_wrappers_overlapping_neighbours(source, chunk, rows, first_row)
     _reject_markers_without_value(source, chunk, rows, first_row)
     copied = decisions.action == COPY
     final = decide_batch_retention_by_records(
@@ -76,7 +76,7 @@ def clean_batches_of_chunk(
     counts = np.maximum(source.table.count[chunk.first : chunk.last].astype(np.int64), np.diff(first_row))
     sums = None
     if retention_rules.balance_key is not None:
-        sums = digest_sums_by_reason_not_copied(
+        sums = digest_sums_of_uncopied_data_by_reason(
             retention_rules.balance_key,
             source.buf,
             source.table,
@@ -109,7 +109,7 @@ def _reject_markers_without_value(source: SourceSegment, chunk: BatchChunk, rows
         )
 
 
-def _reject_wrappers_with_unordered_records(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> None:
+def _reject_wrappers_overlapping_neighbours(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> None:
     """Raise BadData if the records of a v0/v1 wrapper overlap the offsets of the batches before or after it. The wrapper's header does not
     state its first offset, so that this shows only now.
     """
@@ -157,7 +157,7 @@ class CleanedChunkCache:
         """Return whether the budget has bytes left for another chunk."""
         return self._left > 0
 
-    @measure_stage(WorkStage.KEEP, lambda self, source, chunk, cleaned: len(cleaned.encoded.data))
+    @measure_stage(SegmentWorkStage.KEEP, lambda self, source, chunk, cleaned: len(cleaned.encoded.data))
     def store_chunk_within_budget(self, source: SourceSegment, chunk: BatchChunk, cleaned: CleanedChunk) -> None:
         """Store a copy of a cleaned chunk if the budget allows it."""
         size = len(cleaned.encoded.data)
@@ -170,7 +170,7 @@ class CleanedChunkCache:
             mine, self._block = self._block[:size], self._block[size:]
         self._chunks[source.ordinal, chunk.first] = cleaned.copy_chunk_into(mine)
 
-    def clear_and_stop_storing(self) -> None:
+    def clear_cache_and_stop_storing(self) -> None:
         """Drop all chunks, and store none from now on."""
         self._left = 0
         self._block = memoryview(bytearray())

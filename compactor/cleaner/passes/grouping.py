@@ -27,7 +27,7 @@ class GroupableSegment(Protocol):
 S = TypeVar("S", bound=GroupableSegment)
 
 
-def _allow_every_join(group: list[S], segment: S) -> bool:
+def _allow_every_segment_to_join(group: list[S], segment: S) -> bool:
     """Return True, so that only size limits decide whether a segment joins a group."""
     return True
 
@@ -37,7 +37,7 @@ def group_segments(
     segment_bytes: int,
     segment_index_bytes: int,
     end_offset: int,
-    may_join_group: Callable[[list[S], S], bool] = _allow_every_join,
+    may_join_group: Callable[[list[S], S], bool] = _allow_every_segment_to_join,
 ) -> list[list[S]]:
     """Return groups of neighbouring segments, each filled in order until the next segment does not fit. A segment larger than
     ``segment_bytes`` is a group of its own. An empty segment is not subject to the limit of offsets per segment.

@@ -11,7 +11,7 @@ from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.errors import BadData
 from compactor.kernels.common import NO_HORIZON, FirstRowByBatch, Flags
 from compactor.kernels.jit import kernel
-from compactor.profiling import WorkStage, measure_stage
+from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records.balance import BalanceKey
 from compactor.records.batches import EMPTIED, HORIZON, MALFORMED, NOT_CONTROL, BatchTable, Int64s
 from compactor.records.encode import COPY, DROP, EMPTY, FILTER, REWRITE, Actions, CleaningDecisions
@@ -65,7 +65,7 @@ class BatchRetentionDecisions:
         return BatchRetentionDecisions(self.action[batch_slice], self.retain_empty[batch_slice], self.discarded[batch_slice])
 
 
-@measure_stage(WorkStage.DECIDE)
+@measure_stage(SegmentWorkStage.DECIDE)
 def decide_batch_retention_by_headers(
     table: BatchTable, verdicts: TransactionVerdicts, retention_rules: RetentionRules, segment_name: str
 ) -> BatchRetentionDecisions:
@@ -124,7 +124,7 @@ def _actions_decided_by_headers(
     return action
 
 
-@measure_stage(WorkStage.DECIDE, lambda table, chunk, *_: chunk.body_size_bytes)
+@measure_stage(SegmentWorkStage.DECIDE, lambda table, chunk, *_: chunk.body_size_bytes)
 def decide_batch_retention_by_records(
     table: BatchTable,
     chunk: BatchChunk,

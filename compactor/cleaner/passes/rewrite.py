@@ -22,7 +22,7 @@ from compactor.cleaner.second_reader import SecondReader
 from compactor.errors import BadData
 from compactor.kernels.common import Flags
 from compactor.model.balance import CountAndDigestSum
-from compactor.profiling import WorkStage, measure_stage
+from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records.balance import DigestSumRows, allocate_zero_digest_sums_by_reason, batch_digest_sum_of_segment
 from compactor.records.batches import HEADER, HORIZON, NOT_CONTROL, BatchTable, Int64s
 from compactor.records.encode import COPY, DROP, EMPTY, FILTER, MAX_SEGMENT, EncodedBatches, encode_filler_batch
@@ -183,7 +183,7 @@ class GroupRewriter:
         for member in group:
             with member() as (source, verdicts):
                 if self.second_reader is not None:
-                    self.second_reader.start_reading_segment(source)
+                    self.second_reader.prepare_for_chunks_of_segment(source)
                 decisions = decide_batch_retention_by_headers(source.table, verdicts, self.rules, source.name)
                 counts = self.survivors.survivor_counts_by_batch(source)
                 if counts is not None:
@@ -239,7 +239,7 @@ class GroupRewriter:
             some = slice(chunk.first - first_batch, chunk.last - first_batch)
             rows, first_row = parse_records(source.table, chunk, buffers.rows, source.name)
             if self.second_reader is not None:
-                self.second_reader.observe_chunk_decompressed_by_rewrite(buffers, source, chunk)
+                self.second_reader.add_fingerprints_of_rewrite_chunk(buffers, source, chunk)
             superseded = self.survivors.flag_superseded_rows(source, chunk, rows, first_row)
             clean = clean_batches_of_chunk(
                 buffers, source, chunk, rows, first_row, superseded, decisions.decisions_of_batch_slice(some), self.rules
@@ -300,7 +300,7 @@ def _decide_batch_retention_by_survivor_count(
     action[open_ & (survivor_counts.kept > 0) & (survivor_counts.kept == table.count) & (~survivor_counts.tombstones | waiting)] = COPY
 
 
-@measure_stage(WorkStage.WRITE, lambda file, data: len(data))
+@measure_stage(SegmentWorkStage.WRITE, lambda file, data: len(data))
 def _write_unbuffered(file: BinaryIO, data: memoryview) -> None:
     """Write all of ``data``, past Python's buffer because chunks are large."""
     while data:

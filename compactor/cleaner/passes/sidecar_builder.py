@@ -16,7 +16,7 @@ from bloom.sidecar import RemovableRecordCounts, Sidecar, SidecarKeyHashCollecto
 from bloom.siphash import hash_keys, siphash_key_halves
 from bloom.sizing import FilterDesign
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import TransactionVerdicts, prefer_existing_txn_index_entries
+from compactor.cleaner.passes.transactions import TransactionVerdicts, use_existing_txn_entries_where_valid
 from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.constants import NEVER_MS
 from compactor.kernels.common import FirstAndEndBatch, FirstRowByBatch, SegmentOrdinal
@@ -199,7 +199,7 @@ def add_segment_to_sidecar_builder(
     return builder
 
 
-def segment_without_bytes_from_sidecar(
+def substitute_segment_from_sidecar(
     ordinal: SegmentOrdinal, name: str, base_offset: int, end_offset: int, mtime_ms: int, sidecar: Sidecar
 ) -> SourceSegment:
     """Return a substitute for a segment, made from its sidecar, to compute outcomes of transactions without reading the segment.
@@ -213,7 +213,7 @@ def segment_without_bytes_from_sidecar(
 def verdicts_of_segment_from_substitute(
     source: SourceSegment, substitute: SourceSegment, verdicts: TransactionVerdicts
 ) -> TransactionVerdicts:
-    """Convert the outcomes of transactions (verdicts) of a segment's substitute, which ``segment_without_bytes_from_sidecar`` made, to
+    """Convert the outcomes of transactions (verdicts) of a segment's substitute, which ``substitute_segment_from_sidecar`` made, to
     those of the segment itself.
 
     In the substitute, each marker has a batch of its own, and the next batch of the same producer stands for a data batch.
@@ -234,4 +234,4 @@ def verdicts_of_segment_from_substitute(
     for name in ("aborted", "discardable", "indexed"):
         flags[name] = np.zeros(len(source.table), np.bool_)
         flags[name][known] = getattr(verdicts, name)[event]
-    return replace(verdicts, **flags, txn_entries=prefer_existing_txn_index_entries(verdicts.txn_entries.copy(), source.txn_entries))
+    return replace(verdicts, **flags, txn_entries=use_existing_txn_entries_where_valid(verdicts.txn_entries.copy(), source.txn_entries))

@@ -11,7 +11,7 @@ import numpy as np
 
 from compactor.errors import BadData
 from compactor.kernels.common import NO_HORIZON, ByteCount, BytePosition, FirstAndEndBatch, Flags, SegmentOrdinal
-from compactor.profiling import WorkStage, measure_stage
+from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.batches import (
     HEADER,
@@ -156,7 +156,7 @@ class SourceSegment:
             )
 
     @measure_stage(
-        WorkStage.INFLATE, lambda self, first_batch, end_batch, wanted_flags, max_body_bytes, inflate_buffer: inflate_buffer.size
+        SegmentWorkStage.INFLATE, lambda self, first_batch, end_batch, wanted_flags, max_body_bytes, inflate_buffer: inflate_buffer.size
     )
     def _inflate_wanted_bodies_if_they_fit(
         self, first_batch: int, end_batch: int, wanted_flags: Flags, max_body_bytes: int, inflate_buffer: codecs.GrowingByteBuffer

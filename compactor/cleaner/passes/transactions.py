@@ -110,10 +110,10 @@ def _txn_index_entries_of_markers(
     entries["first_offset"] = first_offset
     entries["last_offset"] = source.table.last_offset[marker_numbers]
     entries["last_stable_offset"] = last_stable_offset
-    return prefer_existing_txn_index_entries(entries, source.txn_entries)
+    return use_existing_txn_entries_where_valid(entries, source.txn_entries)
 
 
-def prefer_existing_txn_index_entries(computed_entries: TxnEntries, existing_entries: TxnEntries) -> TxnEntries:
+def use_existing_txn_entries_where_valid(computed_entries: TxnEntries, existing_entries: TxnEntries) -> TxnEntries:
     """Replace computed entries of a transaction index, in place, by the segment's existing entries for the same transactions, and return
     the result. An existing entry that begins after remaining data of its transaction is not used: a broker without the producer's state
     wrote it, and readers would take that data for committed.

@@ -23,10 +23,10 @@ BROKER_SECONDS = 5.0
 """Timeout of one request to the brokers. The agent retries by itself."""
 
 
-def run_agent(args: argparse.Namespace, out: Output) -> ExitCode:
+def run_upload_agent(args: argparse.Namespace, out: Output) -> ExitCode:
     serving.block_signals_and_limit_malloc_heaps()
 
-    extras.require_extra("kafka", "agent")
+    extras.require_pip_extra("kafka", "agent")
     in_force = _validate_agent_settings(command_parser.load_command_settings(args))
     tier = tiers.open_configured_tier(args, local_state=True)
     tell = serving.SERVICE_JOURNAL

@@ -31,7 +31,7 @@ def print_records(args: argparse.Namespace, out: Output) -> ExitCode:
     tier, name = tiers.open_tier_and_partition(args)
     skipped: list[DamagedOffsetRange] = []
 
-    def report_damage(damage: DamagedOffsetRange) -> None:
+    def report_skipped_damaged_offsets(damage: DamagedOffsetRange) -> None:
         skipped.append(damage)
         out.print_note(f"error: offsets {damage.first} to {damage.last} of {name} cannot be read: {damage.reason} ({damage.segment})")
 
@@ -44,11 +44,11 @@ def print_records(args: argparse.Namespace, out: Output) -> ExitCode:
         read_committed=args.isolation == "read_committed",
         latest_only=args.view == "latest",
         key=None if args.key is None else parse_key_with_topic_schema(args.key, name.topic, decoder),
-        on_damage=report_damage if args.skip_damaged else None,
+        on_damage=report_skipped_damaged_offsets if args.skip_damaged else None,
     )
     count = 0
 
-    def count_and_pass_on_blocks() -> Iterator[RecordBlock]:
+    def yield_blocks_while_counting_records() -> Iterator[RecordBlock]:
         nonlocal count
         for block in blocks:
             count += len(block)
@@ -58,11 +58,11 @@ def print_records(args: argparse.Namespace, out: Output) -> ExitCode:
     formats: KeyAndValueFormats = (args.key_format, args.value_format)
     match args.format or ("json" if width is None or out.mode == "json" else "table"):
         case "table":
-            out.write_chunks(_table_lines(count_and_pass_on_blocks(), decoder, formats, width))
+            out.write_chunks(_table_lines(yield_blocks_while_counting_records(), decoder, formats, width))
         case "json":
-            out.write_chunks(_json_lines(count_and_pass_on_blocks(), decoder, formats))
+            out.write_chunks(_json_lines(yield_blocks_while_counting_records(), decoder, formats))
         case _:
-            out.write_chunks(_value_lines(count_and_pass_on_blocks()))
+            out.write_chunks(_value_lines(yield_blocks_while_counting_records()))
     if not count:
         state = tier.open_control_log_of_partition(name).state
         first = max(state.start_offset, tier.first_readable_offset(state))

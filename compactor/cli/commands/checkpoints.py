@@ -12,16 +12,21 @@ from compactor.errors import ExitCode, UsageError
 from compactor.views.checkpoints import (
     Document,
     KafkaCheckpointFile,
-    checkpoint_document,
     compactor_epoch_history_document,
     compare_kafka_checkpoint_files,
+    partition_checkpoint_document,
     read_kafka_checkpoint_file,
 )
-from compactor.views.difference import HistoryDifference, PartitionHistoryInControlLog, PartitionHistoryPoint, compare_history_points
+from compactor.views.difference import (
+    PartitionHistoryDifference,
+    PartitionHistoryInControlLog,
+    PartitionHistoryPoint,
+    compare_history_points,
+)
 from compactor.views.time_formats import count_noun, format_duration, format_iso_time
 
 
-def list_checkpoints(args: argparse.Namespace, out: Output) -> ExitCode:
+def list_partition_checkpoints(args: argparse.Namespace, out: Output) -> ExitCode:
     files = [text for text in args.targets if _is_checkpoint_file_path(text)]
     if files and len(files) == len(args.targets):
         return _print_checkpoint_files(files, out)
@@ -30,11 +35,11 @@ def list_checkpoints(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_configured_tier_read_only(args)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.targets))
     logs = tiers.read_partition_logs(tier, tiers.select_partitions(tier, args.targets), out, outcomes)
-    found = [checkpoint_document(tier.ports, log) for log in logs]
+    found = [partition_checkpoint_document(tier.ports, log) for log in logs]
     now = tier.ports.clock_ms()
     rows = [
         (
-            tiers.partition_text_of_row(v),
+            tiers.partition_name_of_row(v),
             tiers.format_cleaner_offsets(v["cleaner_offsets"]),
             v["first_dirty_offset"],
             v["end_offset"],
@@ -50,14 +55,14 @@ def list_checkpoints(args: argparse.Namespace, out: Output) -> ExitCode:
     return outcomes.exit_code()
 
 
-def show_checkpoint(args: argparse.Namespace, out: Output) -> ExitCode:
+def show_partition_checkpoint(args: argparse.Namespace, out: Output) -> ExitCode:
     if _is_checkpoint_file_path(args.target):
         return _print_checkpoint_files([args.target], out)
     tier = tiers.open_configured_tier_read_only(args)
     (name,) = tier.list_partitions([args.target])
     log = tier.open_control_log_of_partition(name)
     log.refresh()
-    found = checkpoint_document(tier.ports, log)
+    found = partition_checkpoint_document(tier.ports, log)
     offsets = Table(
         f"{name}: cleaner offsets (the first one not clean) at slot {found['slot']}",
         ("compactor epoch", "offset"),
@@ -88,7 +93,7 @@ def show_compactor_epochs(args: argparse.Namespace, out: Output) -> None:
 
 def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
     if _is_checkpoint_file_path(args.target):
-        _print_file_diff(args, out)
+        _print_checkpoint_file_diff(args, out)
         return
 
     tier = tiers.open_configured_tier_read_only(args)
@@ -104,9 +109,9 @@ def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
         **tiers.partition_name_fields(name),
         "from": _history_point_document(before),
         "to": _history_point_document(after),
-        **tiers.report_document(found),
+        **tiers.json_document_of_report(found),
     }
-    out.print_result(document, *_diff_tables(before, after, found))
+    out.print_result(document, *_history_difference_tables(before, after, found))
 
 
 def _relative_time_as_unix_ms_text(moment: str) -> str:
@@ -116,7 +121,7 @@ def _relative_time_as_unix_ms_text(moment: str) -> str:
     return moment if command_parser.parse_relative_time_ms(moment) is None else str(command_parser.parse_time_ms(moment))
 
 
-def verify_checkpoints(args: argparse.Namespace, out: Output) -> ExitCode:
+def verify_control_logs_command(args: argparse.Namespace, out: Output) -> ExitCode:
     from compactor.upkeep.verify_offsets import verify_control_logs
 
     tier = tiers.open_configured_tier_read_only(args)
@@ -159,7 +164,7 @@ def _checkpoint_file_document(file: KafkaCheckpointFile) -> dict[str, object]:
     """
     document: dict[str, object] = {"file": file.path, "kind": file.kind}
     if file.leader_epochs or file.kind == "leader-epoch-checkpoint":
-        return document | {"leader_epochs": [tiers.report_document(entry) for entry in file.leader_epochs]}
+        return document | {"leader_epochs": [tiers.json_document_of_report(entry) for entry in file.leader_epochs]}
     partitions = [
         {
             "topic": entry.topic,
@@ -181,7 +186,7 @@ def _checkpoint_file_table(file: KafkaCheckpointFile) -> Table:
     return Table(title, ("partition", "cleaner offset"), [(f"{entry.topic}-{entry.partition}", entry.offset) for entry in file.offsets])
 
 
-def _print_file_diff(args: argparse.Namespace, out: Output) -> None:
+def _print_checkpoint_file_diff(args: argparse.Namespace, out: Output) -> None:
     """Print the differences between two of Kafka's checkpoint files."""
     if args.after is not None or not _is_checkpoint_file_path(args.before):
         raise UsageError(f"{args.target} is a file", hint="Compare it with one other file: checkpoints diff FILE FILE")
@@ -191,7 +196,7 @@ def _print_file_diff(args: argparse.Namespace, out: Output) -> None:
         "kind": before.kind,
         "from": before.path,
         "to": after.path,
-        "changes": [tiers.report_document(change) for change in changes],
+        "changes": [tiers.json_document_of_report(change) for change in changes],
     }
     table = Table(before.kind, ("", before.path, after.path), [(c.what, c.before, c.after) for c in changes])
     out.print_result(document, *([table] if changes else []), summary="" if changes else "no difference")
@@ -233,7 +238,7 @@ def _fenced_records_table(fenced: Sequence[Document]) -> list[Table]:
 def _compactor_epochs_tree(document: Document, now_ms: int) -> Tree:
     """Return the history of a partition as a tree: each compactor epoch (period of leadership) with its rounds."""
     offsets = tiers.format_cleaner_offsets(document["cleaner_offsets"])
-    title = f"{tiers.partition_text_of_row(document)} at slot {document['slot']}: cleaner offsets {offsets}"
+    title = f"{tiers.partition_name_of_row(document)} at slot {document['slot']}: cleaner offsets {offsets}"
     branches = [_compactor_epoch_tree(epoch, document, now_ms) for epoch in document["epochs"]]
     branches += [Tree(_describe_fenced_control_record(entry), ()) for entry in document["unowned"]]
     return Tree(title, branches or [Tree("no compactor has led it yet", ())])
@@ -287,10 +292,16 @@ def _describe_fenced_control_record(entry: Document) -> str:
 
 
 def _history_point_document(point: PartitionHistoryPoint) -> dict[str, object]:
-    return {"slot": point.slot, "at_ms": point.at_ms, "cleaner_offsets": [tiers.report_document(entry) for entry in point.cleaner_offsets]}
+    return {
+        "slot": point.slot,
+        "at_ms": point.at_ms,
+        "cleaner_offsets": [tiers.json_document_of_report(entry) for entry in point.cleaner_offsets],
+    }
 
 
-def _diff_tables(before: PartitionHistoryPoint, after: PartitionHistoryPoint, difference: HistoryDifference) -> list[Table]:
+def _history_difference_tables(
+    before: PartitionHistoryPoint, after: PartitionHistoryPoint, difference: PartitionHistoryDifference
+) -> list[Table]:
     """Return tables of the differences between two moments of a partition's history."""
 
     def history_point_title(point: PartitionHistoryPoint) -> str:

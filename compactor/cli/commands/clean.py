@@ -8,7 +8,7 @@ import time
 
 from compactor.cleaner.offline import OfflineCleanOptions, OfflineCleanSummary, clean_log_directory
 from compactor.cli import command_parser
-from compactor.cli.kernels import compile_kernels
+from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.cli.profile import CommandProfile
 
@@ -27,7 +27,7 @@ def run_offline_cleaning(args: argparse.Namespace, out: Output) -> None:
         threads=args.threads,
         hash_key=secrets.token_bytes(16),
     )
-    compile_kernels(out, load_into_process=args.profile)
+    compile_numba_kernels(out, load_into_process=args.profile)
     marks: dict[str, tuple[float, float]] = {}
     profile = CommandProfile(args)
     with out.show_progress("cleaning") as progress, profile.record_costs():
@@ -38,14 +38,14 @@ def run_offline_cleaning(args: argparse.Namespace, out: Output) -> None:
 
         summary = clean_log_directory(args.log_dir, args.out_dir, request, record_phase_start)
     out.print_result(
-        _document_of_cleaning(summary, marks, profile),
-        _table_of_cleaning(summary),
-        *profile.cost_tables(),
-        summary=_summary_of_cleaning(summary),
+        _offline_cleaning_document(summary, marks, profile),
+        _offline_cleaning_table(summary),
+        *profile.stage_cost_tables(),
+        summary=_offline_cleaning_summary_line(summary),
     )
 
 
-def _document_of_cleaning(
+def _offline_cleaning_document(
     summary: OfflineCleanSummary, phase_times: dict[str, tuple[float, float]], profile: CommandProfile
 ) -> dict[str, object]:
     begin, middle, end = phase_times["index"], phase_times["rewrite"], phase_times["done"]
@@ -64,15 +64,15 @@ def _document_of_cleaning(
         },
         "map_entries": summary.map_entries,
         "map_bytes": summary.map_bytes,
-        "profile": profile.costs_document(),
+        "profile": profile.stage_costs_document(),
     }
 
 
-def _table_of_cleaning(summary: OfflineCleanSummary) -> Table:
+def _offline_cleaning_table(summary: OfflineCleanSummary) -> Table:
     return Table("segments written", ("base offset", "size"), [(base, format_size(written)) for base, written in summary.segments])
 
 
-def _summary_of_cleaning(summary: OfflineCleanSummary) -> str:
+def _offline_cleaning_summary_line(summary: OfflineCleanSummary) -> str:
     sizes = f"{format_size(summary.bytes_read)} -> {format_size(summary.bytes_written)}"
     records = f"{summary.records_kept:,} of {summary.records_read:,} records kept"
     return f"{records}, {sizes}; next dirty offset {summary.next_dirty_offset}"

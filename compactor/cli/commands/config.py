@@ -38,7 +38,7 @@ def _setting_rows(settings: Settings) -> list[tuple[str, object, str]]:
             rows.append((f"{section}.{key}", shown, settings.source_of_setting(f"{section}.{key}")))
     for pattern, cleaner in settings.topics.items():
         values = cleaner.model_dump(mode="json")
-        dotted = {topic_override_key(pattern, key): values[key] for key in settings.overridden_keys(pattern)}
+        dotted = {topic_override_key(pattern, key): values[key] for key in settings.overridden_setting_names(pattern)}
         rows += [(key, value, settings.source_of_setting(key)) for key, value in dotted.items()]
     return rows
 

@@ -86,7 +86,7 @@ def _check_compactor_managed_tier(settings: Settings) -> list[SettingFinding]:
     return [
         *problems,
         *_check_storage_class_minimum_billed_time(settings),
-        *_check_topic_deletion_has_brokers(settings),
+        *_check_brokers_for_topic_deletion(settings),
         *_find_ineffective_settings(settings),
     ]
 
@@ -105,7 +105,7 @@ def _check_tier_known_only_by_listing(settings: Settings) -> list[SettingFinding
     ]
 
 
-def _check_topic_deletion_has_brokers(settings: Settings) -> list[SettingFinding]:
+def _check_brokers_for_topic_deletion(settings: Settings) -> list[SettingFinding]:
     """Check that brokers are configured if ``on_topic_deletion`` needs them to find deleted topics. Return the problem, if any."""
     if settings.tier.on_topic_deletion == "keep":
         return []

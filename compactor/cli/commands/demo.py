@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from compactor.cli import command_parser
-from compactor.cli.kernels import compile_kernels
+from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.units import count_noun
 from compactor.demo.demo import Demo, DemoComparison, count_keys_with_value
@@ -35,8 +35,8 @@ def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, 
     begin = time.monotonic()
     now_ms = int(time.time() * 1000)
     demo = Demo(folder, now_ms, args.tier, command_parser.load_command_settings(args)) if args.tier else Demo(folder, now_ms)
-    compile_kernels(out, load_into_process=True)
-    seconds = _run_demo_and_return_round_seconds(demo, out)
+    compile_numba_kernels(out, load_into_process=True)
+    seconds = _run_demo_steps(demo, out)
     compared = demo.compare_last_values()
     ok = not compared.differences
     keys = count_keys_with_value(compared.written)
@@ -59,11 +59,11 @@ def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, 
         "dir": str(demo.folder) if is_folder_kept else None,
     }
     gone = f"The tier stays at {args.tier}" if args.tier else "To keep the data: demo --dir DIRECTORY"
-    out.print_result(document, _demo_table(compared), summary=_demo_closing_lines(demo) if is_folder_kept else gone)
+    out.print_result(document, _demo_comparison_table(compared), summary=_demo_closing_lines(demo) if is_folder_kept else gone)
     return 0 if ok else CompactorError.exit_code
 
 
-def _run_demo_and_return_round_seconds(demo: Demo, out: Output) -> RoundSeconds:
+def _run_demo_steps(demo: Demo, out: Output) -> RoundSeconds:
     """Run all steps of the demo (generate, import, forecast, compact, verify, export), and return the seconds that the round took."""
     with out.show_progress("making a topic", demo.shape.records, "records") as progress:
         demo.generate_topic(progress.advance)
@@ -99,7 +99,7 @@ def _run_demo_and_return_round_seconds(demo: Demo, out: Output) -> RoundSeconds:
     return seconds
 
 
-def _demo_table(compared: DemoComparison) -> Table:
+def _demo_comparison_table(compared: DemoComparison) -> Table:
     before, after = compared.before, compared.after
     rows = [
         ("records", f"{before.records:,}", f"{after.records:,}", _format_percentage(after.records, before.records)),

@@ -11,7 +11,7 @@ from typing import Any
 
 from compactor.access.tier import Tier
 from compactor.cli import audit, tiers
-from compactor.cli.kernels import compile_kernels
+from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.control.pauses import round_pause_reason_or_empty
 from compactor.decoding.fields import parse_text_or_base64_key
@@ -115,7 +115,7 @@ def _run_compaction_rounds_to_erase_keys(
     if not tier.kind.compacts:
         raise UsageError("a tier of this layout is only read", hint="Nothing was changed; leave out --expedite")
     spool_folder_of_this_process(tier.state_dir)
-    compile_kernels(out)
+    compile_numba_kernels(out)
 
     def record_erasure_step(text: str) -> None:
         finished_steps.append(text)

@@ -18,7 +18,7 @@ MAX_EVENT_ROWS = 60
 """Largest number of facts in the table. JSON has all of them."""
 
 
-def print_explanation(args: argparse.Namespace, out: Output) -> None:
+def print_partition_explanation(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_configured_tier_read_only(args)
     names = tiers.select_partitions(tier, [args.partition])
     found = [(name, _explain_partition(tier, name, args, out)) for name in names]
@@ -30,7 +30,7 @@ def print_explanation(args: argparse.Namespace, out: Output) -> None:
         }
         for name, one in found
     ]
-    tables = [_facts_table(f"{name}: {one.answer}" if len(found) > 1 else one.answer, one.facts) for name, one in found]
+    tables = [_explanation_facts_table(f"{name}: {one.answer}" if len(found) > 1 else one.answer, one.facts) for name, one in found]
     out.print_result(documents[0] if len(found) == 1 else {"partitions": documents}, *tables)
 
 
@@ -51,7 +51,7 @@ def _explain_partition(tier: Tier, partition: TopicPartition, args: argparse.Nam
         return explaining.explain_partition(tier, partition, now)
 
 
-def _facts_table(title: str, facts: Sequence[explaining.ExplanationFact]) -> Table:
+def _explanation_facts_table(title: str, facts: Sequence[explaining.ExplanationFact]) -> Table:
     """Return a table of the first MAX_EVENT_ROWS facts. If there are more, its last row states how many were left out.
 
     :param title: heading of the table: the answer that the facts support.

@@ -12,7 +12,7 @@ from compactor.tier.names import is_topic_id
 from compactor.transfer.export import export_partition
 
 
-def export_partition_command(args: argparse.Namespace, out: Output) -> ExitCode:
+def export_partition_to_log_dir_command(args: argparse.Namespace, out: Output) -> ExitCode:
     topic_id = args.new_topic_id or ""
     if topic_id and not (args.leader_epoch_zero and is_topic_id(topic_id)):
         raise UsageError(
@@ -34,5 +34,7 @@ def export_partition_command(args: argparse.Namespace, out: Output) -> ExitCode:
     for left in report.skipped:
         out.print_note(f"error: offsets {left.first_offset} to {left.last_offset} of {name} cannot be read and are left out: {left.reason}")
     row = (str(name), report.segments, format_size(report.bytes), report.start_offset, report.end_offset)
-    out.print_result(tiers.report_document(report), Table("", ("partition", "segments", "size", "start offset", "end offset"), [row]))
+    out.print_result(
+        tiers.json_document_of_report(report), Table("", ("partition", "segments", "size", "start offset", "end offset"), [row])
+    )
     return BadData.exit_code if report.skipped else 0

@@ -47,7 +47,7 @@ def write_generations_command(args: argparse.Namespace, out: Output) -> ExitCode
     ]
     columns = ("partition", "status", "generation", "objects", "size", "start offset", "end offset")
     table = Table("", columns, rows, minor=("start offset", "objects", "end offset"))
-    out.print_result({"partitions": [tiers.report_document(report) for report in done]}, table)
+    out.print_result({"partitions": [tiers.json_document_of_report(report) for report in done]}, table)
     return outcomes.exit_code()
 
 
@@ -67,7 +67,7 @@ def list_generations_command(args: argparse.Namespace, out: Output) -> ExitCode:
         current, earlier = known.current, known.earlier
         if current is None:
             continue
-        objects = current.parts_with_objects
+        objects = current.published_segments_with_objects
         about = {"topic": name.topic, "partition": name.partition}
         found += [{**about, "generation": one.name, "current": False, "objects": None, "bytes": None} for one in earlier]
         total = sum(part.log_bytes for part in objects)
@@ -82,7 +82,7 @@ def list_generations_command(args: argparse.Namespace, out: Output) -> ExitCode:
     return outcomes.exit_code()
 
 
-def delete_generations_command(args: argparse.Namespace, out: Output) -> ExitCode:
+def delete_pinterest_generations(args: argparse.Namespace, out: Output) -> ExitCode:
     wanted = topic_name_filter(args.topics)
     tier = tiers.open_configured_tier_read_only(args) if args.dry_run else tiers.open_configured_tier(args)
     target = configured_generation_target(tier)
@@ -95,7 +95,10 @@ def delete_generations_command(args: argparse.Namespace, out: Output) -> ExitCod
         except CompactorError as error:
             outcomes.record_failure(str(name), error)
     gone, kept = [one for one in found if one.deleted], [one for one in found if not one.deleted]
-    document = {"deleted": [tiers.report_document(one) for one in gone], "waiting": [tiers.report_document(one) for one in kept]}
+    document = {
+        "deleted": [tiers.json_document_of_report(one) for one in gone],
+        "waiting": [tiers.json_document_of_report(one) for one in kept],
+    }
     rows = [
         (f"{one.topic}-{one.partition}", one.generation, "deleted" if one.deleted else "waits", one.objects, format_size(one.bytes))
         for one in found

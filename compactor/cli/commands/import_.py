@@ -15,7 +15,7 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import kafka_connection_settings, open_tier
 from compactor.brokers.metadata_topic.leaders import KafkaAgentClusterQueries
 from compactor.cli import audit, command_parser, tiers
-from compactor.cli.kernels import compile_kernels
+from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.settings import Settings, load_settings
 from compactor.errors import ExitCode, StoreError, UsageError
@@ -40,7 +40,7 @@ PartitionCallback = Callable[[PartitionImportResult], None]
 BytesCallback = Callable[[TopicPartition, int], None]
 
 
-def import_logs_command(args: argparse.Namespace, out: Output) -> ExitCode:
+def import_log_directories_command(args: argparse.Namespace, out: Output) -> ExitCode:
     if tier_kind(command_parser.load_command_settings(args)).is_broker_managed:
         raise UsageError("import into a broker-managed tier is refused: its brokers write it", hint="Import into a tier of kind object-log")
     options = ImportOptions(
@@ -49,7 +49,7 @@ def import_logs_command(args: argparse.Namespace, out: Output) -> ExitCode:
         accept_truncation=args.accept_truncation,
         accept_loss=args.accept_loss,
         opening=TopicRecreationConfirmationSources(
-            _topic_id_query_of_brokers(command_parser.load_command_settings(args)), by_hand=args.new_incarnation
+            _create_broker_topic_id_query(command_parser.load_command_settings(args)), by_hand=args.new_incarnation
         ),
     )
     if args.from_tier is not None:
@@ -87,7 +87,7 @@ def _audit_import_with_safety_overrides(
     return audit.record_audited_action_if(bool(given), args, tier.settings, out, "import", targets, **given)
 
 
-def _topic_id_query_of_brokers(settings: Settings) -> AskTopicIds | None:
+def _create_broker_topic_id_query(settings: Settings) -> AskTopicIds | None:
     """Return a function that requests topic ids from the configured brokers; None if no brokers are configured."""
     return KafkaAgentClusterQueries(kafka_connection_settings(settings)).topic_ids if settings.kafka.has_configured_brokers else None
 
@@ -113,7 +113,7 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
     tier = tiers.open_configured_tier(args)
     tier.identity.check_tier_exists_or_can_be_created()  # also where nothing is new
     policy = tier.cleaner_settings_for_topic(name.topic).cleaner_policy()
-    compile_kernels(out)
+    compile_numba_kernels(out)
     with _audit_import_with_safety_overrides(args, tier, out, [str(name)]), out.show_progress("importing", unit="bytes") as bar:
         progress = ImportProgressCallbacks(lambda step, size: bar.begin_step_with_new_total(f"{step} {name}", size), bar.advance)
         report = import_directory(tier, args.log_dir, name, policy, progress, options)
@@ -122,7 +122,7 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
         out.print_note(f"note: {note}")
     if not report.segments:
         out.print_note(f"{name}: the tier has all of this directory; nothing to do")
-    document = {key: value for key, value in tiers.report_document(report).items() if key != "notes"}
+    document = {key: value for key, value in tiers.json_document_of_report(report).items() if key != "notes"}
     row = (str(name), report.segments, format_size(report.bytes), report.start_offset, report.end_offset)
     table = Table("", ("partition", "segments", "size", "start offset", "end offset"), [row])
     out.print_result(document, *([table] if report.segments else []))
@@ -194,7 +194,7 @@ def _import_with_progress(
         result, and its second with a partition and a number of bytes, twice for each segment: when it is checked and when it is uploaded.
     """
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
-    compile_kernels(out)
+    compile_numba_kernels(out)
 
     halves: Counter[TopicPartition] = Counter()
 
@@ -206,8 +206,8 @@ def _import_with_progress(
         bar.advance(sizes[result.partition] - halves[result.partition])
         if result.error is not None:
             outcomes.record_failure(str(result.partition), result.error)
-        elif result.failure_or_notes_text:
-            out.print_note(f"note: {result.failure_or_notes_text}")
+        elif result.import_result_message:
+            out.print_note(f"note: {result.import_result_message}")
 
     with out.show_progress("importing", sum(sizes.values()), "bytes") as bar:
         done = import_all(report_imported_partition, add_imported_bytes_to_progress)
@@ -231,5 +231,5 @@ def _import_row(entry: PartitionImportResult) -> dict[str, Any]:
         "bytes": report.bytes if report else 0,
         "start_offset": report.start_offset if report else -1,
         "end_offset": report.end_offset if report else -1,
-        "reason": entry.failure_or_notes_text,
+        "reason": entry.import_result_message,
     }

@@ -11,7 +11,7 @@ from compactor.access.tier import Tier
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.errors import CompactorError, ExitCode, UsageError
-from compactor.extras import require_extra
+from compactor.extras import require_pip_extra
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.outputs.port import configured_output_writer
@@ -21,27 +21,27 @@ from compactor.views.time_formats import format_duration
 T = TypeVar("T")
 
 
-def update_view_outputs_command(args: argparse.Namespace, out: Output) -> ExitCode:
+def update_compacted_view_outputs(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_configured_tier(args)
     writer = configured_output_writer(tier, lambda store: store)
     if writer is None:
         raise UsageError("no output is configured", hint="Name topics under [outputs.iceberg], or a target under [tier.pinterest]")
     disk = DiskBudget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir))
-    found, code = _query_each_partition(tier, args, out, lambda name: writer.update_output(tier, name, disk))
+    found, code = _call_for_each_selected_partition(tier, args, out, lambda name: writer.update_output(tier, name, disk))
     rows = [{"topic": name.topic, "partition": name.partition, "status": done.status, "summary": done.summary} for name, done in found]
     table = Table("", ("partition", "status", ""), [(f"{row['topic']}-{row['partition']}", row["status"], row["summary"]) for row in rows])
     out.print_result({"partitions": rows}, table)
     return code
 
 
-def list_tables_command(args: argparse.Namespace, out: Output) -> ExitCode:
+def list_iceberg_tables(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_configured_tier_read_only(args)
     if not tier.settings.outputs.iceberg.topics:
         raise UsageError("no topic has an Iceberg table", hint="Name topics under [outputs.iceberg]; `generations list` has Pinterest's")
-    require_extra("iceberg", "[outputs.iceberg]")
+    require_pip_extra("iceberg", "[outputs.iceberg]")
     from compactor.outputs.iceberg import read_table_status
 
-    found, code = _query_each_partition(tier, args, out, lambda name: read_table_status(tier, name))
+    found, code = _call_for_each_selected_partition(tier, args, out, lambda name: read_table_status(tier, name))
     statuses = [status for _, status in found if status is not None]
     rows = [
         (f"{one.topic}-{one.partition}", one.table, one.status, one.lag_offsets, format_duration(one.lag_ms) if one.lag_ms else "",
@@ -49,11 +49,13 @@ def list_tables_command(args: argparse.Namespace, out: Output) -> ExitCode:
         for one in statuses
     ]  # fmt: skip
     columns = ("partition", "table", "status", "lag", "behind for", "rows", "files", "size", "snapshots", "not decoded")
-    out.print_result({"tables": [tiers.report_document(one) for one in statuses]}, Table("", columns, rows, minor=("snapshots", "files")))
+    out.print_result(
+        {"tables": [tiers.json_document_of_report(one) for one in statuses]}, Table("", columns, rows, minor=("snapshots", "files"))
+    )
     return code
 
 
-def _query_each_partition(
+def _call_for_each_selected_partition(
     tier: Tier, args: argparse.Namespace, out: Output, query: Callable[[TopicPartition], T]
 ) -> tuple[list[tuple[TopicPartition, T]], ExitCode]:
     """Call a function for the selected partitions, ``daemon.threads`` at a time. Return each partition with its result, and the exit code.
@@ -63,7 +65,7 @@ def _query_each_partition(
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     names = [name for name in tiers.select_partitions(tier, args.partitions) if name == tier.latest_incarnation(name)]
 
-    def query_or_return_error(partition: TopicPartition) -> T | CompactorError:
+    def call_or_return_error(partition: TopicPartition) -> T | CompactorError:
         try:
             return query(partition)
         except CompactorError as error:
@@ -71,7 +73,7 @@ def _query_each_partition(
 
     found: list[tuple[TopicPartition, T]] = []
     with ThreadPoolExecutor(tier.settings.daemon.threads, "outputs") as pool:
-        for name, done in zip(names, pool.map(query_or_return_error, names), strict=True):
+        for name, done in zip(names, pool.map(call_or_return_error, names), strict=True):
             if isinstance(done, CompactorError):
                 outcomes.record_failure(str(name), done)
             else:

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from compactor.access.tier import Tier
 from compactor.cli import command_parser, tiers
-from compactor.cli.kernels import compile_kernels
+from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.cli.shared_arguments import SAMPLED_PARTITIONS
 from compactor.consumer.sampling import estimate_saving_from_samples
 from compactor.control.pauses import round_pause_reason_or_empty
 from compactor.errors import CompactorError, ExitCode
 from compactor.storage.probe import does_delete_free_space
-from compactor.views.forecast import RoundForecast, forecast_from_summary, read_bloom_sidecar_headers_for_forecast
+from compactor.views.forecast import RoundForecast, forecast_round_from_summary, read_segment_skip_evidence
 from compactor.views.prices import PriceTable, price_table_of_tier
 from compactor.views.time_formats import count_noun
 
@@ -30,8 +30,8 @@ def print_compaction_round_forecasts(args: argparse.Namespace, out: Output) -> E
         frees = does_delete_free_space(tier.ports.data)
         now, found = command_parser.now_ms_from_arguments(args), []
         for summary in summaries:
-            known = read_bloom_sidecar_headers_for_forecast(tier, summary, now, force=args.force)
-            one = forecast_from_summary(tier, summary, frees, now, force=args.force, sidecar_evidence=known, prices=prices)
+            known = read_segment_skip_evidence(tier, summary, now, force=args.force)
+            one = forecast_round_from_summary(tier, summary, frees, now, force=args.force, sidecar_evidence=known, prices=prices)
             found.append(one)
         if frees:
             found = _estimate_savings_by_sampling(tier, found, args.sample, out, prices)
@@ -45,7 +45,7 @@ def print_compaction_round_forecasts(args: argparse.Namespace, out: Output) -> E
             format_size(f.bytes_to_write),
             f.map_keys,
             f.map_engine if f.passes < 2 else f"{f.map_engine}, {f.passes} passes",
-            _format_saving(f),
+            _format_expected_saving(f),
             f.cost_usd,
             f.reason,
         )
@@ -55,7 +55,7 @@ def print_compaction_round_forecasts(args: argparse.Namespace, out: Output) -> E
     table = Table("", columns, rows, minor=("USD", "map", "skipped", "keys, max", "segments", "write, max"), below=1)
     documents = [f.document() for f in found] if out.mode == "json" else []
     reasons = {f.expected_saving_why for f in found if f.expected_saving_bytes is None}
-    notes = _saving_lines(found)
+    notes = _expected_saving_lines(found)
     notes += [f"saves ?: {why}; --sample 16MiB reads some of it" for why in sorted(reasons)] + [
         f"{f.topic_partition}: {f.negative_timestamps} records have negative timestamps: a round that would have to rewrite one of "
         "their batches leaves the partition unchanged, as Kafka's cleaner does"
@@ -73,7 +73,7 @@ def print_compaction_round_forecasts(args: argparse.Namespace, out: Output) -> E
     return outcomes.exit_code()
 
 
-def _saving_lines(forecasts: Sequence[RoundForecast]) -> list[str]:
+def _expected_saving_lines(forecasts: Sequence[RoundForecast]) -> list[str]:
     """Return one line with the bytes that all due rounds together will save; an empty list if nothing is due, or no due round's saving is
     known.
     """
@@ -112,7 +112,7 @@ def _storage_cost_lines(forecasts: Sequence[RoundForecast], prices: PriceTable) 
     return [f"stored: {stored:.2f} USD a month, of which these rounds save {saved:.2f} ({prices})"]
 
 
-def _format_saving(forecast: RoundForecast) -> str:
+def _format_expected_saving(forecast: RoundForecast) -> str:
     """Return the expected saving as text; ``?`` if it is unknown."""
     if forecast.expected_saving_bytes is None:
         return "?"
@@ -134,7 +134,7 @@ def _estimate_savings_by_sampling(
     largest = sorted(unknown, key=lambda f: -f.bytes_to_read)[:SAMPLED_PARTITIONS]
     chosen = {f.topic_partition for f in (largest if sample_bytes is None else forecasts if sample_bytes else ())}
     if chosen:
-        compile_kernels(out)
+        compile_numba_kernels(out)
     results = []
     for one in forecasts:
         if one.topic_partition not in chosen:
@@ -153,7 +153,7 @@ def _with_sampled_saving(tier: Tier, forecast: RoundForecast, sample_bytes: int,
     """Return a copy of the forecast whose saving is estimated from ``sample_bytes`` bytes of the partition."""
     with (
         out.show_progress(f"sampling {forecast.topic_partition}", unit="bytes") as progress,
-        tier.counters.transfers_reported_to(progress.advance),
+        tier.counters.report_transferred_bytes_to(progress.advance),
     ):
         sample = estimate_saving_from_samples(tier, tier.open_control_log_of_partition(forecast.topic_partition).refresh(), sample_bytes)
     return replace(
@@ -161,5 +161,5 @@ def _with_sampled_saving(tier: Tier, forecast: RoundForecast, sample_bytes: int,
         expected_saving_bytes=sample.at_least_bytes,
         expected_saving_why=str(sample),
         expected_saving_error_bytes=sample.error_bytes,
-        expected_saving_usd_month=prices.storage_usd_per_month(sample.at_least_bytes),
+        expected_saving_usd_month=prices.price_of_storage_usd_per_month(sample.at_least_bytes),
     )

@@ -25,7 +25,7 @@ from compactor.spark.recompaction import (
 from compactor.views.time_formats import count_noun
 
 
-def recompact_topics_command(args: argparse.Namespace, out: Output) -> ExitCode:
+def recompact_topics_with_spark_command(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_configured_tier(args, writing_command="" if args.dry_run else "recompact")
     names = tiers.select_partitions(tier, args.partitions)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
@@ -50,7 +50,7 @@ def recompact_topics_command(args: argparse.Namespace, out: Output) -> ExitCode:
                 nonlocal count
                 count += 1
                 progress.advance(finished.bytes_before)
-                _report_partition(finished, out, outcomes, f"{count} of {len(names)}")
+                _report_recompacted_partition(finished, out, outcomes, f"{count} of {len(names)}")
 
             finished = recompact_partitions(
                 tier,
@@ -63,14 +63,14 @@ def recompact_topics_command(args: argparse.Namespace, out: Output) -> ExitCode:
             )
         with out.show_progress("writing Iceberg tables") if tier.settings.outputs.iceberg.topics else nullcontext():
             tables = update_iceberg_tables(tier, started.cluster, names, cost)
-        spark = _spark_document(started, cost)  # as long as it runs
+        spark = _spark_job_document(started, cost)  # as long as it runs
     for name, table in tables.items():
         if isinstance(table, CompactorError):
             outcomes.record_failure(f"the table of {name}", table)
         elif table.summary:
             out.print_note(f"{name}: {table.summary}")
     rows = [result_row(one, tables.get(one.partition)) for one in finished]
-    out.print_result({"partitions": rows, "spark": spark}, tiers.rounds_table(rows), summary=_spark_summary(started, cost))
+    out.print_result({"partitions": rows, "spark": spark}, tiers.rounds_table(rows), summary=_spark_job_summary_line(started, cost))
     return outcomes.exit_code()
 
 
@@ -97,7 +97,7 @@ def _print_dry_run(candidates: Sequence[RecompactionCandidate], out: Output, out
     return outcomes.exit_code()
 
 
-def _report_partition(finished: RecompactionResult, out: Output, outcomes: tiers.PartitionOutcomes, progress_text: str) -> None:
+def _report_recompacted_partition(finished: RecompactionResult, out: Output, outcomes: tiers.PartitionOutcomes, progress_text: str) -> None:
     """Report the result of one partition at once, so that a user who interrupts the job knows which partitions are finished.
 
     :param progress_text: progress as text, such as ``3 of 12``.
@@ -119,7 +119,7 @@ def _report_partition(finished: RecompactionResult, out: Output, outcomes: tiers
             out.print_note(f"{progress_text}: {finished.partition} is skipped: {finished.skip_reason}")
 
 
-def _spark_document(started: StartedCluster, cost: TaskCost) -> dict[str, object]:
+def _spark_job_document(started: StartedCluster, cost: TaskCost) -> dict[str, object]:
     """Return the JSON fields about the Spark job: its cluster, its start-up time, and the cost of its tasks."""
     return {
         "master": started.master,
@@ -132,7 +132,7 @@ def _spark_document(started: StartedCluster, cost: TaskCost) -> dict[str, object
     }
 
 
-def _spark_summary(started: StartedCluster, cost: TaskCost) -> str:
+def _spark_job_summary_line(started: StartedCluster, cost: TaskCost) -> str:
     """Return one line for people about the Spark job: its cluster, its start-up time, and the keys that its tasks exchanged."""
     text = f"Spark on {started.master}: started in {started.seconds:.1f} s"
     return text + (f"; {cost.rows:,} keys exchanged, {cost.exchanged_bytes / cost.rows:.1f} bytes each" if cost.rows else "")

@@ -8,7 +8,7 @@ from pathlib import Path
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.cli import audit, command_parser, tiers
-from compactor.cli.kernels import compile_kernels
+from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.settings import load_settings
 from compactor.errors import BadData, ExitCode, UsageError
@@ -28,14 +28,14 @@ def repair_partition_command(args: argparse.Namespace, out: Output) -> ExitCode:
         )
     tier, name = tiers.open_tier_and_partition(args, tiers.open_configured_tier)
     sources = [_open_repair_source(text, tier, name) for text in args.sources]
-    compile_kernels(out)
+    compile_numba_kernels(out)
     is_manual = not args.dry_run
     with (
         audit.record_audited_action_if(is_manual, args, tier.settings, out, "repair", [str(name)], sources=" ".join(args.sources)),
         out.show_progress(f"reading {name}", tier.open_control_log_of_partition(name).refresh().bytes, "bytes") as progress,
     ):
         report = repair_partition(tier, name, sources, progress.advance, dry_run=args.dry_run)
-    return _print_report(report, name, out, dry_run=args.dry_run)
+    return _print_repair_report(report, name, out, dry_run=args.dry_run)
 
 
 def _open_repair_source(source_name: str, tier: Tier, partition: TopicPartition) -> RepairSource:
@@ -61,7 +61,7 @@ def _open_repair_source(source_name: str, tier: Tier, partition: TopicPartition)
     return TierRepairSource(other, other.list_partitions([str(partition.first_incarnation)])[0])
 
 
-def _print_report(report: RepairReport, partition: TopicPartition, out: Output, *, dry_run: bool) -> ExitCode:
+def _print_repair_report(report: RepairReport, partition: TopicPartition, out: Output, *, dry_run: bool) -> ExitCode:
     rows: list[tuple[object, ...]] = [(one.how, format_size(one.bytes), one.object, one.new_object) for one in report.repaired]
     for left in report.unrepaired:
         out.print_note(f"error: {left.object}: {left.reason}")
@@ -72,6 +72,6 @@ def _print_report(report: RepairReport, partition: TopicPartition, out: Output, 
     summary += f", {left_over} cannot be" if left_over else ""
     if report.repaired and not dry_run:
         summary += f". `wake {partition}` or `run {partition}` begins the round that had to wait"
-    document = tiers.report_document(report)
+    document = tiers.json_document_of_report(report)
     out.print_result({key: list(value) for key, value in document.items()}, *tables, summary=summary)
     return BadData.exit_code if report.unrepaired else 0

@@ -15,7 +15,7 @@ from compactor.cli import audit, command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import NEVER_MS
 from compactor.control.logs import PartitionLog, move_queued_change_hints_into_catalog
-from compactor.control.records import RetireCheckResult
+from compactor.control.records import DeletionCheckResult
 from compactor.errors import CompactorError, ExitCode
 from compactor.model.ids import TopicPartition
 from compactor.tier.ports import SegmentCount
@@ -27,7 +27,7 @@ from compactor.upkeep.retire import (
     partitions_to_inspect_for_deletions,
     retire_partition,
 )
-from compactor.upkeep.uploads import abort_due_uploads_and_return_urls
+from compactor.upkeep.uploads import abort_due_uploads
 from compactor.views.time_formats import count_noun, format_iso_time
 
 NOTED_TOGETHER = 100
@@ -39,7 +39,7 @@ FormattedSize = str
 
 
 @dataclass
-class _RetireInspectionRecorder:
+class _DeletionInspectionCollector:
     """Collector of what `retire` found in each inspected partition. Writes its findings to the catalog, many partitions per record.
 
     records_next_deletion_times: whether to record also when each partition next has something to delete.
@@ -52,23 +52,23 @@ class _RetireInspectionRecorder:
     records_next_deletion_times: bool
     now_ms: int
     behind: list[PartitionLog] = field(default_factory=list)
-    looks: dict[str, RetireCheckResult] = field(default_factory=dict)
+    looks: dict[str, DeletionCheckResult] = field(default_factory=dict)
 
-    def add_partition_inspection(self, partition: TopicPartition, log: PartitionLog, report: RetireReport) -> None:
+    def add_partition_findings(self, partition: TopicPartition, log: PartitionLog, report: RetireReport) -> None:
         """Add the findings about one partition. As soon as NOTED_TOGETHER findings are collected, write them to the catalog."""
         if log.state.slot > self.tier.min_last_record_number_of_control_log(partition):
             self.behind.append(log)
         if self.records_next_deletion_times:
-            self.looks[self.tier.log_name(partition)] = RetireCheckResult(log.state.slot, report.next_ms, self.now_ms)
+            self.looks[self.tier.log_name(partition)] = DeletionCheckResult(log.state.slot, report.next_ms, self.now_ms)
         if max(len(self.behind), len(self.looks)) >= NOTED_TOGETHER:
-            self.write_inspections_to_catalog()
+            self.write_findings_to_catalog()
 
-    def write_inspections_to_catalog(self) -> None:
+    def write_findings_to_catalog(self) -> None:
         """Write the collected findings to the catalog, and forget them."""
         if self.behind:
             self.tier.control_log_change_notifier.save_last_record_numbers_of_control_logs(self.behind)
         if self.looks:
-            self.tier.control_log_change_notifier.record_retire_check_results(self.looks)
+            self.tier.control_log_change_notifier.record_deletion_check_results(self.looks)
         self.behind.clear()
         self.looks.clear()
 
@@ -107,7 +107,7 @@ def _retire_replaced_segments_of_partitions(args: argparse.Namespace, out: Outpu
     if usual and not args.all:
         move_queued_change_hints_into_catalog(tier.catalog)
         names = partitions_to_inspect_for_deletions(tier.catalog.state, every, now_ms, tier.log_name)
-    noted = _RetireInspectionRecorder(tier, usual and len(every) > MAX_UNHINTED_INSPECTIONS, now_ms)
+    noted = _DeletionInspectionCollector(tier, usual and len(every) > MAX_UNHINTED_INSPECTIONS, now_ms)
     moments = [inspection.next_ms for inspection in tier.catalog.state.looks.values()]
     with out.show_progress("retiring", len(names), "partitions") as progress:
         for name in names:
@@ -124,18 +124,18 @@ def _retire_replaced_segments_of_partitions(args: argparse.Namespace, out: Outpu
                 progress.advance()
             outcomes.record_partition_success()
             if not args.dry_run:
-                noted.add_partition_inspection(name, log, report)
+                noted.add_partition_findings(name, log, report)
             sizes |= report.sizes
             deleted += report.deleted
             swept += report.swept
             waiting += report.waiting
             reported = zip(states, (report.deleted, report.swept, report.waiting), strict=True)
-            rows += [(state, name, *_count_segments_objects_and_format_size(keys, sizes)) for state, keys in reported if keys]
+            rows += [(state, name, *_object_totals(keys, sizes)) for state, keys in reported if keys]
             moments.append(report.next_ms)
-    noted.write_inspections_to_catalog()
+    noted.write_findings_to_catalog()
     unfinished = _abort_unfinished_uploads_of_dead_writers(tier, args, outcomes)
     swept += unfinished
-    rows += [(states[1], "unfinished uploads", *_count_segments_objects_and_format_size(unfinished, sizes))] if unfinished else []
+    rows += [(states[1], "unfinished uploads", *_object_totals(unfinished, sizes))] if unfinished else []
     rows.sort(key=lambda row: states.index(str(row[0])))
     tables = [Table("", ("state", "partition", "segments", "objects", "size"), rows)] if rows else []
     freed, held = (sum(sizes.get(key, 0) for key in keys) for keys in ([*deleted, *swept], waiting))
@@ -174,15 +174,13 @@ def _abort_unfinished_uploads_of_dead_writers(tier: Tier, args: argparse.Namespa
         now = tier.ports.clock_ms()
         if args.now is not None:
             now = args.now if args.force_now else min(now, args.now)
-        return abort_due_uploads_and_return_urls(tier, now, dry_run=args.dry_run)
+        return abort_due_uploads(tier, now, dry_run=args.dry_run)
     except CompactorError as error:
         outcomes.record_failure("unfinished uploads", error)
         return ()
 
 
-def _count_segments_objects_and_format_size(
-    object_keys: Sequence[str], object_sizes: Mapping[str, int]
-) -> tuple[SegmentCount, ObjectCount, FormattedSize]:
+def _object_totals(object_keys: Sequence[str], object_sizes: Mapping[str, int]) -> tuple[SegmentCount, ObjectCount, FormattedSize]:
     """Return three values about objects: the number of segments they belong to, the number of objects, and their total size as text.
 
     Objects whose keys differ only in the suffix belong to one segment. An object without an entry in ``object_sizes``, such as an

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.cli import command_parser, tiers
-from compactor.cli.kernels import compile_kernels
+from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Progress
 from compactor.cli.profile import CommandProfile
 from compactor.control.leadership import current_lease
 from compactor.control.pauses import round_pause_reason_or_empty
 from compactor.control.stages import RoundStage
 from compactor.control.summary import PartitionSummary
-from compactor.daemon.progress import JobProgress
+from compactor.daemon.progress import JobProgressRecorder
 from compactor.daemon.scheduling import DaemonAction, PartitionJob
 from compactor.errors import ExitCode
 from compactor.local.spool import spool_folder_of_this_process
@@ -26,7 +26,7 @@ from compactor.model.plan import CompactionPlan
 from compactor.model.status import RoundStatus
 from compactor.round.compaction import failed_round_report, paused_round_report, report_if_nothing_to_do
 from compactor.service.journal import ServiceEventLogger
-from compactor.views.forecast import forecast_from_summary
+from compactor.views.forecast import forecast_round_from_summary
 from compactor.views.overview import read_partition_summaries_or_errors
 
 
@@ -37,7 +37,7 @@ def run_compaction_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
         now = command_parser.now_ms_from_arguments(args)
         rows = {}
         held, expected = [], {}
-        for summary in _read_present_summaries(tier, names, out):
+        for summary in _read_present_partition_summaries(tier, names, out):
             if summary.leader is not None and not summary.leader.released:
                 held.append(summary.topic_partition)
             why = round_pause_reason_or_empty(tier.catalog.state, summary.topic_partition)
@@ -47,10 +47,10 @@ def run_compaction_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
                 else report_if_nothing_to_do(tier.cleaner_settings_for_topic(summary.topic), summary, now, force=args.force)
             )
             if idle is not None:
-                rows[summary.topic_partition] = tiers.report_document(idle) | {"requests": 0, "seconds": 0.0}
+                rows[summary.topic_partition] = tiers.json_document_of_report(idle) | {"requests": 0, "seconds": 0.0}
                 outcomes.record_partition_success()
             else:
-                forecast = forecast_from_summary(tier, summary, None, now, force=args.force)
+                forecast = forecast_round_from_summary(tier, summary, None, now, force=args.force)
                 expected[summary.topic_partition] = forecast.bytes_to_read + forecast.bytes_to_write
         work = [name for name in names if name not in rows]
         profile = CommandProfile(args)
@@ -60,15 +60,15 @@ def run_compaction_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
     usage = tier.counters.usage()
     store = {"requests": dict(usage.requests), "bytes_read": usage.bytes_read, "bytes_written": usage.bytes_written}
     out.print_result(
-        {"partitions": found, "store": store, "profile": profile.costs_document()},
+        {"partitions": found, "store": store, "profile": profile.stage_costs_document()},
         tiers.rounds_table(found),
-        *profile.cost_tables(),
+        *profile.stage_cost_tables(),
         summary=_pause_reasons(found),
     )
     return outcomes.exit_code()
 
 
-def _read_present_summaries(tier: Tier, partitions: Sequence[TopicPartition], out: Output) -> list[PartitionSummary]:
+def _read_present_partition_summaries(tier: Tier, partitions: Sequence[TopicPartition], out: Output) -> list[PartitionSummary]:
     """Read the control log of each partition and return a summary of it, which shows whether the partition has something to do.
 
     Partitions that cannot be read are left out; their rounds will report the error.
@@ -113,16 +113,18 @@ def _run_due_rounds(
         for name in partitions:
             tier.engines(tier, name)  # a machine without Java lacks it for every partition
     rows = {}
-    compile_kernels(out, load_into_process=args.profile)
+    compile_numba_kernels(out, load_into_process=args.profile)
     total, done = sum(expected_bytes.values()), 0
     with (
         out.show_progress("cleaning", total or None, "bytes") as progress,
-        tier.counters.transfers_reported_to(progress.advance),
+        tier.counters.report_transferred_bytes_to(progress.advance),
         profile.record_costs(),
     ):
         for number, name in enumerate(partitions, start=1):
             begin, before = time.monotonic(), tier.counters.usage()
-            reported = JobProgress(PartitionJob(name, DaemonAction.ROUND), None, now_ms, ServiceEventLogger(logging.getLogger(__name__)))
+            reported = JobProgressRecorder(
+                PartitionJob(name, DaemonAction.ROUND), None, now_ms, ServiceEventLogger(logging.getLogger(__name__))
+            )
             progress.begin_part_of_same_total(f"{name} ({number} of {len(partitions)})", done)
             done += expected_bytes.get(name, 0)
             stages = _StageDisplay(progress, reported)
@@ -139,7 +141,7 @@ def _run_due_rounds(
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
                 report = failed_round_report(name, outcomes.record_failure(str(name), error))
             requests = tier.counters.usage().usage_since(before).total_requests
-            rows[name] = tiers.report_document(report) | {"requests": requests, "seconds": round(time.monotonic() - begin, 3)}
+            rows[name] = tiers.json_document_of_report(report) | {"requests": requests, "seconds": round(time.monotonic() - begin, 3)}
     return rows
 
 
@@ -148,7 +150,7 @@ def _pause_reasons(paused: list[dict[str, object]]) -> str:
 
     :param paused: JSON rows of all partitions.
     """
-    return "\n".join(f"{tiers.partition_text_of_row(row)} is {row['reason']}" for row in paused if row["status"] == RoundStatus.PAUSED)
+    return "\n".join(f"{tiers.partition_name_of_row(row)} is {row['reason']}" for row in paused if row["status"] == RoundStatus.PAUSED)
 
 
 class _StageDisplay:
@@ -156,7 +158,7 @@ class _StageDisplay:
     step.
     """
 
-    def __init__(self, progress: Progress, reported: JobProgress) -> None:
+    def __init__(self, progress: Progress, reported: JobProgressRecorder) -> None:
         self._progress = progress
         self._label = progress.title
         self._reported = reported

@@ -15,7 +15,7 @@ SHORT = 8
 """Characters of a run's id in tables. They suffice to name it."""
 
 
-def list_runs(args: argparse.Namespace, out: Output) -> ExitCode:
+def list_compaction_runs(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_configured_tier_read_only(args)
     names = tiers.select_partitions(tier, args.partitions)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
@@ -44,7 +44,7 @@ def list_runs(args: argparse.Namespace, out: Output) -> ExitCode:
     return outcomes.exit_code()
 
 
-def show_run(args: argparse.Namespace, out: Output) -> None:
+def show_compaction_run(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_configured_tier_read_only(args)
     names = tier.list_partitions()
     with out.show_progress("looking for it", len(names), "partitions") as progress:
@@ -66,7 +66,7 @@ def show_run(args: argparse.Namespace, out: Output) -> None:
         ("cleaner offsets", f"{offsets[0]} -> {offsets[1]}" if run.published_slot else ""),
         ("segments", f"{run.sources} -> {run.outputs}" if run.outputs else ""),
         ("saved", _format_saved_bytes(run)),
-        *((name.replace("_", " "), _format_stat(name, value)) for name, value in run.stats.items()),
+        *((name.replace("_", " "), _format_run_statistic(name, value)) for name, value in run.stats.items()),
         *_kept_and_removed_record_balance_rows(run),
         ("undo", f"no: {undoing}" if undoing else f"tiered-compactor undo {run.run_id}"),
     ]
@@ -116,6 +116,6 @@ def _format_saved_bytes(run: RunHistoryEntry) -> str:
     return format_size(int(run.stats["bytes_before"]) - int(run.stats["bytes_written"]))
 
 
-def _format_stat(name: str, value: float | str) -> str:
+def _format_run_statistic(name: str, value: float | str) -> str:
     """Return a statistic's value as text: as a size, such as ``3.2 MiB``, if its name contains ``bytes``."""
     return format_size(value) if "bytes" in name and isinstance(value, int) else str(value)

@@ -16,14 +16,14 @@ def list_segments_command(args: argparse.Namespace, out: Output) -> None:
     for name in names:
         state = tier.open_control_log_of_partition(name).refresh()
         listed = list_segments(
-            state, tier.open_sidecar_store(name).stored_sidecar_sizes(), rows_of_broker_segments_unused_by_readers(tier, state)
+            state, tier.open_sidecar_store(name).stored_sidecar_bytes_by_segment(), rows_of_broker_segments_unused_by_readers(tier, state)
         )
         found += [{**tiers.partition_name_fields(name), **segment} for segment in listed]
         live |= {segment.id for segment in state.live}
     rows = [
         (
             s["id"],
-            tiers.partition_text_of_row(s) if len(names) > 1 else "",
+            tiers.partition_name_of_row(s) if len(names) > 1 else "",
             _segment_state_word(s, live),
             f"{s['start_offset']} - {s['end_offset']}",
             format_size(s["bytes"]),
@@ -51,7 +51,7 @@ def _segment_state_word(segment: dict[str, Any], live: set[str]) -> str:
 def dump_segment_command(args: argparse.Namespace, out: Output) -> None:
     tier, name = tiers.open_tier_and_partition(args, tiers.open_configured_tier)
     limit = tier.cleaner_settings_for_topic(name.topic).max_decompressed_batch_bytes
-    with out.show_progress("reading", unit="bytes") as progress, tier.counters.transfers_reported_to(progress.advance):
+    with out.show_progress("reading", unit="bytes") as progress, tier.counters.report_transferred_bytes_to(progress.advance):
         document = dump_segment(tier, name, args.id, limit, show_everything=args.whole)
     fields = ("offset", "timestamp", "key", "value")
     rows = [

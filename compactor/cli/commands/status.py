@@ -12,15 +12,15 @@ from compactor.daemon.status import read_tier_status
 from compactor.errors import BadData, ExitCode, StoreError
 from compactor.views.time_formats import count_noun, format_duration, format_until, format_utc_time
 from compactor.web.daemon_pages import DaemonPages
-from compactor.web.documents import DaemonTotals, PartitionRow, StatusDocument
-from compactor.web.listing import MOST_PER_PAGE, ListQuery
+from compactor.web.documents import DaemonTotals, PartitionRow, ServiceStatusDocument
+from compactor.web.listing import MOST_PER_PAGE, PartitionListQuery
 
 SHOWN_PARTITIONS = 15
 """Largest number of partitions in the table, so that it fits one screen. JSON has all of them."""
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
-def show_status(args: argparse.Namespace, out: Output) -> ExitCode:
+def show_tier_status(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_configured_tier_read_only(args)
     while True:
         try:
@@ -34,13 +34,13 @@ def show_status(args: argparse.Namespace, out: Output) -> ExitCode:
             continue
         runbook = tier.settings.daemon.runbook_url
         pages = DaemonPages(lambda: found, lambda name: None, getattr(args, "config", ""), runbook_url=runbook)  # noqa: B023, called at once
-        document = pages.status_page_document(ListQuery(per_page=max(MOST_PER_PAGE, len(found.schedules))))
+        document = pages.status_page_document(PartitionListQuery(per_page=max(MOST_PER_PAGE, len(found.schedules))))
         if args.watch and out.terminal_width() is not None and out.mode == "table":
             out.write_chunks([CLEAR_SCREEN.encode()])
         watched = f"\n{format_utc_time(document.now_ms)}, again every {WATCH_SECONDS} s; Ctrl-C ends" if args.watch else ""
         out.print_result(
             document.model_dump(mode="json", exclude={"schema_version"}),
-            _partitions_table(document),
+            _partition_status_table(document),
             summary=_tier_totals_text(document) + watched,
         )
         if not args.watch:
@@ -48,7 +48,7 @@ def show_status(args: argparse.Namespace, out: Output) -> ExitCode:
         time.sleep(WATCH_SECONDS)
 
 
-def _partitions_table(document: StatusDocument[DaemonTotals, PartitionRow]) -> Table:
+def _partition_status_table(document: ServiceStatusDocument[DaemonTotals, PartitionRow]) -> Table:
     """Return a table of the first SHOWN_PARTITIONS partitions. Partitions that need help come first. Its title is the tier's condition."""
     first_command = {each.partition: each.commands[0] for each in document.needs_attention if each.commands}
     since = {each.partition: each.since_ms for each in document.needs_attention}
@@ -71,7 +71,7 @@ def _partitions_table(document: StatusDocument[DaemonTotals, PartitionRow]) -> T
     return Table(document.verdict.text, columns, rows, minor=("next",), below=2)
 
 
-def _tier_totals_text(document: StatusDocument[DaemonTotals, PartitionRow]) -> str:
+def _tier_totals_text(document: ServiceStatusDocument[DaemonTotals, PartitionRow]) -> str:
     """Return a few lines of text with the tier's totals: partitions, live bytes, dirty bytes, bytes of replaced segments that are not
     deleted yet, and bytes deleted in the last 24 hours.
     """

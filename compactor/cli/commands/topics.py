@@ -10,7 +10,7 @@ from compactor.bootstrap import kafka_connection_settings, open_tier
 from compactor.cli import audit, command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import TopicId
-from compactor.control.deletion import delete_partition, restart_lost_log
+from compactor.control.deletion import delete_partition, restart_unrecoverable_log_as_empty
 from compactor.control.importing import record_topic_id_adoption
 from compactor.control.incarnations import superseding_topic_id
 from compactor.control.pauses import pattern_matches
@@ -32,7 +32,7 @@ def list_topics_in_tier(args: argparse.Namespace, out: Output) -> ExitCode:
         partitions.append(row | {"start_offset": summary.log_start, "superseded_by": later})
     shown = ("segments", "bytes", "start_offset", "end_offset", "topic_id", "superseded_by")
     rows = [
-        (tiers.partition_text_of_row(row), *(format_size(row[name]) if name == "bytes" else row[name] for name in shown))
+        (tiers.partition_name_of_row(row), *(format_size(row[name]) if name == "bytes" else row[name] for name in shown))
         for row in partitions
     ]
     titles = ("partition", "segments", "size", "start offset", "end offset", "topic id", "superseded by")
@@ -51,7 +51,7 @@ def _raise_if_tier_is_broker_managed(args: argparse.Namespace, what_brokers_deci
         raise UsageError(f"the brokers say which {what_brokers_decide} a tier of kind {settings.tier.kind} has", hint=hint)
 
 
-def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
+def delete_partition_from_tier(args: argparse.Namespace, out: Output) -> None:
     _raise_if_tier_is_broker_managed(args, "partitions", "Delete the topic there")
     with tiers.open_configured_tier(args) as tier:
         (name,) = tier.list_partitions([args.partition])
@@ -62,7 +62,7 @@ def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
             except BadControlRecord as error:
                 out.print_note(f"{error.message}. What can still be read of this control log is given up")
                 tier.ports.require_data_root_ownership(is_recheck=True)
-                before = restart_lost_log(log)
+                before = restart_unrecoverable_log_as_empty(log)
         later = superseding_topic_id(tier.catalog.state, name.topic, before.topic_id)
         tier.control_log_change_notifier.publish_control_log_changes([log])
     grace = tier.retention.grace_ms
@@ -117,7 +117,7 @@ def set_topic_id_or_next_import_offset_command(args: argparse.Namespace, out: Ou
     rows = []
     with tiers.open_configured_tier(args) as tier:
         tier.identity.check_data_root_owner()
-        names = [name for name in tier.list_latest_incarnations() if pattern_matches(args.pattern, name)]
+        names = [name for name in tier.list_partitions_in_latest_incarnation() if pattern_matches(args.pattern, name)]
         if not names:
             raise UsageError(f"{args.pattern!r} matches no partition of the tier", hint="`topics` lists what it holds")
         if args.topic_id and len({name.topic for name in names}) > 1:
@@ -153,7 +153,7 @@ def set_topic_id_or_next_import_offset_command(args: argparse.Namespace, out: Ou
     return outcomes.exit_code()
 
 
-def snapshot_metadata(args: argparse.Namespace, out: Output) -> None:
+def save_broker_metadata(args: argparse.Namespace, out: Output) -> None:
     from compactor.brokers.metadata_snapshot import save_metadata_snapshot, take_metadata_snapshot
 
     settings = command_parser.load_command_settings(args)

@@ -15,7 +15,7 @@ from compactor.views.history import find_state_and_run_id, undo_problem
 from compactor.views.time_formats import format_iso_time
 
 
-def _run_id_needed_error(tier: Tier, given_name: str) -> UsageError:
+def _not_a_run_id_error(tier: Tier, given_name: str) -> UsageError:
     """Return the error for an argument of ``undo`` that is not the id of a run.
 
     If the argument names partitions, the hint is the command that undoes their latest round; otherwise it is the most similar name.
@@ -44,7 +44,7 @@ def undo_round_command(args: argparse.Namespace, out: Output) -> None:
     with out.show_progress("looking for the run", len(names), "partitions") as progress:
         found = None if is_name else find_state_and_run_id(tier, args.run_id, names, progress.advance)
     if found is None:
-        raise _run_id_needed_error(tier, args.run_id)
+        raise _not_a_run_id_error(tier, args.run_id)
     before, run_id = found
     name = before.topic_partition
     if was_round_undone(before, run_id):
@@ -63,7 +63,7 @@ def undo_round_command(args: argparse.Namespace, out: Output) -> None:
         **tiers.partition_name_fields(name),
         "run_id": run_id,
         "status": RunHistoryStatus.REVERTED,
-        "cleaner_offsets": [tiers.report_document(entry) for entry in state.vector],
+        "cleaner_offsets": [tiers.json_document_of_report(entry) for entry in state.vector],
         "first_dirty_offset": state.first_dirty_offset,
         "segments": len(state.live),
         "bytes": state.bytes,

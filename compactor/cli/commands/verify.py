@@ -14,7 +14,7 @@ from compactor.errors import ExitCode, UsageError
 from compactor.tier.kinds import MetadataSource
 from compactor.upkeep.brokers.verify import verify_broker_partition
 from compactor.upkeep.verify_listed import verify_partition_known_by_listing
-from compactor.upkeep.verify_tier import verify_no_stale_unfinished_uploads, verify_partition, verify_tier_wide_control_log
+from compactor.upkeep.verify_tier import find_stale_upload_problems, verify_partition, verify_tier_wide_control_log
 
 Finding = TypeVar("Finding")
 REPAIRABLE = ("missing", "size", "digest")
@@ -26,18 +26,18 @@ def verify_tier_command(args: argparse.Namespace, out: Output) -> ExitCode:
     if args.fast and not tier.kind.is_broker_managed:
         raise UsageError("--fast is for broker-managed tiers", hint="Without it every live object is read")
     checks = {
-        MetadataSource.CONTROL_LOG: _verify_control_logs,
+        MetadataSource.CONTROL_LOG: _verify_compactor_managed_tier,
         MetadataSource.METADATA_TOPIC: _verify_broker_managed_tier,
         MetadataSource.LISTING: _verify_tier_known_only_by_listing,
     }
     return checks[tier.kind.metadata](tier, args, out)
 
 
-def _verify_control_logs(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
+def _verify_compactor_managed_tier(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
     found = verify_tier_wide_control_log(tier)
     if not found:
         found = _verify_each_partition(tier, args, out, partial(verify_partition, deep=args.deep))
-    code = tiers.print_findings([*found, *verify_no_stale_unfinished_uploads(tier)], out)
+    code = tiers.print_findings([*found, *find_stale_upload_problems(tier)], out)
     for name in dict.fromkeys(f"{one.topic}-{one.partition}" for one in found if one.severity == "error" and one.kind in REPAIRABLE):
         out.print_note(
             f"`repair {name} --from LOG_DIR|CONFIG` makes {name} good from a log directory, a replica's or a backup's, or another tier"

@@ -73,7 +73,7 @@ class PartialRewritePlan:
     version: str
 
     @property
-    def numbers_of_batches_to_read(self) -> Int64s:
+    def indexes_of_batches_to_read(self) -> Int64s:
         """Return the indexes (positions in the segment) of the batches that are read, ascending."""
         return np.concatenate([np.arange(stretch.first, stretch.last) for stretch in self.stretches if not stretch.copied_batch_flags])
 
@@ -86,7 +86,7 @@ class PartialRewritePlan:
     def copied_batch_flags(self) -> Flags:
         """Return for each batch whether the store copies it."""
         stays = np.ones(len(self.table), np.bool_)
-        stays[self.numbers_of_batches_to_read] = False
+        stays[self.indexes_of_batches_to_read] = False
         return stays
 
     @property
@@ -209,7 +209,9 @@ def divide_into_read_and_copied_ranges(table: BatchTable, may_change_flags: Flag
 # ---- the new segment
 
 
-def pieces_of_new_log(plan: PartialRewritePlan, source_key: str, rewritten_log: Path, rewritten_batches: BatchTable) -> list[ComposeSource]:
+def pieces_to_compose_new_log(
+    plan: PartialRewritePlan, source_key: str, rewritten_log: Path, rewritten_batches: BatchTable
+) -> list[ComposeSource]:
     """Return the pieces from which the store composes the new log: ranges of the source's object and of a local file.
 
     :param source_key: key of the source's object.

@@ -1,7 +1,7 @@
 """Partial rewrite of clean segments: only some batches are read, and the new segment is composed of new bytes and ranges that the store
 copies.
 
-WholeSegmentNeededError is raised if anything does not match: a key directory is gone, bytes differ from it, or the store refuses to
+WholeSegmentReadNeededError is raised if anything does not match: a key directory is gone, bytes differ from it, or the store refuses to
 copy. The segment is then read whole. Both ways give the same objects (I7).
 """
 
@@ -50,7 +50,7 @@ KEPT = 3
 """Number of key directories held in memory: of the segment being read, of the one being uploaded, and of the next one."""
 
 
-class WholeSegmentNeededError(Exception):
+class WholeSegmentReadNeededError(Exception):
     """Raised if a segment of which only a part was to be read must be read completely. It does not mean that the segment is corrupt."""
 
 
@@ -73,16 +73,16 @@ class SegmentPartToRead:
     verdicts: TransactionVerdicts
 
     def raise_unless_batches_match_key_directory(self) -> None:
-        """Raise WholeSegmentNeededError if the batches that were read are corrupt or do not match the key directory."""
+        """Raise WholeSegmentReadNeededError if the batches that were read are corrupt or do not match the key directory."""
         source = self.source
         length = int(source.table.size.sum())
         wanted = self.splice.directory().headers[self.rows]
         if len(source.buf) != length or not np.array_equal(copy_batch_headers(source.buf, source.table.position), wanted):
-            raise WholeSegmentNeededError(f"{source.name}: its batches do not match its key directory")
+            raise WholeSegmentReadNeededError(f"{source.name}: its batches do not match its key directory")
         try:
             source.verify_batch_crcs_unless_verified(0, len(source.table))
         except BadData as wrong:
-            raise WholeSegmentNeededError(str(wrong)) from None
+            raise WholeSegmentReadNeededError(str(wrong)) from None
 
 
 class KeyDirectoryCache:
@@ -114,8 +114,8 @@ class KeyDirectoryCache:
                 del self._kept[next(iter(self._kept))]
 
     def load_key_directory(self, segment: RemoteLogSegmentMetadata) -> KeyDirectory:
-        """Return the key directory of a segment that has one, from the cache or the store. Raises StoreError, and WholeSegmentNeededError
-        if the directory no longer exists or does not match the segment.
+        """Return the key directory of a segment that has one, from the cache or the store. Raises StoreError, and
+        WholeSegmentReadNeededError if the directory no longer exists or does not match the segment.
         """
         with self._lock:
             kept = self._kept.get(segment.id)
@@ -123,13 +123,13 @@ class KeyDirectoryCache:
             return kept
         ((directory, _),) = self.load_key_directories([segment])
         if directory is None:
-            raise WholeSegmentNeededError(f"the key directory of segment {segment.id} is gone")
+            raise WholeSegmentReadNeededError(f"the key directory of segment {segment.id} is gone")
         self.add_key_directory(directory)
         return directory
 
 
 @dataclass(frozen=True)
-class PartToReadResult:
+class KeyDirectoryLookupResult:
     """Result of looking up the dirty keys in one segment's key directory.
 
     part: the part of the segment to read; None if the segment must be read completely.
@@ -152,14 +152,16 @@ class PartToReadSearch:
     pieces: HashPrefixes
     directories: KeyDirectoryCache
 
-    def find_part_to_read(self, directory: KeyDirectory, header_source: SourceSegment, verdicts: TransactionVerdicts) -> PartToReadResult:
+    def find_segment_part_to_read(
+        self, directory: KeyDirectory, header_source: SourceSegment, verdicts: TransactionVerdicts
+    ) -> KeyDirectoryLookupResult:
         """Return which part of a segment must be read, according to its key directory. Raises StoreError.
 
         :param header_source: the segment's batch headers, taken from its sidecar.
         :param verdicts: outcomes of transactions for these batches.
         """
         may_hold_dirty_key = directory.flag_batches_with_keys(self.pieces)
-        return PartToReadResult(
+        return KeyDirectoryLookupResult(
             self._part_to_read_or_none(directory, may_hold_dirty_key, header_source, verdicts), meets_none=not may_hold_dirty_key.any()
         )
 
@@ -193,7 +195,7 @@ class PartToReadSearch:
             return None  # reading the whole segment reports the error
         self.directories.add_key_directory(directory)
         splice = PartialRewritePlan(partial(self.directories.load_key_directory, segment), table, stretches, version)
-        rows = splice.numbers_of_batches_to_read
+        rows = splice.indexes_of_batches_to_read
         flags = (of_all.aborted[rows], of_all.discardable[rows], of_all.indexed[rows])
         source = replace(whole, table=select_batches_of_table(table, rows))
         return SegmentPartToRead(splice, whole, of_all, rows, source, TransactionVerdicts(*flags, of_all.txn_entries))
@@ -220,7 +222,7 @@ def describe_composed_segment(
     segment_part: SegmentPartToRead, segment_id: str, output: SourceSegment, hash_key: bytes, inflate_limit: int
 ) -> ComposedSegment:
     """Return the key directory, batches and removable records of a composed segment (most of whose bytes the store copies). Raises
-    WholeSegmentNeededError if the segment would be too large or the offsets of its batches would not ascend.
+    WholeSegmentReadNeededError if the segment would be too large or the offsets of its batches would not ascend.
 
     :param segment_id: id of the composed segment.
     :param output: the cleaner's output for the batches that were read.
@@ -233,7 +235,7 @@ def describe_composed_segment(
     directory = key_directory_of_composed_segment(splice, segment_id, output.table, builder.build_key_directory(segment_id))
     table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
     if int(table.size.sum()) > MAX_SEGMENT or np.any(table.base_offset[1:] <= table.last_offset[:-1]):
-        raise WholeSegmentNeededError(f"{output.name}: the parts of the composed object do not match")
+        raise WholeSegmentReadNeededError(f"{output.name}: the parts of the composed object do not match")
     return ComposedSegment(directory, table, removable_counts_of_composed_segment(splice, builder.due))
 
 
@@ -247,13 +249,13 @@ def balance_including_copied_batches(
     unchanged.
 
     :param balance_of_read_batches: balance of the batches that were read.
-    :param recorded_source_sum: sum over all batches of the source, from its metadata; WholeSegmentNeededError is raised if the read and the
-        copied batches do not add up to it.
+    :param recorded_source_sum: sum over all batches of the source, from its metadata; WholeSegmentReadNeededError is raised if the read and
+        the copied batches do not add up to it.
     """
     rest = digest_sum_of_headers(segment_part.splice.directory().headers[segment_part.splice.copied_batch_flags], balance_key)
     sources = balance_of_read_batches.sources.plus(rest)
     if sources != recorded_source_sum:
-        raise WholeSegmentNeededError(f"{segment_part.source.name}: its batches do not come to the sum that was recorded of them")
+        raise WholeSegmentReadNeededError(f"{segment_part.source.name}: its batches do not come to the sum that was recorded of them")
     return balance_of_read_batches.model_copy(
         update={"sources": sources, "left": balance_of_read_batches.left.plus(rest), "result": balance_of_read_batches.result.plus(rest)}
     )

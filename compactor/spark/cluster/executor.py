@@ -126,7 +126,7 @@ def open_task_tier(shared: RoundTaskSettings) -> Tier:
 
 
 @contextmanager
-def open_task_staging(shared: RoundTaskSettings, cost: TaskCost) -> Iterator[StagingFolder]:
+def open_staging_folder_of_task(shared: RoundTaskSettings, cost: TaskCost) -> Iterator[StagingFolder]:
     """Provide a staging folder on the executor's local disk, limited to the task's disk budget, and delete it at the end. The bytes fetched
     and the highest use of disk are added to ``cost``.
     """

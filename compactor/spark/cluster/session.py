@@ -130,10 +130,10 @@ def executors_not_ready_error(error: Exception) -> UsageError:
 def _load_kernels_and_report_version(task_number: int) -> TaskNumberAndVersion:
     """Load the compiled kernels in an executor's Python worker before any work is timed. Return (task number, version)."""
     from compactor.cleaner.precompile import precompile_kernels
-    from compactor.spark.round.pass_one_tasks import load_kernels
+    from compactor.spark.round.pass_one_tasks import load_survivor_kernels
 
     precompile_kernels()
-    load_kernels()
+    load_survivor_kernels()
     # Spark collects garbage after each task: a twentieth of a second, if it has to look at everything that was imported.
     gc.collect()
     gc.freeze()

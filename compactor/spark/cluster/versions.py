@@ -8,7 +8,7 @@ import shutil
 import subprocess
 
 from compactor.errors import UsageError
-from compactor.extras import require_extra
+from compactor.extras import require_pip_extra
 
 OLDEST_JAVA = 17
 OLDEST_PYSPARK = (4, 1)
@@ -39,7 +39,7 @@ def require_supported_java() -> None:
 def require_supported_pyspark() -> None:
     """Raise UsageError if PySpark is not installed or its version is not supported."""
     supported = f"{OLDEST_PYSPARK[0]}.{OLDEST_PYSPARK[1]} to {NEXT_PYSPARK[0] - 1}.x"
-    require_extra("spark", "Spark")
+    require_pip_extra("spark", "Spark")
     import pyspark
 
     numbers = re.match(r"(\d+)\.(\d+)", pyspark.__version__)

@@ -70,7 +70,7 @@ class _SparkChildProcess(NamedTuple):
             self.process.join()
 
 
-class SparkChild:
+class SparkChildRoundRunner:
     """Runner of rounds over large partitions in a child process, one at a time. Implements ``RemoteRoundRunner``. Thread-safe."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class SparkChild:
     def _start_child_if_needed(self, settings: Settings, check_stop: Callable[[], None]) -> _SparkChildProcess | None:
         """Return the child process, started if necessary; None if Spark does not start, which is logged."""
         if self._child is not None and (not self._child.process.is_alive() or self._child.spark != settings.spark):
-            self._stop_child()
+            self._stop_spark_child_process()
         if self._child is not None:
             return self._child
         context = multiprocessing.get_context("spawn")
@@ -117,7 +117,7 @@ class SparkChild:
         if problem is None:
             self._failed_at = None
             return child
-        self._stop_child()
+        self._stop_spark_child_process()
         self._failed_at = time.monotonic()
         self._problem = f"cleaned by this process, because Spark did not start: {problem}"
         _log.warning("large partitions are %s", self._problem)
@@ -134,7 +134,7 @@ class SparkChild:
         if isinstance(answer, RoundReport):
             return answer
         if not isinstance(answer, Leased | Fenced | BadData):
-            self._stop_child()  # the next round begins with a new Spark
+            self._stop_spark_child_process()  # the next round begins with a new Spark
         raise answer if isinstance(answer, CompactorError) else CompactorError(f"Spark's process answered {answer!r}")
 
     def _receive_answer(self, child: _SparkChildProcess, check_stop: Callable[[], None], timeout_s: float | None = None) -> object:
@@ -154,10 +154,10 @@ class SparkChild:
             child.process.join(POLL_S)
             return Unavailable(f"Spark's process ended with code {child.process.exitcode}", hint="The next try starts another")
         except BaseException:
-            self._stop_child()
+            self._stop_spark_child_process()
             raise
 
-    def _stop_child(self) -> None:
+    def _stop_spark_child_process(self) -> None:
         if self._child is not None:
             self._child.stop_process()
             self._child = None

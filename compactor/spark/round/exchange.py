@@ -159,7 +159,7 @@ def pack_key_rows(
     """
     out = np.empty((len(rows), 4), np.uint32)
     return out[
-        : _pack_key_rows_and_return_count(
+        : _write_key_rows_of_chunk(
             chunk.buf, rows.offset, rows.key_start, rows.key_length, first_row, last_row_numbers, *key_halves, first_offset, end_offset, out
         )
     ]
@@ -224,7 +224,7 @@ class StoredSurvivors:
         return out
 
 
-def encode_verdicts(verdicts: TransactionVerdicts) -> Arrays:
+def encode_transaction_verdicts(verdicts: TransactionVerdicts) -> Arrays:
     """Encode a segment's transaction verdicts as arrays for a scratch object: which batches are aborted, which may be discarded, which stay
     in the transaction index, and the entries of this index.
     """
@@ -236,7 +236,7 @@ def encode_verdicts(verdicts: TransactionVerdicts) -> Arrays:
     }
 
 
-def decode_verdicts(arrays: Arrays, batches: int) -> TransactionVerdicts:
+def decode_transaction_verdicts(arrays: Arrays, batches: int) -> TransactionVerdicts:
     """Restore a segment's transaction verdicts (which batches are aborted, which may be discarded) from the arrays of a scratch object.
     ``batches``: number of the segment's batches.
     """
@@ -355,7 +355,7 @@ def read_arrays_at_object_end(store: ObjectStore, object_key: str, size: int) ->
 
 
 @kernel
-def _pack_key_rows_and_return_count(
+def _write_key_rows_of_chunk(
     buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first_row: Int64s, last_row_numbers: Int64s, k0: np.uint64,
     k1: np.uint64, first_offset: int, end_offset: int, out: ExchangeRows,
 ) -> RowCount:  # fmt: skip

@@ -42,7 +42,7 @@ class GateInputOfAllHashRanges:
     bounds: HashBounds
 
 
-def encode_expected_sums(shared: RoundTaskSettings, ranges: range, gate_input: GateInputOfAllHashRanges, cost: TaskCost) -> bytes:
+def encode_expected_record_sums(shared: RoundTaskSettings, ranges: range, gate_input: GateInputOfAllHashRanges, cost: TaskCost) -> bytes:
     """Compute checksums over the records that must remain of each segment, for some ranges of the key hash.
 
     The gate, an independent check of the output, later compares them with the rewritten segments. Return the sums encoded, followed by the
@@ -58,7 +58,7 @@ def encode_expected_sums(shared: RoundTaskSettings, ranges: range, gate_input: G
     return sums.tobytes() + keys.to_bytes(8, "little")
 
 
-def write_expected_sums(
+def write_expected_record_sums(
     shared: RoundTaskSettings, gate_input: GateInputOfAllHashRanges, answers: Iterable[bytes], cost: TaskCost
 ) -> ScratchObject:
     """Add up the sums of all tasks over hash ranges and write the total as one scratch object. The gate, an independent check, expects
@@ -87,7 +87,7 @@ class StoredGateRowsOfHashRange:
     bundles: Mapping[int, StoredGateRows]
     rows_of_range: HashRangeRows
 
-    def count_rows(self, section: int) -> RowCount:
+    def count_rows_of_section(self, section: int) -> RowCount:
         """Return the number of rows in a section (0: in the dirty range, 1: outside it)."""
         return sum(int(directory[1, section] - directory[0, section]) for directory in self.rows_of_range.directories.values())
 
@@ -119,11 +119,11 @@ def compute_sums_of_records_that_must_remain(
         LatestRecordTable(budget_bytes, 0),
     )
     for number, found in read_hash_ranges(store, by_place, ranges):
-        keys += add_sums_of_gate_range(StoredGateRowsOfHashRange(by_place, found), table, range_count, number, bounds, sums)
+        keys += add_sums_of_hash_range(StoredGateRowsOfHashRange(by_place, found), table, range_count, number, bounds, sums)
     return sums, keys
 
 
-def add_sums_of_gate_range(
+def add_sums_of_hash_range(
     gate_range: StoredGateRowsOfHashRange,
     table: LatestRecordTable,
     range_count: int,
@@ -140,14 +140,14 @@ def add_sums_of_gate_range(
     if range_count > MAX_GATE_RANGES:
         raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")
     done = 0
-    table.reset_to_hash_range(gate_range.count_rows(DIRTY_ROWS), range_count, range_number)
+    table.reset_to_hash_range(gate_range.count_rows_of_section(DIRTY_ROWS), range_count, range_number)
     for rows in gate_range.read_section_rows(DIRTY_ROWS):
         taken = table.put_rows_until_full(rows)
         done += taken
         if taken < len(rows):
-            parts = max(2, -(-gate_range.count_rows(DIRTY_ROWS) // max(1, done)))
+            parts = max(2, -(-gate_range.count_rows_of_section(DIRTY_ROWS) // max(1, done)))
             return sum(
-                add_sums_of_gate_range(gate_range, table, range_count * parts, range_number * parts + part, bounds, sums)
+                add_sums_of_hash_range(gate_range, table, range_count * parts, range_number * parts + part, bounds, sums)
                 for part in range(parts)
             )
     table.add_fingerprint_sums_of_remaining_records(bounds, sums)

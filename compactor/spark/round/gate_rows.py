@@ -125,7 +125,7 @@ class SparseTransactionOutcomes:
         return BatchTransactionOutcomes(aborted, idle, began)
 
 
-def outcomes_without_transactions(batches: int) -> BatchTransactionOutcomes:
+def outcomes_of_non_transactional_batches(batches: int) -> BatchTransactionOutcomes:
     """Return the transaction results of a segment in which no batch belongs to a transaction."""
     return BatchTransactionOutcomes(np.zeros(batches, np.bool_), np.zeros(batches, np.bool_), np.full(batches, -1, np.int64))
 
@@ -187,7 +187,7 @@ def create_gate_collecting_segment_rows(
     :param outcomes: outcomes of the segment's transactions.
     """
     gate = Gate(_gate_parameters_of_plan(plan, hash_key), LatestRecordTable(0, 0), {source.ordinal: outcomes})
-    gate.start_reading_segment(source)
+    gate.prepare_for_chunks_of_segment(source)
     return gate
 
 

@@ -37,7 +37,7 @@ from compactor.spark.cluster.executor import (
     RoundTaskSettings,
     TaskCost,
     open_sidecars,
-    open_task_staging,
+    open_staging_folder_of_task,
     open_task_tier,
     record_peak_memory,
 )
@@ -55,7 +55,7 @@ from compactor.spark.round.exchange import (
     StoredKeyRows,
     create_scratch_object_idempotently,
     encode_surviving_row_numbers,
-    encode_verdicts,
+    encode_transaction_verdicts,
     flag_tombstone_batches,
     flag_unaborted_data_batches,
     last_row_numbers_of_batches,
@@ -72,7 +72,7 @@ from compactor.spark.round.gate_rows import (
     SparseTransactionOutcomes,
     create_gate_collecting_segment_rows,
     encode_transaction_outcomes,
-    outcomes_without_transactions,
+    outcomes_of_non_transactional_batches,
     write_gate_rows_and_directory,
 )
 from compactor.spark.round.range_rows import HashRangeRows, read_hash_ranges
@@ -140,7 +140,7 @@ def index_segments_of_bundle(
     name = hashlib.sha256("".join(f"{item.metadata.id} {item.rows} {item.verdicts is None}\n" for item in segments).encode()).hexdigest()[
         :16
     ]
-    with open_task_staging(shared, cost) as staging, ExitStack() as reserved:
+    with open_staging_folder_of_task(shared, cost) as staging, ExitStack() as reserved:
 
         def reserve_disk_bytes(size: int) -> None:
             """Reserve disk until the task ends. Raises OutOfBudget."""
@@ -171,7 +171,7 @@ def index_segments_of_bundle(
         indexed = [bundle.index_segment(ordinal, item) for ordinal, item in enumerate(segments)]
         done = SegmentBundleIndexedInPassOne(tuple(indexed), None)
         if any(item.rows for item in segments):
-            done = bundle.write_bundle(done, name, staging.folder / "keys", reserve_disk_bytes)
+            done = bundle.write_scratch_objects_of_bundle(done, name, staging.folder / "keys", reserve_disk_bytes)
             cost.rows += bundle.key_rows.row_count
             cost.exchanged_bytes += sum(part.size for part in (done.keys, done.gate) if part)
         return done
@@ -216,7 +216,7 @@ class _KeyRowWriterOfSegmentBundle:
         first, ordinals_, rows = -1, 0, 0
         if item.rows and not undecided:
             before = self.key_rows.row_count
-            first, ordinals_ = self.next_ordinal, self._add_key_rows(source, item)
+            first, ordinals_ = self.next_ordinal, self._collect_key_rows_of_segment(source, item)
             self.next_ordinal = -(-(first + ordinals_) // 8) * 8
             rows = self.key_rows.row_count - before
         self.reading.staging.delete_cached_copies([self.reading.log_file_to_stage(ordinal)])
@@ -224,10 +224,10 @@ class _KeyRowWriterOfSegmentBundle:
             name, len(table), places, table.select_rows(places), source.txn_entries, undecided, first, ordinals_, rows
         )
 
-    def _add_key_rows(self, source: SourceSegment, item: SegmentToIndex) -> RowNumberCount:
+    def _collect_key_rows_of_segment(self, source: SourceSegment, item: SegmentToIndex) -> RowNumberCount:
         """Collect the key rows (key hash and row number of each record) of one segment, and return how many row numbers they take."""
         aborted = item.verdicts.expand_to_all_batches().aborted if item.verdicts else np.zeros(len(source.table), np.bool_)
-        outcomes = item.outcomes.expand_to_all_batches() if item.outcomes else outcomes_without_transactions(len(source.table))
+        outcomes = item.outcomes.expand_to_all_batches() if item.outcomes else outcomes_of_non_transactional_batches(len(source.table))
         with self.reading.memory_map_segment(source):
             gate = create_gate_collecting_segment_rows(self.shared.plan, self.shared.hash_key, source, outcomes) if self.gate_rows else None
             wanted = flag_unaborted_data_batches(source, aborted)
@@ -236,7 +236,7 @@ class _KeyRowWriterOfSegmentBundle:
             )
         return count
 
-    def write_bundle(
+    def write_scratch_objects_of_bundle(
         self, bundle: SegmentBundleIndexedInPassOne, name: str, path: Path, reserve_bytes: Callable[[int], None]
     ) -> SegmentBundleIndexedInPassOne:
         """Create the scratch objects of the bundle, and return its result with their locations.
@@ -384,7 +384,7 @@ class SurvivorBundle:
     keys: StoredKeyRows | None
 
 
-def find_survivors_of_ranges(
+def find_survivors_of_hash_ranges(
     shared: RoundTaskSettings, ranges: range, range_input: InputOfAllHashRangeTasks, cost: TaskCost
 ) -> Iterator[BundleAnswer]:
     """Find the surviving records of neighbouring hash ranges and yield (bundle index, encoded row numbers of survivors). A bundle, the
@@ -393,11 +393,11 @@ def find_survivors_of_ranges(
     store = open_task_tier(shared).ports.control
     wanted = {place: bundle for place, bundle in enumerate(range_input.bundles) if bundle.dirty_rows or place in range_input.wanted_bundles}
     for number, rows in read_hash_ranges(store, wanted, ranges):
-        yield from _find_survivors_of_range(shared, number, range_input, rows, cost)
+        yield from _find_survivors_of_hash_range(shared, number, range_input, rows, cost)
     record_peak_memory(cost)
 
 
-def _find_survivors_of_range(
+def _find_survivors_of_hash_range(
     shared: RoundTaskSettings, range_number: int, range_input: InputOfAllHashRangeTasks, range_rows: HashRangeRows, cost: TaskCost
 ) -> Iterator[BundleAnswer]:
     """Find the surviving records of one hash range and yield (bundle index, encoded row numbers of survivors). If the keys exceed the
@@ -475,7 +475,7 @@ def write_survivors(shared: RoundTaskSettings, item: SurvivorBundle, answers: It
     for segment in item.segments:
         known = segment.indexed
         # With or without a gate: whoever takes the round up may have one.
-        arrays = encode_verdicts(segment.verdicts.expand_to_all_batches()) | encode_transaction_outcomes(
+        arrays = encode_transaction_verdicts(segment.verdicts.expand_to_all_batches()) | encode_transaction_outcomes(
             segment.outcomes.expand_to_all_batches()
         )
         if known.has_key_rows:
@@ -495,7 +495,7 @@ def write_survivors(shared: RoundTaskSettings, item: SurvivorBundle, answers: It
     return WrittenSurvivors(written, found, tuple(superseded))
 
 
-def load_kernels() -> None:
+def load_survivor_kernels() -> None:
     """Compile the numeric functions that find survivors, or load them from the cache."""
     keys, kept = KeyHashSet(1 << 16, expected_key_count=0), np.zeros(1, np.uint8)
     rows = np.frombuffer(bytes(16), np.uint32).reshape(-1, 4)

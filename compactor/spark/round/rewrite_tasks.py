@@ -19,8 +19,8 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.pass_two import PlanExecution
 from compactor.round.ports import RoundCosts
 from compactor.round.sources import StagedSegmentReader
-from compactor.spark.cluster.executor import RoundTaskSettings, TaskCost, create_local_worker, open_task_staging, open_task_tier
-from compactor.spark.round.exchange import ScratchObjectPart, StoredSurvivors, decode_verdicts, read_scratch_arrays
+from compactor.spark.cluster.executor import RoundTaskSettings, TaskCost, create_local_worker, open_staging_folder_of_task, open_task_tier
+from compactor.spark.round.exchange import ScratchObjectPart, StoredSurvivors, decode_transaction_verdicts, read_scratch_arrays
 from compactor.spark.round.gate_rows import ExpectedRecordSums, create_gate_checking_rewritten_groups, decode_transaction_outcomes
 
 
@@ -39,7 +39,7 @@ class GroupRewriteWork:
 
 
 @dataclass(frozen=True)
-class StoredPassOneAnswers:
+class StoredPassOneResults:
     """Results of pass 1 for the source segments of one group, read from scratch objects for pass 2. Implements
     round.pass_two.SurvivorScanResultsForRewrite.
     """
@@ -73,9 +73,9 @@ def rewrite_group(shared: RoundTaskSettings, item: GroupRewriteWork, cost: TaskC
     """Rewrite one group of segments into one segment, upload it under the id that the task names, and return the receipt or the failure.
     Raises BadData, StoreError, OutOfBudget; GateFailed if the independent check rejects the output.
     """
-    with open_task_staging(shared, cost) as staging, WorkerThreads(1) as workers:
+    with open_staging_folder_of_task(shared, cost) as staging, WorkerThreads(1) as workers:
         stats, reading = RoundCosts(), shared.open_segments(staging, item.sources)
-        answers = _read_pass_one_answers(shared, item, reading)
+        answers = _read_stored_pass_one_results(shared, item, reading)
         receipt = PlanExecution(create_local_worker(shared, staging, stats), shared.plan, reading, workers, answers).rewrite_and_upload(
             item.task
         )
@@ -83,7 +83,7 @@ def rewrite_group(shared: RoundTaskSettings, item: GroupRewriteWork, cost: TaskC
         return receipt
 
 
-def _read_pass_one_answers(shared: RoundTaskSettings, item: GroupRewriteWork, reader: StagedSegmentReader) -> StoredPassOneAnswers:
+def _read_stored_pass_one_results(shared: RoundTaskSettings, item: GroupRewriteWork, reader: StagedSegmentReader) -> StoredPassOneResults:
     """Read the batch headers of the group's source segments, and their stored survivors and transaction verdicts."""
     survivors = StoredSurvivors(shared.plan.next_dirty_offset - 1)
     store = open_task_tier(shared).ports.control
@@ -92,7 +92,7 @@ def _read_pass_one_answers(shared: RoundTaskSettings, item: GroupRewriteWork, re
         with reader.open_segment(ordinal) as source:
             sources.append(source)
         arrays = read_scratch_arrays(store, stored)
-        verdicts.append(decode_verdicts(arrays, len(source.table)))
+        verdicts.append(decode_transaction_verdicts(arrays, len(source.table)))
         survivors.add_survivors_of_segment(source, verdicts[-1], arrays)
         if shared.gate:
             outcomes.append(decode_transaction_outcomes(arrays, len(source.table)))
@@ -100,7 +100,7 @@ def _read_pass_one_answers(shared: RoundTaskSettings, item: GroupRewriteWork, re
     if shared.gate:
         judged = ExpectedRecordSums.from_arrays(read_scratch_arrays(store, item.judged)) if item.judged else None
         gate = create_gate_checking_rewritten_groups(shared.plan, shared.hash_key, sources, outcomes, judged)
-    return StoredPassOneAnswers(reader, sources, verdicts, survivors, gate)
+    return StoredPassOneResults(reader, sources, verdicts, survivors, gate)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[Compact
     """
     shared, stats = item.shared, RoundCosts()
     known = {(item.live[-1].id, "snapshot"): item.snapshot} if item.snapshot else {}
-    with open_task_staging(shared, cost) as staging:
+    with open_staging_folder_of_task(shared, cost) as staging:
         outcomes = list(create_local_worker(shared, staging, stats, known)(shared.plan, item.tasks, _ExecutorSession(shared, item.live)))
     cost.map_entries += stats.map_entries
     cost.peak_map_bytes = max(cost.peak_map_bytes, stats.peak_map_bytes)

@@ -17,7 +17,7 @@ from bloom.sidecar import Sidecar
 from compactor.cleaner.gate.batch_checks import BatchTransactionOutcomes, transaction_outcomes_by_source
 from compactor.cleaner.gate.key_table import GATE_ROW_BYTES
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES
-from compactor.cleaner.passes.sidecar_builder import NO_BYTES, segment_without_bytes_from_sidecar
+from compactor.cleaner.passes.sidecar_builder import NO_BYTES, substitute_segment_from_sidecar
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -75,10 +75,10 @@ class PassOneSegmentResults:
                     items.append(SegmentToIndex(segment, name in ids_with_keys))
             elif name in ids_with_keys and not self.segments[name].has_key_rows and not self.segments[name].undecided:
                 items.append(self._segment_to_index_with_keys(segment))
-        self._index_bundles(jobs, items, "")
+        self._index_segments_in_bundles(jobs, items, "")
         self._determine_transaction_outcomes()
         undecided = [segment for segment in self.live if segment.id in self.segments and self.segments[segment.id].undecided]
-        self._index_bundles(jobs, [self._segment_to_index_with_keys(segment) for segment in undecided], " with transactions")
+        self._index_segments_in_bundles(jobs, [self._segment_to_index_with_keys(segment) for segment in undecided], " with transactions")
 
     def add_bundle_unless_known(self, bundle: SegmentBundleIndexedInPassOne) -> bool:
         """Add the result of a pass 1 task to the index, and return True. Return False, without adding it, if the index has the keys of one
@@ -155,7 +155,7 @@ class PassOneSegmentResults:
         known = self._segment_with_verdicts(segment.id)
         return SegmentToIndex(segment, True, known.verdicts, known.outcomes)
 
-    def _index_bundles(self, jobs: RoundJobRunner, items: Sequence[SegmentToIndex], description: str) -> None:
+    def _index_segments_in_bundles(self, jobs: RoundJobRunner, items: Sequence[SegmentToIndex], description: str) -> None:
         """Index segments in Spark tasks, one for each bundle of neighbours, and add the results to this index.
 
         :param description: text that the job's name in the Spark UI ends with.
@@ -180,6 +180,6 @@ class PassOneSegmentResults:
             place = (ordinal, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
             found = self.segments.get(segment.id)
             if found is None:
-                yield segment_without_bytes_from_sidecar(*place, self.stand_ins[segment.id])
+                yield substitute_segment_from_sidecar(*place, self.stand_ins[segment.id])
             else:
                 yield SourceSegment(*place, NO_BYTES, found.table, txn_entries=found.txn_entries)

@@ -71,7 +71,7 @@ class SharedJobRunner:
         self._running = 0
         self._starter = threading.Thread(target=self._start_jobs_until_closed, name="flow", daemon=True)
 
-    def create_worker(self, cleaner: CleanerSettings, stats: RoundCosts) -> SharedJobWorker:
+    def create_shared_job_worker(self, cleaner: CleanerSettings, stats: RoundCosts) -> SharedJobWorker:
         """Return a worker for one round of one partition. ``stats``: statistics of the round, which the worker fills in."""
         return SharedJobWorker(self, cleaner, stats)
 
@@ -96,10 +96,10 @@ class SharedJobRunner:
         jobs: list[threading.Thread] = []
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._over or (self._waiting and self._has_free_slot()), timeout=FENCING_CHECK_SECONDS)
+                self._changed.wait_for(lambda: self._over or (self._waiting and self._has_free_task_slot()), timeout=FENCING_CHECK_SECONDS)
                 if self._over:
                     break
-                if not self._waiting or not self._has_free_slot():
+                if not self._waiting or not self._has_free_task_slot():
                     continue  # slots may have come meanwhile
                 self._changed.wait_for(lambda: self._over or len(self._waiting) >= self.cluster.task_slots, timeout=GATHER_SECONDS)
                 tickets, self._waiting = self._waiting, []
@@ -111,7 +111,7 @@ class SharedJobRunner:
         for job in jobs:
             job.join()
 
-    def _has_free_slot(self) -> bool:
+    def _has_free_task_slot(self) -> bool:
         """Return whether fewer tasks run than the cluster has slots."""
         return self._running < self.cluster.task_slots
 

@@ -38,14 +38,14 @@ from compactor.round.skip import (
     BloomFilterUsageStatistics,
     CleanSegmentVerdicts,
     SegmentReadDecisionFromSidecar,
-    build_clean_verdicts,
-    decide_whether_to_read,
+    bloom_filter_stats_for_run_history,
+    bloom_filter_usage_of_runs,
+    build_clean_segment_verdicts,
+    decide_whether_to_read_clean_segment,
     delete_horizon_passed_reason,
     estimate_distinct_keys,
     estimate_record_count,
     expected_dirty_key_count_of_next_rounds,
-    filter_stats_for_run_history,
-    filter_usage_of_runs,
 )
 from compactor.spark.cluster.binpack import pack_item_indexes_into_bins
 from compactor.spark.cluster.executor import BloomFilterSettings, RoundTaskSettings, TaskCost
@@ -53,7 +53,12 @@ from compactor.spark.cluster.jobs import JobListener, SparkCluster, TaskOutcome,
 from compactor.spark.cluster.round_jobs import RoundJobRunner
 from compactor.spark.round.bundles import StoredSurvivorLocations
 from compactor.spark.round.exchange import ScratchObjectPart, is_scratch_object_of_kind, read_arrays_at_object_end
-from compactor.spark.round.gate_ranges import GATE_SUMS_NAME, GateInputOfAllHashRanges, encode_expected_sums, write_expected_sums
+from compactor.spark.round.gate_ranges import (
+    GATE_SUMS_NAME,
+    GateInputOfAllHashRanges,
+    encode_expected_record_sums,
+    write_expected_record_sums,
+)
 from compactor.spark.round.leftover_bundles import (
     add_matching_leftover_bundles,
     list_leftover_bundles_and_delete_others,
@@ -67,7 +72,7 @@ from compactor.spark.round.pass_one_tasks import (
     InputOfAllHashRangeTasks,
     SurvivorBundle,
     WrittenSurvivors,
-    find_survivors_of_ranges,
+    find_survivors_of_hash_ranges,
     query_bloom_filters,
     write_survivors,
 )
@@ -134,7 +139,7 @@ class SparkWorker:
             return CleanSegmentVerdicts()
         try:
             self._prepared = index_dirty_and_find_skippable_segments(
-                jobs, state, plan_inputs.assessment, sidecars, filter_usage_of_runs(state.runs), left
+                jobs, state, plan_inputs.assessment, sidecars, bloom_filter_usage_of_runs(state.runs), left
             )
         except VersionMismatch:
             return CleanSegmentVerdicts()  # the round meets it again, and then there is a plan that can be given up for it
@@ -158,7 +163,7 @@ class SparkWorker:
         if self._prepared is not None and self._prepared.matches_plan(plan):
             prepared, self._prepared = self._prepared, None
         try:
-            yield from _RecordedPlanRun(self, plan, tasks, session, prepared).run_tasks()
+            yield from _RecordedPlanExecution(self, plan, tasks, session, prepared).run_tasks()
         except VersionMismatch as error:
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=error.message)
         except GateFailed as refused:
@@ -218,7 +223,7 @@ def create_round_task_settings(
     if cleaner.bloom:
         filters = BloomFilterSettings(
             tier.open_control_log_of_partition(state.topic_partition).prefix,
-            filter_usage_of_runs(state.runs),
+            bloom_filter_usage_of_runs(state.runs),
             expected_dirty_key_count_of_next_rounds(cleaner, state.runs, 0),
         )
     hash_key, topic_id = tier.identity.hash_key(), tier.metadata.topic_id(state.topic_partition)
@@ -232,7 +237,7 @@ def _dirty_segments(live_segments: Sequence[RemoteLogSegmentMetadata], plan: Com
     ]
 
 
-class _RecordedPlanRun:
+class _RecordedPlanExecution:
     """Work on one plan that was recorded in the control log, from pass 1 to the receipts.
 
     prepared: results of pass 1 from ``find_skippable_clean_segments``; None if this process has none.
@@ -288,7 +293,7 @@ class _RecordedPlanRun:
         ]
         yield from (result for _, result in self._jobs.run_task_per_item(f"pass 2, {len(items)} groups rewritten", rewrite_group, items))
         if self._prepared is not None:
-            self._worker.stats.filters = filter_stats_for_run_history(
+            self._worker.stats.filters = bloom_filter_stats_for_run_history(
                 self._prepared.verdicts, self._plan, self._session.state, self._superseded
             )
 
@@ -438,7 +443,7 @@ class HashRangeTask:
 
     def __call__(self, ranges: range) -> Iterator[tuple[int, bytes | TaskOutcome]]:
         pairs: list[tuple[int, bytes]] = []
-        outcome = run_task(-1, lambda cost: pairs.extend(self._answer_ranges(ranges, cost)), self.shared.plan)
+        outcome = run_task(-1, lambda cost: pairs.extend(self._answer_hash_ranges(ranges, cost)), self.shared.plan)
         places = [*sorted(self.targets.values()), *([self.gate_place] if self.gate_input is not None else [])]
         if outcome.error is not None:
             yield from ((place, outcome) for place in places)
@@ -446,13 +451,13 @@ class HashRangeTask:
         yield places[0], outcome
         yield from pairs
 
-    def _answer_ranges(self, ranges: range, cost: TaskCost) -> Iterator[TargetAndAnswer]:
+    def _answer_hash_ranges(self, ranges: range, cost: TaskCost) -> Iterator[TargetAndAnswer]:
         """Yield (target index, answer) pairs: row numbers of survivors by bundle, then checksums for the gate (the check of the output)."""
         yield from (
-            (self.targets[place], answer) for place, answer in find_survivors_of_ranges(self.shared, ranges, self.range_input, cost)
+            (self.targets[place], answer) for place, answer in find_survivors_of_hash_ranges(self.shared, ranges, self.range_input, cost)
         )
         if self.gate_input is not None:
-            yield self.gate_place, encode_expected_sums(self.shared, ranges, self.gate_input, cost)
+            yield self.gate_place, encode_expected_record_sums(self.shared, ranges, self.gate_input, cost)
 
 
 @dataclass(frozen=True)
@@ -476,7 +481,7 @@ class _WriteSurvivorsTask:
             else:
                 what = answer
         if isinstance(what, GateInputOfAllHashRanges):
-            return WrittenSurvivors(write_expected_sums(self.shared, what, some, cost))
+            return WrittenSurvivors(write_expected_record_sums(self.shared, what, some, cost))
         if what is None:
             raise CompactorError("answers came for nobody", hint="This is a bug; please report it")
         return write_survivors(self.shared, what, some, cost)
@@ -573,7 +578,7 @@ def _find_skippable_clean_segments(
         why = reason_markers_must_be_read(source.table, verdicts.aborted, verdicts.discardable, now_ms)
         if why:
             due[segment.id] = why
-        inspections[segment.id] = decide_whether_to_read(
+        inspections[segment.id] = decide_whether_to_read_clean_segment(
             heads[segment.id],
             why or delete_horizon_passed_reason(segment, now_ms),
             dirty_key_count=keys,
@@ -589,4 +594,4 @@ def _find_skippable_clean_segments(
     for _, (why_of, fetched) in jobs.run_task_per_item(f"filters of {len(asked)} clean segments", query_bloom_filters, items):
         met |= why_of
         size += fetched
-    return build_clean_verdicts(inspections, met, due, asked_segments=asked, dirty_key_count=keys, sidecar_bytes=size)
+    return build_clean_segment_verdicts(inspections, met, due, asked_segments=asked, dirty_key_count=keys, sidecar_bytes=size)

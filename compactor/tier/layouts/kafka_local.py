@@ -16,7 +16,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS
 from compactor.storage.port import ObjectStore
 from compactor.tier.names import SegmentObjectNameStem, TopicIdOf, segment_object_name_stem
-from compactor.tier.plain import ParsedFileName, PlainLayout
+from compactor.tier.plain import OneObjectPerFileLayout, ParsedFileName
 from compactor.tier.ports import SegmentRef
 
 LOCAL_TIER_FOLDER: Final = "kafka-tiered-storage"
@@ -26,7 +26,7 @@ _KINDS: Final = {suffix: kind for kind, suffix in _SUFFIXES.items()}
 _FOLDER: Final = re.compile(rf"{LOCAL_TIER_FOLDER}/(.+-\d+)-[A-Za-z0-9_-]{{22}}/[^/]+")
 
 
-class KafkaLocalLayout(PlainLayout):
+class KafkaLocalLayout(OneObjectPerFileLayout):
     """SegmentLayout of Kafka's LocalTieredStorage: each file of a segment is one object below ``kafka-tiered-storage/``."""
 
     required_object_kinds = frozenset(FILE_KINDS) - {"txnindex"}

@@ -9,7 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from compactor.access.tier import Tier
-from compactor.brokers.conditions import REQUIRED_TOPIC_SETTINGS, AdminQueries, is_supported_broker_version, topic_setting_problem
+from compactor.brokers.conditions import (
+    REQUIRED_TOPIC_SETTINGS,
+    ClusterDescriptionQueries,
+    is_supported_broker_version,
+    topic_setting_problem,
+)
 from compactor.brokers.metadata_topic.admin import ClusterDescription, MissingPermission, metadata_topic_problem
 from compactor.config.units import count_noun
 from compactor.errors import BadData, CompactorError, StoreError
@@ -35,7 +40,7 @@ class ConfigCheckFinding(NamedTuple):
 
 
 def check_brokers_and_metadata_topic(
-    admin: AdminQueries, bootstrap_servers: str, *, lists_missing_append_right: bool
+    admin: ClusterDescriptionQueries, bootstrap_servers: str, *, lists_missing_append_right: bool
 ) -> list[ConfigCheckFinding]:
     """Check the brokers and the metadata topic, and return the problems found.
 
@@ -58,7 +63,7 @@ def check_brokers_and_metadata_topic(
 
 
 def check_topic_settings_and_permissions(
-    admin: AdminQueries, topics: Sequence[str], cleanup_policy_of: Callable[[str], str] = lambda topic: "compact"
+    admin: ClusterDescriptionQueries, topics: Sequence[str], cleanup_policy_of: Callable[[str], str] = lambda topic: "compact"
 ) -> list[ConfigCheckFinding]:
     """Check the settings, permissions and leaders of these topics, and return the problems found.
 
@@ -79,7 +84,7 @@ def check_topic_settings_and_permissions(
     return found
 
 
-def check_known_kafka_problems(admin: AdminQueries, topics: Sequence[str]) -> list[ConfigCheckFinding]:
+def check_known_kafka_problems(admin: ClusterDescriptionQueries, topics: Sequence[str]) -> list[ConfigCheckFinding]:
     """Return findings about broker versions and topic settings that will damage tiered data, whether it is compacted or not."""
     descriptions = describe_topics(admin, topics)
     return [
@@ -150,7 +155,7 @@ def check_metadata_record_rate_limit(tier: Tier, partitions: Sequence[TopicParti
     sizes = []
     for name in partitions:
         try:
-            sizes.append((len(tier.broker_metadata.partition_from_metadata_records(name).cache.segments), name))
+            sizes.append((len(tier.broker_metadata.partition_metadata_from_records(name).cache.segments), name))
         except CompactorError:
             continue  # `check_object_access` reports it
     tight = sorted(((count, name) for count, name in sizes if 2 * (count + 1) > per_hour), reverse=True)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from compactor.access.tier import Tier
-from compactor.brokers.conditions import AdminQueries
+from compactor.brokers.conditions import ClusterDescriptionQueries
 from compactor.brokers.metadata_topic.admin import TopicDescription, metadata_topic_problem
 from compactor.brokers.metadata_topic.chain import broker_view, offset_gaps
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.control.mirror import segment_from_broker_record
 from compactor.errors import BadData, Refused
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.brokers.doctor import FirstUntieredRecord, PartitionHealthFacts, partition_findings
+from compactor.upkeep.brokers.doctor import FirstUntieredRecord, PartitionHealthFacts, partition_health_findings
 from compactor.upkeep.brokers.known_problems import HealthFinding, describe_topics, known_kafka_problem_findings, metadata_growth_findings
 from compactor.upkeep.brokers.objects import list_partition_objects_and_metadata
 from compactor.views.prices import PriceTable
@@ -26,7 +26,7 @@ OffsetAndTimestamp = tuple[int, int]
 """Offset of a record, and its timestamp in milliseconds; both -1 if there is no such record."""
 
 
-class ClusterHealthQueries(AdminQueries, Protocol):
+class ClusterHealthQueries(ClusterDescriptionQueries, Protocol):
     """Requests about the cluster that ``doctor`` makes. Implemented by metadata_topic.admin.KafkaAdmin."""
 
     def first_offsets_at_or_after_timestamps(
@@ -64,7 +64,7 @@ def find_tier_health_problems(
         try:
             facts = _gather_partition_health_facts(tier, admin, name, topics)
             segments += len(facts.segments)
-            found += partition_findings(facts, tier.ports.clock_ms(), prices)
+            found += partition_health_findings(facts, tier.ports.clock_ms(), prices)
         except BadData as error:
             means = "brokers stop reading the metadata topic there, too: the partition's tiered part cannot be read"
             todo = "Ask who wrote it; see docs/broker-tiers.md"
@@ -75,7 +75,7 @@ def find_tier_health_problems(
         examined = PartitionHealthFacts(
             name, [], _setting_values(topics[name.topic]), *_first_untiered_record_or_problem(admin, name, [], topics)
         )
-        found += partition_findings(examined, tier.ports.clock_ms(), prices)
+        found += partition_health_findings(examined, tier.ports.clock_ms(), prices)
     return [*found, *metadata_growth_findings(metadata_topic, segments)]
 
 

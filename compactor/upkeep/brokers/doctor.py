@@ -64,7 +64,7 @@ def newest_tiered_segment(segments: Sequence[RemoteLogSegmentMetadataRecord]) ->
     return max(finished, key=lambda one: one.end_offset, default=None)
 
 
-def partition_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> list[HealthFinding]:
+def partition_health_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> list[HealthFinding]:
     """Return the findings about the tiered part of a partition. Empty if it has no problem."""
     return [
         *_unfinished_copy_findings(examined, now_ms, prices),
@@ -130,7 +130,7 @@ def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, price
         means = "no effect on consumers: later segments are tiered. Objects of these copies may stay and cost money"
         todo = "`orphans find` lists such objects once the topic or the segments are deleted; brokers do not resume the copies"
         yield _finding_about_partition(
-            examined, "warning", "copy-abandoned", (detail, means, todo), size, prices.storage_usd_per_month(size)
+            examined, "warning", "copy-abandoned", (detail, means, todo), size, prices.price_of_storage_usd_per_month(size)
         )
 
 
@@ -202,7 +202,7 @@ def _overdue_deletion_findings(examined: PartitionHealthFacts, now_ms: int, pric
             "no effect on consumers: readers do not find these segments; their objects cost money",
             "Check the leader's log for errors of the plug-in's deletions, such as missing permissions",
         )
-        yield _finding_about_partition(examined, "warning", "delete-hangs", words, size, prices.storage_usd_per_month(size))
+        yield _finding_about_partition(examined, "warning", "delete-hangs", words, size, prices.price_of_storage_usd_per_month(size))
     limit_ms = int(examined.settings.get("retention.ms", "-1"))
     if limit_ms < 0:
         return
@@ -220,7 +220,7 @@ def _overdue_deletion_findings(examined: PartitionHealthFacts, now_ms: int, pric
             "consumers still read records that should be deleted, and the objects cost money",
             "Check RLMExpirationTask in the leader's log: a segment that cannot be deleted delays all later ones",
         )
-        yield _finding_about_partition(examined, "warning", "delete-overdue", words, size, prices.storage_usd_per_month(size))
+        yield _finding_about_partition(examined, "warning", "delete-overdue", words, size, prices.price_of_storage_usd_per_month(size))
 
 
 def _join_first_few(texts: Sequence[str]) -> str:
@@ -250,7 +250,7 @@ def _lost_object_findings(examined: PartitionHealthFacts) -> Iterator[HealthFind
 def _leaked_object_findings(examined: PartitionHealthFacts, prices: PriceTable) -> Iterator[HealthFinding]:
     """Yield a finding if the store has objects that no metadata names (orphans)."""
     if examined.orphans:
-        usd = prices.storage_usd_per_month(examined.orphan_bytes)
+        usd = prices.price_of_storage_usd_per_month(examined.orphan_bytes)
         words = (
             (
                 f"{count_noun(examined.orphans, 'object')} of {format_size(examined.orphan_bytes)} that no metadata names,"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from compactor.brokers.conditions import AdminQueries
+from compactor.brokers.conditions import ClusterDescriptionQueries
 from compactor.brokers.metadata_topic.admin import BrokerDescription, TopicDescription
 from compactor.errors import NotFound, Refused
 
@@ -48,7 +48,7 @@ class HealthFinding:
     usd_month: float = 0.0
 
 
-def describe_topics(admin: AdminQueries, topics: Sequence[str]) -> dict[str, TopicDescription]:
+def describe_topics(admin: ClusterDescriptionQueries, topics: Sequence[str]) -> dict[str, TopicDescription]:
     """Return the descriptions of topics by name. Topics that the cluster does not have, or does not describe to this user, are left out."""
     found: dict[str, TopicDescription] = {}
     for name in topics:

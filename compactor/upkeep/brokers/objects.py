@@ -60,12 +60,12 @@ def list_partition_objects_and_metadata(tier: Tier, partition: TopicPartition) -
     """
     brokers = tier.broker_metadata
     brokers.refresh(max_age_s=0.0)
-    before = brokers.partition_from_metadata_records(partition)
+    before = brokers.partition_metadata_from_records(partition)
     states = {segment.segment_id: segment.state for segment in before.cache.list_segments()}
     gone = set(before.cache.finished)
     listed = list(tier.ports.layout.list_objects(partition))
     brokers.refresh(max_age_s=0.0)
-    folded = brokers.partition_from_metadata_records(partition)
+    folded = brokers.partition_metadata_from_records(partition)
     finished = SegmentState.COPY_SEGMENT_FINISHED
     readable = [one for one in folded.cache.list_segments() if one.state is finished and states.get(one.segment_id) is finished]
     there: dict[str, dict[str, ListedObject]] = defaultdict(dict)

@@ -183,7 +183,7 @@ def verify_broker_partition(
 def _was_segment_deleted_meanwhile(tier: Tier, partition: TopicPartition, record: RemoteLogSegmentMetadataRecord) -> bool:
     """Return whether brokers have deleted the segment since the metadata was read."""
     tier.broker_metadata.refresh(max_age_s=0.0)
-    now = tier.broker_metadata.partition_from_metadata_records(partition).cache.segments.get(record.segment_id)
+    now = tier.broker_metadata.partition_metadata_from_records(partition).cache.segments.get(record.segment_id)
     return now is None or now.state is not SegmentState.COPY_SEGMENT_FINISHED
 
 

@@ -41,7 +41,7 @@ class KeyHoldingObjectState(StrEnum):
 
 
 @dataclass(frozen=True)
-class ObjectHoldingKey:
+class ObjectHoldingRecordKey:
     """An object that contains a record or hash of a record key, or may contain one.
 
     key: index of the record key in KeySearchRequest's keys; ANY_KEY if it may be any of them.
@@ -106,7 +106,7 @@ class PartitionKeySearchResult:
 
     partition: TopicPartition
     slot: int
-    holders: tuple[ObjectHoldingKey, ...]
+    holders: tuple[ObjectHoldingRecordKey, ...]
     removals: Mapping[int, tuple[KeyRemovalRound, ...]]
     movable: frozenset[str]
     not_covered: tuple[UnsearchedKeyLocation, ...]
@@ -212,7 +212,7 @@ class ErasureRules:
         what = "tombstone" if here is not None else {"abort": "aborted", "open": "undecided"}.get(key_records.newest.outcome, "superseded")
         if not self.compacts:
             return KeyStatusInSegment(what, READ_ONLY)
-        if reason := self._reason_not_cleaned(key_records.segment):
+        if reason := self._reason_segment_is_not_cleaned(key_records.segment):
             return KeyStatusInSegment(what, reason)
         if here is not None:
             return self._tombstone_status(here)
@@ -230,7 +230,7 @@ class ErasureRules:
         text = "its delete horizon has passed; " if passed else "its delete horizon, so that slow readers see it; then "
         return KeyStatusInSegment("tombstone", text + after, None if passed else tombstone.horizon_ms, movable=passed)
 
-    def _reason_not_cleaned(self, segment: RemoteLogSegmentMetadata) -> ReasonOrEmpty:
+    def _reason_segment_is_not_cleaned(self, segment: RemoteLogSegmentMetadata) -> ReasonOrEmpty:
         """Return why no round cleans this segment now, or an empty string."""
         state = self.state
         if segment.start_offset < self.end:

@@ -35,7 +35,7 @@ from compactor.upkeep.erasure.holders import (
     KeyHoldingObjectState,
     KeyRecordsInSegment,
     KeyRemovalRound,
-    ObjectHoldingKey,
+    ObjectHoldingRecordKey,
     PartitionKeySearchResult,
     UnsearchedKeyLocation,
     group_records_by_segment_and_key,
@@ -74,11 +74,11 @@ def survey_objects_holding_keys(tier: Tier, partition: TopicPartition, request: 
     Raises StoreError, OutOfBudget; BadData if the control log or the brokers' metadata is damaged, or a live object is missing.
     """
 
-    def search_once() -> PartitionKeySearchResult:
+    def search_current_state() -> PartitionKeySearchResult:
         log = tier.open_control_log_of_partition(partition)
         return _KeySearch(tier, log, log.refresh_and_check_gaps(), request).search_partition()
 
-    return retry_if_object_missing(partition, search_once)
+    return retry_if_object_missing(partition, search_current_state)
 
 
 @dataclass
@@ -89,7 +89,7 @@ class _KeySearch:
     log: PartitionLog
     state: PartitionState
     question: KeySearchRequest
-    holders: list[ObjectHoldingKey] = field(default_factory=list)
+    holders: list[ObjectHoldingRecordKey] = field(default_factory=list)
     removals: dict[int, dict[str, KeyRemovalRound]] = field(default_factory=dict)
     not_covered: list[UnsearchedKeyLocation] = field(default_factory=list)
     movable: set[str] = field(default_factory=set)
@@ -144,7 +144,9 @@ class _KeySearch:
             status = rules.key_status_in_segment(one, latest.get(one.key))
             if status.movable:
                 self.movable.add(one.segment.id)
-            self._add_segment_holder(one.segment, KeyHoldingObjectState.LIVE, status.what, status.waits_for, status.until_ms, records=one)
+            self._add_segment_to_search_result(
+                one.segment, KeyHoldingObjectState.LIVE, status.what, status.waits_for, status.until_ms, records=one
+            )
         self._search_unread_parts_of_live_objects(rules)
         return len(ruled_out)
 
@@ -195,7 +197,10 @@ class _KeySearch:
         known = {segment.id for segment in (*state.live, *state.retiring)}
         known |= {receipt.segment.id for receipt in state.intent.receipts} if state.intent else set()
         known |= {segment.id for group in state.waiting for segment in group.segments}
-        theirs = {record.id: segment_from_broker_record(record) for record in self.tier.metadata.broker_records(self.partition)}
+        theirs = {
+            record.id: segment_from_broker_record(record)
+            for record in self.tier.metadata.segment_metadata_records_of_brokers(self.partition)
+        }
         for item in listed:
             if item.kind == "log" and item.segment_id not in known:
                 why, waits_for, until = self._state_of_unknown_object(item, theirs)
@@ -261,19 +266,19 @@ class _KeySearch:
         for info in listed:
             segment_id = segment_id_in_sidecar_key(info.key)
             if segment_id in holding:
-                self._add_hash_holder(
+                self._add_key_hash_object_to_search_result(
                     info.key, info.size, KeyHoldingObjectState.SIDECAR, holding[segment_id].waits_for, holding[segment_id].until_ms
                 )
             elif segment_id and segment_id not in known and self._filter_may_contain_keys(segment_id):
-                self._add_hash_holder(info.key, info.size, KeyHoldingObjectState.SIDECAR, NEXT_RETIRE)
+                self._add_key_hash_object_to_search_result(info.key, info.size, KeyHoldingObjectState.SIDECAR, NEXT_RETIRE)
             elif (
                 segment_id in inherited
                 and info.key == sidecars.sidecar_object_key(segment_id)
                 and self._filter_may_contain_keys(segment_id)
             ):
-                self._add_hash_holder(info.key, info.size, KeyHoldingObjectState.SIDECAR, NEW_FILTER)
+                self._add_key_hash_object_to_search_result(info.key, info.size, KeyHoldingObjectState.SIDECAR, NEW_FILTER)
         for info in control.list(scratch_key_prefix(self.log)):
-            self._add_hash_holder(
+            self._add_key_hash_object_to_search_result(
                 info.key, info.size, KeyHoldingObjectState.SCRATCH, "the end of its run, then `retire`" if state.intent else NEXT_RETIRE
             )
 
@@ -325,13 +330,13 @@ class _KeySearch:
             return []
         except BadData as error:
             what = f"{waits_for} (it cannot be read: {error.message})"
-            self._add_segment_holder(segment, state, "unknown", what, until_ms, run_id, object_name)
+            self._add_segment_to_search_result(segment, state, "unknown", what, until_ms, run_id, object_name)
             return []
         for one in found:
-            self._add_segment_holder(segment, state, RECORD, waits_for, until_ms, run_id, object_name, one)
+            self._add_segment_to_search_result(segment, state, RECORD, waits_for, until_ms, run_id, object_name, one)
         return found
 
-    def _add_segment_holder(
+    def _add_segment_to_search_result(
         self,
         segment: RemoteLogSegmentMetadata,
         state: KeyHoldingObjectState,
@@ -347,15 +352,17 @@ class _KeySearch:
         key, count, first, last = found
         object_name = object_name or self.tier.ports.layout.object_name(self.partition, segment, "log")
         self.holders.append(
-            ObjectHoldingKey(
+            ObjectHoldingRecordKey(
                 str(self.partition), object_name, state, key, content, waits_for, until_ms, segment.id, count, first, last,
                 segment.size_bytes, log.sha256 if log else "", run_id,
             )
         )  # fmt: skip
 
-    def _add_hash_holder(self, key: str, size: int, state: KeyHoldingObjectState, waits_for: str, until_ms: int | None = None) -> None:
+    def _add_key_hash_object_to_search_result(
+        self, key: str, size: int, state: KeyHoldingObjectState, waits_for: str, until_ms: int | None = None
+    ) -> None:
         self.holders.append(
-            ObjectHoldingKey(str(self.partition), f"control: {key}", state, ANY_KEY, "keyed hash", waits_for, until_ms, bytes=size)
+            ObjectHoldingRecordKey(str(self.partition), f"control: {key}", state, ANY_KEY, "keyed hash", waits_for, until_ms, bytes=size)
         )
 
     def _create_searcher(self, tier: Tier) -> RecordSearch:

@@ -17,7 +17,7 @@ from compactor.config.settings import CleanerSettings
 from compactor.control.grace import grace_period_ms
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Refused, UsageError
-from compactor.extras import require_extra
+from compactor.extras import require_pip_extra
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import PUBLISHING, RoundStatus
@@ -30,7 +30,7 @@ from compactor.upkeep.erasure.holders import (
     ANY_KEY,
     KeyHoldingObjectState,
     KeyRemovalRound,
-    ObjectHoldingKey,
+    ObjectHoldingRecordKey,
     PartitionKeySearchResult,
     UnsearchedKeyLocation,
 )
@@ -72,12 +72,12 @@ class TopicKeySearchResult:
     """
 
     surveys: tuple[PartitionKeySearchResult, ...]
-    beside: tuple[ObjectHoldingKey, ...]
+    beside: tuple[ObjectHoldingRecordKey, ...]
     not_covered: tuple[UnsearchedKeyLocation, ...]
     failed: tuple[tuple[TopicPartition, CompactorError], ...]
 
     @property
-    def holders(self) -> tuple[ObjectHoldingKey, ...]:
+    def holders(self) -> tuple[ObjectHoldingRecordKey, ...]:
         return (*(holder for one in self.surveys for holder in one.holders), *self.beside)
 
     @property
@@ -134,7 +134,7 @@ def survey_objects_holding_keys_in_topic(
 
 def _unfinished_uploads_that_may_hold_keys(
     tier: Tier, partitions: Sequence[TopicPartition], request: KeySearchRequest, not_covered: list[UnsearchedKeyLocation]
-) -> Iterator[ObjectHoldingKey]:
+) -> Iterator[ObjectHoldingRecordKey]:
     """Yield unfinished uploads to these partitions, and those that cannot be attributed to any, such as staged files of a directory.
 
     :param not_covered: receives what could not be searched.
@@ -152,42 +152,42 @@ def _unfinished_uploads_that_may_hold_keys(
         of = tier.ports.layout.partition_name_in_object_key(one.upload.key)
         if one.store is tier.ports.data and (not of or of in wanted):
             until, waits_for = one.upload.begun_ms + age_ms, "the end of who uploads it, or orphan_age_ms and `retire`"
-            yield ObjectHoldingKey(of, one.object_url, KeyHoldingObjectState.UPLOAD, ANY_KEY, "unknown", waits_for, until_ms=until)
+            yield ObjectHoldingRecordKey(of, one.object_url, KeyHoldingObjectState.UPLOAD, ANY_KEY, "unknown", waits_for, until_ms=until)
 
 
-def _deleted_topics_that_may_hold_keys(tier: Tier, partitions: Sequence[TopicPartition]) -> Iterator[ObjectHoldingKey]:
+def _deleted_topics_that_may_hold_keys(tier: Tier, partitions: Sequence[TopicPartition]) -> Iterator[ObjectHoldingRecordKey]:
     """Yield deleted topics of the same name whose data brokers have not deleted completely, since this data may contain the keys."""
     topics = {name.topic for name in partitions}
     for one in tier.metadata.deleted_topic_partitions_with_segments():
         if one.topic in topics:
             name, waits_for = str(one.topic_partition), "the brokers, which delete the tier of a deleted topic"
             place = f"{name} under topic id {uuid_text(one.topic_id)}"
-            yield ObjectHoldingKey(name, place, KeyHoldingObjectState.FORMER_TOPIC, ANY_KEY, "unknown", waits_for)
+            yield ObjectHoldingRecordKey(name, place, KeyHoldingObjectState.FORMER_TOPIC, ANY_KEY, "unknown", waits_for)
 
 
-def _key_holding_files_in_iceberg_table(tier: Tier, topic: str, request: KeySearchRequest) -> Iterator[ObjectHoldingKey]:
+def _key_holding_files_in_iceberg_table(tier: Tier, topic: str, request: KeySearchRequest) -> Iterator[ObjectHoldingRecordKey]:
     """Yield the data files with the keys in the topic's Iceberg table, each with the snapshots that have to expire."""
-    require_extra("iceberg", "[outputs.iceberg]")
+    require_pip_extra("iceberg", "[outputs.iceberg]")
     from compactor.outputs.iceberg import find_files_with_keys
 
     try:
         found = find_files_with_keys(tier, topic, request.keys)
     except CompactorError as error:
-        yield ObjectHoldingKey(
+        yield ObjectHoldingRecordKey(
             topic, "the Iceberg table", KeyHoldingObjectState.TABLE, ANY_KEY, "unknown", f"it cannot be read: {error.message}"
         )
         return
     for one in found:
         snapshots = f"the expiry of snapshots {', '.join(map(str, one.snapshots))} ([outputs.iceberg] keep_ms)"
         waits_for = f"a round without the key and `outputs write`, then {snapshots}" if one.is_current else snapshots
-        yield ObjectHoldingKey(
+        yield ObjectHoldingRecordKey(
             f"{topic}-{one.partition}", one.path, KeyHoldingObjectState.TABLE, request.keys.index(one.key), RECORD, waits_for, records=1
         )
 
 
 def _key_holding_objects_in_pinterest_output(
     tier: Tier, partition: TopicPartition, request: KeySearchRequest
-) -> Iterator[ObjectHoldingKey]:
+) -> Iterator[ObjectHoldingRecordKey]:
     """Yield the objects with the keys among the copies that `generations write` made for Pinterest's consumers."""
     settings, target = tier.settings, tier.settings.tier.pinterest.target
     store = open_store(target, settings=settings, limits=settings.limits, counters=tier.counters)
@@ -202,7 +202,7 @@ def _key_holding_objects_in_pinterest_output(
             holders = survey_objects_holding_keys(copy, partition, request).holders
         except CompactorError as error:
             waits_for = f"it cannot be read: {error.message}"
-            yield ObjectHoldingKey(str(partition), url, KeyHoldingObjectState.GENERATION, ANY_KEY, "unknown", waits_for)
+            yield ObjectHoldingRecordKey(str(partition), url, KeyHoldingObjectState.GENERATION, ANY_KEY, "unknown", waits_for)
             continue
         for holder in holders:
             place = f"{url}/{holder.object}"
@@ -337,10 +337,10 @@ def erasure_report_json(
         "at_ms": header.at_ms,
         "version": __version__,
         "keys": [
-            {"digest": digest, "gone_since": _removal_json(since[number])} | _key_erasure_json(number, survey)
+            {"digest": digest, "gone_since": _key_removal_round_json(since[number])} | _key_erasure_json(number, survey)
             for number, digest in enumerate(header.digests)
         ],
-        "gone_since": _removal_json(last),
+        "gone_since": _key_removal_round_json(last),
         "holders": [_key_holding_object_json(one, header.digests) for one in survey.holders],
         "waits_for": list(dict.fromkeys(one.waits_for for one in survey.holders)),
         "done": list(done_steps),
@@ -354,7 +354,7 @@ def erasure_report_json(
     }  # fmt: skip
 
 
-def _holders_of_key(key_number: int, survey: TopicKeySearchResult) -> list[ObjectHoldingKey]:
+def _objects_holding_key(key_number: int, survey: TopicKeySearchResult) -> list[ObjectHoldingRecordKey]:
     return [holder for holder in survey.holders if holder.key in (key_number, ANY_KEY)]
 
 
@@ -362,22 +362,22 @@ def _last_removal_of_key(key_number: int, survey: TopicKeySearchResult, removals
     """Return the last round after which readers no longer get a record of the key. Return None if a live segment still has a record of the
     key, or if no such round is known.
     """
-    if any(holder.state is KeyHoldingObjectState.LIVE and holder.has_found_record for holder in _holders_of_key(key_number, survey)):
+    if any(holder.state is KeyHoldingObjectState.LIVE and holder.has_found_record for holder in _objects_holding_key(key_number, survey)):
         return None
     return max((one for key, one in removals if key == key_number), key=lambda one: one.at_ms, default=None)
 
 
 def _key_erasure_json(key_number: int, survey: TopicKeySearchResult) -> dict[str, Any]:
-    mine = _holders_of_key(key_number, survey)
+    mine = _objects_holding_key(key_number, survey)
     until = max((holder.until_ms for holder in mine if holder.until_ms is not None), default=None)
     return {"erased": not mine and not survey.failed, "until_ms": until}
 
 
-def _removal_json(removal: KeyRemovalRound | None) -> dict[str, Any] | None:
+def _key_removal_round_json(removal: KeyRemovalRound | None) -> dict[str, Any] | None:
     return None if removal is None else asdict(removal) | {"at": format_iso_time(removal.at_ms)}
 
 
-def _key_holding_object_json(holder: ObjectHoldingKey, digests: Sequence[str]) -> dict[str, Any]:
+def _key_holding_object_json(holder: ObjectHoldingRecordKey, digests: Sequence[str]) -> dict[str, Any]:
     unknown = {} if holder.has_found_record else {"first_offset": None, "last_offset": None}
     return asdict(holder) | unknown | {
         "state": holder.state.value,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from compactor.errors import Refused, UsageError
-from compactor.extras import require_extra
+from compactor.extras import require_pip_extra
 from compactor.tier.layouts.aiven.chunk_index import InvalidAivenDataError
 from compactor.tier.layouts.aiven.manifest import WrappedSegmentKey
 from compactor.tier.layouts.aiven.transform import ENCRYPTION_OVERHEAD, IV_BYTES
@@ -41,7 +41,7 @@ class SegmentCipher:
     """AES-256-GCM cipher of one segment. Implements ChunkCipher."""
 
     def __init__(self, data_key: bytes, aad: bytes) -> None:
-        require_extra("aiven", "an encrypted segment")
+        require_pip_extra("aiven", "an encrypted segment")
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         self._aes = AESGCM(data_key)
@@ -71,7 +71,7 @@ class SegmentCipherAndWrappedKey:
     key: WrappedSegmentKey
 
 
-class KeyRing:
+class PrivateKeyRing:
     """Private keys by key pair id, read from their files on first use. Thread-safe.
 
     :param files: key pair id -> PEM file of the private key (PKCS#8).
@@ -128,7 +128,7 @@ class KeyRing:
             WrappedSegmentKey(f"{key_pair_id}:{base64.b64encode(wrapped).decode()}", base64.b64encode(aad).decode()),
         )
 
-    def placeholder_key(self, key_pair_id: str) -> WrappedSegmentKey:
+    def placeholder_segment_key(self, key_pair_id: str) -> WrappedSegmentKey:
         """Return a dummy segment key of the same length as a real one, to compute the manifest's size before the key is known."""
         wrapped = bytes((int(self._private_key(key_pair_id).n).bit_length() + 7) // 8)
         return WrappedSegmentKey(f"{key_pair_id}:{base64.b64encode(wrapped).decode()}", base64.b64encode(bytes(AAD_BYTES)).decode())
@@ -151,7 +151,7 @@ def derive_chunk_iv(stream_number: int, chunk_number: int) -> bytes:
 
 def _load_private_key(key_pair_id: str, pem_file: str) -> RsaKey:
     """Read an RSA private key. Raises UsageError if the file cannot be read or holds no private key."""
-    require_extra("aiven", "an encrypted segment")
+    require_pip_extra("aiven", "an encrypted segment")
     from Crypto.PublicKey import RSA
 
     hint = "key_pairs under [tier.aiven] names, for each id, a PEM file with an RSA private key (PKCS#8)"

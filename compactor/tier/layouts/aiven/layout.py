@@ -42,7 +42,7 @@ from compactor.tier.layouts.aiven.chunk_index import (
     chunk_index_of_uncompressed_log,
 )
 from compactor.tier.layouts.aiven.custom_metadata import CustomMetadata
-from compactor.tier.layouts.aiven.encryption import KeyRing, SegmentCipherAndWrappedKey, derive_chunk_iv
+from compactor.tier.layouts.aiven.encryption import PrivateKeyRing, SegmentCipherAndWrappedKey, derive_chunk_iv
 from compactor.tier.layouts.aiven.manifest import (
     INDEX_KINDS,
     MAX_MANIFEST_BYTES,
@@ -73,7 +73,7 @@ class ParsedObjectKey(NamedTuple):
     suffix: str
 
 
-class FetchedPart(NamedTuple):
+class FetchedFilePart(NamedTuple):
     """Part of a segment's file after decryption and decompression, and the number of bytes received from the store for it."""
 
     data: bytes
@@ -91,13 +91,13 @@ class AivenObjectKeys:
         """Return the key prefix of a partition's objects. It ends in a slash, so that partition 1 is not a prefix of partition 10."""
         return f"{self.prefix}{partition.topic}-{self.topic_id(partition)}/{partition.partition}/"
 
-    def key_without_suffix(self, partition: TopicPartition, segment: SegmentRef) -> str:
+    def key_without_affixes(self, partition: TopicPartition, segment: SegmentRef) -> str:
         """Return a segment's object key without prefix and suffix."""
         return f"{partition.topic}-{self.topic_id(partition)}/{partition.partition}/{segment_object_name_stem(segment)}"
 
     def object_key(self, partition: TopicPartition, segment: SegmentRef, suffix: str) -> str:
         """Return the key of a segment's object. suffix: one of SUFFIXES."""
-        return f"{self.prefix}{self.key_without_suffix(partition, segment)}.{suffix}"
+        return f"{self.prefix}{self.key_without_affixes(partition, segment)}.{suffix}"
 
     def partition_name_in_object_key(self, key: str) -> str:
         """Return the partition of a key as ``topic-partition``, whatever its topic id is, or an empty string."""
@@ -123,7 +123,7 @@ class SegmentEncoder:
     needs as much disk; a log that is stored as it is needs none.
     """
 
-    def __init__(self, settings: AivenSettings, keys: AivenObjectKeys, ring: KeyRing) -> None:
+    def __init__(self, settings: AivenSettings, keys: AivenObjectKeys, ring: PrivateKeyRing) -> None:
         self._settings = settings
         self._keys = keys
         self._ring = ring
@@ -169,12 +169,12 @@ class SegmentEncoder:
         """Return a segment's custom metadata before it is uploaded. Compresses the log if the size depends on it."""
         fields = self._settings.custom_metadata_fields
         return CustomMetadata(
-            self._remote_size(partition, segment, contents) if "REMOTE_SIZE" in fields else None,
+            self._stored_size_bytes(partition, segment, contents) if "REMOTE_SIZE" in fields else None,
             self._keys.prefix if "OBJECT_PREFIX" in fields else None,
-            self._keys.key_without_suffix(partition, segment) if "OBJECT_KEY" in fields else None,
+            self._keys.key_without_affixes(partition, segment) if "OBJECT_KEY" in fields else None,
         )
 
-    def _remote_size(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> int:
+    def _stored_size_bytes(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> int:
         """Return the total size in bytes that a segment's three objects will have."""
         self._require_log_and_index_files(partition, segment, contents)
         log, pair = contents["log"], self._settings.active_key_pair
@@ -184,7 +184,7 @@ class SegmentEncoder:
             chunks = chunk_index_of_compressed_log(self._settings.chunk_size, content_size(log), lengths)
         else:
             chunks = chunk_index_of_uncompressed_log(self._settings.chunk_size, content_size(log), overhead)
-        manifest = self._build_manifest(partition, segment, contents, chunks, self._ring.placeholder_key(pair) if pair else None)
+        manifest = self._build_manifest(partition, segment, contents, chunks, self._ring.placeholder_segment_key(pair) if pair else None)
         return chunks.stored_size + manifest.indexes_size + len(manifest.encode())
 
     def _require_log_and_index_files(
@@ -316,7 +316,7 @@ class AivenLayout(WholeLogUploadLayout):
             raise UsageError(f"no object can have the key_prefix {settings.key_prefix!r} under [tier.aiven]: it {fault}")
         self._store = store
         self._keys = AivenObjectKeys(settings.key_prefix, topic_id)
-        self._ring = KeyRing(settings.key_pairs)
+        self._ring = PrivateKeyRing(settings.key_pairs)
         self._packer = SegmentEncoder(settings, self._keys, self._ring)
         self._opened_segments: OrderedDict[tuple[str, int, str], OpenedSegment] = OrderedDict()
         self._lock = threading.Lock()
@@ -396,7 +396,7 @@ class AivenLayout(WholeLogUploadLayout):
         """
         try:
             opened_segment = self._read_manifest_and_unwrap_key(partition, segment)
-            self._check_object_sizes(partition, segment, opened_segment)
+            self._require_object_sizes(partition, segment, opened_segment)
             for kind, recorded in segment.files.items():
                 if recorded.sha256 and self._sha256_of_stored_file(partition, segment, opened_segment, kind) != recorded.sha256:
                     return f"the {kind} in {self.object_name(partition, segment, kind)} has another digest than was recorded"
@@ -415,8 +415,10 @@ class AivenLayout(WholeLogUploadLayout):
                 custom = _decode_custom_metadata(segment)
             except InvalidAivenDataError:
                 continue  # somebody else's: the plug-in would not find these objects by it either
-            if custom.object_prefix is not None and custom.object_key in (None, self._keys.key_without_suffix(partition, segment)):
-                keys += [f"{custom.object_prefix}{self._keys.key_without_suffix(partition, segment)}.{suffix}" for suffix in (LOG, INDEXES)]
+            if custom.object_prefix is not None and custom.object_key in (None, self._keys.key_without_affixes(partition, segment)):
+                keys += [
+                    f"{custom.object_prefix}{self._keys.key_without_affixes(partition, segment)}.{suffix}" for suffix in (LOG, INDEXES)
+                ]
         self._store.delete(list(dict.fromkeys(keys)))
 
     def list_objects(self, partition: TopicPartition) -> Iterator[ListedObject]:
@@ -464,7 +466,7 @@ class AivenLayout(WholeLogUploadLayout):
         except Refused as error:
             raise Refused(f"cannot read {self.url}/{key}: {error.message}", hint=error.hint) from error
         prefix = self._keys.prefix if custom.object_prefix is None else custom.object_prefix
-        main = custom.object_key or self._keys.key_without_suffix(partition, segment)
+        main = custom.object_key or self._keys.key_without_affixes(partition, segment)
         return OpenedSegment(f"{prefix}{main}.{LOG}", f"{prefix}{main}.{INDEXES}", manifest, cipher)
 
     def _retry_corrupt_read(self, read: Callable[[], _T]) -> _T:
@@ -474,14 +476,14 @@ class AivenLayout(WholeLogUploadLayout):
         except BadData:
             return read()
 
-    def _read_log_bytes(self, opened_segment: OpenedSegment, start_byte: int, end_byte: int) -> FetchedPart:
+    def _read_log_bytes(self, opened_segment: OpenedSegment, start_byte: int, end_byte: int) -> FetchedFilePart:
         """Return bytes [start_byte, end_byte) of the plain log and the number of bytes transferred. ``start_byte`` must be less than
         ``end_byte``. Raises BadData.
         """
         manifest, chunks, key = opened_segment.manifest, opened_segment.manifest.chunks, opened_segment.log_key
         if not manifest.compressed and not opened_segment.cipher:
             data = self._read_exactly(key, start_byte, end_byte - start_byte, is_end_of_object=end_byte == chunks.file_size)
-            return FetchedPart(data, len(data))
+            return FetchedFilePart(data, len(data))
         wanted = [chunks.stored_chunk(number) for number in chunks.chunk_numbers(start_byte, end_byte)]
         first, last = wanted[0], wanted[-1]
         size = last.stored_start + last.stored_size - first.stored_start
@@ -495,7 +497,7 @@ class AivenLayout(WholeLogUploadLayout):
                 )
             except InvalidAivenDataError as error:
                 raise BadData(str(error), segment=key, position=chunk.start, hint=_RESTORE_HINT) from error
-        return FetchedPart(b"".join(plain)[start_byte - first.start : end_byte - first.start], size)
+        return FetchedFilePart(b"".join(plain)[start_byte - first.start : end_byte - first.start], size)
 
     def _read_index_file(self, partition: TopicPartition, segment: SegmentRef, opened_segment: OpenedSegment, file_kind: str) -> bytes:
         """Return the plain content of one index file. Raises NotFound if the segment has none of this kind."""
@@ -508,7 +510,9 @@ class AivenLayout(WholeLogUploadLayout):
             opened_segment.indexes_key, span.position, span.size, is_end_of_object=span.end == opened_segment.manifest.indexes_size
         )
         try:
-            return decode_chunk(stored, span.size - opened_segment.manifest.overhead_bytes, opened_segment.cipher, is_compressed=False)
+            return decode_chunk(
+                stored, span.size - opened_segment.manifest.encryption_overhead_bytes, opened_segment.cipher, is_compressed=False
+            )
         except InvalidAivenDataError as error:
             raise BadData(f"the {file_kind}: {error}", segment=opened_segment.indexes_key, hint=_RESTORE_HINT) from error
 
@@ -523,11 +527,11 @@ class AivenLayout(WholeLogUploadLayout):
 
     def _iterate_file_parts(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened_segment: OpenedSegment, file_kind: str
-    ) -> Iterator[FetchedPart]:
+    ) -> Iterator[FetchedFilePart]:
         """Yield the plain content of one file in parts, in order, each with the number of bytes transferred for it."""
         if file_kind != "log":
             data = self._retry_corrupt_read(lambda: self._read_index_file(partition, segment, opened_segment, file_kind))
-            yield FetchedPart(data, len(data) + (opened_segment.manifest.overhead_bytes if data else 0))
+            yield FetchedFilePart(data, len(data) + (opened_segment.manifest.encryption_overhead_bytes if data else 0))
             return
         chunks = opened_segment.manifest.chunks
         step = max(1, READ_BYTES // chunks.chunk_size) * chunks.chunk_size
@@ -535,11 +539,11 @@ class AivenLayout(WholeLogUploadLayout):
             end = min(start + step, chunks.file_size)
             yield self._read_log_bytes_with_retry(opened_segment, start, end)
 
-    def _read_log_bytes_with_retry(self, opened_segment: OpenedSegment, start_byte: int, end_byte: int) -> FetchedPart:
+    def _read_log_bytes_with_retry(self, opened_segment: OpenedSegment, start_byte: int, end_byte: int) -> FetchedFilePart:
         """Return bytes [start_byte, end_byte) of the plain log and the number of bytes transferred; read once more if they are corrupt."""
         return self._retry_corrupt_read(lambda: self._read_log_bytes(opened_segment, start_byte, end_byte))
 
-    def _check_object_sizes(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened_segment: OpenedSegment) -> None:
+    def _require_object_sizes(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened_segment: OpenedSegment) -> None:
         """Raise NotFound or BadData if an object is absent or has another size than recorded."""
         manifest = opened_segment.manifest
         remote = self._store.head(self._keys.object_key(partition, segment, MANIFEST)).size

@@ -72,7 +72,7 @@ class SegmentManifest:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def overhead_bytes(self) -> int:
+    def encryption_overhead_bytes(self) -> int:
         """Return the number of bytes that encryption adds to a chunk; 0 without encryption."""
         return ENCRYPTION_OVERHEAD if self.key else 0
 
@@ -83,7 +83,7 @@ class SegmentManifest:
 
     def plain_file_sizes(self) -> dict[str, int]:
         """Return the size in bytes of each file before compression and encryption, by kind of file."""
-        plain = {kind: span.size and span.size - self.overhead_bytes for kind, span in self.indexes.items()}
+        plain = {kind: span.size and span.size - self.encryption_overhead_bytes for kind, span in self.indexes.items()}
         return {"log": self.chunks.file_size, **plain}
 
     def encode(self) -> bytes:
@@ -103,12 +103,12 @@ class SegmentManifest:
     @staticmethod
     def decode(data: bytes) -> SegmentManifest:
         """Decode a manifest from JSON. Raises InvalidAivenDataError for everything that the plug-in refuses or that is inconsistent."""
-        document = _parse_document(data)
+        document = _parse_manifest_json(data)
         if document.get("version") not in ("1", 1) or isinstance(document.get("version"), bool):
             raise InvalidAivenDataError(f"it has layout version {document.get('version')!r}; this program knows version 1")
         required = ("version", "chunkIndex", "segmentIndexes", "compression")
         _require_exact_fields("the manifest", document, required, ("encryption", "remoteLogSegmentMetadata"))
-        key = _read_segment_key(document["encryption"]) if document.get("encryption") is not None else None
+        key = _read_wrapped_segment_key(document["encryption"]) if document.get("encryption") is not None else None
         chunks = _read_chunk_index(_require_object_field(document, "chunkIndex"))
         compressed = document["compression"]
         if not isinstance(compressed, bool):
@@ -180,7 +180,7 @@ def _flatten_json_fields(table: Mapping[str, Any], path: JsonPath = ()) -> list[
     return found
 
 
-def _parse_document(data: bytes) -> dict[str, Any]:
+def _parse_manifest_json(data: bytes) -> dict[str, Any]:
     """Parse a JSON object without duplicate fields. Raises InvalidAivenDataError."""
     if len(data) > MAX_MANIFEST_BYTES:
         raise InvalidAivenDataError(f"it is larger than {MAX_MANIFEST_BYTES} bytes")
@@ -261,7 +261,7 @@ def _read_index_file_ranges(table: Mapping[str, Any], overhead: int) -> dict[str
     return found
 
 
-def _read_segment_key(table: object) -> WrappedSegmentKey:
+def _read_wrapped_segment_key(table: object) -> WrappedSegmentKey:
     if not isinstance(table, dict):
         raise InvalidAivenDataError("encryption is not an object")
     _require_exact_fields("encryption", table, ("dataKey", "aad"))

@@ -22,11 +22,11 @@ from compactor.tier.layouts.pinterest.keys import (
     parse_file_name,
     segment_id_from_base_offset,
 )
-from compactor.tier.plain import ParsedFileName, PlainLayout
+from compactor.tier.plain import OneObjectPerFileLayout, ParsedFileName
 from compactor.tier.ports import ListedObject, SegmentRef
 
 
-class PinterestLayout(PlainLayout):
+class PinterestLayout(OneObjectPerFileLayout):
     """SegmentLayout of Pinterest's tiered storage: three files per segment, named by its base offset, since segments have no ids."""
 
     kinds = OBJECT_KINDS

@@ -144,14 +144,10 @@ class ListedTier:
                 strangers.append(info.key)
         problems: list[BadData] = []
         times = (
-            self._read_extra_file_if_valid(folder + METADATA_FILE, partition, parse_metadata_file, problems)
-            if METADATA_FILE in beside
-            else None
+            self._read_optional_file(folder + METADATA_FILE, partition, parse_metadata_file, problems) if METADATA_FILE in beside else None
         )
         watermark = (
-            self._read_extra_file_if_valid(folder + WATERMARK, partition, parse_watermark_base_offset, problems)
-            if WATERMARK in beside
-            else None
+            self._read_optional_file(folder + WATERMARK, partition, parse_watermark_base_offset, problems) if WATERMARK in beside else None
         )
         segments = tuple(ListedSegment(base, files[base]) for base in sorted(files))
         return PartitionListing(segments, times, watermark, tuple(problems), tuple(strangers))
@@ -166,7 +162,7 @@ class ListedTier:
             segment_metadata(segment, end) for segment, end in zip(segments, [*ends, self._inclusive_end_offset(segments[-1])], strict=True)
         )
 
-    def _read_extra_file_if_valid(
+    def _read_optional_file(
         self, key: str, partition: TopicPartition, parse: Callable[[bytes, TopicPartition], T], problems: list[BadData]
     ) -> T | None:
         """Read and parse the file under this key. Return None if the file is missing, or if it is invalid; the error is then appended to

@@ -51,13 +51,15 @@ def parse_metadata_file(data: bytes, partition: TopicPartition) -> tuple[Segment
             sorted(SegmentTimestampBound(_require_integer(row["timestamp"]), _require_integer(row["baseOffset"])) for row in rows)
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise _invalid_file_error(partition, METADATA_FILE, f"it is not a partition's metadata: {type(error).__name__} {error}") from None
+        raise _invalid_metadata_file_error(
+            partition, METADATA_FILE, f"it is not a partition's metadata: {type(error).__name__} {error}"
+        ) from None
     if reported != partition:
-        raise _invalid_file_error(partition, METADATA_FILE, f"it is of {reported}")
+        raise _invalid_metadata_file_error(partition, METADATA_FILE, f"it is of {reported}")
     return entries
 
 
-def format_watermark(base_offset: int) -> bytes:
+def format_watermark_file(base_offset: int) -> bytes:
     """Return the content of the watermark file. base_offset: first offset of the last segment whose log was uploaded."""
     return f"{base_offset:020d}".encode()
 
@@ -66,7 +68,7 @@ def parse_watermark_base_offset(data: bytes, partition: TopicPartition) -> int:
     """Return the base offset of the last segment whose log was uploaded. Raises BadData."""
     text = data.decode("ascii", "replace").strip()
     if not (text.isascii() and text.isdigit() and len(text) == 20):
-        raise _invalid_file_error(partition, WATERMARK, f"it says {text[:40]!r}, which is not a base offset of 20 digits")
+        raise _invalid_metadata_file_error(partition, WATERMARK, f"it says {text[:40]!r}, which is not a base offset of 20 digits")
     return int(text)
 
 
@@ -77,6 +79,6 @@ def _require_integer(value: object) -> int:
     return value
 
 
-def _invalid_file_error(partition: TopicPartition, file: str, cause: str) -> BadData:
+def _invalid_metadata_file_error(partition: TopicPartition, file: str, cause: str) -> BadData:
     """Return the error for a corrupt ``_metadata`` or watermark file of a partition."""
     return BadData(cause, segment=f"{partition}/{file}", hint="The uploader rewrites it with its next segment")
