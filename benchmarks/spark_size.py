@@ -34,19 +34,19 @@ from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, Segmen
 from compactor.model.status import RoundStatus
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
-from compactor.round.compaction import RoundReport, SegmentOutcome
+from compactor.round.compaction import RoundActionOnSegment, RoundReport
 from compactor.round.pass_two import program_and_codec_versions_fingerprint
 from compactor.round.plan import PlanInputs, plan_round
 from compactor.spark.cluster.executor import RoundTaskSettings, TaskCost
 from compactor.spark.cluster.jobs import JobListener, SparkCluster, TaskOutcome
 from compactor.spark.cluster.round_jobs import RoundJobRunner
-from compactor.spark.recompaction import RecompactionCandidate, RecompactionResult, assess_round_over_whole_log, result_row
-from compactor.spark.round.bundles import SegmentBundleIndexedInPassOne, SegmentIndexedInPassOne, StoredSurvivorLocations
+from compactor.spark.recompaction import RecompactionCandidate, RecompactionResult, assess_round_over_whole_log, recompaction_result_row
+from compactor.spark.round.bundles import PassOneResultOfSegment, PassOneResultOfSegmentBundle, StoredSurvivorLocations
 from compactor.spark.round.exchange import StoredKeyRows
 from compactor.spark.round.gate_rows import StoredGateRows
 from compactor.spark.round.pass_one_tasks import SurvivorBundle, WrittenSurvivors
 from compactor.spark.round.range_rows import COMBINED_FETCH_BYTES
-from compactor.spark.round.rewrite_tasks import GroupRewriteWork
+from compactor.spark.round.rewrite_tasks import SegmentGroupRewriteWork
 from compactor.spark.round.segment_index import PassOneSegmentResults
 from compactor.spark.round.worker import MAX_KEY_SET_BYTES, MAX_RANGES, RANGE_TASKS_PER_SLOT, HashRangeTask, locate_survivors
 from compactor.views.prices import price_table_of_tier
@@ -82,7 +82,7 @@ class StandIn:
     closures: dict[str, int] = field(default_factory=dict)
     tasks: dict[str, int] = field(default_factory=dict)
 
-    def distribute_items(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
+    def create_rdd_with_task_per_item(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
         return list(enumerate(items))
 
     def run_job(self, what: str, rdd: list[tuple[int, Any]], work: Any, count: int, **_: Any) -> Iterator[TaskOutcome]:
@@ -94,12 +94,12 @@ class StandIn:
             yield TaskOutcome(place, indexed(item) if step == "pass 1" else None, None, TaskCost())
 
 
-def indexed(items: Sequence[Any]) -> SegmentBundleIndexedInPassOne:
+def indexed(items: Sequence[Any]) -> PassOneResultOfSegmentBundle:
     found, behind = [], 0
     for item in items:
         rows = item.metadata.records
         found.append(
-            SegmentIndexedInPassOne(
+            PassOneResultOfSegment(
                 item.metadata.id,
                 rows // 500,
                 np.empty(0, np.int64),
@@ -115,7 +115,7 @@ def indexed(items: Sequence[Any]) -> SegmentBundleIndexedInPassOne:
     key = f"partitions/orders-0/scratch/run/1-keys-{items[0].metadata.id}"
     rows = sum(each.rows for each in found)
     gate = StoredGateRows(f"{key}-gate", rows * GATE_ROW_BYTES, 0, rows, 0)
-    return SegmentBundleIndexedInPassOne(tuple(found), StoredKeyRows(key, behind * 16, 0, behind, rows, 0), gate)
+    return PassOneResultOfSegmentBundle(tuple(found), StoredKeyRows(key, behind * 16, 0, behind, rows, 0), gate)
 
 
 def gathered(item: SurvivorBundle) -> WrittenSurvivors:
@@ -150,7 +150,7 @@ def one_large(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     )
     steps = RoundJobRunner(cast(SparkCluster, cluster), cast(Any, None), shared, TaskCost(), JobListener(), lambda **_: None)
     index, ids = PassOneSegmentResults(state.live, {}), {segment.id for segment in state.live}
-    index.index_segments(steps, ids, ids)
+    index.read_segment_keys_and_headers(steps, ids, ids)
     exchange, beside = index.input_of_all_hash_range_tasks(ids), index.plan_survivor_bundles(ids)
     tasks = min(ranges, args.slots * RANGE_TASKS_PER_SLOT)
     answer = HashRangeTask(shared, exchange, {place: place for place in range(len(beside))}, index.gate_input(), len(beside))
@@ -162,7 +162,8 @@ def one_large(args: argparse.Namespace) -> list[tuple[str, str, str]]:
         stored |= locate_survivors(found.written.key, found.parts) if found.parts else {}
     by_id = state.live_segments_by_id()
     items = [
-        GroupRewriteWork(t, tuple(by_id[name] for name in t.sources), tuple(stored[name] for name in t.sources), None) for t in plan.tasks
+        SegmentGroupRewriteWork(t, tuple(by_id[name] for name in t.sources), tuple(stored[name] for name in t.sources), None)
+        for t in plan.tasks
     ]
     for _ in steps.run_task_per_item("pass 2, groups rewritten", _nothing, items):
         pass
@@ -179,7 +180,7 @@ def one_large(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     ]
 
 
-def _nothing(shared: RoundTaskSettings, item: GroupRewriteWork, cost: TaskCost) -> CompactionReceipt | None:
+def _nothing(shared: RoundTaskSettings, item: SegmentGroupRewriteWork, cost: TaskCost) -> CompactionReceipt | None:
     return None
 
 
@@ -216,10 +217,10 @@ def many_small(args: argparse.Namespace) -> list[tuple[str, str, str]]:
         RecompactionCandidate(TopicPartition(f"topic-{number % 1000}", number // 1000), 1_000_000, 5_000, 4)
         for number in range(args.partitions)
     ]
-    done = [SegmentOutcome(f"segment-{number}", "rewritten", "dirty") for number in range(4)]
+    done = [RoundActionOnSegment(f"segment-{number}", "rewritten", "dirty") for number in range(4)]
     reports = (RoundReport(*survey.partition, RoundStatus.CLEANED, 0, 5_000, 4, 1, segments=tuple(done)) for survey in surveys)
     rows = [
-        result_row(RecompactionResult(survey.partition, report, None, 1.0, "", 4, survey.bytes), None)
+        recompaction_result_row(RecompactionResult(survey.partition, report, None, 1.0, "", 4, survey.bytes), None)
         for survey, report in zip(surveys, reports, strict=True)
     ]
     each = (peak_bytes() - before) / args.partitions

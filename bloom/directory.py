@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.sidecar import SidecarUnusable, SidecarUnusableReason, hash_key_fingerprint, mac_of_segment_object_parts
+from bloom.sidecar import SidecarUnusable, SidecarUnusableReason, hash_key_fingerprint, mac_of_sidecar_or_directory_parts
 from compactor.kernels.common import Bytes, Flags, Hashes
 from compactor.kernels.jit import kernel
 
@@ -57,7 +57,7 @@ class KeyDirectory:
         records.batches.BatchTable. Batch headers do not contain them.
     :param flags: per batch the bits HAS_KEYLESS_RECORD and HAS_TOMBSTONE.
     :param keys: per batch the number of its entries in ``pieces``.
-    :param pieces: the 32-bit parts of the key hashes (``hash_prefixes``) of all batches, one batch after another.
+    :param pieces: the 32-bit parts of the key hashes (``key_hash_prefixes``) of all batches, one batch after another.
     """
 
     segment_id: str
@@ -76,16 +76,18 @@ class KeyDirectory:
     def __len__(self) -> int:
         return len(self.headers)
 
-    def flag_batches_with_keys(self, wanted_prefixes: HashPrefixes) -> Flags:
+    def flag_batches_possibly_with_keys(self, wanted_prefixes: HashPrefixes) -> Flags:
         """Return a flag per batch: whether it may contain one of the wanted keys. Each pair of a wanted key and a key in a batch gives a
         false positive with probability 2^-32. There are no false negatives.
 
-        :param wanted_prefixes: hash prefixes as ``distinct_hash_prefixes`` returns them.
+        :param wanted_prefixes: hash prefixes as ``distinct_key_hash_prefixes`` returns them.
         """
         found = np.zeros(len(self), np.bool_)
         if len(wanted_prefixes) and len(self.pieces):
             bits = max(6, int(_SLOTS * len(wanted_prefixes) - 1).bit_length())
-            _flag_batches_with_prefixes(self.pieces, self.keys, wanted_prefixes, np.zeros(1 << (bits - 3), np.uint8), bits, found)
+            _flag_batches_with_wanted_hash_prefixes(
+                self.pieces, self.keys, wanted_prefixes, np.zeros(1 << (bits - 3), np.uint8), bits, found
+            )
         return found
 
     def key_directory_of_batches(self, first_batch: int, end_batch: int) -> KeyDirectory:
@@ -96,15 +98,15 @@ class KeyDirectory:
         )
 
 
-def hash_prefixes(hashes: Hashes) -> HashPrefixes:
+def key_hash_prefixes(hashes: Hashes) -> HashPrefixes:
     """Return the 32-bit part of each key hash that a key directory stores (the upper half of the hash's second number)."""
     pieces: HashPrefixes = (hashes[:, 1] >> np.uint64(32)).astype(np.uint32)
     return pieces
 
 
-def distinct_hash_prefixes(keys: Iterable[Hashes]) -> HashPrefixes:
-    """Return the distinct 32-bit parts (``hash_prefixes``) of all these key hashes, ascending."""
-    some = [np.unique(hash_prefixes(hashes)) for hashes in keys]
+def distinct_key_hash_prefixes(keys: Iterable[Hashes]) -> HashPrefixes:
+    """Return the distinct 32-bit parts (``key_hash_prefixes``) of all these key hashes, ascending."""
+    some = [np.unique(key_hash_prefixes(hashes)) for hashes in keys]
     return np.unique(np.concatenate(some)) if some else np.empty(0, np.uint32)
 
 
@@ -130,7 +132,7 @@ def encode_key_directory(directory: KeyDirectory, hash_key: bytes) -> bytes:
     packed = zlib.compress(b"".join([_COUNT.pack(len(text)), text, *(column.tobytes() for column in columns)]), 1)
     body = b"".join([_COUNT.pack(len(packed)), packed, directory.pieces.tobytes()])  # hashes do not shrink
     fixed = _FIXED.pack(DIRECTORY_MAGIC, DIRECTORY_VERSION, hash_key_fingerprint(hash_key), len(body), bytes(16))[:_COVERED]
-    return b"".join([fixed, mac_of_segment_object_parts(hash_key, _PURPOSE, fixed, body), body])
+    return b"".join([fixed, mac_of_sidecar_or_directory_parts(hash_key, _PURPOSE, fixed, body), body])
 
 
 def decode_key_directory(data: bytes, segment_id: str, hash_key: bytes) -> KeyDirectory:
@@ -149,7 +151,7 @@ def decode_key_directory(data: bytes, segment_id: str, hash_key: bytes) -> KeyDi
     body = memoryview(data)[_FIXED.size :]
     if len(body) != size:
         raise SidecarUnusable(SidecarUnusableReason.CUT_OFF, f"{len(data)} bytes")
-    if not hmac.compare_digest(found_mac, mac_of_segment_object_parts(hash_key, _PURPOSE, data[:_COVERED], body)):
+    if not hmac.compare_digest(found_mac, mac_of_sidecar_or_directory_parts(hash_key, _PURPOSE, data[:_COVERED], body)):
         raise SidecarUnusable(SidecarUnusableReason.DAMAGED)
     directory = _parse_key_directory_body(body)
     if directory.segment_id != segment_id:
@@ -180,8 +182,8 @@ def _parse_key_directory_body(body: memoryview) -> KeyDirectory:
 
 
 @kernel
-def _flag_batches_with_prefixes(
-    pieces: HashPrefixes, keys: npt.NDArray[np.int32], wanted: HashPrefixes, bitmap: Bytes, bits: int, found: Flags
+def _flag_batches_with_wanted_hash_prefixes(
+    batch_prefixes: HashPrefixes, prefix_counts: npt.NDArray[np.int32], wanted: HashPrefixes, bitmap: Bytes, bits: int, found: Flags
 ) -> None:
     """Set ``found`` to True for each batch that has one of the ``wanted`` hash prefixes.
 
@@ -196,13 +198,13 @@ def _flag_batches_with_prefixes(
         slot = wanted[i] & low
         bitmap[slot >> 3] |= np.uint8(1 << (slot & 7))
     at = np.int64(0)
-    for batch in range(keys.size):
-        end = at + keys[batch]
+    for batch in range(prefix_counts.size):
+        end = at + prefix_counts[batch]
         while at < end:
-            slot = pieces[at] & low
+            slot = batch_prefixes[at] & low
             if bitmap[slot >> 3] >> (slot & 7) & 1:
-                place = np.searchsorted(wanted, pieces[at])
-                if place < wanted.size and wanted[place] == pieces[at]:
+                place = np.searchsorted(wanted, batch_prefixes[at])
+                if place < wanted.size and wanted[place] == batch_prefixes[at]:
                     found[batch] = True
                     at = end
                     break

@@ -28,7 +28,7 @@ MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 MASK = 2**64 - 1
 
-Bits = npt.NDArray[np.uint8]
+BloomFilterBits = npt.NDArray[np.uint8]
 
 
 def bit_position_in_slice(h0: int, h1: int, slice_number: int, bits_per_slice: int) -> int:
@@ -85,7 +85,7 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         self.__dict__.update(state)
         self.make_hashes = self._bit_positions_of_key_hash
 
-    def _bit_array(self) -> Bits:
+    def _bit_array(self) -> BloomFilterBits:
         """Return the filter's bits as an array that kernels can change."""
         return np.frombuffer(self.bitarray, dtype=np.uint8)
 
@@ -106,7 +106,9 @@ def _bit_position_in_filter(h0: np.uint64, h1: np.uint64, slice_number: int, bit
 
 
 @kernel
-def _add_hashes_to_filter(bits: Bits, slice_count: int, bits_per_slice: int, hashes: Hashes, out_is_new: npt.NDArray[np.bool_]) -> None:
+def _add_hashes_to_filter(
+    bits: BloomFilterBits, slice_count: int, bits_per_slice: int, hashes: Hashes, out_is_new: npt.NDArray[np.bool_]
+) -> None:
     """Set the bits of key hashes, an array of shape (n, 2), in a filter. Set ``out_is_new`` to True for each key of which at least one bit
     was not set before, so that the filter cannot have contained it.
     """
@@ -121,7 +123,12 @@ def _add_hashes_to_filter(bits: Bits, slice_count: int, bits_per_slice: int, has
 
 @kernel
 def _flag_possibly_contained_hashes(
-    bits: Bits, slices: int, bits_per_slice: int, hashes: Hashes, candidate_rows: npt.NDArray[np.int64], out_flags: npt.NDArray[np.bool_]
+    bits: BloomFilterBits,
+    slices: int,
+    bits_per_slice: int,
+    hashes: Hashes,
+    candidate_rows: npt.NDArray[np.int64],
+    out_flags: npt.NDArray[np.bool_],
 ) -> None:
     """Set ``out_flags`` to True for the keys that the filter may contain. Other flags are not changed.
 

@@ -40,16 +40,16 @@ PRECISION = 12
 REGISTERS = 1 << PRECISION
 LONGEST = 64 - PRECISION + 1
 
-Registers = npt.NDArray[np.uint8]
+HyperLogLogRegisters = npt.NDArray[np.uint8]
 
 
-def empty_hyperloglog_sketch() -> Registers:
+def empty_hyperloglog_sketch() -> HyperLogLogRegisters:
     """Return a HyperLogLog sketch without keys."""
     return np.zeros(REGISTERS, dtype=np.uint8)
 
 
 @kernel
-def add_hashes_to_hyperloglog_sketch(sketch: Registers, hashes: npt.NDArray[np.uint64]) -> None:
+def add_hashes_to_hyperloglog_sketch(sketch: HyperLogLogRegisters, hashes: npt.NDArray[np.uint64]) -> None:
     """Add key hashes of shape (n, 2) to a HyperLogLog sketch, in place. Keys that it already has change nothing."""
     for row in range(len(hashes)):
         h1 = hashes[row, 1]
@@ -62,7 +62,7 @@ def add_hashes_to_hyperloglog_sketch(sketch: Registers, hashes: npt.NDArray[np.u
         sketch[register] = max(sketch[register], np.uint8(run))
 
 
-def merge_hyperloglog_sketches(sketches: Iterable[Registers]) -> Registers:
+def merge_hyperloglog_sketches(sketches: Iterable[HyperLogLogRegisters]) -> HyperLogLogRegisters:
     """Return a new HyperLogLog sketch of all keys that are in any of the sketches."""
     merged = empty_hyperloglog_sketch()
     for sketch in sketches:
@@ -70,7 +70,7 @@ def merge_hyperloglog_sketches(sketches: Iterable[Registers]) -> Registers:
     return merged
 
 
-def estimate_distinct_keys(sketch: Registers) -> int:
+def estimate_distinct_keys(sketch: HyperLogLogRegisters) -> int:
     """Return the estimated number of distinct keys in a HyperLogLog sketch, with a standard error of 1.6 %."""
     counts = np.bincount(sketch, minlength=LONGEST + 1)
     if counts[0] == REGISTERS:
@@ -122,7 +122,7 @@ _COUNT = struct.Struct("<I")
 HEAD_GUESS = 16 * 1024
 """Bytes that hold the whole head of most sidecars: fetch these first, then what ``sidecar_head_size_bytes`` says."""
 
-RunTable = npt.NDArray[np.void]
+ProducerRunOrMarkerTable = npt.NDArray[np.void]
 
 BATCH_RUNS = np.dtype(
     [
@@ -222,9 +222,9 @@ class Sidecar:
     records: int
     distinct_keys: int
     due: RemovableRecordCounts
-    producer_runs: RunTable
-    markers: RunTable
-    sketch: Registers
+    producer_runs: ProducerRunOrMarkerTable
+    markers: ProducerRunOrMarkerTable
+    sketch: HyperLogLogRegisters
     made_for: FilterDesign | None = None
     filter: KeyFilter | None = field(default=None, repr=False)
     inherited: bool = False
@@ -262,7 +262,12 @@ class SidecarKeyHashCollector:
             self._filter.add_record_key_hashes(hashes)
 
     def build_sidecar(
-        self, segment_id: str, record_count: int, removable_counts: RemovableRecordCounts, producer_runs: RunTable, markers: RunTable
+        self,
+        segment_id: str,
+        record_count: int,
+        removable_counts: RemovableRecordCounts,
+        producer_runs: ProducerRunOrMarkerTable,
+        markers: ProducerRunOrMarkerTable,
     ) -> Sidecar:
         """Return the sidecar of the segment whose keys were added.
 
@@ -298,7 +303,7 @@ def hash_key_fingerprint(hash_key: bytes) -> bytes:
     return hashlib.blake2b(key=hash_key, digest_size=8, person=b"tc-key-id").digest()
 
 
-def mac_of_segment_object_parts(hash_key: bytes, purpose: bytes, *parts: bytes | memoryview) -> bytes:
+def mac_of_sidecar_or_directory_parts(hash_key: bytes, purpose: bytes, *parts: bytes | memoryview) -> bytes:
     """Return the MAC, under the tier's hash key, of the parts of a sidecar or key directory joined together.
 
     :param purpose: at most 16 bytes, different for each kind of object, so that one object cannot pass as another kind.
@@ -331,8 +336,10 @@ def encode_sidecar(sidecar: Sidecar, hash_key: bytes) -> bytes:
         :_COVERED
     ]
     # Each MAC covers the lengths and the fingerprint; the filter's covers the head's, so that halves of two sidecars do not make a third.
-    head_mac = mac_of_segment_object_parts(hash_key, b"tc-side-head", fixed, head)
-    return b"".join([fixed, head_mac, mac_of_segment_object_parts(hash_key, b"tc-side-filter", head_mac, filter_bytes), head, filter_bytes])
+    head_mac = mac_of_sidecar_or_directory_parts(hash_key, b"tc-side-head", fixed, head)
+    return b"".join(
+        [fixed, head_mac, mac_of_sidecar_or_directory_parts(hash_key, b"tc-side-filter", head_mac, filter_bytes), head, filter_bytes]
+    )
 
 
 def sidecar_head_size_bytes(data: bytes) -> int:
@@ -357,7 +364,7 @@ def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sideca
     if len(data) < _FIXED.size + head_size:
         raise SidecarUnusable(SidecarUnusableReason.CUT_OFF, f"{len(data)} bytes")
     head = memoryview(data)[_FIXED.size : _FIXED.size + head_size]
-    if not hmac.compare_digest(head_mac, mac_of_segment_object_parts(hash_key, b"tc-side-head", data[:_COVERED], head)):
+    if not hmac.compare_digest(head_mac, mac_of_sidecar_or_directory_parts(hash_key, b"tc-side-head", data[:_COVERED], head)):
         raise SidecarUnusable(SidecarUnusableReason.DAMAGED)
     sidecar = _parse_sidecar_head(head)
     if sidecar.segment_id != segment_id:
@@ -374,7 +381,7 @@ def decode_sidecar(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
     filter_bytes = memoryview(data)[_FIXED.size + head_size :]
     if len(filter_bytes) < filter_size:
         raise SidecarUnusable(SidecarUnusableReason.CUT_OFF, f"{len(data)} bytes")
-    if not hmac.compare_digest(filter_mac, mac_of_segment_object_parts(hash_key, b"tc-side-filter", head_mac, filter_bytes)):
+    if not hmac.compare_digest(filter_mac, mac_of_sidecar_or_directory_parts(hash_key, b"tc-side-filter", head_mac, filter_bytes)):
         raise SidecarUnusable(SidecarUnusableReason.DAMAGED)
     return replace(sidecar, filter=KeyFilter.fromfile(io.BytesIO(filter_bytes)) if filter_size else None)
 

@@ -38,7 +38,7 @@ def _sip_round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> tu
 
 
 @inline_kernel
-def _last_bytes_as_word(buf: npt.NDArray[np.uint8], end: int, length: int) -> np.uint64:
+def _last_key_bytes_as_word(buf: npt.NDArray[np.uint8], end: int, length: int) -> np.uint64:
     """Return the last ``length % 8`` bytes of a key as a little-endian number. Reads no byte outside the key.
 
     :param end: position in ``buf`` after the key's last byte.
@@ -74,7 +74,7 @@ def siphash128(buf: npt.NDArray[np.uint8], start: int, length: int, k0: np.uint6
         v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
         v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
         v0 ^= word
-    word = _last_bytes_as_word(buf, end, length) | (np.uint64(length) << np.uint64(56))
+    word = _last_key_bytes_as_word(buf, end, length) | (np.uint64(length) << np.uint64(56))
     v3 ^= word
     v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
     v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)

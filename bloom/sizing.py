@@ -37,11 +37,11 @@ class FilterDesign:
     bytes: int
 
 
-def false_positive_rate_per_key(probed_keys: int, useless_rate: float = USELESS_RATE) -> float:
+def false_positive_rate_per_key(probed_keys: int, useless_read_probability: float = USELESS_RATE) -> float:
     """Return the false positive rate per key at which looking up ``probed_keys`` absent keys gives at least one false positive with
     probability ``useless_rate``.
     """
-    return -math.expm1(math.log1p(-useless_rate) / max(1, probed_keys))
+    return -math.expm1(math.log1p(-useless_read_probability) / max(1, probed_keys))
 
 
 def useless_read_probability_of_filter(false_positive_rate_per_key: float, probed_keys: int) -> float:
@@ -58,7 +58,9 @@ def filter_size_bytes(key_count: int, false_positive_rate_per_key: float) -> int
     return (slices * math.ceil(key_count * abs(math.log(false_positive_rate_per_key)) / (slices * math.log(2) ** 2)) + 7) // 8
 
 
-def is_filter_worthwhile(filter_bytes: int, rate: float, probed_keys: int, segment_bytes: int, skip_rate: float = SKIP_RATE) -> bool:
+def is_filter_worthwhile(
+    filter_bytes: int, false_positive_rate: float, probed_keys: int, segment_bytes: int, segment_skip_rate: float = SKIP_RATE
+) -> bool:
     """Return whether a filter is expected to save more bytes in one round than it costs: the filter is written once and fetched once.
 
     The saving is the download of the segment, which is not needed if the segment contains no dirty key (probability ``skip_rate``) and the
@@ -68,16 +70,16 @@ def is_filter_worthwhile(filter_bytes: int, rate: float, probed_keys: int, segme
     :param rate: probability of a false positive per key.
     :param probed_keys: number of dirty keys that are looked up in a round.
     """
-    return segment_bytes * skip_rate * (1 - useless_read_probability_of_filter(rate, probed_keys)) > 2 * filter_bytes
+    return segment_bytes * segment_skip_rate * (1 - useless_read_probability_of_filter(false_positive_rate, probed_keys)) > 2 * filter_bytes
 
 
 def design_filter_if_worthwhile(
     key_count: int,
     probed_keys: int,
     segment_bytes: int,
-    skip_rate: float = SKIP_RATE,
+    segment_skip_rate: float = SKIP_RATE,
     *,
-    useless_rate: float = USELESS_RATE,
+    max_useless_read_rate: float = USELESS_RATE,
     max_bytes: int | None = None,
 ) -> FilterDesign | None:
     """Return the parameters of a filter for a segment of ``segment_bytes`` with ``key_count`` distinct keys, or None if a filter would cost
@@ -90,10 +92,10 @@ def design_filter_if_worthwhile(
     """
     if key_count <= 0:
         return None
-    rate = false_positive_rate_per_key(probed_keys, useless_rate)
+    rate = false_positive_rate_per_key(probed_keys, max_useless_read_rate)
     size = filter_size_bytes(key_count, rate)
     fits = max_bytes is None or size <= max_bytes
-    pays = is_filter_worthwhile(size, rate, probed_keys, segment_bytes, skip_rate)
+    pays = is_filter_worthwhile(size, rate, probed_keys, segment_bytes, segment_skip_rate)
     return FilterDesign(key_count, max(1, probed_keys), rate, size) if fits and pays else None
 
 

@@ -24,7 +24,7 @@ class CleanerOffset:
     offset: Offset
 
 
-Vector = tuple[CleanerOffset, ...]
+CleanerOffsetVector = tuple[CleanerOffset, ...]
 
 
 def cleaner_vector_problem(vector: Sequence[CleanerOffset]) -> str:
@@ -47,7 +47,7 @@ def first_dirty_offset_of_vector(vector: Sequence[CleanerOffset]) -> int:
     return vector[-1].offset if vector else 0
 
 
-def advance_cleaner_vector(vector: Sequence[CleanerOffset], compactor_epoch: CompactorEpoch, offset: int) -> Vector:
+def advance_cleaner_vector(vector: Sequence[CleanerOffset], compactor_epoch: CompactorEpoch, offset: int) -> CleanerOffsetVector:
     """Return the cleaner-offset vector after a round of ``compactor_epoch`` that cleaned up to ``offset`` (exclusive). An earlier entry of
     the same epoch is replaced. Raises ValueError if the epoch or the offset is less than in the last entry.
     """
@@ -64,7 +64,7 @@ def has_epoch_cleaned_below(vector: Sequence[CleanerOffset], compactor_epoch: Co
     return any(entry.leader_epoch == compactor_epoch and offset <= entry.offset for entry in vector)
 
 
-def drop_unreferenced_epochs(vector: Sequence[CleanerOffset], referenced_epochs: Collection[CompactorEpoch]) -> Vector:
+def drop_unreferenced_epochs(vector: Sequence[CleanerOffset], referenced_epochs: Collection[CompactorEpoch]) -> CleanerOffsetVector:
     """Return the vector without the entries of epochs that no segment refers to. The last entry always stays, because it says where the
     dirty part begins.
 
@@ -73,6 +73,6 @@ def drop_unreferenced_epochs(vector: Sequence[CleanerOffset], referenced_epochs:
     return tuple(entry for entry in vector[:-1] if entry.leader_epoch in referenced_epochs) + tuple(vector[-1:])
 
 
-def cap_cleaner_offsets(vector: Sequence[CleanerOffset], max_offset: int) -> Vector:
+def cap_cleaner_offsets(vector: Sequence[CleanerOffset], max_offset: int) -> CleanerOffsetVector:
     """Return the vector with each offset limited to ``max_offset``, because the broker's log was truncated or diverges there."""
     return tuple(CleanerOffset(entry.leader_epoch, Offset(min(entry.offset, max_offset))) for entry in vector)

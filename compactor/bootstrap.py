@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from compactor.access.metadata import BrokerManagedTierMetadataSource, ListedTierMetadataSource, TierMetadataSource
 from compactor.access.tier import Tier, configured_object_retention
-from compactor.config.settings import LimitSettings, Settings
+from compactor.config.settings import RateLimitSettings, Settings
 from compactor.constants import TopicId
-from compactor.control.identity import DataRootOwnershipByTierId
+from compactor.control.identity import DataRootOwnershipCheckByTierId
 from compactor.control.leadership import send_heartbeats_in_background
 from compactor.control.logs import open_catalog
 from compactor.control.ports import EnvironmentPorts
@@ -30,10 +30,10 @@ from compactor.storage.forwarding import ReadOnlyStore, UnconfiguredStore
 from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import FirstAnswerTracker
 from compactor.storage.settings import RetrySettings, TransferSettings
-from compactor.tier.kinds import TierKind, control_url, read_only_error, tier_kind
+from compactor.tier.kinds import TierKind, control_url, read_only_tier_error, tier_kind
 from compactor.tier.names import TopicIdLookup
 from compactor.tier.ports import SegmentPublisher
-from compactor.tier.publishers import ControlLogPublisher, ReadOnlyPublisher
+from compactor.tier.publishers import ControlLogPublisher, RefusingPublisherOfReadOnlyTier
 
 if TYPE_CHECKING:
     from compactor.brokers.metadata_topic.connection import KafkaConnection
@@ -53,7 +53,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     contact = FirstAnswerTracker()
     conditions = ConditionalCreateCheck(Path(settings.tier.state_dir) / "stores")
 
-    def open_control_store(limits: LimitSettings, retries: RetrySettings | None = None) -> ObjectStore:
+    def open_control_store(limits: RateLimitSettings, retries: RetrySettings | None = None) -> ObjectStore:
         """Open the store of control logs with these rate limits.
 
         :param retries: how failed requests are retried; None for the usual retries of this kind of store.
@@ -70,7 +70,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
         )
 
     control_at, kind = control_url(settings), tier_kind(settings)
-    ownership = DataRootOwnershipByTierId(is_exclusive=kind.owns_root)
+    ownership = DataRootOwnershipCheckByTierId(is_exclusive=kind.owns_root)
     data = open_store(
         settings.tier_url,
         settings=settings,
@@ -83,18 +83,20 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
         if ownership.ours
         else lambda store: None,
     )
-    control: ObjectStore = UnconfiguredStore("control_url under [tier] is not set" if kind.compacts else read_only_error(settings).message)
+    control: ObjectStore = UnconfiguredStore(
+        "control_url under [tier] is not set" if kind.compacts else read_only_tier_error(settings).message
+    )
     urgent = control
     if control_at:
         control = open_control_store(settings.limits)
-        urgent = open_control_store(LimitSettings(), RetrySettings(deadline_s=settings.lease.ttl_ms / 3000))
+        urgent = open_control_store(RateLimitSettings(), RetrySettings(deadline_s=settings.lease.ttl_ms / 3000))
     data = data if kind.compacts else ReadOnlyStore(data)
     metadata = _create_metadata_source(settings, kind, data, control)
     ports = EnvironmentPorts(
         control=control,
         data=data,
         layout=kind.layout(settings, data, TopicIdLookup(topics) if topics else metadata.topic_id),
-        publisher=_create_publisher(settings, metadata),
+        publisher=_create_segment_publisher(settings, metadata),
         brokers=metadata.broker_view if isinstance(metadata, BrokerManagedTierMetadataSource) else None,
         broker_log_start=_create_broker_log_start_offset_reader(settings, metadata),
         clock_ms=_wall_clock_unix_ms,
@@ -124,34 +126,38 @@ def _create_metadata_source(settings: Settings, kind: TierKind, data: ObjectStor
     """
     if kind.listing is not None:
         return ListedTierMetadataSource(kind.listing(settings, data), settings.tier.layout)
-    return BrokerManagedTierMetadataSource(open_broker_metadata(settings, control)) if kind.is_broker_managed else TierMetadataSource()
+    return (
+        BrokerManagedTierMetadataSource(open_segment_metadata_of_brokers(settings, control))
+        if kind.is_broker_managed
+        else TierMetadataSource()
+    )
 
 
-def _create_publisher(settings: Settings, metadata: TierMetadataSource) -> SegmentPublisher:
+def _create_segment_publisher(settings: Settings, metadata: TierMetadataSource) -> SegmentPublisher:
     """Return the object that makes readers use the segments that a round wrote: by the control log, or by the brokers' metadata topic. On a
     tier that is only read, return one that refuses. Makes no request.
     """
     if not isinstance(metadata, BrokerManagedTierMetadataSource):
-        return ReadOnlyPublisher() if metadata.exists_elsewhere else ControlLogPublisher()
+        return RefusingPublisherOfReadOnlyTier() if metadata.exists_elsewhere else ControlLogPublisher()
     from compactor.brokers.view import LiveBrokerMetadata
 
     if not isinstance(metadata.brokers, LiveBrokerMetadata):
-        return ReadOnlyPublisher()
-    from compactor.brokers.conditions import BrokerPublicationCheck
+        return RefusingPublisherOfReadOnlyTier()
+    from compactor.brokers.conditions import ClusterSettingsCheckBeforePublication
     from compactor.brokers.metadata_topic.admin import KafkaAdmin
     from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
-    from compactor.brokers.publisher import KafkaPublisher
+    from compactor.brokers.publisher import MetadataTopicSegmentPublisher
 
     connection = kafka_connection_settings(settings)
-    return KafkaPublisher(
+    return MetadataTopicSegmentPublisher(
         metadata.brokers.followed,
         ConfluentKafkaMetadataTopicClient(connection),
         metadata.topic_id,
-        require_allowed=BrokerPublicationCheck(
+        require_allowed=ClusterSettingsCheckBeforePublication(
             KafkaAdmin(connection), cleanup_policy_of=lambda topic: settings.cleaner_settings_for_topic(topic).cleanup_policy
         ).require_publishing_allowed,
         clock_ms=_wall_clock_unix_ms,
-        max_delivery_ms=connection.delivery_timeout_ms,
+        max_late_metadata_delivery_ms=connection.producer_delivery_timeout_ms,
     )
 
 
@@ -169,7 +175,7 @@ def _create_broker_log_start_offset_reader(settings: Settings, metadata: TierMet
     return lambda name: admin.log_start_offset(name.topic, name.partition)
 
 
-def open_broker_metadata(settings: Settings, control: ObjectStore) -> BrokerMetadata:
+def open_segment_metadata_of_brokers(settings: Settings, control: ObjectStore) -> BrokerMetadata:
     """Return the source of the brokers' segment metadata: the metadata topic, or its latest snapshot in ``control`` if no broker is
     configured.
 

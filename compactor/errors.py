@@ -36,10 +36,10 @@ class CompactorError(Exception):
     @override
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions with keyword arguments do not survive pickling by themselves; Spark and process pools pickle them.
-        return (_rebuild_error, (type(self), self.__dict__))
+        return (_rebuild_pickled_error, (type(self), self.__dict__))
 
 
-def _rebuild_error(kind: type[CompactorError], state: dict[str, object]) -> CompactorError:
+def _rebuild_pickled_error(kind: type[CompactorError], state: dict[str, object]) -> CompactorError:
     """Recreate a pickled error without calling its constructor."""
     error = kind.__new__(kind)
     error.__dict__.update(state)

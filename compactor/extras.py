@@ -28,7 +28,7 @@ def require_pip_extra(extra: str, feature: str) -> None:
     :param feature: the feature that needs it, such as ``recompact``.
     """
     for module in MODULES[extra]:
-        if not _is_installed(module):
+        if not _is_python_module_installed(module):
             raise _extra_not_installed_error(extra, f"{feature} needs {module}")
 
 
@@ -41,7 +41,7 @@ def missing_extra_error(module: str) -> UsageError | None:
     return None
 
 
-def _is_installed(module: str) -> bool:
+def _is_python_module_installed(module: str) -> bool:
     """Return whether a module is installed."""
     try:
         return importlib.util.find_spec(module) is not None

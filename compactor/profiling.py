@@ -92,7 +92,7 @@ _recorder: StageCostRecorder | None = None
 
 
 @contextmanager
-def record_costs(recorder: StageCostRecorder) -> Iterator[None]:
+def record_stage_costs_during_block(recorder: StageCostRecorder) -> Iterator[None]:
     """Let ``recorder`` record the stages of all threads of this process for the duration of a ``with`` block."""
     global _recorder  # noqa: PLW0603 - the threads of a round are started in many places
     before, _recorder = _recorder, recorder
@@ -108,9 +108,9 @@ def measure_stage(stage: SegmentWorkStage, size: Callable[..., int] = lambda *_,
     :param size: returns the number of bytes processed. Called after the function, with the function's arguments.
     """
 
-    def measure_function(work: Callable[P, R]) -> Callable[P, R]:
+    def measure_function_as_stage(work: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(work)
-        def run_and_measure(*args: P.args, **kwargs: P.kwargs) -> R:
+        def run_function_and_record_stage_cost(*args: P.args, **kwargs: P.kwargs) -> R:
             recorder = _recorder
             if recorder is None:
                 return work(*args, **kwargs)
@@ -123,6 +123,6 @@ def measure_stage(stage: SegmentWorkStage, size: Callable[..., int] = lambda *_,
                 recorder.leave_stage(nbytes)
             return result
 
-        return run_and_measure
+        return run_function_and_record_stage_cost
 
-    return measure_function
+    return measure_function_as_stage

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from compactor.brokers.view import BrokerMetadata
     from compactor.tier.layouts.pinterest.listing import ListedTier
 
-ReaderStateFunction = Callable[[PartitionState], PartitionState]
+ControlLogStateToReaderState = Callable[[PartitionState], PartitionState]
 """Takes the state that a control log folds to, and returns the state that readers see."""
 
 
@@ -41,12 +41,12 @@ class TierMetadataSource:
         """Return the catalog if it is made from a listing of the tier's objects, or None if it is read from the tier-wide control log."""
         return None
 
-    def list_topic_partitions(self, catalog: Callable[[], CatalogState]) -> list[TopicPartition]:
+    def list_topic_partitions(self, read_catalog: Callable[[], CatalogState]) -> list[TopicPartition]:
         """Return the tier's partitions, ascending.
 
         :param catalog: reads the catalog; called only if the partitions are recorded there.
         """
-        return catalog().topic_partitions
+        return read_catalog().topic_partitions
 
     def cluster_id(self) -> str:
         """Return the id of the Kafka cluster whose brokers write the tier, or an empty string if no broker writes it."""
@@ -62,7 +62,7 @@ class TierMetadataSource:
         """
         return 0
 
-    def topic_settings(self, topic: str) -> Mapping[str, str] | None:
+    def topic_settings_in_kafka(self, topic: str) -> Mapping[str, str] | None:
         """Return the settings that are set on the topic itself in Kafka, by Kafka's names: empty if no broker writes the tier, None if the
         brokers have no such topic.
         """
@@ -74,7 +74,7 @@ class TierMetadataSource:
         """
         return None
 
-    def make_converter_to_reader_state(self, partition: TopicPartition) -> ReaderStateFunction | None:
+    def make_converter_of_log_to_reader_state(self, partition: TopicPartition) -> ControlLogStateToReaderState | None:
         """Return a function that takes the state of the partition's control log and returns the state that readers see. None if readers see
         the state of the control log itself.
         """
@@ -102,7 +102,7 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
         self.brokers = brokers
 
     @override
-    def list_topic_partitions(self, catalog: Callable[[], CatalogState]) -> list[TopicPartition]:
+    def list_topic_partitions(self, read_catalog: Callable[[], CatalogState]) -> list[TopicPartition]:
         return self.brokers.list_topic_partitions()
 
     @override
@@ -118,7 +118,7 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
         return max(0, self.brokers.topic_status(partition.topic).log_starts.get(partition.partition, 0))
 
     @override
-    def topic_settings(self, topic: str) -> Mapping[str, str] | None:
+    def topic_settings_in_kafka(self, topic: str) -> Mapping[str, str] | None:
         return self.brokers.topic_status(topic).chosen if topic in self.brokers.topic_ids() else None
 
     @override
@@ -137,7 +137,7 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
         return broker_view(self.brokers.partition_metadata_from_records(partition).cache, partition)
 
     @override
-    def make_converter_to_reader_state(self, partition: TopicPartition) -> ReaderStateFunction:
+    def make_converter_of_log_to_reader_state(self, partition: TopicPartition) -> ControlLogStateToReaderState:
         """Return a function that replaces the segments in a partition's state by those that the brokers report.
 
         A call with the same state object as the call before returns the same result, without asking the brokers. A reader therefore sees
@@ -186,7 +186,7 @@ class ListedTierMetadataSource(TierMetadataSource):
         return CatalogState(layout=self._layout, partitions=dict.fromkeys(map(str, self.listed.list_topic_partitions()), 0))
 
     @override
-    def make_converter_to_reader_state(self, partition: TopicPartition) -> ReaderStateFunction:
+    def make_converter_of_log_to_reader_state(self, partition: TopicPartition) -> ControlLogStateToReaderState:
         """Return a function that replaces the segments in a partition's state by those that a listing of the store finds. The listing is
         made at the function's first call and reused afterwards, so that a reader keeps seeing the same segments.
         """

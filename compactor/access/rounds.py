@@ -14,13 +14,22 @@ from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import CHANGING
-from compactor.round.compaction import AssessRound, OnStage, PartitionRound, RoundContext, RoundReport, disk_budget_bytes
+from compactor.round.compaction import (
+    PartitionRound,
+    RoundAssessmentFunction,
+    RoundReport,
+    RoundResourcesAndSettings,
+    RoundStageCallback,
+    disk_budget_bytes,
+)
 from compactor.round.engines import RemoteEngine
 from compactor.round.plan import assess_round
 from compactor.round.sources import StagedSegmentReader, open_live_segment_reader, open_reader_of_segments, use_and_close_reader
 
 
-def open_reader_of_live_segments(tier: Tier, state: PartitionState, budget: DiskBudget, folder_prefix: str) -> StagedSegmentReader:
+def open_reader_of_live_segments(
+    tier: Tier, state: PartitionState, budget: DiskBudget, local_copy_folder_prefix: str
+) -> StagedSegmentReader:
     """Return a reader of a partition's live segments. It copies the files that it reads to a new folder of this process, which is removed
     when the caller closes the reader's ``staging``.
 
@@ -28,11 +37,13 @@ def open_reader_of_live_segments(tier: Tier, state: PartitionState, budget: Disk
     :param budget: disk budget for the copies.
     :param folder_prefix: prefix of the folder's name.
     """
-    return open_live_segment_reader(tier.ports, tier.cleaner_settings_for_topic(state.topic), tier.state_dir, state, budget, folder_prefix)
+    return open_live_segment_reader(
+        tier.ports, tier.cleaner_settings_for_topic(state.topic), tier.state_dir, state, budget, local_copy_folder_prefix
+    )
 
 
 def open_reader_of_given_segments(
-    tier: Tier, partition: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], folder_prefix: str
+    tier: Tier, partition: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], local_copy_folder_prefix: str
 ) -> AbstractContextManager[StagedSegmentReader]:
     """Return a context manager that provides a reader of these segments of a partition. Its copies on the local disk have a disk budget of
     their own, of the size that the settings allow, and are removed at the end of the ``with`` block.
@@ -41,7 +52,9 @@ def open_reader_of_given_segments(
     """
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     budget = DiskBudget(disk_budget_bytes(cleaner, tier.state_dir))
-    return use_and_close_reader(open_reader_of_segments(tier.ports, cleaner, tier.state_dir, partition, segments, budget, folder_prefix))
+    return use_and_close_reader(
+        open_reader_of_segments(tier.ports, cleaner, tier.state_dir, partition, segments, budget, local_copy_folder_prefix)
+    )
 
 
 def create_round(
@@ -50,10 +63,10 @@ def create_round(
     now_ms: int,
     *,
     force: bool = False,
-    on_stage: OnStage = lambda s, p: None,
+    on_stage: RoundStageCallback = lambda s, p: None,
     disk: DiskBudget | None = None,
     engine: RemoteEngine | None = None,
-    assess_with: AssessRound | None = None,
+    assess_with: RoundAssessmentFunction | None = None,
 ) -> PartitionRound:
     """Return a round over one partition, configured from the tier's settings. It does not run before ``execute_round`` is called.
 
@@ -67,7 +80,7 @@ def create_round(
     if engine is None and tier.engines is not None:
         engine = tier.engines(tier, partition)
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
-    context = RoundContext(
+    context = RoundResourcesAndSettings(
         ports=tier.ports,
         lease=tier.lease,
         cleaner=cleaner,
@@ -94,7 +107,7 @@ def execute_round(
     now_ms: int,
     *,
     force: bool = False,
-    on_stage: OnStage = lambda s, p: None,
+    on_stage: RoundStageCallback = lambda s, p: None,
     disk: DiskBudget | None = None,
     check_stop: Callable[[], None] = lambda: None,
 ) -> RoundReport:
@@ -109,7 +122,7 @@ def execute_round(
     """
     why = ""
     if tier.remote_rounds is not None and tier.settings.spark.uses_spark_cluster:
-        remote = tier.remote_rounds.run_round(tier, log.refresh(), now_ms, force=force, check_stop=check_stop)
+        remote = tier.remote_rounds.run_round_remotely(tier, log.refresh(), now_ms, force=force, check_stop=check_stop)
         if isinstance(remote, RoundReport):
             log.refresh()
             return remote
@@ -119,7 +132,7 @@ def execute_round(
 
 
 def compact(
-    tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None
+    tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False, on_stage: RoundStageCallback = lambda s, p: None
 ) -> RoundReport:
     """Run a round over one partition and return its report. If the round changed what readers read, publish a hint (a record in the
     tier-wide log that the partition's control log has grown), so that other processes read the control log again.
@@ -127,13 +140,13 @@ def compact(
     Raises the errors of PartitionRound.execute_round.
     """
     log, hint = (
-        tier.open_control_log_of_partition(partition, leads=True),
-        tier.control_log_change_notifier.latest_change_hint_number(partition),
+        tier.open_control_log_of_partition(partition, caller_runs_round=True),
+        tier.control_log_change_notifier.latest_control_log_change_hint_number(partition),
     )
     report = execute_round(tier, partition, log, now_ms, force=force, on_stage=on_stage)
     tier.control_log_change_notifier.cache_control_log_state_locally(log, hint)
     if tier.local:
         tier.local.delete_cached_sidecar_heads([segment.id for segment in report.segments if segment.action == "rewritten"])
     if report.status in CHANGING:
-        tier.control_log_change_notifier.publish_control_log_changes([log])
+        tier.control_log_change_notifier.announce_changed_control_logs([log])
     return report

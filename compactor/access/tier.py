@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from compactor.access.metadata import BrokerManagedTierMetadataSource, ListedTierMetadataSource, TierMetadataSource
 from compactor.config.settings import CleanerSettings, Settings
-from compactor.config.store_sections import StoreCosts
+from compactor.config.store_sections import SegmentReplacementCosts
 from compactor.constants import TopicId
-from compactor.control.identity import DataRootOwnershipByTierId, control_store_of_other_tier_problem
-from compactor.control.incarnations import current_incarnation, current_incarnations
+from compactor.control.identity import DataRootOwnershipCheckByTierId, control_store_of_other_tier_problem
+from compactor.control.incarnations import latest_incarnation_of_each_partition, latest_incarnation_of_partition
 from compactor.control.logs import (
     HASH_KEY_BYTES,
     CatalogLog,
@@ -27,7 +27,7 @@ from compactor.control.logs import (
     open_control_log_of_partition,
     publish_partition_change_hints,
     record_control_log_lengths,
-    record_deletion_check_results,
+    record_partitions_with_nothing_to_delete,
     require_matching_tier_settings,
 )
 from compactor.control.ports import EnvironmentPorts, LeaseDurations, ObjectRetention
@@ -39,7 +39,7 @@ from compactor.model.ids import TopicPartition
 from compactor.storage.counting import RequestCounters
 from compactor.storage.port import ObjectStore
 from compactor.storage.schemes import store_kind
-from compactor.tier.kinds import TierKind, read_only_error, tier_kind
+from compactor.tier.kinds import TierKind, read_only_tier_error, tier_kind
 from compactor.tier.sidecars import SidecarStore
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class TierIdentity:
     settings: Settings
     ports: EnvironmentPorts
     catalog: CatalogLog
-    ownership: DataRootOwnershipByTierId
+    ownership: DataRootOwnershipCheckByTierId
     metadata: TierMetadataSource
     local: LocalState | None
 
@@ -84,11 +84,13 @@ class TierIdentity:
         self._require_catalog_is_of_this_tier(state)
         if local:
             if not local.is_bound_to_tier:
-                local.bind_to_tier(state.tier_id, has_diverged=self.catalog.diverged or (kept is not None and state.slot < kept.state.slot))
+                local.bind_to_tier(
+                    state.tier_id, is_from_diverged_copy=self.catalog.diverged or (kept is not None and state.slot < kept.state.slot)
+                )
             local.cache_catalog(state, self.catalog.state_identity())
         return state
 
-    def read_or_create_catalog(self, hash_key: bytes = b"") -> CatalogState:
+    def read_or_create_catalog(self, hash_key_of_new_tier: bytes = b"") -> CatalogState:
         """Create the tier's identity if there is none, and return the catalog (state of the tier-wide log).
 
         :param hash_key: the secret hash key for a tier that is created; a random one if empty. An existing tier keeps its key.
@@ -96,8 +98,8 @@ class TierIdentity:
         """
         tier = self.settings.tier
         if not tier_kind(self.settings).compacts:
-            raise read_only_error(self.settings)
-        self._require_unowned_data_root_if_no_tier()
+            raise read_only_tier_error(self.settings)
+        self._require_unowned_data_root_for_new_tier()
         url = "" if self.ownership.ours else self.settings.tier_url
         cluster_id = self.metadata.cluster_id()
         state = create_tier(
@@ -107,14 +109,14 @@ class TierIdentity:
             key_entropy_bits=tier.key_entropy_bits,
             url=url,
             cluster_id=cluster_id,
-            hash_key=hash_key,
+            hash_key=hash_key_of_new_tier,
         )
         self.ownership.tier_id = state.tier_id
         self._require_catalog_is_of_this_tier(state)
-        self.ports.require_data_root_ownership(is_recheck=True)
+        self.ports.require_data_root_ownership(repeat_if_passed_before=True)
         return state
 
-    def _require_unowned_data_root_if_no_tier(self) -> None:
+    def _require_unowned_data_root_for_new_tier(self) -> None:
         if not self.catalog.refresh().tier_id:
             self.ownership.require_data_root_is_unowned(self.ports, self.catalog.refresh_and_check_gaps())
 
@@ -122,11 +124,11 @@ class TierIdentity:
         """Raise UsageError if this tier neither exists at the configured URL nor may be created there, for instance because the data
         remained when its catalog was lost. Changes nothing.
         """
-        self._require_unowned_data_root_if_no_tier()
+        self._require_unowned_data_root_for_new_tier()
         if self.catalog.state.tier_id:
-            self.check_data_root_owner()
+            self.require_data_root_not_of_other_tier()
 
-    def check_data_root_owner(self) -> None:
+    def require_data_root_not_of_other_tier(self) -> None:
         """Raise UsageError if the data root belongs to another tier. Changes nothing."""
         self.ownership.require_data_root_not_owned_by_other_tier(self.ports, self.read_catalog())
 
@@ -144,7 +146,7 @@ class TierIdentity:
     def hash_key(self) -> bytes:
         """Return the tier's secret SipHash key, 16 bytes, which never changes. Raises UsageError if the tier has none."""
         if not tier_kind(self.settings).compacts:
-            raise read_only_error(self.settings)
+            raise read_only_tier_error(self.settings)
         known = self.catalog.state
         found = known if known.tier_id else self.read_catalog()
         if not found.hash_key:
@@ -154,7 +156,7 @@ class TierIdentity:
             )
         return bytes.fromhex(found.hash_key)
 
-    def may_have_own_hash_key(self) -> bool:
+    def can_tier_have_own_hash_key(self) -> bool:
         """Return whether the tier may have a hash key of its own, with which its stored key hashes were made.
 
         The result is True for a compactor-managed tier, and False for a kind of tier that is never written. For a broker-managed tier the
@@ -167,7 +169,9 @@ class TierIdentity:
         URL.
         """
         return (
-            self.hash_key() if self.may_have_own_hash_key() else hashlib.sha256(self.settings.tier_url.encode()).digest()[:HASH_KEY_BYTES]
+            self.hash_key()
+            if self.can_tier_have_own_hash_key()
+            else hashlib.sha256(self.settings.tier_url.encode()).digest()[:HASH_KEY_BYTES]
         )
 
 
@@ -184,7 +188,7 @@ class ControlLogChangeNotifier:
     local: LocalState | None
     hints: bool
 
-    def latest_change_hint_number(self, partition: TopicPartition) -> int:
+    def latest_control_log_change_hint_number(self, partition: TopicPartition) -> int:
         """Return the number of the latest hint about a partition (a catalog record that its control log has grown), by the catalog as last
         read; 0 if there is no hint.
 
@@ -196,24 +200,25 @@ class ControlLogChangeNotifier:
     def cache_control_log_state_locally(self, log: PartitionLog, hint_number: int) -> None:
         """Store the state of a partition's control log in the cache on this machine. Does nothing if there is no cache.
 
-        :param hint_number: number of the latest hint about the partition (``latest_change_hint_number``), taken before its log was read.
+        :param hint_number: number of the latest hint about the partition (``latest_control_log_change_hint_number``), taken before its log
+            was read.
         """
         mark = log.state_identity() if self.local and self.local.is_bound_to_tier else None
         if mark and self.local:
             self.local.cache_partition_state(log.state, mark, hint_number, self.ports.clock_ms())
 
-    def publish_control_log_changes(self, logs: Sequence[PartitionLog]) -> None:
+    def announce_changed_control_logs(self, logs: Sequence[PartitionLog]) -> None:
         """Tell other processes that these control logs have changed, by one record in the tier-wide log. The record contains the number of
         each log's last record, so that a log that is found shorter later is known to have lost records.
 
-        If ``hints`` is False, only these numbers are recorded (``save_last_record_numbers_of_control_logs``).
+        If ``hints`` is False, only these numbers are recorded (``save_last_record_numbers_in_catalog``).
         """
         if self.hints:
-            publish_partition_change_hints(self.catalog, {log.state.topic_partition: log.last_slot_if_still_stored() for log in logs})
+            publish_partition_change_hints(self.catalog, {log.state.topic_partition: log.last_slot_if_stored_else_zero() for log in logs})
         else:
-            self.save_last_record_numbers_of_control_logs(logs)
+            self.save_last_record_numbers_in_catalog(logs)
 
-    def save_last_record_numbers_of_control_logs(self, logs: Sequence[PartitionLog]) -> None:
+    def save_last_record_numbers_in_catalog(self, logs: Sequence[PartitionLog]) -> None:
         """Record in the tier-wide log the number of the last record of each of these control logs, so that later readers notice lost
         records.
 
@@ -222,14 +227,14 @@ class ControlLogChangeNotifier:
         with suppress(StoreError):
             record_control_log_lengths(self.catalog, logs)
 
-    def record_deletion_check_results(self, inspections: Mapping[str, DeletionCheckResult]) -> None:
+    def record_partitions_with_nothing_to_delete(self, result_by_control_log_name: Mapping[str, DeletionCheckResult]) -> None:
         """Record in the tier-wide log that `retire` found nothing to delete in these partitions, and until when that holds. Store errors
         are ignored.
 
         :param inspections: result by ``topic-partition``.
         """
         with suppress(StoreError):
-            record_deletion_check_results(self.catalog, inspections)
+            record_partitions_with_nothing_to_delete(self.catalog, result_by_control_log_name)
 
 
 READER_THREADS = 16
@@ -242,16 +247,16 @@ class RemoteEngineChooser(Protocol):
     def __call__(self, tier: Tier, partition: TopicPartition) -> RemoteEngine | None: ...
 
 
-ReasonToRunHere = str
+ReasonToRunRoundInThisProcess = str
 """Why the other process does not run a round, so that this one must; empty if there is nothing to report."""
 
 
 class RemoteRoundRunner(Protocol):
     """Client of another process that runs whole rounds, including leadership and publication."""
 
-    def run_round(
+    def run_round_remotely(
         self, tier: Tier, state: PartitionState, now_ms: int, *, force: bool, check_stop: Callable[[], None]
-    ) -> RoundReport | ReasonToRunHere:
+    ) -> RoundReport | ReasonToRunRoundInThisProcess:
         """Run a round in the other process and return its report. If this process has to run the round itself, return the reason as text
         instead; the text is empty if there is no reason worth reporting.
 
@@ -279,7 +284,7 @@ class Tier:
     local: LocalState | None = None
     engines: RemoteEngineChooser | None = None
     remote_rounds: RemoteRoundRunner | None = None
-    ownership: DataRootOwnershipByTierId = field(default_factory=DataRootOwnershipByTierId)
+    ownership: DataRootOwnershipCheckByTierId = field(default_factory=DataRootOwnershipCheckByTierId)
     metadata: TierMetadataSource = field(default_factory=TierMetadataSource)
 
     @cached_property
@@ -336,13 +341,13 @@ class Tier:
         """Return the cleaner settings of a topic. The topic's settings on the brokers override section [cleaner], and the matching [topics]
         table overrides both. Raises UsageError if the settings contradict each other.
         """
-        cleaner = self.settings.cleaner_settings_for_topic(topic, self.metadata.topic_settings(topic) or {})
+        cleaner = self.settings.cleaner_settings_for_topic(topic, self.metadata.topic_settings_in_kafka(topic) or {})
         expires_ms = self.metadata.broker_retention_ms(topic) if cleaner.cleanup_policy != "compact" else None
         cleaner = cleaner if expires_ms is None else cleaner.model_copy(update={"retention_ms": expires_ms})
         if cleaner.min_cleanable_dirty_ratio != "auto":
             return cleaner
         replaced_ms = max(self.retention.grace_ms, self.retention.undo_window_ms)
-        return cleaner.with_store_costs(StoreCosts(store_kind(self.settings.tier_url).prices, replaced_ms))
+        return cleaner.with_segment_replacement_costs(SegmentReplacementCosts(store_kind(self.settings.tier_url).prices, replaced_ms))
 
     def with_stores(self, *, control: ObjectStore | None = None, data: ObjectStore | None = None) -> Tier:
         """Return a copy of this tier that uses other stores, such as stores that refuse writes or can be interrupted.
@@ -366,7 +371,7 @@ class Tier:
             if text.endswith("~1"):
                 return TopicPartition.parse(text.removesuffix("~1"))
             name = TopicPartition.parse_partition_store_prefix(text)
-            return name if "~" in text else current_incarnation(name, known)
+            return name if "~" in text else latest_incarnation_of_partition(name, known)
 
         named = list(dict.fromkeys(map(parse_partition_name, names)))
         for name in named:
@@ -379,11 +384,11 @@ class Tier:
 
         Partitions of topics that were deleted and created again under the same name are left out; they are read by their topic ids.
         """
-        return current_incarnations(self.list_partitions())
+        return latest_incarnation_of_each_partition(self.list_partitions())
 
     def latest_incarnation(self, partition: TopicPartition) -> TopicPartition:
         """Return the partition of the topic that was last created under this partition's topic name, by the catalog as last read."""
-        return current_incarnation(partition, self.catalog.state.incarnations_of_partition(partition))
+        return latest_incarnation_of_partition(partition, self.catalog.state.incarnations_of_partition(partition))
 
     def incarnation_with_topic_id(self, partition: TopicPartition, topic_id: TopicId) -> TopicPartition:
         """Return the incarnation of this partition whose topic has the given id. A topic that is deleted and created again gets a new id,
@@ -399,7 +404,7 @@ class Tier:
             f"the tier holds no partition {partition.first_incarnation} of topic id {topic_id}", hint="`topics` lists the ids that it has"
         )
 
-    def open_control_log_of_partition(self, partition: TopicPartition, *, leads: bool = False) -> PartitionLog:
+    def open_control_log_of_partition(self, partition: TopicPartition, *, caller_runs_round: bool = False) -> PartitionLog:
         """Return a partition's control log, loaded from the cache on this machine if possible.
 
         The catalog records how many records the log has at least. Reading a shorter log raises an error, because records were lost.
@@ -407,20 +412,20 @@ class Tier:
         :param leads: whether the caller runs a round. A round sees only the control log, because it records the brokers' changes there
             itself. For all other callers the state also contains the brokers' changes that the log does not contain yet.
         """
-        view = None if leads else self.metadata.make_converter_to_reader_state(partition)
+        view = None if caller_runs_round else self.metadata.make_converter_of_log_to_reader_state(partition)
         log = open_control_log_of_partition(
             self.ports,
             partition,
             self.min_last_record_number_of_control_log(partition),
-            log_name=self.log_name(partition),
-            state_for_readers=view,
+            control_log_name=self.control_log_name(partition),
+            convert_to_reader_state=view,
         )
         kept = self.local.cached_partition_state(partition) if self.local and self.local.is_bound_to_tier else None
         if kept:
             log.continue_from_cached_state(*kept)
         return log
 
-    def log_name(self, partition: TopicPartition) -> str:
+    def control_log_name(self, partition: TopicPartition) -> str:
         """Return the name of a partition's control log. If brokers write the tier, the name contains their topic id, so that a recreated
         topic gets a log of its own.
         """
@@ -431,11 +436,11 @@ class Tier:
         """Return the number of the last record that a partition's control log must have at least, by the catalog as last read; 0 if no
         number is recorded. A shorter log has lost records.
         """
-        return self.catalog.state.reached.get(self.log_name(partition), 0)
+        return self.catalog.state.reached.get(self.control_log_name(partition), 0)
 
-    def state_for_readers(self, state: PartitionState) -> PartitionState:
+    def state_with_segments_readers_see(self, state: PartitionState) -> PartitionState:
         """Return the state as readers of the partition see it, for example with the segments that brokers report."""
-        view = self.metadata.make_converter_to_reader_state(state.topic_partition)
+        view = self.metadata.make_converter_of_log_to_reader_state(state.topic_partition)
         return view(state) if view else state
 
     def first_readable_offset(self, state: PartitionState) -> int:
@@ -444,7 +449,7 @@ class Tier:
 
     def open_sidecar_store(self, partition: TopicPartition) -> SidecarStore:
         """Return the store of a partition's sidecars, which need not contain any. Raises UsageError if there is no tier."""
-        hash_key = self.identity.hash_key() if self.identity.may_have_own_hash_key() else bytes(HASH_KEY_BYTES)
+        hash_key = self.identity.hash_key() if self.identity.can_tier_have_own_hash_key() else bytes(HASH_KEY_BYTES)
         kept = self.local if self.local and self.local.is_bound_to_tier else None
         return SidecarStore(self.ports.control, self.open_control_log_of_partition(partition).prefix, hash_key, kept)
 

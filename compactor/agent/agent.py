@@ -32,12 +32,12 @@ from compactor.agent.plan import (
     PartitionUploadState,
     UploadFailureReason,
     UploadOutcome,
+    broker_retention_deletion_time_ms,
     choose_uploads,
     has_fresh_log_end,
     is_upload_due,
     log_line_of_partitions_awaiting_adoption,
     needs_log_end_query,
-    retention_deadline_ms,
     upload_lag,
     with_directory_listing,
     with_leadership,
@@ -54,7 +54,7 @@ from compactor.service.journal import EventLogger, ServiceEventLogger
 from compactor.service.loop import PollingLoop
 from compactor.service.retry_delay import backoff_ms
 from compactor.service.stopping import Stopped
-from compactor.transfer.log_directory import staged_segment_path
+from compactor.transfer.log_directory import path_of_segment_staged_for_deletion
 from compactor.transfer.staged_file_rules import FileStagedForDeletion
 from compactor.transfer.staged_files import OpenFilesStagedForDeletion
 from compactor.views.time_formats import format_iso_time, format_size
@@ -133,7 +133,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         self._uploads = SegmentUploader(self._tier, self.stop, self._brokers.topic_ids)
 
     @override
-    def _scan_interval_s(self) -> float:
+    def _seconds_until_next_partition_scan(self) -> float:
         return self._tier.settings.agent.interval_ms / 1000
 
     @override
@@ -141,14 +141,14 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         """List the log directories and, if due, ask the cluster about leaders and log ends."""
         now = self._tier.ports.clock_ms()
         identity = self._list_directories_and_identify_broker(now)
-        self._open_staged_files_to_upload()
+        self._open_files_staged_for_deletion()
         if not self._try_to_open_or_create_tier() or identity is None:
             return
-        self._refresh_leaders(identity, now)
+        self._refresh_partition_leaders_if_due(identity, now)
         self._refresh_log_ends(
             [upload_state.partition for upload_state in self._upload_states.values() if needs_log_end_query(upload_state, now)], now
         )
-        self._log_files_not_uploaded()
+        self._report_staged_files_never_uploaded()
         self._scans += 1
         self._scan_ms = now
 
@@ -200,10 +200,10 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
                 whose = identity
                 seen |= {each.partition: each for each in scan_log_directory(Path(text), rules.topics, known, now_ms)}
             except CompactorError as error:
-                self._record_agent_wide_problem(text, str(error))
+                self._record_or_clear_agent_wide_problem(text, str(error))
                 lost = True
             else:
-                self._record_agent_wide_problem(text, "")
+                self._record_or_clear_agent_wide_problem(text, "")
         for text in [key for key in self._problems if key not in (*rules.log_dirs, *SHARED)]:
             del self._problems[text]
         for name, each in seen.items():
@@ -213,10 +213,10 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         # What a directory that cannot be read holds is not gone.
         for name in [] if lost else [name for name in self._upload_states if name not in seen and name not in self._running]:
             del self._upload_states[name]
-            self._staged.close_files(name)
+            self._staged.close_staged_files_of_partition(name)
         return whose
 
-    def _open_staged_files_to_upload(self) -> None:
+    def _open_files_staged_for_deletion(self) -> None:
         """Open the files staged for deletion whose offsets are missing in the tier, and close those that are no longer needed."""
         for name, upload_state in self._upload_states.items():
             running, log_dir = name in self._running, Path(upload_state.seen.path)
@@ -227,12 +227,12 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
                 space = True
                 with suppress(OSError):
                     space = not found.held or has_free_space_to_keep_deleted_files(log_dir)
-                held = self._staged.open_wanted_files(
+                held = self._staged.open_wanted_and_close_other_files(
                     name, log_dir, found.uploadable_staged_files, is_upload_running=running, has_free_space=space
                 )
                 for file in self._staged.select_and_mark_unreported_files("no room", set(found.held) - set(held) if not space else ()):
                     why = "the broker has deleted it, and its disk is almost full"
-                    what = f"{staged_segment_path(Path(), file.base)} is not held open any longer: {why}"
+                    what = f"{path_of_segment_staged_for_deletion(Path(), file.base)} is not held open any longer: {why}"
                     self._log(what, level=logging.WARNING, partition=str(name))
                 self._upload_states[name] = self._log_new_staged_files_and_add_delete_delay(replace(found, held=held))
 
@@ -253,13 +253,13 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         self._log(f"{what}, and they are held open", partition=str(upload_state.partition))
         return upload_state
 
-    def _log_files_not_uploaded(self) -> None:
+    def _report_staged_files_never_uploaded(self) -> None:
         """Log the files staged for deletion that are not uploaded, because it is unknown whether this broker led the partition when it
         renamed them.
         """
         for name, upload_state in self._upload_states.items():
             for file in self._staged.select_and_mark_unreported_files("untaken", upload_state.staged_files_with_unknown_leadership):
-                where = f"{staged_segment_path(Path(), file.base)} is staged for deletion and is not taken"
+                where = f"{path_of_segment_staged_for_deletion(Path(), file.base)} is staged for deletion and is not taken"
                 self._tallies = replace(self._tallies, untaken=self._tallies.untaken + 1)
                 self._log(f"{where}: {unknown_leadership_message(file)}", level=logging.WARNING, partition=str(name))
 
@@ -281,13 +281,13 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         except Stopped:
             return False
         except CompactorError as error:
-            self._record_agent_wide_problem("tier", str(error))
+            self._record_or_clear_agent_wide_problem("tier", str(error))
             return False
-        self._record_agent_wide_problem("tier", "")
+        self._record_or_clear_agent_wide_problem("tier", "")
         self._tier_ready = True
         return True
 
-    def _refresh_leaders(self, identity: BrokerIdentity, now_ms: int) -> None:
+    def _refresh_partition_leaders_if_due(self, identity: BrokerIdentity, now_ms: int) -> None:
         """Ask the cluster which partitions this broker leads, and record the answer.
 
         No request is made while the delay after a failed request lasts, or if no segment waits for upload and the last answer is younger
@@ -306,7 +306,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
             self._record_failed_cluster_query_and_delay_next(f"{what}. Correct kafka.bootstrap_servers or agent.log_dirs", now_ms)
             return
         self._asked_ms, self._broker_failures, self._broker_retry_ms = now_ms, 0, 0
-        self._record_agent_wide_problem("broker", "")
+        self._record_or_clear_agent_wide_problem("broker", "")
         for name, upload_state in self._upload_states.items():
             self._upload_states[name] = with_leadership(upload_state, reported.leaders.get(name) == identity.broker_id)
         with suppress(StoreError):  # asked again the next time; it matters only for a topic that is created again
@@ -323,7 +323,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         self._broker_failures += 1
         self._broker_retry_ms = now_ms + backoff_ms(self._broker_failures, BROKER_RETRY_MS, MAX_BROKER_RETRY_MS)
         self._tallies = replace(self._tallies, broker_failures=self._tallies.broker_failures + 1)
-        self._record_agent_wide_problem("broker", reason)
+        self._record_or_clear_agent_wide_problem("broker", reason)
 
     def _refresh_log_ends(self, partitions: Sequence[TopicPartition], now_ms: int) -> None:
         """Ask the leaders where the logs of these partitions end, and record each answer or failure."""
@@ -366,12 +366,12 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         del self._running[finished.partition]
         outcome, name = finished.outcome, finished.partition
         if outcome.trouble is UploadFailureReason.STORE:
-            self._record_agent_wide_problem("store", outcome.reason)
+            self._record_or_clear_agent_wide_problem("store", outcome.reason)
         elif outcome.trouble is UploadFailureReason.GENERATION:
-            self._record_agent_wide_problem("generations", outcome.reason)
+            self._record_or_clear_agent_wide_problem("generations", outcome.reason)
         elif outcome.trouble is None and not outcome.stopped:
-            self._record_agent_wide_problem("store", "")
-            self._record_agent_wide_problem("generations", "")
+            self._record_or_clear_agent_wide_problem("store", "")
+            self._record_or_clear_agent_wide_problem("generations", "")
         if name in self._upload_states:
             before = self._upload_states[name]
             outcome = self._add_retention_deadline_if_awaiting_adoption(before, outcome)
@@ -380,7 +380,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
                 self._log(outcome.reason, level=logging.WARNING, partition=str(name), trouble=outcome.trouble or "")
             if outcome.trouble is None and before.trouble is not None and not outcome.stopped:
                 self._log("uploads succeed again", partition=str(name))
-            self._log_partitions_awaiting_topics_adopt()
+            self._report_partitions_awaiting_adoption()
         self._tallies = with_upload_counted(self._tallies, outcome)
         for note in outcome.notes:
             self._log(note, partition=str(name))
@@ -389,7 +389,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
             what = f"{outcome.segments} segment{plural}, {format_size(outcome.bytes)}, up to offset {(outcome.position or 0) - 1}"
             self._log(f"uploaded {what}, {finished.seconds:.1f} s", partition=str(name))
 
-    def _log_partitions_awaiting_topics_adopt(self) -> None:
+    def _report_partitions_awaiting_adoption(self) -> None:
         """Log the partitions that are not uploaded until a person accepts their logs for the tier (``topics adopt``), because the topic id
         differs. The line is logged once, after the upload of every partition was tried.
         """
@@ -405,13 +405,13 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         if outcome.trouble is not UploadFailureReason.IDENTITY:
             return outcome
         waiting = upload_state if outcome.position is None else replace(upload_state, position=outcome.position)
-        topic, pending = upload_state.partition.topic, waiting.pending_segments
+        topic, pending = upload_state.partition.topic, waiting.segments_pending_upload
         with suppress(StoreError):
             if topic not in self._retentions:
                 self._retentions[topic] = self._brokers.retention_ms(topic)
         retention_ms = self._retentions.get(topic)
         largest = largest_timestamp_ms_in_time_index(Path(upload_state.seen.path), pending[0].base) if pending else -1
-        deadline = None if retention_ms is None else retention_deadline_ms(waiting, largest, retention_ms)
+        deadline = None if retention_ms is None else broker_retention_deletion_time_ms(waiting, largest, retention_ms)
         if deadline is None:
             return outcome
         when = f"Retention deletes offset {pending[0].base} and what follows it from {format_iso_time(deadline)} on"
@@ -436,7 +436,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         self._tallies = with_upload_counted(self._tallies, outcome)
         self._log(outcome.reason, level=logging.WARNING, partition=str(partition), trouble=outcome.trouble or "")
 
-    def _record_agent_wide_problem(self, source: str, reason: str) -> None:
+    def _record_or_clear_agent_wide_problem(self, source: str, reason: str) -> None:
         """Record a problem that concerns more than one partition, or its end if ``reason`` is empty. Logs a line when it begins and when it
         ends.
 
@@ -528,7 +528,7 @@ class OpenFilesStagedForDeletionByPartition:
                 files.close()
         return tuple(each.file for each in files.held_files)
 
-    def open_wanted_files(
+    def open_wanted_and_close_other_files(
         self,
         partition: TopicPartition,
         log_dir: Path,
@@ -567,7 +567,7 @@ class OpenFilesStagedForDeletionByPartition:
         self._reported |= {(report_name, file) for file in new}
         return new
 
-    def close_files(self, partition: TopicPartition) -> None:
+    def close_staged_files_of_partition(self, partition: TopicPartition) -> None:
         """Close the open files of a partition whose directory is gone."""
         files = self._held.pop(partition, None)
         if files is not None:

@@ -15,7 +15,7 @@ from compactor.brokers.metadata_topic.leaders import LeaderReportedLogEnd
 from compactor.constants import LeaderEpoch
 from compactor.errors import BadData
 from compactor.model.base import ReasonOrEmpty
-from compactor.transfer.log_directory import staged_segment_path
+from compactor.transfer.log_directory import path_of_segment_staged_for_deletion
 from compactor.transfer.staged_file_rules import FileStagedForDeletion
 from compactor.views.time_formats import format_iso_time
 
@@ -85,7 +85,7 @@ def leadership_at_deletion_rename(intervals: Sequence[LeadershipInterval], renam
     return LeadershipAtDeletionRename.UNKNOWN
 
 
-def make_staged_file_refusal_check(intervals: Sequence[LeadershipInterval]) -> Callable[[FileStagedForDeletion], ReasonOrEmpty]:
+def make_upload_refusal_check_by_leadership(intervals: Sequence[LeadershipInterval]) -> Callable[[FileStagedForDeletion], ReasonOrEmpty]:
     """Return a function that takes a staged file and returns why the agent must not upload it, or an empty string.
 
     The function raises BadData for a file about which this is not decided yet, so that the upload is tried again.
@@ -95,7 +95,7 @@ def make_staged_file_refusal_check(intervals: Sequence[LeadershipInterval]) -> C
         evidence = leadership_at_deletion_rename(intervals, file.changed_ms)
         if evidence is LeadershipAtDeletionRename.UNDECIDED:
             cause = "it was staged for deletion a moment ago, and the leader's epoch is not confirmed since"
-            raise BadData(cause, segment=staged_segment_path(Path(), file.base).name, hint="It is tried again")
+            raise BadData(cause, segment=path_of_segment_staged_for_deletion(Path(), file.base).name, hint="It is tried again")
         return "" if evidence is LeadershipAtDeletionRename.SAME_EPOCH else unknown_leadership_message(file)
 
     return upload_refusal_reason

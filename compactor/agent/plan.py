@@ -164,7 +164,7 @@ class PartitionUploadState:
         return self.seen.partition
 
     @property
-    def pending_segments(self) -> tuple[SealedSegmentFile, ...]:
+    def segments_pending_upload(self) -> tuple[SealedSegmentFile, ...]:
         """Return the segments with offsets after the tier's end, first those staged for deletion, then the other sealed ones. Empty
         segments are left out, because they are uploaded together with a neighbour.
         """
@@ -244,7 +244,7 @@ def upload_lag(upload_state: PartitionUploadState) -> UploadLag:
     """Return the partition's upload lag; zero if this broker does not lead it, or the tier's end is not known yet."""
     if not upload_state.leads or upload_state.position is None:
         return UploadLag(0, 0, 0)
-    pending, staged = upload_state.pending_segments, upload_state.uploadable_staged_files
+    pending, staged = upload_state.segments_pending_upload, upload_state.uploadable_staged_files
     since_ms = min((file.mtime_ms for file in pending), default=0)
     deadline_ms = min(file.changed_ms for file in staged) + upload_state.delete_delay_ms if staged else 0
     return UploadLag(len(pending), sum(file.size for file in pending), since_ms, len(staged), deadline_ms)
@@ -289,8 +289,8 @@ def needs_log_end_query(upload_state: PartitionUploadState, now_ms: int) -> bool
         return True
     return (
         upload_state.position is not None
-        and bool(upload_state.pending_segments)
-        and upload_state.pending_segments[0].end > upload_state.end.high_watermark
+        and bool(upload_state.segments_pending_upload)
+        and upload_state.segments_pending_upload[0].end > upload_state.end.high_watermark
     )
 
 
@@ -330,7 +330,7 @@ def with_log_end(
 def is_upload_due(upload_state: PartitionUploadState, now_ms: int, *, accept_truncation: bool = False) -> bool:
     """Return whether an upload may begin: a segment lies entirely below the high watermark, or the tier's end is not known yet.
 
-    An upload is also due if the log's topic id is not the tier's, because the cluster may confirm by now that the topic was created again.
+    An upload is also due if the log's topic id is not the tier's. The upload then asks the cluster again whether the topic was recreated.
 
     :param accept_truncation: whether an upload is also due if the log ends before the tier does. The upload then truncates the tier.
     """
@@ -342,7 +342,7 @@ def is_upload_due(upload_state: PartitionUploadState, now_ms: int, *, accept_tru
         return True
     if upload_state.trouble is UploadFailureReason.BEHIND and accept_truncation:
         return True
-    return bool(upload_state.pending_segments) and upload_state.pending_segments[0].end <= upload_state.end.high_watermark
+    return bool(upload_state.segments_pending_upload) and upload_state.segments_pending_upload[0].end <= upload_state.end.high_watermark
 
 
 def choose_uploads(
@@ -368,7 +368,7 @@ def choose_uploads(
     due.sort(
         key=lambda upload_state: (
             not upload_state.uploadable_staged_files,
-            upload_state.pending_segments[0].mtime_ms if upload_state.pending_segments else now_ms,
+            upload_state.segments_pending_upload[0].mtime_ms if upload_state.segments_pending_upload else now_ms,
             upload_state.partition,
         )
     )
@@ -420,7 +420,7 @@ def with_upload_outcome(upload_state: PartitionUploadState, outcome: UploadOutco
             deadline_ms=outcome.deadline_ms,
         )
     # Something pending that did not come in is not tried without a pause: a file that vanished meanwhile, an end that is empty.
-    stands = position == upload_state.position and bool(upload_state.pending_segments)
+    stands = position == upload_state.position and bool(upload_state.segments_pending_upload)
     return replace(
         upload_state,
         position=position,
@@ -452,7 +452,7 @@ def log_line_of_partitions_awaiting_adoption(upload_states: Iterable[PartitionUp
     return f"waiting for `topics adopt`, before retention deletes what is not uploaded: {', '.join(named)}" if waiting else ""
 
 
-def retention_deadline_ms(upload_state: PartitionUploadState, largest_timestamp_ms: int, retention_ms: int) -> int | None:
+def broker_retention_deletion_time_ms(upload_state: PartitionUploadState, largest_timestamp_ms: int, retention_ms: int) -> int | None:
     """Return when the broker's retention deletes the first segment that is not in the tier, in milliseconds. None if all segments are in
     the tier or ``retention_ms`` is negative.
 
@@ -460,6 +460,6 @@ def retention_deadline_ms(upload_state: PartitionUploadState, largest_timestamp_
         Kafka.
     :param retention_ms: the topic's ``retention.ms``; negative for unlimited.
     """
-    if retention_ms < 0 or not upload_state.pending_segments:
+    if retention_ms < 0 or not upload_state.segments_pending_upload:
         return None
-    return (largest_timestamp_ms if largest_timestamp_ms >= 0 else upload_state.pending_segments[0].mtime_ms) + retention_ms
+    return (largest_timestamp_ms if largest_timestamp_ms >= 0 else upload_state.segments_pending_upload[0].mtime_ms) + retention_ms

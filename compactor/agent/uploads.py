@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from compactor.access.tier import Tier
-from compactor.agent.leadership import make_staged_file_refusal_check
+from compactor.agent.leadership import make_upload_refusal_check_by_leadership
 from compactor.agent.log_directories import EPOCHS, last_epoch_in_leader_epoch_checkpoint
 from compactor.agent.plan import PartitionDirectoryListing, PartitionUploadState, UploadFailureReason, UploadOutcome
 from compactor.config.settings import CleanerSettings
@@ -24,7 +24,7 @@ from compactor.service.stopping import InterruptibleStore, Stopped, StopRequest
 from compactor.transfer.broker_cleaning import CLEANED
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions, ImportReport, ImportResources
-from compactor.transfer.incarnations import AskTopicIds, TopicRecreationConfirmationSources, record_cluster_of_topics
+from compactor.transfer.incarnations import TopicIdsQuery, TopicRecreationConfirmationSources, record_cluster_of_topics
 from compactor.transfer.log_identity import PARTITION_METADATA
 from compactor.transfer.staged_files import OpenFilesStagedForDeletion
 
@@ -35,7 +35,7 @@ class SegmentUploader:
     All threads share the access to the tier and its catalog log. One large import runs at a time, so that the disk budget suffices.
     """
 
-    def __init__(self, tier: Tier, stop: StopRequest, ask_topic_ids: AskTopicIds) -> None:
+    def __init__(self, tier: Tier, stop: StopRequest, ask_topic_ids: TopicIdsQuery) -> None:
         self._tier = tier
         self._stop = stop
         self._ask = ask_topic_ids
@@ -95,7 +95,7 @@ class SegmentUploader:
             refill=False,
             may_be_empty=True,
             held=held_files,
-            staged_problem=make_staged_file_refusal_check(upload_state.leadership),
+            staged_problem=make_upload_refusal_check_by_leadership(upload_state.leadership),
             opening=TopicRecreationConfirmationSources(ask=self._ask),
         )
         report = self._run_import(upload_state, options)
@@ -107,11 +107,11 @@ class SegmentUploader:
     def _run_import(self, upload_state: PartitionUploadState, options: ImportOptions) -> ImportReport:
         """Import the partition's directory into the tier with these options, and return the report of the import."""
         tier, name = self._tier, upload_state.partition
-        hint = tier.control_log_change_notifier.latest_change_hint_number(tier.latest_incarnation(name))
+        hint = tier.control_log_change_notifier.latest_control_log_change_hint_number(tier.latest_incarnation(name))
 
         def publish_control_log_change_and_cache_state(log: PartitionLog) -> None:
             with self._one_at_a_time:
-                tier.control_log_change_notifier.publish_control_log_changes([log])
+                tier.control_log_change_notifier.announce_changed_control_logs([log])
                 tier.control_log_change_notifier.cache_control_log_state_locally(log, hint)
 
         policy = tier.settings.cleaner_settings_for_topic(name.topic).cleaner_policy()
@@ -168,11 +168,13 @@ def _with_agent_log_directories(tier: Tier) -> Tier:
     """Return the tier with settings under which segments may also be read from the agent's log directories."""
     settings = tier.settings
 
-    def add_agent_log_directories(cleaner: CleanerSettings) -> CleanerSettings:
+    def settings_with_agent_log_directories(cleaner: CleanerSettings) -> CleanerSettings:
         return cleaner.model_copy(update={"local_log_dirs": (*cleaner.local_log_dirs, *settings.agent.log_dirs)})
 
-    topics = {pattern: add_agent_log_directories(cleaner) for pattern, cleaner in settings.topics.items()}
-    return replace(tier, settings=settings.model_copy(update={"cleaner": add_agent_log_directories(settings.cleaner), "topics": topics}))
+    topics = {pattern: settings_with_agent_log_directories(cleaner) for pattern, cleaner in settings.topics.items()}
+    return replace(
+        tier, settings=settings.model_copy(update={"cleaner": settings_with_agent_log_directories(settings.cleaner), "topics": topics})
+    )
 
 
 def classify_upload_failure(error: Exception, listing: PartitionDirectoryListing, state: PartitionState | None) -> UploadFailureReason:

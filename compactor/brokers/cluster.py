@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from compactor.brokers.conditions import broker_version_problem
-from compactor.brokers.metadata_topic.admin import KafkaAdmin, TopicDescription, metadata_topic_problem
+from compactor.brokers.conditions import too_old_broker_reason
+from compactor.brokers.metadata_topic.admin import KafkaAdmin, TopicDescription, metadata_topic_write_refusal_reason
 from compactor.brokers.view import TopicStatus
 from compactor.errors import NotFound, Refused
 from compactor.model.base import ReasonOrEmpty
@@ -39,10 +39,12 @@ class AdminClusterQueries:
             facts = self._describe_topics_one_by_one(topics)
         return {name: _topic_status_from_description(found) for name, found in facts.items()}
 
-    def cluster_problem(self) -> ReasonOrEmpty:
+    def cluster_compaction_refusal_reason(self) -> ReasonOrEmpty:
         """Return why compaction is ruled out, or an empty string. If the cluster refuses to answer, the refusal is the reason."""
         try:
-            return metadata_topic_problem(self._admin.describe_metadata_topic()) or broker_version_problem(self._admin.describe_cluster())
+            return metadata_topic_write_refusal_reason(self._admin.describe_metadata_topic()) or too_old_broker_reason(
+                self._admin.describe_cluster()
+            )
         except (Refused, NotFound) as error:
             return str(error)
 

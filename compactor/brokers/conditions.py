@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from compactor.brokers.metadata_topic.admin import ClusterDescription, TopicDescription, metadata_topic_problem
+from compactor.brokers.metadata_topic.admin import ClusterDescription, TopicDescription, metadata_topic_write_refusal_reason
 from compactor.brokers.metadata_topic.codec import uuid_text
 from compactor.errors import NotFound, Refused
 from compactor.model.base import ReasonOrEmpty
@@ -44,17 +44,17 @@ class ClusterDescriptionQueries(Protocol):
     def describe_cluster(self) -> ClusterDescription:
         """Return the cluster id and the brokers."""
 
-    def describe_metadata_topic(self, *, lists_missing_append_right: bool = False) -> TopicDescription:
+    def describe_metadata_topic(self, *, reports_missing_append_permission: bool = False) -> TopicDescription:
         """Describe ``__remote_log_metadata``.
 
-        :param lists_missing_append_right: whether the description lists a missing permission to append to the topic, too.
+        :param reports_missing_append_permission: whether the description lists a missing permission to append to the topic, too.
         """
 
     def describe_topics(self, topics: Sequence[str]) -> Mapping[str, TopicDescription]:
         """Describe these topics, and return the descriptions by topic name. Raises NotFound if one does not exist."""
 
 
-class BrokerPublicationCheck:
+class ClusterSettingsCheckBeforePublication:
     """Check, called before each publication step, that the settings of cluster and topic permit the step. Thread-safe.
 
     If a topic was deleted and created again, the first check afterwards fails, so that work on the deleted topic ends. Later checks are
@@ -86,9 +86,9 @@ class BrokerPublicationCheck:
         """
         with self._lock:
             if self._is_compaction_permission_check_due(_CLUSTER_KEY):
-                problem = metadata_topic_problem(
-                    self._admin.describe_metadata_topic(lists_missing_append_right=True)
-                ) or broker_version_problem(self._admin.describe_cluster())
+                problem = metadata_topic_write_refusal_reason(
+                    self._admin.describe_metadata_topic(reports_missing_append_permission=True)
+                ) or too_old_broker_reason(self._admin.describe_cluster())
                 if problem:
                     raise Refused(f"nothing is compacted under these brokers: {problem}", hint="Readers are not affected")
                 self._checked_at[_CLUSTER_KEY] = time.monotonic()
@@ -115,22 +115,23 @@ class BrokerPublicationCheck:
             message = f"topic {topic} was deleted and created again: it was {uuid_text(known)} and is {uuid_text(facts.topic_id)}"
             raise Refused(message, hint="Run again: the new topic is another one")
         settings = {setting: found.value for setting, found in facts.settings.items()}
-        problem = topic_settings_problem(topic, settings, self._cleanup_policy_of(topic))
+        problem = topic_settings_refusal_reason(topic, settings, self._cleanup_policy_of(topic))
         if problem:
             raise Refused(problem, hint="Set it with kafka-configs --alter, or take the topic out of topics under [kafka]")
 
 
-def topic_settings_problem(topic: str, settings: Mapping[str, str], cleanup_policy: str) -> ReasonOrEmpty:
+def topic_settings_refusal_reason(topic: str, settings: Mapping[str, str], cleanup_policy: str) -> ReasonOrEmpty:
     """Return a message about the first required setting that is missing or has another value than the required one, or an empty string.
 
     :param cleanup_policy: ``cleanup_policy`` of this program's settings for the topic. Under "compact,delete", retention.ms may be finite.
     """
     return next(
-        filter(None, (topic_setting_problem(topic, each, settings.get(each), cleanup_policy) for each in REQUIRED_TOPIC_SETTINGS)), ""
+        filter(None, (topic_setting_refusal_reason(topic, each, settings.get(each), cleanup_policy) for each in REQUIRED_TOPIC_SETTINGS)),
+        "",
     )
 
 
-def topic_setting_problem(topic: str, setting: str, value: str | None, cleanup_policy: str) -> ReasonOrEmpty:
+def topic_setting_refusal_reason(topic: str, setting: str, value: str | None, cleanup_policy: str) -> ReasonOrEmpty:
     """Return why the value of a required topic setting rules out compaction, as a message, or an empty string.
 
     :param value: the value of the setting; None if it is unknown.
@@ -143,7 +144,7 @@ def topic_setting_problem(topic: str, setting: str, value: str | None, cleanup_p
     return f"{setting} of {topic} is {value}, it must be {wanted}: {why}"
 
 
-def broker_version_problem(cluster: ClusterDescription) -> ReasonOrEmpty:
+def too_old_broker_reason(cluster: ClusterDescription) -> ReasonOrEmpty:
     """Return a message that names a broker older than 3.8, or an empty string. Brokers of unknown version pass.
 
     Consumers of older brokers get stuck at a segment whose last records compaction has removed (KAFKA-15388).

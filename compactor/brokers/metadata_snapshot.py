@@ -195,7 +195,7 @@ class SnapshotBrokerMetadata:
         """Return an empty list: a snapshot holds only topics that existed when it was taken."""
         return []
 
-    def cluster_problem(self) -> ReasonOrEmpty:
+    def cluster_compaction_refusal_reason(self) -> ReasonOrEmpty:
         """Return an empty string: nothing is compacted from a snapshot."""
         return ""
 

@@ -32,7 +32,7 @@ from compactor.errors import Refused, Unavailable, UsageError
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
-from compactor.tier.names import TopicIdOf
+from compactor.tier.names import TopicIdOfPartition
 from compactor.tier.ports import AnnouncedSegment, MetadataRecordRateLimitDelay, SegmentRef
 
 _S = SegmentState
@@ -55,27 +55,27 @@ class _ReaderSwitchOutcome(Enum):
     EXPIRED = 3
 
 
-class KafkaPublisher:
+class MetadataTopicSegmentPublisher:
     """SegmentPublisher that appends to the metadata topic. Thread-safe if each thread has partitions of its own.
 
     :param followed: reads and folds the metadata topic.
     :param topic: client that appends to the metadata topic.
     :param current_topic_id: returns the current topic id of a partition's topic.
     :param require_allowed: raises Refused if nothing may be written (compactor.brokers.conditions). Called before each step.
-    :param max_delivery_ms: the producer's delivery.timeout.ms.
+    :param max_late_metadata_delivery_ms: the producer's delivery.timeout.ms.
     """
 
     def __init__(
         self,
         followed: FoldingMetadataTopicReader,
         topic: MetadataTopic,
-        current_topic_id: TopicIdOf,
+        current_topic_id: TopicIdOfPartition,
         *,
         clock_ms: Callable[[], int],
         require_allowed: Callable[[TopicPartition], None] = lambda name: None,
-        max_delivery_ms: int = 30_000,
+        max_late_metadata_delivery_ms: int = 30_000,
     ) -> None:
-        self.max_delivery_ms = max_delivery_ms
+        self.max_late_metadata_delivery_ms = max_late_metadata_delivery_ms
         self._followed = followed
         self._topic = topic
         self._topic_id = current_topic_id
@@ -89,7 +89,7 @@ class KafkaPublisher:
         self._require_allowed(partition)
 
     def reserve_metadata_records(
-        self, partition: TopicPartition, records: int, max_records_per_hour: int
+        self, partition: TopicPartition, record_count: int, max_records_per_hour: int
     ) -> MetadataRecordRateLimitDelay | None:
         """Reserve metadata records of the hourly limit for a round. Return None if the round is admitted, else until when it has to wait.
 
@@ -101,8 +101,8 @@ class KafkaPublisher:
             self._read_newest_metadata(
                 partition
             )  # under the lock: records that others have appended are not reserved any more, so they have to be read
-            self._bucket, wait = self._bucket.admit_round(
-                self._followed.compactor_metadata_record_counts_by_minute(), partition, records, max_records_per_hour, self._clock_ms()
+            self._bucket, wait = self._bucket.bucket_after_admission_or_delay(
+                self._followed.compactor_metadata_record_counts_by_minute(), partition, record_count, max_records_per_hour, self._clock_ms()
             )
         return wait
 
@@ -135,7 +135,7 @@ class KafkaPublisher:
         record_begun: Callable[[], None],
         record_published: Callable[[Collection[str]], None],
         *,
-        find_expired: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
+        find_segments_expired_by_brokers: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
         last_group_first: bool = False,
         is_begun_recorded: bool = False,
     ) -> None:
@@ -150,7 +150,7 @@ class KafkaPublisher:
 
         :param record_begun: called once, before the first record is appended.
         :param record_published: called at the end, with the ids of the new segments that were not published.
-        :param find_expired: returns those of the given segments that brokers have expired.
+        :param find_segments_expired_by_brokers: returns those of the given segments that brokers have expired.
         :param last_group_first: switch in descending order, because the round restores values. After a withdrawn group, the groups with
             lower offsets are then withdrawn.
         :param is_begun_recorded: whether an earlier attempt has begun to publish, so that the records are not tried on a copy beforehand.
@@ -160,13 +160,13 @@ class KafkaPublisher:
         if last_group_first:
             ordered.reverse()
         if not is_begun_recorded:
-            self._require_all_records_accepted(partition, ordered)
+            self._require_publication_records_allowed(partition, ordered)
         record_begun()
         self._delete_unfinished_copies_and_unhide_segments(partition, ordered)
         cut: list[str] = []
         gone: list[str] = []
         for new in ordered:
-            outcome = self._switch_readers_to_replacement(partition, new, find_expired, must_withdraw=bool(cut))
+            outcome = self._switch_readers_to_replacement(partition, new, find_segments_expired_by_brokers, must_withdraw=bool(cut))
             if outcome is not _ReaderSwitchOutcome.SWITCHED:
                 (cut if outcome is _ReaderSwitchOutcome.CUT_OFF else gone).append(new.segment.id)
         record_published([*cut, *gone])
@@ -203,7 +203,7 @@ class KafkaPublisher:
             if known is not None and known.state in rules.UNDELETED_STATES:
                 records.append(self._state_change_record(known, _S.DELETE_SEGMENT_STARTED))
             elif known is None and include_unannounced and raw_id not in cache.finished:
-                made = self._build_copy_started_record_of_no_object(where, segment)
+                made = self._copy_started_record_of_unstored_segment(where, segment)
                 records += [made, self._state_change_record(made, _S.DELETE_SEGMENT_STARTED)]
         self._append_checked_records_and_await_read_back(where, cache, records)
 
@@ -221,14 +221,14 @@ class KafkaPublisher:
         _, cache = self._read_newest_metadata(partition)
         return frozenset(one for one in segment_ids if _is_deleted_by_broker(cache, uuid_bytes(one)))
 
-    def find_announced_unrecorded_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
+    def find_segments_unknown_to_control_log(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
         """Return segments written by compactors that are not in ``recorded_ids`` (the control log's segments) and that readers do not
         use.
         """
         _, cache = self._read_newest_metadata(partition)
         return [_announced_segment_from_record(one) for one in _compactor_segments_not_in_control_log(cache, recorded_ids)]
 
-    def withdraw_announced_unrecorded_segments(
+    def withdraw_segments_unknown_to_control_log(
         self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
     ) -> WithdrawnSegmentCount:
         """Begin the deletion (DELETE_SEGMENT_STARTED) of segments that the control log does not name, and return their number. These are
@@ -259,7 +259,7 @@ class KafkaPublisher:
         )
         return len(going)
 
-    def _require_all_records_accepted(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
+    def _require_publication_records_allowed(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
         """Raise Refused if a rule forbids one of the records of a publication. The records are tried on a copy of the folded metadata,
         before the first one is appended. Does nothing if sources or new segments are gone, because their groups are then withdrawn.
         """
@@ -272,26 +272,26 @@ class KafkaPublisher:
         last = max((new.segment.end_offset for new in replacements), default=-1)
         trial = rules.CopyOnWriteMetadataCache(cache)
 
-        def require_records_accepted(records: Sequence[MetadataRecord]) -> None:
+        def require_records_allowed_by_rules(records: Sequence[MetadataRecord]) -> None:
             for record in records:
                 why = rules.reason_to_refuse_record(trial.cache, lineage, record)
                 if why:
                     raise _forbidden_record_error(partition, why)
                 trial.apply_record(record)
 
-        def require_copy_finished_accepted(segment: RemoteLogSegmentMetadataRecord) -> None:
-            for marker in rules.highest_offset_markers(trial.cache, lineage, segment, self._clock_ms()):
-                require_records_accepted(marker.highest_offset_marker_records(self._clock_ms()))
-            require_records_accepted([self._state_change_record(segment, _S.COPY_SEGMENT_FINISHED)])
+        def require_copy_finished_allowed_by_rules(segment: RemoteLogSegmentMetadataRecord) -> None:
+            for marker in rules.highest_offset_markers_before_finish(trial.cache, lineage, segment, self._clock_ms()):
+                require_records_allowed_by_rules(marker.highest_offset_marker_records(self._clock_ms()))
+            require_records_allowed_by_rules([self._state_change_record(segment, _S.COPY_SEGMENT_FINISHED)])
 
         for hidden in rules.segments_not_found_at_their_start(cache, lineage, last):
-            require_copy_finished_accepted(hidden)
+            require_copy_finished_allowed_by_rules(hidden)
         for new, made in zip(replacements, here, strict=True):
-            require_copy_finished_accepted(made)
+            require_copy_finished_allowed_by_rules(made)
             left = {one.segment_id: one for one in rules.segments_within_compacted_segment(trial.cache, lineage, made)}
             left |= {uuid_bytes(source): trial.cache.segments[uuid_bytes(source)] for source in new.sources}
             ascending = sorted((one for one in left.values() if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
-            require_records_accepted([self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
+            require_records_allowed_by_rules([self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
 
     def _delete_unfinished_copies_and_unhide_segments(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
         """Delete unfinished copies of earlier leaders in the range to be replaced, and finish hidden segments again
@@ -317,14 +317,14 @@ class KafkaPublisher:
         self,
         partition: TopicPartition,
         replacement: Replacement,
-        find_expired: Callable[[Collection[str]], Collection[str]],
+        find_segments_expired_by_brokers: Callable[[Collection[str]], Collection[str]],
         *,
         must_withdraw: bool,
     ) -> _ReaderSwitchOutcome:
         """Switch readers to one group's new segment: append COPY_SEGMENT_FINISHED, verify that lookups find the segment, and append
         DELETE_SEGMENT_STARTED for its sources.
 
-        :param find_expired: returns those of the given segments that brokers have expired.
+        :param find_segments_expired_by_brokers: returns those of the given segments that brokers have expired.
         :param must_withdraw: withdraw the new segment instead, because an earlier group was withdrawn.
         """
         where, cache = self._read_newest_metadata(partition)
@@ -336,7 +336,7 @@ class KafkaPublisher:
             is_gone = known is None or known.state in _DELETED_STATES
             # A group that was switched before has expired with its new segment; its sources were then deleted by this program.
             asked = [*missing, replacement.segment.id] if is_gone and len(missing) == len(replacement.sources) else missing
-            explained = find_expired(asked) if asked else ()
+            explained = find_segments_expired_by_brokers(asked) if asked else ()
             if replacement.segment.id in explained or all(source in explained for source in replacement.sources):
                 return self._withdraw_new_segment_of_expired_sources(partition, raw_id)
             if known is None or is_gone:
@@ -393,7 +393,7 @@ class KafkaPublisher:
     def _append_copy_finished_record(self, partition: TopicIdPartition, segment: RemoteLogSegmentMetadataRecord) -> None:
         """Append COPY_SEGMENT_FINISHED of a segment, preceded by the highest-offset markers (``HighestOffsetMarker``) that it needs."""
         _, cache = self._read_newest_metadata_by_id(partition)
-        for marker in rules.highest_offset_markers(cache, lineage_from_segments(cache), segment, self._clock_ms()):
+        for marker in rules.highest_offset_markers_before_finish(cache, lineage_from_segments(cache), segment, self._clock_ms()):
             self._append_checked_records_and_await_read_back(partition, cache, marker.highest_offset_marker_records(self._clock_ms()))
             _, cache = self._read_newest_metadata_by_id(partition)
         self._append_checked_records_and_await_read_back(partition, cache, [self._state_change_record(segment, _S.COPY_SEGMENT_FINISHED)])
@@ -460,7 +460,7 @@ class KafkaPublisher:
             txn_index_empty="txnindex" not in segment.files,
         )
 
-    def _build_copy_started_record_of_no_object(
+    def _copy_started_record_of_unstored_segment(
         self, partition: TopicIdPartition, segment: AnnouncedSegment
     ) -> RemoteLogSegmentMetadataRecord:
         """Return the COPY_SEGMENT_STARTED record of a segment that will never have an object."""

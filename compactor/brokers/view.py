@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from compactor.brokers.metadata_topic.codec import TopicIdPartition, uuid_text
 from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
-from compactor.brokers.metadata_topic.persisted_state import FoldedPartitionMetadata, TieredPartition
+from compactor.brokers.metadata_topic.persisted_state import FoldedPartitionMetadata, TieredPartitionSegmentCounts
 from compactor.constants import TopicId
 from compactor.errors import Unavailable, UsageError
 from compactor.model.base import ReasonOrEmpty
@@ -68,7 +68,7 @@ class ClusterQueries(Protocol):
     def topic_statuses(self, topics: Sequence[str]) -> Mapping[str, TopicStatus]:
         """Return the status of each of these topics by name. Topics that do not exist, or that this user may not describe, are left out."""
 
-    def cluster_problem(self) -> ReasonOrEmpty:
+    def cluster_compaction_refusal_reason(self) -> ReasonOrEmpty:
         """Return why this cluster's broker versions or metadata topic settings rule out compaction, or an empty string."""
 
 
@@ -118,7 +118,7 @@ class BrokerMetadata(Protocol):
         under the same name, the partitions of the deleted one are returned.
         """
 
-    def cluster_problem(self) -> ReasonOrEmpty:
+    def cluster_compaction_refusal_reason(self) -> ReasonOrEmpty:
         """Return why the cluster's broker versions or metadata topic settings rule out compaction, or an empty string.
 
         The answer is cached for TOPICS_MAX_AGE_S.
@@ -188,12 +188,12 @@ class LiveBrokerMetadata:
             anew = now - self._asked_at > (max_age_s if topics_max_age_s is None else topics_max_age_s)
             if anew or folds != self._folds:
                 tiered = self.followed.tiered_partitions()
-                self._refresh_topics({one.partition.topic for one in tiered}, force=anew)
-                self._separate_deleted_topics(tiered)
+                self._refresh_topic_descriptions({one.partition.topic for one in tiered}, force=anew)
+                self._separate_partitions_of_deleted_topics(tiered)
                 self._folds = folds
             self._read_at = time.monotonic()
 
-    def _refresh_topics(self, topic_names: set[str], *, force: bool) -> None:
+    def _refresh_topic_descriptions(self, topic_names: set[str], *, force: bool) -> None:
         """Ask the cluster about the tiered topics that the configured patterns match. Makes no request if the set of tiered topics is the
         same as at the last request, unless ``force`` is set.
 
@@ -206,7 +206,7 @@ class LiveBrokerMetadata:
             self._topic_ids = {topic: uuid_text(found.topic_id) for topic, found in self._topics.items()}
             self._tiered, self._wanted, self._asked_at = topic_names, wanted, time.monotonic()
 
-    def _separate_deleted_topics(self, partitions: Sequence[TieredPartition]) -> None:
+    def _separate_partitions_of_deleted_topics(self, partitions: Sequence[TieredPartitionSegmentCounts]) -> None:
         """Record which partitions belong to a topic that still exists with the same topic id, and which belong to deleted topics.
         Partitions of topics that are not configured are ignored.
         """
@@ -260,10 +260,10 @@ class LiveBrokerMetadata:
             self._read_metadata_topic_if_never_read()
             return list(self._deleted_topic_partitions)
 
-    def cluster_problem(self) -> ReasonOrEmpty:
+    def cluster_compaction_refusal_reason(self) -> ReasonOrEmpty:
         with self._lock:
             if time.monotonic() - self._problem_at > TOPICS_MAX_AGE_S or self._problem:
-                self._problem, self._problem_at = self._cluster.cluster_problem(), time.monotonic()
+                self._problem, self._problem_at = self._cluster.cluster_compaction_refusal_reason(), time.monotonic()
             return self._problem
 
     def _read_metadata_topic_if_never_read(self) -> None:

@@ -27,7 +27,7 @@ from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.errors import BadData, OutOfBudget, UsageError
 from compactor.model.policy import MAX32
-from compactor.records.balance import BalanceKey
+from compactor.records.balance import BalanceDigestKey
 from compactor.records.batches import UNKNOWN_OFFSET, BatchTable, Bytes, memory_map_file
 from compactor.records.indexes import encode_offset_and_time_index, read_txn_index
 from compactor.records.producers import ProducerStates, parse_producer_snapshot_file
@@ -146,7 +146,7 @@ def open_log_directory_for_round(
         high_watermark=end if request.high_watermark is None else request.high_watermark,
         latest_offset=upper - 1,
         producers=_producer_states_at_offset(log_dir, sources, end),
-        balance_key=BalanceKey(request.hash_key) if request.gate_budget_bytes else None,
+        balance_key=BalanceDigestKey(request.hash_key) if request.gate_budget_bytes else None,
     )
     return LogDirectoryWithRangeToClean(sources, first_dirty, upper, rules)
 
@@ -173,7 +173,7 @@ def _clean_log(log_dir: Path, out_folder: Path, request: OfflineCleanOptions, re
         survivors = _find_survivors(key_scan, request.map_entries, workers)
         if gate is not None:
             gate.compute_and_keep_txn_outcomes(sources)
-        next_dirty = survivors.last_mapped_offset + 1 if first_dirty < upper else 0
+        next_dirty = survivors.last_offset_covered_by_map + 1 if first_dirty < upper else 0
         rules = replace(rules, latest_offset=next_dirty - 1)
         report_phase("rewrite")
         rewriting = GroupRewriter(survivors, rules, request.index_interval_bytes, limit, finished, gate)
@@ -229,7 +229,7 @@ def _check_cleaned_groups(
     source_groups: Sequence[Sequence[SourceSegment]],
     cleaned_segments: Sequence[CleanedSegment],
     max_inflated_bytes: int,
-    balance_key: BalanceKey | None,
+    balance_key: BalanceDigestKey | None,
 ) -> None:
     """Check every group of cleaned segments with the gate, and check that its balance (sums over all batches and records) adds up. Raises
     GateFailed, BadData.
@@ -295,17 +295,17 @@ def open_segments_of_directory(
     if not base_offsets:
         raise UsageError(f"{log_dir} holds no segments", hint="Segments are called <20 digits>.log")
 
-    def open_segment(index: int, previous_last_offset: int) -> SourceSegment:
+    def open_segment(segment_number: int, previous_last_offset: int) -> SourceSegment:
         path, following = (
-            log_dir / f"{base_offsets[index]:020d}.log",
-            base_offsets[index + 1] if index + 1 < len(base_offsets) else end_offset,
+            log_dir / f"{base_offsets[segment_number]:020d}.log",
+            base_offsets[segment_number + 1] if segment_number + 1 < len(base_offsets) else end_offset,
         )
         mtime_ms = path.stat().st_mtime_ns // 1_000_000
         txn_entries = read_txn_index(path.with_suffix(".txnindex"))
         source = open_source_segment(
-            index,
+            segment_number,
             path,
-            base_offsets[index],
+            base_offsets[segment_number],
             following,
             mtime_ms,
             previous_last_offset,
@@ -324,9 +324,9 @@ def open_segments_of_directory(
         source.index_bytes, source.timeindex_bytes = _usable_sizes_of_offset_and_time_index(path, source, index_interval_bytes)
         return source
 
-    def open_segment_in_worker(buffers: ReusableJobBuffers, index: int) -> SourceSegment | None:
+    def open_segment_in_worker(buffers: ReusableJobBuffers, segment_number: int) -> SourceSegment | None:
         try:
-            return open_segment(index, -1)
+            return open_segment(segment_number, -1)
         except BadData:
             return None
 

@@ -40,20 +40,20 @@ SpoolRows = npt.NDArray[Any]
 class DiskReservation(Protocol):
     """Reservation of bytes of the disk budget. It grows before bytes are written and shrinks after they are deleted."""
 
-    def reserve_bytes(self, byte_count: int, /) -> None:
+    def reserve_bytes_on_disk(self, byte_count: int, /) -> None:
         """Reserve bytes before they are written. Raises OutOfBudget if the disk budget does not have them."""
 
-    def release_bytes(self, byte_count: int, /) -> None:
+    def release_bytes_on_disk(self, byte_count: int, /) -> None:
         """Release the reservation of bytes that were deleted from the disk."""
 
 
 class _UnlimitedDiskReservation:
     """A DiskReservation that permits every write, for rounds without a disk budget."""
 
-    def reserve_bytes(self, byte_count: int) -> None:
+    def reserve_bytes_on_disk(self, byte_count: int) -> None:
         pass
 
-    def release_bytes(self, byte_count: int) -> None:
+    def release_bytes_on_disk(self, byte_count: int) -> None:
         pass
 
 
@@ -82,15 +82,15 @@ class HashRangeSpan:
 
 @dataclass(frozen=True, slots=True)
 class _SortedRowBlock:
-    """Location of a block of rows that are sorted by hash range. position: its position in the file. begins: index of the first row of each
-    range, followed by the number of rows. crcs: a CRC per range.
+    """Location of a block of rows that are sorted by hash range of their keys. position: byte position of the block in the file. begins:
+    index of the first row of each hash range, followed by the number of rows. crcs: a CRC per hash range.
     """
 
     position: int
     begins: npt.NDArray[np.int64]
     crcs: tuple[int, ...]
 
-    def row_count_of_range(self, range_number: int) -> int:
+    def row_count_of_hash_range(self, range_number: int) -> int:
         """Return the number of rows of this block in a hash range."""
         return int(self.begins[range_number + 1] - self.begins[range_number])
 
@@ -149,20 +149,20 @@ class HashRangeRowFile:
             if self._fill == len(self._buffer):
                 self.write_buffered_rows()
 
-    def count_rows_of_range(self, section_number: int, range_number: int) -> int:
+    def count_rows_of_section_and_hash_range(self, section_number: int, range_number: int) -> int:
         """Return the number of rows of a section in one hash range; ranges are counted from 0, the first range of the file."""
         self.write_buffered_rows()
-        return sum(block.row_count_of_range(range_number) for block in self._blocks.get(section_number, ()))
+        return sum(block.row_count_of_hash_range(range_number) for block in self._blocks.get(section_number, ()))
 
-    def read_rows_of_range(self, section_number: int, range_number: int) -> Iterator[SpoolRows]:
+    def read_rows_of_section_and_hash_range(self, section_number: int, range_number: int) -> Iterator[SpoolRows]:
         """Yield the rows of a section in one hash range, in the order in which they were added. An array is valid until the next one is
         requested. Raises StoreError if a checksum does not match.
         """
         self.write_buffered_rows()
         self._sorted = None
         for block in self._blocks.get(section_number, ()):
-            if block.row_count_of_range(range_number):
-                yield self._read_rows_of_ranges(block, range_number, range_number + 1)
+            if block.row_count_of_hash_range(range_number):
+                yield self._read_rows_of_hash_ranges_of_block(block, range_number, range_number + 1)
 
     def read_rows_of_section(self, section_number: int) -> Iterator[SpoolRows]:
         """Yield all rows of a section, block by block. An array is valid until the next one is requested. Raises StoreError if a checksum
@@ -170,7 +170,7 @@ class HashRangeRowFile:
         """
         self.write_buffered_rows()
         for block in self._blocks.get(section_number, ()):
-            yield self._read_rows_of_ranges(block, 0, self.ranges.count)
+            yield self._read_rows_of_hash_ranges_of_block(block, 0, self.ranges.count)
 
     def write_buffered_rows(self) -> None:
         """Sort the rows that are still in memory, and write them to the file as a block."""
@@ -190,7 +190,7 @@ class HashRangeRowFile:
             os.close(self._descriptor)
             self._descriptor = -1
             self._path.unlink(missing_ok=True)
-            self._disk.release_bytes(self._reserved)
+            self._disk.release_bytes_on_disk(self._reserved)
 
     def __enter__(self) -> Self:
         return self
@@ -200,7 +200,7 @@ class HashRangeRowFile:
 
     def _reserve_and_append_bytes(self, data: memoryview) -> None:
         """Append bytes to the file, after reserving them. Raises OutOfBudget."""
-        self._disk.reserve_bytes(len(data))
+        self._disk.reserve_bytes_on_disk(len(data))
         self._reserved += len(data)
         written = 0
         try:
@@ -213,7 +213,7 @@ class HashRangeRowFile:
             raise OutOfBudget(f"no space is left for {self._content} in {self._path}", hint=hint) from error
         self.size += len(data)
 
-    def _read_rows_of_ranges(self, block: _SortedRowBlock, first_range: int, end_range: int) -> SpoolRows:
+    def _read_rows_of_hash_ranges_of_block(self, block: _SortedRowBlock, first_range: int, end_range: int) -> SpoolRows:
         """Read the rows of a block in the ranges from ``first_range`` up to ``end_range`` (exclusive) into the buffer. The buffer must have
         no rows that are not written to the file yet, because they would be lost.
         """
@@ -243,7 +243,7 @@ def view_as_bytes(rows: SpoolRows) -> memoryview:
 
 
 @inline_kernel
-def hash_range_number_of_first_word(first_word: np.uint64, range_count: int) -> HashRangeNumber:
+def hash_range_number_of_row_first_word(first_word: np.uint64, range_count: int) -> HashRangeNumber:
     """Return the number of a row's hash range, of ``range_count`` equal ranges. It is computed from the lower half of the row's first word,
     because hash tables take their cells from the upper half.
     """
@@ -275,7 +275,7 @@ def _copy_rows_in_hash_ranges(
     """
     row = first_row
     while row < len(rows) and out_row_count < len(out_rows):
-        if first_range <= hash_range_number_of_first_word(np.uint64(rows[row, 0]), range_count) < first_range + copied_range_count:
+        if first_range <= hash_range_number_of_row_first_word(np.uint64(rows[row, 0]), range_count) < first_range + copied_range_count:
             _copy_row(rows, row, out_rows, out_row_count)
             out_row_count += 1
         row += 1
@@ -294,12 +294,12 @@ def sort_rows_by_hash_range(
     """
     begins = np.zeros(sorted_range_count + 1, dtype=np.int64)
     for row in range(row_count):
-        begins[hash_range_number_of_first_word(np.uint64(rows[row, 0]), range_count) - first_range + 1] += 1
+        begins[hash_range_number_of_row_first_word(np.uint64(rows[row, 0]), range_count) - first_range + 1] += 1
     for number in range(sorted_range_count):
         begins[number + 1] += begins[number]
     place = begins[:-1].copy()
     for row in range(row_count):
-        number = hash_range_number_of_first_word(np.uint64(rows[row, 0]), range_count) - first_range
+        number = hash_range_number_of_row_first_word(np.uint64(rows[row, 0]), range_count) - first_range
         _copy_row(rows, row, out_rows, place[number])
         place[number] += 1
     return begins

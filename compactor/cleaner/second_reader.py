@@ -28,7 +28,7 @@ class SecondReader(Protocol):
     the other methods in the order of the log.
     """
 
-    def prepare_for_chunks_of_segment(self, source: SourceSegment) -> None:
+    def begin_checks_of_segment_chunks(self, source: SourceSegment) -> None:
         """Tell the second reader that the next chunks belong to this segment."""
 
     def extract_key_table_rows_of_chunk(

@@ -475,7 +475,7 @@ COMMANDS = (
     Command(
         "undo",
         "undo a round: readers get the segments back that it replaced",
-        "undo.undo_round_command",
+        "undo.undo_compaction_round_command",
         (
             RUN_ARGUMENT,
             argument("--partition", metavar="TOPIC-PARTITION", help="its partition (default: found by the run's id)"),

@@ -30,13 +30,13 @@ def invoking_user_name() -> str:
     return f"{caller} (as {user})" if caller and caller != user else user
 
 
-def operator_name() -> str:
+def operator_user_at_host() -> str:
     """Return the person and the machine that run this command, as ``user@host``. Records of pauses and requests contain this text."""
     return f"{invoking_user_name()}@{socket.gethostname()}"
 
 
 @contextmanager
-def record_audited_action(
+def record_action_and_outcome_in_audit_log(
     args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int | bool
 ) -> Iterator[None]:
     """Record a manual action in the audit log before the ``with`` block, and its outcome after the block.
@@ -79,11 +79,11 @@ def record_audited_action(
             out.print_note(f"warning: the outcome is not in the audit: {failed}")
 
 
-def record_audited_action_if(
-    is_recorded: bool, args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int
+def record_action_in_audit_log_if(
+    must_record: bool, args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int
 ) -> AbstractContextManager[None]:
-    """Return ``record_audited_action`` with these arguments, or a context that does nothing if ``is_recorded`` is false.
+    """Return ``record_action_and_outcome_in_audit_log`` with these arguments, or a context that does nothing if ``must_record`` is false.
 
     For commands that are recorded only with some of their options.
     """
-    return record_audited_action(args, settings, out, command, targets, **details) if is_recorded else nullcontext()
+    return record_action_and_outcome_in_audit_log(args, settings, out, command, targets, **details) if must_record else nullcontext()

@@ -86,7 +86,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         self._action_max_length += self._indent_increment
 
 
-class Parser(argparse.ArgumentParser):
+class CommandLineParser(argparse.ArgumentParser):
     """argparse parser that raises UsageError instead of exiting, and adds the common options to each command."""
 
     def __init__(self, **settings: Any) -> None:
@@ -105,7 +105,7 @@ class Parser(argparse.ArgumentParser):
             self.set_defaults(run=command.function)
         if command.subcommands:
             required = not command.function
-            choices = self.add_subparsers(metavar="SUBCOMMAND", required=required, dest="subcommand", parser_class=Parser)
+            choices = self.add_subparsers(metavar="SUBCOMMAND", required=required, dest="subcommand", parser_class=CommandLineParser)
             for child in command.subcommands:
                 choices.add_parser(child.name, help=child.help, description=child.help).define_command(child)
 

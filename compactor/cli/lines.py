@@ -41,7 +41,7 @@ class StderrLineFormat:
         return " ".join([*parts, text, *(f"{name}={value}" for name, value in fields.items() if name not in FIRST)])
 
 
-class NotePrinter(Protocol):
+class StderrNotePrinter(Protocol):
     """Type of ``Output.print_note``: writes one line to stderr."""
 
     def __call__(
@@ -58,7 +58,7 @@ class StderrNoteLogHandler(logging.Handler):
     :param note: returns the function that writes a line. Called for each line, because the output changes once the arguments are parsed.
     """
 
-    def __init__(self, note: Callable[[], NotePrinter]) -> None:
+    def __init__(self, note: Callable[[], StderrNotePrinter]) -> None:
         """Attach the handler to the program's logger. ``note`` returns the function that writes a line."""
         super().__init__()
         self._note = note

@@ -16,8 +16,15 @@ from typing import NoReturn
 
 from compactor import __commit__, __version__
 from compactor.cli.arguments import COMMANDS
-from compactor.cli.command_parser import DEBUG, CommandFunction, Parser, as_compactor_error, is_json_requested, move_common_options_to_end
-from compactor.cli.lines import NotePrinter, StderrLineFormat, StderrNoteLogHandler
+from compactor.cli.command_parser import (
+    DEBUG,
+    CommandFunction,
+    CommandLineParser,
+    as_compactor_error,
+    is_json_requested,
+    move_common_options_to_end,
+)
+from compactor.cli.lines import StderrLineFormat, StderrNoteLogHandler, StderrNotePrinter
 from compactor.cli.output import Output
 from compactor.errors import ExitCode
 
@@ -25,7 +32,7 @@ SERVICES = ("daemon.run_daemon", "agent.run_upload_agent")
 """Functions of commands that run until they are stopped. Their lines on stderr carry time and level."""
 
 
-def _reduce_start_up_time() -> None:
+def _reduce_process_start_up_time() -> None:
     """Make the start faster: no threads for linear algebra, less garbage collection, no plug-ins of pydantic. Saves a third of a small
     command's time.
     """
@@ -41,8 +48,8 @@ def entry(argv: list[str] | None = None) -> ExitCode:
 
     :param argv: arguments without the program's name; None for those of the process.
     """
-    with _signals_as_exceptions():
-        _reduce_start_up_time()
+    with _raise_exceptions_for_stop_signals():
+        _reduce_process_start_up_time()
         return _run_command(sys.argv[1:] if argv is None else argv)
 
 
@@ -50,7 +57,7 @@ def _run_command(arguments: list[str]) -> ExitCode:
     """Parse the arguments, run the command, and return the exit code."""
     out = Output("table")
 
-    def current_note_printer() -> NotePrinter:
+    def current_note_printer() -> StderrNotePrinter:
         return out.print_note
 
     remarks = StderrNoteLogHandler(current_note_printer)
@@ -101,7 +108,7 @@ class InterruptedByCtrlC(KeyboardInterrupt):
 
 
 @contextmanager
-def _signals_as_exceptions() -> Iterator[None]:
+def _raise_exceptions_for_stop_signals() -> Iterator[None]:
     """Turn SIGTERM and Ctrl-C into exceptions while the block runs. Does nothing outside the main thread.
 
     A second SIGTERM ends the process at once. Python drops an exception that is raised while it runs a finalizer or a callback of a
@@ -138,11 +145,11 @@ def _signals_as_exceptions() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
-def build_parser(command_names: Container[str]) -> Parser:
+def build_parser(command_names: Container[str]) -> CommandLineParser:
     """Return the parser of the command line. It knows all commands, but only ``command_names`` with their arguments, which saves start-up
     time.
     """
-    parser = Parser(
+    parser = CommandLineParser(
         prog="tiered-compactor",
         description="Log compaction for Apache Kafka's tiered storage, outside the broker.",
         epilog="Exit codes: 0 done, 2 usage or configuration, 3 bad data, 4 fenced or leased elsewhere,\n"
@@ -150,7 +157,7 @@ def build_parser(command_names: Container[str]) -> Parser:
     )
     built_of = f"commit {__commit__}" if __commit__ else "not a release"
     parser.add_argument("--version", action="version", version=f"tiered-compactor {__version__} ({built_of})")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandLineParser)
     for command in COMMANDS:
         child = commands.add_parser(command.name, help=command.help, description=command.help)
         if command.name in command_names:

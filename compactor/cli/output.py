@@ -120,7 +120,7 @@ class Output:
             reported = {"kind": type(error).__name__, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
             self.print_result({"error": reported})
 
-    def write_chunks(self, parts: Iterable[bytes]) -> None:
+    def write_byte_chunks_to_stdout(self, parts: Iterable[bytes]) -> None:
         """Write chunks of bytes to stdout as soon as each is available, for commands that print data in place of a result."""
         self._reported = True
         raw = getattr(self._stdout, "buffer", None)
@@ -161,7 +161,7 @@ class Output:
             return
         text = text if self.lines.as_json else _wrap_for_terminal(text, self._stderr)
         if self._meter is None or not self._meter.print_above_progress_bar(text):
-            _write_line(self._stderr, text)
+            _write_line_unless_pipe_closed(self._stderr, text)
 
     def _end_transient_line(self, ending: str) -> None:
         """If the last remark on the terminal is transient (to be replaced by the next one), end its line with ``ending``."""
@@ -238,7 +238,7 @@ class Progress:
             self.done += amount
             self._update_progress_display()
 
-    def begin_part_of_same_total(self, title: str, done: int | None = None) -> None:
+    def begin_progress_part_with_same_total(self, title: str, done: int | None = None) -> None:
         """Show another title for the next part of the work. The total stays the same.
 
         :param done: amount of the total that counts as done when this part begins; None for the amount recorded so far.
@@ -247,7 +247,7 @@ class Progress:
             self.title, self.done = title, self.done if done is None else done
             self._update_progress_display()
 
-    def begin_step_with_new_total(self, title: str, total: int | None = None) -> None:
+    def begin_progress_step_with_new_total(self, title: str, total: int | None = None) -> None:
         """Show another title and total for the next step of the work. The amount done starts again at 0. ``total``: None if unknown."""
         with self._lock:
             self.title, self.total, self.done = title, total, 0
@@ -312,7 +312,7 @@ class Progress:
             share = f"{100 * self._done_amount_capped_at_total() // self.total} %, " if self.total else ""
             amount = self._format_done_amount()
             text = f"{self.title}: {share}{amount}" if amount else self.title
-        _write_line(self._stderr, text)
+        _write_line_unless_pipe_closed(self._stderr, text)
 
     def _done_amount_capped_at_total(self) -> int:
         """Return the amount done, at most the total, which may be an estimate."""
@@ -327,7 +327,7 @@ class Progress:
         return " of ".join(texts) + (f" {self.unit}" if self.unit not in ("", "bytes") else "")
 
 
-def _write_line(stream: IO[str], text: str) -> None:
+def _write_line_unless_pipe_closed(stream: IO[str], text: str) -> None:
     """Write a line of text to a stream. If the reader has closed the pipe, the line is dropped and the work goes on."""
     try:
         stream.write(text + "\n")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from compactor.cli.output import Table, format_size
-from compactor.profiling import StageCost, StageCostRecorder, record_costs
+from compactor.profiling import StageCost, StageCostRecorder, record_stage_costs_during_block
 
 
 class CommandProfile:
@@ -22,14 +22,14 @@ class CommandProfile:
         self._costs: dict[str, StageCost] = {}
 
     @contextmanager
-    def record_costs(self) -> Iterator[None]:
+    def record_stage_costs_during_block(self) -> Iterator[None]:
         """Record the costs of all threads while the block runs. Does nothing without ``--profile``."""
         if not self._asked:
             yield
             return
         recorder = StageCostRecorder(time.thread_time, time.perf_counter)
         cpu, wall = time.process_time(), time.perf_counter()
-        with record_costs(recorder):
+        with record_stage_costs_during_block(recorder):
             yield
         total = StageCost(time.process_time() - cpu, time.perf_counter() - wall)
         staged = sum(cost.cpu for cost in recorder.costs.values())

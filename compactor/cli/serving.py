@@ -44,7 +44,7 @@ def block_signals_and_limit_malloc_heaps() -> None:
     because threads inherit the blocked signals.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, MEANT)
-    allocator.limit_malloc_heaps()
+    allocator.limit_malloc_heaps_if_glibc()
 
 
 def run_service(

@@ -18,7 +18,7 @@ from compactor.bootstrap import open_tier
 from compactor.cli import command_parser
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.settings import Settings
-from compactor.control.incarnations import current_incarnations
+from compactor.control.incarnations import latest_incarnation_of_each_partition
 from compactor.control.logs import PartitionLog
 from compactor.control.pauses import pattern_matches
 from compactor.control.summary import PartitionSummary
@@ -26,7 +26,7 @@ from compactor.errors import BadData, CompactorError, ExitCode, Leased, UsageErr
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.storage.forwarding import ReadOnlyStore
 from compactor.tier.kinds import control_url, tier_kind
-from compactor.views.checkpoints import read_only_tier
+from compactor.views.checkpoints import read_only_copy_of_tier
 from compactor.views.overview import read_partition_summaries_or_errors
 from compactor.views.time_formats import count_noun, format_duration
 
@@ -51,7 +51,7 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
     if shared and writing_command:
         tier.identity.read_or_create_catalog()
     elif shared:
-        tier = read_only_tier(tier)
+        tier = read_only_copy_of_tier(tier)
     if any(cleaner.map_engine == "spark" for cleaner in (settings.cleaner, *settings.topics.values())):
         from compactor.spark.round.engine import SparkEngineFactory
 
@@ -92,7 +92,7 @@ def open_tier_for_control_store_writes(args: argparse.Namespace) -> Tier:
 
 def open_configured_tier_read_only(args: argparse.Namespace) -> Tier:
     """Open the configured tier read-only: every write is refused."""
-    return read_only_tier(open_configured_tier(args))
+    return read_only_copy_of_tier(open_configured_tier(args))
 
 
 def open_tier_and_partition(
@@ -124,7 +124,7 @@ def select_partitions(tier: Tier, given_names: Sequence[str]) -> list[TopicParti
     :raises UsageError: if a name or expression matches nothing. The error's hint is the most similar name.
     """
     known = tier.list_partitions()
-    latest = current_incarnations(known)
+    latest = latest_incarnation_of_each_partition(known)
     found: list[TopicPartition] = []
     for text in given_names:
         exact = [name for name in known if "~" in text and text in (str(name), f"{name}~1")]
@@ -137,7 +137,9 @@ def select_partitions(tier: Tier, given_names: Sequence[str]) -> list[TopicParti
     return list(dict.fromkeys(found)) if given_names else known
 
 
-def read_partition_logs(tier: Tier, partitions: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes) -> list[PartitionLog]:
+def read_control_logs_of_partitions(
+    tier: Tier, partitions: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes
+) -> list[PartitionLog]:
     """Read the control logs of these partitions and return them, each with the partition's present state.
 
     Logs that cannot be read are left out, and reported by ``outcomes``.
@@ -146,7 +148,7 @@ def read_partition_logs(tier: Tier, partitions: Sequence[TopicPartition], out: O
     with out.show_progress("reading", len(partitions), "partitions") as progress:
         for name, log in zip(partitions, tier.read_control_logs_or_errors(partitions, progress.advance), strict=True):
             if isinstance(log, CompactorError):
-                outcomes.record_failure(str(name), log)
+                outcomes.print_and_record_failure(str(name), log)
             else:
                 outcomes.record_partition_success()
                 found.append(log)
@@ -165,26 +167,26 @@ def read_partition_summaries(
         looks = read_partition_summaries_or_errors(tier, partitions, check_for_restored_logs=True, on_partition=progress.advance)
     for inspection in looks:
         if inspection.error is not None:
-            outcomes.record_failure(str(inspection.partition), inspection.error)
+            outcomes.print_and_record_failure(str(inspection.partition), inspection.error)
         if inspection.summary is not None:
             outcomes.record_partition_success()
             found.append(inspection.summary)
     return found
 
 
-def sum_stored_bytes(tier: Tier, partitions: Sequence[TopicPartition], out: Output, *, with_replaced: bool = False) -> int:
+def sum_stored_bytes(tier: Tier, partitions: Sequence[TopicPartition], out: Output, *, includes_replaced_segments: bool = False) -> int:
     """Return the total size in bytes of these partitions' live segments, for a progress display. Partitions that cannot be read count as 0.
 
-    :param with_replaced: whether to add replaced segments that are not deleted yet.
+    :param includes_replaced_segments: whether to add replaced segments that are not deleted yet.
     """
     with out.show_progress("looking", len(partitions), "partitions") as progress:
         looks = read_partition_summaries_or_errors(tier, partitions, on_partition=progress.advance)
     found = [one.summary for one in looks if one.summary is not None]
-    replaced = sum(waiting.size_bytes for summary in found for waiting in summary.waiting) if with_replaced else 0
+    replaced = sum(waiting.size_bytes for summary in found for waiting in summary.waiting) if includes_replaced_segments else 0
     return sum(summary.bytes for summary in found) + replaced
 
 
-def print_findings(findings: Sequence[Any], out: Output, summary_without_errors: str = "all is well") -> ExitCode:
+def print_check_findings(findings: Sequence[Any], out: Output, summary_without_errors: str = "all is well") -> ExitCode:
     """Print what a check found. Return the exit code: 0, or that of BadData if a finding is an error.
 
     Errors are named on stderr as well; equal notes are counted together.
@@ -216,7 +218,7 @@ def format_cleaner_offsets(offsets: Sequence[CleanerOffset]) -> str:
     return " ".join(f"{entry.leader_epoch}:{entry.offset}" for entry in offsets) or "never cleaned"
 
 
-def rounds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def compaction_rounds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table of rounds from the fields of their JSON results. Cells are empty for a round that wrote nothing."""
     cells = []
     for row in rows:
@@ -225,12 +227,12 @@ def rounds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         moved = (format_size(row.get("bytes_read")), format_size(row.get("bytes_written")) + by_the_store)
         records = (row.get("records_read"), row.get("records_kept"))
         took = format_duration(1000 * row["seconds"]) if segments or row["seconds"] else ""
-        cells.append((partition_name_of_row(row), row["status"], segments, *records, *moved, row.get("next_dirty_offset"), took))
+        cells.append((partition_name_of_json_row(row), row["status"], segments, *records, *moved, row.get("next_dirty_offset"), took))
     columns = ("partition", "status", "segments", "records", "kept", "read", "written", "next dirty", "took")
     return Table("", columns, cells, minor=("next dirty", "segments", "records", "kept", "read"))
 
 
-def partition_name_of_row(row: Mapping[str, Any]) -> str:
+def partition_name_of_json_row(row: Mapping[str, Any]) -> str:
     """Return the name of the partition that a JSON row is about, such as ``orders-0``; ``orders-0~2`` for the second topic of that name."""
     return str(partition_of_incarnation(row["topic"], row["partition"], row["incarnation"]))
 
@@ -264,7 +266,7 @@ class PartitionOutcomes:
         """Record that the command succeeded for one more partition."""
         self._codes.append(0)
 
-    def record_failure(self, object_name: str, error: Exception) -> CompactorError:
+    def print_and_record_failure(self, object_name: str, error: Exception) -> CompactorError:
         """Print and record a failure, and return it as a CompactorError. With TIERED_COMPACTOR_DEBUG=1, an exception of another class is
         raised.
         """
@@ -278,7 +280,7 @@ class PartitionOutcomes:
             self._codes.append(found.exit_code)
         return found
 
-    def record_quarantine(self, partition: str, reason: str) -> None:
+    def report_quarantined_partition(self, partition: str, reason: str) -> None:
         """Print and record that a round failed on damaged data, so that the partition is quarantined: it is retried with growing delays."""
         advice = (
             "The round changed nothing. Readers cannot read damaged data, either. `verify` names all damage, `explain` what helps: "

@@ -43,7 +43,7 @@ class IcebergTableSettings(SettingsSection):
     value_format: DecodedFormat = "bytes"
 
     @property
-    def formats(self) -> dict[str, DecodedFormat]:
+    def decoded_format_by_field(self) -> dict[str, DecodedFormat]:
         """Return the formats to decode: by the name of the field (``key`` or ``value``) its format. Fields with the format ``bytes`` are
         left out.
         """
@@ -57,7 +57,7 @@ def _validate_iceberg_topics(topics: dict[str, Any]) -> dict[str, IcebergTableSe
     return {pattern: IcebergTableSettings(**table) if isinstance(table, dict) else table for pattern, table in topics.items()}
 
 
-def _validate_table_name(name: str) -> str:
+def _validate_iceberg_table_name(name: str) -> str:
     if not re.fullmatch(r"[^.\s]+(\.[^.\s]+)+", name):
         raise ValueError("a namespace and a name, for example kafka.{topic}")
     return name
@@ -69,7 +69,7 @@ class IcebergSettings(SettingsSection):
     topics: settings of the tables by a regular expression that topics match; no tables by default.
     """
 
-    table: Annotated[str, AfterValidator(_validate_table_name)] = "kafka.{topic}"
+    table: Annotated[str, AfterValidator(_validate_iceberg_table_name)] = "kafka.{topic}"
     warehouse: str = ""
     catalog: CatalogProperties = {}
     keep_ms: int = Field(86_400_000, ge=60_000, le=MAX_MS)
@@ -82,7 +82,7 @@ class IcebergSettings(SettingsSection):
                 raise ValueError(f'no catalog is set for the table of {json.dumps(pattern)}, for example {{type = "sql", uri = ...}}')
         return self
 
-    def table_settings(self, topic: str) -> IcebergTableSettings | None:
+    def iceberg_table_settings(self, topic: str) -> IcebergTableSettings | None:
         """Return the settings of a topic's Iceberg table, or None if it has none. The first pattern that matches the topic applies.
 
         Values that the topic's table leaves empty are taken from [outputs.iceberg].

@@ -34,8 +34,8 @@ from compactor.config.store_sections import (
     Milliseconds,
     RegistrySettings,
     S3Settings,
+    SegmentReplacementCosts,
     SettingsSection,
-    StoreCosts,
     validate_storage_class,
 )
 from compactor.errors import UsageError
@@ -124,7 +124,7 @@ def _validate_cluster_name(name: str) -> str:
     return name
 
 
-def _validate_pinterest_target(url: str) -> str:
+def _validate_pinterest_output_url(url: str) -> str:
     """Return the URL of an output if Pinterest's consumers (S3StorageServiceEndpoint) accept it. Raises ValueError otherwise."""
     url = _validate_store_url(url)
     kind = store_kind_of_scheme(url)
@@ -140,7 +140,7 @@ class PinterestSettings(SettingsSection):
 
     cluster: Annotated[str, AfterValidator(_validate_cluster_name)] = ""
     entropy_bits: int = Field(0, ge=0, le=128)
-    target: Annotated[str, AfterValidator(_validate_pinterest_target)] = ""
+    target: Annotated[str, AfterValidator(_validate_pinterest_output_url)] = ""
     keep_ms: int = Field(86_400_000, ge=3_600_000, le=MAX_MS)
 
 
@@ -202,7 +202,7 @@ class CleanerSettings(SettingsSection):
     retention_bytes: int = Field(-1, ge=-1, le=_MAX_BYTES)
     verify_before_publish: bool = True
 
-    _store_costs: StoreCosts | None = PrivateAttr(default=None)
+    _store_costs: SegmentReplacementCosts | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _require_min_lag_at_most_max_lag(self) -> Self:
@@ -211,11 +211,11 @@ class CleanerSettings(SettingsSection):
         return self
 
     @property
-    def store_costs(self) -> StoreCosts | None:
+    def segment_replacement_costs(self) -> SegmentReplacementCosts | None:
         """Return the costs of the tier's store, for ``min_cleanable_dirty_ratio = "auto"``; None if they were not given."""
         return self._store_costs
 
-    def with_store_costs(self, costs: StoreCosts) -> CleanerSettings:
+    def with_segment_replacement_costs(self, costs: SegmentReplacementCosts) -> CleanerSettings:
         """Return these settings with the costs of the tier's store added, from which an automatic dirty ratio is computed."""
         copy = self.model_copy()
         copy._store_costs = costs
@@ -236,7 +236,7 @@ TOPIC_POLICY: Mapping[str, str] = {
 """Topic settings of Kafka that apply to the cleaning of a topic if they are set on it -> their names in [cleaner]."""
 
 
-class LimitSettings(SettingsSection):
+class RateLimitSettings(SettingsSection):
     """[limits]: rate limits of all threads of a process together; 0 for unlimited."""
 
     max_read_bytes_per_s: Rate = 0
@@ -315,7 +315,7 @@ class Settings(StrictFrozenModel):
     kafka: KafkaSettings = KafkaSettings()
     registry: RegistrySettings = RegistrySettings()
     cleaner: CleanerSettings = CleanerSettings()
-    limits: LimitSettings = LimitSettings()
+    limits: RateLimitSettings = RateLimitSettings()
     publish: PublishSettings = PublishSettings()
     lease: LeaseSettings = LeaseSettings()
     daemon: DaemonSettings = DaemonSettings()
@@ -488,7 +488,7 @@ class _UncheckedSettings:
                 self.add_topic_overrides(table, variable)
             elif section not in SECTION_TYPES or key not in setting_keys(SECTION_TYPES[section]):
                 raise _unknown_setting_error(
-                    f"unknown environment variable {variable}", key or section, environment_variable_name, within=section
+                    f"unknown environment variable {variable}", key or section, environment_variable_name, near_section=section
                 )
             else:
                 text = environ[variable]
@@ -499,7 +499,7 @@ class _UncheckedSettings:
     def _add_section_values(self, section: str, table: Mapping[str, Any], source: str) -> None:
         for key, value in table.items():
             if key not in setting_keys(SECTION_TYPES[section]):
-                raise _unknown_setting_error(f"{source}: unknown key {key} in [{section}]", key, within=section)
+                raise _unknown_setting_error(f"{source}: unknown key {key} in [{section}]", key, near_section=section)
             self.values[section][key] = value
             self.sources[f"{section}.{key}"] = source
 
@@ -517,7 +517,7 @@ class _UncheckedSettings:
                 raise UsageError(f"{where} is not a table", hint="Write the overridden keys of [cleaner] below it")
             for key in table:
                 if key not in CleanerSettings.model_fields:
-                    raise _unknown_setting_error(f"{where}: unknown key {key}", key, within="cleaner")
+                    raise _unknown_setting_error(f"{where}: unknown key {key}", key, near_section="cleaner")
                 self.sources[topic_override_key(pattern, key)] = source
             self.topics[pattern] = dict(table)
 
@@ -582,15 +582,15 @@ def _all_section_and_key_pairs() -> Iterator[tuple[str, str]]:
 
 
 def _unknown_setting_error(
-    message: str, name: str, format_key: Callable[[str, str], str] = _format_setting_name, within: str = ""
+    message: str, name: str, format_key: Callable[[str, str], str] = _format_setting_name, near_section: str = ""
 ) -> UsageError:
     """Return the error for an unknown setting or variable. Its hint names the most similar setting, preferably of section ``within``."""
-    for candidates in ([pair for pair in _all_section_and_key_pairs() if pair[0] == within], list(_all_section_and_key_pairs())):
+    for candidates in ([pair for pair in _all_section_and_key_pairs() if pair[0] == near_section], list(_all_section_and_key_pairs())):
         near = difflib.get_close_matches(name, [key for _, key in candidates], n=1)
         if near:
             section, key = next(pair for pair in candidates if pair[1] == near[0])
             return UsageError(message, hint=f"Did you mean {format_key(section, key)}?")
-    near = difflib.get_close_matches(name if within in SECTION_TYPES else within or name, [*SECTION_TYPES, "topics"], n=1)
+    near = difflib.get_close_matches(name if near_section in SECTION_TYPES else near_section or name, [*SECTION_TYPES, "topics"], n=1)
     return UsageError(message, hint=f"Did you mean [{near[0]}]?" if near else "`tiered-compactor config show` lists all keys")
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from compactor.config.units import parse_setting_value
+from compactor.config.units import parse_duration_or_size_if_text
 from compactor.model.base import StrictFrozenModel
 from compactor.storage.schemes import NO_CREDENTIALS, StorePrices
 
@@ -27,10 +27,10 @@ class SettingsSection(StrictFrozenModel):
     @model_validator(mode="before")
     @classmethod
     def _parse_durations_and_sizes(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {key: parse_setting_value(key, value) for key, value in values.items()}
+        return {key: parse_duration_or_size_if_text(key, value) for key, value in values.items()}
 
 
-class StoreCosts(NamedTuple):
+class SegmentReplacementCosts(NamedTuple):
     """Costs of replacing segments in a store, from which an automatic dirty ratio is computed.
 
     prices: what the store charges for requests and storage.

@@ -24,7 +24,7 @@ def parse_size_bytes(text: str) -> int | None:
         return None
 
 
-def parse_setting_value(key: str, value: object) -> object:
+def parse_duration_or_size_if_text(key: str, value: object) -> object:
     """Return a setting's value with a text that is a duration or a size replaced by its number; any other value unchanged.
 
     :param key: name of the setting. Its ending says what the value is: ``_ms``, ``_bytes`` or ``_bytes_per_s``.
@@ -37,13 +37,13 @@ def parse_setting_value(key: str, value: object) -> object:
     return value if found is None else found
 
 
-def format_size(count: int | None) -> str:
+def format_size(size_bytes: int | None) -> str:
     """Return a number of bytes such as ``1.4 GiB``; an empty string for None."""
-    if count is None:
+    if size_bytes is None:
         return ""
-    if abs(count) < 1024:
-        return f"{count} B"
-    value, units = count / 1024, ["PiB", "TiB", "GiB", "MiB", "KiB"]
+    if abs(size_bytes) < 1024:
+        return f"{size_bytes} B"
+    value, units = size_bytes / 1024, ["PiB", "TiB", "GiB", "MiB", "KiB"]
     while abs(value) >= 1023.95 and len(units) > 1:  # 1023.95 would be printed as 1024.0
         value /= 1024
         units.pop()

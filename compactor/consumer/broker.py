@@ -43,7 +43,7 @@ _RETRY_S = 0.002
 T = TypeVar("T")
 
 
-class LogBounds(NamedTuple):
+class LogStartAndEndOffset(NamedTuple):
     """First offset of a partition, and the offset that its next record gets (the end offset, exclusive), as a broker reports them to a
     consumer.
     """
@@ -99,7 +99,7 @@ class BrokerClient(Protocol):
     def fetch_messages(self, max_messages: int, timeout_s: float) -> FetchResult:
         """Return the messages that have arrived, at most ``max_messages`` of them. Waits up to ``timeout_s`` seconds for the first one."""
 
-    def log_bounds(self, partition: TopicPartition) -> LogBounds:
+    def log_start_and_end_offset(self, partition: TopicPartition) -> LogStartAndEndOffset:
         """Return the partition's first offset, and the offset that its next record gets (the end offset, exclusive)."""
 
     def topic_id(self, partition: TopicPartition) -> TopicId:
@@ -137,7 +137,7 @@ class ConfluentBrokerClient:
         # sought offset, a partition that a truncation has cut below it may be reported as out of range instead. (A logical offset such
         # as OFFSET_END is no way out: its answer may arrive after the seek, and then takes the place of the sought offset.)
         first = [
-            kafka.TopicPartition(*name, self.log_bounds(name).end if name in previous_epochs else offset)
+            kafka.TopicPartition(*name, self.log_start_and_end_offset(name).end if name in previous_epochs else offset)
             for name, offset in offsets.items()
         ]
         self._open_client().incremental_assign(first)
@@ -193,11 +193,13 @@ class ConfluentBrokerClient:
             raise refusal
         return FetchResult(found.messages, found.out_of_range, found.truncated)
 
-    def log_bounds(self, partition: TopicPartition) -> LogBounds:
+    def log_start_and_end_offset(self, partition: TopicPartition) -> LogStartAndEndOffset:
         kafka = load_confluent_kafka()
         place = kafka.TopicPartition(*partition)
         consumer = self._open_client()
-        return LogBounds(*self._retry_offset_request(partition, lambda seconds: consumer.get_watermark_offsets(place, timeout=seconds)))
+        return LogStartAndEndOffset(
+            *self._retry_offset_request(partition, lambda seconds: consumer.get_watermark_offsets(place, timeout=seconds))
+        )
 
     def topic_id(self, partition: TopicPartition) -> TopicId:
         wanted, client, seconds = load_confluent_kafka().TopicCollection([partition.topic]), self._admin.client, self._connection.timeout_s

@@ -19,7 +19,7 @@ _PROBE_BYTES = 1 << 16
 UNDECIDABLE = "the outcome of their transactions cannot be read, because what follows is damaged"
 
 
-class SegmentReadPosition(NamedTuple):
+class BatchPositionAndFirstOffset(NamedTuple):
     """Byte position in a segment's log where a batch begins, with the first offset of that batch."""
 
     byte_position: int
@@ -51,7 +51,7 @@ class DamagedOffsetRange(NamedTuple):
         return BadData(cause, segment=self.segment, position=self.position, offset=offset, hint=hint)
 
 
-def log_damage_warning(damage: DamagedOffsetRange) -> None:
+def write_damage_warning_to_log(damage: DamagedOffsetRange) -> None:
     """Write a warning to the log about offsets that are skipped because they cannot be read."""
     _LOG.warning("offsets %d to %d of %s are skipped: %s", *damage[:2], damage.segment, damage.reason)
 
@@ -96,7 +96,7 @@ def damaged_offset_ranges(
             )
 
 
-def read_piece_before_damage(reader: SegmentReader, position: int, error: BadData) -> SegmentPiece | None:
+def read_whole_batches_before_damage(reader: SegmentReader, position: int, error: BadData) -> SegmentPiece | None:
     """Return the whole batches from byte ``position`` up to the damage that ``error`` reports, or None if there are none.
 
     If the damaged batch's base offset is not greater than the offsets of the batch before it, the batch before it is left out, too: no CRC
@@ -105,16 +105,18 @@ def read_piece_before_damage(reader: SegmentReader, position: int, error: BadDat
     if error.position <= position:
         return None
     try:
-        piece = reader.read_piece(position, error.position - position)
+        piece = reader.read_piece_at_byte_position(position, error.position - position)
         table = piece.source.table
         if 0 <= error.offset <= table.last_offset[-1]:
-            piece = reader.read_piece(position, int(table.position[-1]))
+            piece = reader.read_piece_at_byte_position(position, int(table.position[-1]))
     except BadData:
         return None
     return piece if piece.end_byte_position <= error.position else None
 
 
-def next_readable_position(reader: SegmentReader, damaged_position: int, first_unread_offset: int) -> SegmentReadPosition:
+def find_next_readable_batch_after_damage(
+    reader: SegmentReader, damaged_position: int, first_unread_offset: int
+) -> BatchPositionAndFirstOffset:
     """Return byte position and first offset of the next readable batch after a damaged one, found through the offset index. If no later
     batch can be read, return the segment's end.
 
@@ -124,10 +126,10 @@ def next_readable_position(reader: SegmentReader, damaged_position: int, first_u
     metadata = reader.metadata
     for at in reader.offset_index_positions_after(damaged_position):
         try:
-            piece = reader.read_piece(at, _PROBE_BYTES)
+            piece = reader.read_piece_at_byte_position(at, _PROBE_BYTES)
         except (BadData, SegmentGone):
             continue
         table = piece.source.table
         if len(table) and first_unread_offset <= table.base_offset[0] <= metadata.end_offset and _has_valid_crcs(piece.source, 0, 1):
-            return SegmentReadPosition(at, int(table.base_offset[0]))
-    return SegmentReadPosition(metadata.size_bytes, metadata.end_offset + 1)
+            return BatchPositionAndFirstOffset(at, int(table.base_offset[0]))
+    return BatchPositionAndFirstOffset(metadata.size_bytes, metadata.end_offset + 1)

@@ -25,7 +25,7 @@ TURN_BYTES = 64 << 20
 
 
 @dataclass(eq=False)
-class PrefetchedPartition:
+class PartitionPrefetchState:
     """Partition that the threads of a TierPrefetcher read, TURN_BYTES at a time, with the state of this reading.
 
     incarnation: the partition under the topic id that is read. Each topic id is one incarnation: a topic's life from creation to deletion.
@@ -105,15 +105,15 @@ class TierPrefetcher:
         self._queue_bytes = queue_bytes
         self._hash_key = b""
         self._condition = threading.Condition()
-        self._reads: dict[TopicPartition, PrefetchedPartition] = {}
-        self._due_reads: deque[PrefetchedPartition] = deque()
+        self._reads: dict[TopicPartition, PartitionPrefetchState] = {}
+        self._due_reads: deque[PartitionPrefetchState] = deque()
         self._queue: deque[PrefetchedItem] = deque()
         self._queued_bytes = 0
         self._closed = False
         self._threads: list[threading.Thread] = []
 
     @property
-    def may_return_more_items(self) -> bool:
+    def has_queued_items_or_active_reads(self) -> bool:
         """Return whether items are waiting or partitions are being read."""
         with self._condition:
             return bool(self._reads or self._queue)
@@ -121,7 +121,7 @@ class TierPrefetcher:
     def start_reading(
         self,
         partition: TopicPartition,
-        incarnation: TopicPartition,
+        partition_with_topic_id: TopicPartition,
         consumed_history: ConsumedLogHistory,
         *,
         ignore_latest_only: bool = False,
@@ -137,9 +137,9 @@ class TierPrefetcher:
         self.stop_reading(partition)
         if self._latest_only and not self._hash_key:
             self._hash_key = self._tier.identity.hash_key_for_unstored_hashes()
-        turn = PrefetchedPartition(
+        turn = PartitionPrefetchState(
             partition,
-            incarnation,
+            partition_with_topic_id,
             consumed_history.end,
             consumed_history,
             view_end=consumed_history.end if ignore_latest_only or not self._latest_only else -1,
@@ -196,7 +196,7 @@ class TierPrefetcher:
                     return
                 turn = self._due_reads.popleft()
             try:
-                item: PrefetchedItem | None = self._prefetch_next_records(turn)
+                item: PrefetchedItem | None = self._queue_next_records_or_return_last_item(turn)
             except LogChanged:
                 self._requeue_partition(turn)  # the next turn compares what was read below its offset
                 continue
@@ -205,7 +205,7 @@ class TierPrefetcher:
             if item is not None:
                 self._enqueue_item_unless_stopped(turn, item, is_last=True)
 
-    def _prefetch_next_records(self, partition: PrefetchedPartition) -> PrefetchedItem | None:
+    def _queue_next_records_or_return_last_item(self, partition: PartitionPrefetchState) -> PrefetchedItem | None:
         """Read up to TURN_BYTES of a partition and queue the records. Return the item that ends the partition, which the caller queues;
         None if more is to be read later, or if reading was stopped.
         """
@@ -267,13 +267,13 @@ class TierPrefetcher:
         with self._condition:
             return max(0, self._max_threads - len(self._reads)) // max(1, len(self._reads))
 
-    def _requeue_partition(self, partition: PrefetchedPartition) -> None:
+    def _requeue_partition(self, partition: PartitionPrefetchState) -> None:
         """Let a thread read this partition further, after those that wait already."""
         with self._condition:
             self._due_reads.append(partition)
             self._condition.notify()
 
-    def _enqueue_item_unless_stopped(self, partition: PrefetchedPartition, item: PrefetchedItem, *, is_last: bool = False) -> bool:
+    def _enqueue_item_unless_stopped(self, partition: PartitionPrefetchState, item: PrefetchedItem, *, is_last: bool = False) -> bool:
         """Add an item to the queue and return True; wait for space in the queue before. Return False, without adding it, if reading of the
         partition was stopped.
 

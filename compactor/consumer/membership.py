@@ -36,7 +36,7 @@ class OffsetCommitTracker:
     """Offsets of the partitions that a group member holds, by state of their commit.
 
     stored: offsets to commit.
-    requested: offsets for which a commit request was sent, or that were committed before.
+    requested: offsets for which a commit request was sent, or that the group had committed before this member got the partition.
     confirmed: offsets that are known to be committed.
     """
 
@@ -53,7 +53,7 @@ class OffsetCommitTracker:
         self.confirmed.update(offsets)
 
     def remove_partitions(self, partitions: Iterable[TopicPartition]) -> None:
-        """Remove the offsets of partitions that this member no longer holds."""
+        """Forget the offsets that are kept here for partitions that this member no longer holds."""
         for name in list(partitions):
             for known in (self.stored, self.requested, self.confirmed):
                 known.pop(name, None)

@@ -15,7 +15,7 @@ from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, BatchTable
 from compactor.tier.layouts.pinterest.listing import ListedTier, OpenTransactionsAtSegmentEnd
 
 
-def first_open_transaction_offset(tier: Tier, listed: ListedTier, state: PartitionState) -> int:
+def first_open_transaction_offset_or_end(tier: Tier, listed: ListedTier, state: PartitionState) -> int:
     """Return the first offset of the oldest transaction that is open at the end of a partition in a listed tier (another program uploads
     its segments), or the end offset (exclusive) if none is open.
 
@@ -27,13 +27,15 @@ def first_open_transaction_offset(tier: Tier, listed: ListedTier, state: Partiti
     if not recent:
         return state.end_offset + 1
     known = listed.transactions.get(state.topic_partition)
-    place = -1 if known is None else next((at for at, segment in enumerate(recent) if known.is_at_end_of_segment(segment)), -1)
+    place = (
+        -1 if known is None else next((at for at, segment in enumerate(recent) if known.is_transaction_state_of_segment_end(segment)), -1)
+    )
     opened = dict(known.first_offsets) if known is not None and place >= 0 else {}
     for segment in recent[place + 1 :]:
         reader = SegmentReader(tier.ports.layout, state.topic_partition, segment, cleaner.max_decompressed_batch_bytes)
         try:
             for piece in reader.read_pieces():
-                apply_batches_to_open_transactions(opened, piece.source.table, segment.end_offset)
+                update_open_transactions_with_batches(opened, piece.source.table, segment.end_offset)
         except SegmentGone:
             if segment is recent[-1]:
                 raise
@@ -55,7 +57,7 @@ def _segments_uploaded_within_ms_of_newest(
     return live_segments[begin:]
 
 
-def apply_batches_to_open_transactions(first_offset_by_producer: dict[int, int], table: BatchTable, last_offset: int) -> None:
+def update_open_transactions_with_batches(first_offset_by_producer: dict[int, int], table: BatchTable, last_offset: int) -> None:
     """Update the table of open transactions with the batches up to ``last_offset`` (inclusive).
 
     :param first_offset_by_producer: first offset of the open transaction of each producer id; entries are added and removed.

@@ -16,7 +16,7 @@ from compactor.consumer.membership import AutoCommitOptions
 from compactor.consumer.sources import ConsumerOptions
 from compactor.consumer.tiered import TieredConsumer
 from compactor.errors import UsageError
-from compactor.views.checkpoints import read_only_tier
+from compactor.views.checkpoints import read_only_copy_of_tier
 
 _RESETS: Final = {
     **dict.fromkeys(("earliest", "smallest", "beginning"), "earliest"),
@@ -121,7 +121,7 @@ def _open_consumer_from_settings(settings: ConsumerSettings) -> TieredConsumer:
         raise UsageError(why, hint="Set bootstrap.servers, or leave out group.id and use assign")
     if not servers and options.mode.startswith("kafka"):
         raise UsageError(f"tier.mode {options.mode} needs brokers", hint="Set bootstrap.servers")
-    tier = read_only_tier(open_tier(config.load_settings(settings.tier_config)))
+    tier = read_only_copy_of_tier(open_tier(config.load_settings(settings.tier_config)))
     if not servers:
         return TieredConsumer(tier, options=options)
     load_confluent_kafka()

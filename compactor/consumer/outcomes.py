@@ -55,7 +55,7 @@ class TransactionOutcomeFinder:
         self._held: dict[tuple[str, int], SegmentPiece] = {}
         self._is_damaged_ahead = False
 
-    def read_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
+    def read_piece_at_byte_position(self, reader: SegmentReader, position: int) -> SegmentPiece:
         """Return the piece (whole batches) at a byte position of a segment. A piece that was read to find transaction markers is not
         fetched again.
         """
@@ -130,7 +130,7 @@ class TransactionOutcomeFinder:
             if self._is_damaged_ahead:
                 return UNKNOWN
 
-    def mark_later_segment_as_lost(self) -> None:
+    def record_that_some_later_segment_is_lost(self) -> None:
         """Record that a segment after the current position is lost. Outcomes that depend on transaction markers in or after that segment
         are UNKNOWN until the reader has passed it.
         """
@@ -170,7 +170,7 @@ class TransactionOutcomeFinder:
         """
         for metadata in self._list_segments_from(self._frontier):
             reader = self._open_segment_reader(metadata)
-            at = position if metadata.id == segment_id else reader.byte_position_of_offset(self._frontier)
+            at = position if metadata.id == segment_id else reader.byte_position_at_or_before_offset(self._frontier)
             while at < metadata.size_bytes:
                 piece = self._pieces.peek_prefetched_or_fetch_piece(reader, at)
                 yield piece

@@ -55,7 +55,7 @@ class SegmentPiece:
         return self.position + len(self.source.buf)
 
     @contextmanager
-    def add_position_to_errors(self) -> Iterator[None]:
+    def add_piece_position_to_damage_errors(self) -> Iterator[None]:
         """Add the piece's position in the segment to the position of a BadData raised within the ``with`` block."""
         try:
             yield
@@ -86,7 +86,7 @@ class SegmentReader:
     def offset_index_positions_after(self, position: int) -> list[int]:
         """Return the byte positions after ``position`` that the offset index contains, ascending; an empty list if the index is missing."""
         try:
-            known = self._offset_index()["position"].astype(np.int64)
+            known = self._offset_index_entries_unless_ignored()["position"].astype(np.int64)
         except SegmentGone:
             return []
         after: list[int] = known[known > position].tolist()
@@ -97,17 +97,17 @@ class SegmentReader:
         bytes.
         """
         while position < self.metadata.size_bytes:
-            piece = self.read_piece(position, piece_bytes)
+            piece = self.read_piece_at_byte_position(position, piece_bytes)
             yield piece
             position = piece.end_byte_position
 
-    def piece_end_position_from_index(self, position: int, piece_bytes: int = FETCH_BYTES) -> int | None:
+    def find_piece_end_by_offset_index(self, position: int, piece_bytes: int = FETCH_BYTES) -> int | None:
         """Return the byte position at which a piece of about ``piece_bytes`` bytes from ``position`` on should end: the first batch of the
         offset index after these bytes, else the segment's end. Return None if the index is empty and the segment is longer.
         """
         if self.metadata.size_bytes - position <= piece_bytes:
             return self.metadata.size_bytes
-        known = self._offset_index()["position"].astype(np.int64)
+        known = self._offset_index_entries_unless_ignored()["position"].astype(np.int64)
         at = int(np.searchsorted(known, position + piece_bytes))
         return int(known[at]) if at < len(known) else self.metadata.size_bytes if len(known) else None
 
@@ -115,7 +115,7 @@ class SegmentReader:
         """Return a byte position after all batches with offsets up to ``offset``: that of a later entry of the offset index, or the
         segment's end if the index has none.
         """
-        entries = self._offset_index()
+        entries = self._offset_index_entries_unless_ignored()
         # An entry is of the last offset in its batch: the first one above may be of the batch that holds the offset.
         after = int(np.searchsorted(entries["offset"].astype(np.int64) + self.metadata.start_offset, offset, side="right")) + 1
         return int(entries["position"][after]) if after < len(entries) else self.metadata.size_bytes
@@ -124,13 +124,13 @@ class SegmentReader:
         """Divide the segment into pieces that begin at batches in the offset index. Return byte position and size of each piece, the last
         one first.
         """
-        known = self._offset_index()["position"].astype(np.int64)
+        known = self._offset_index_entries_unless_ignored()["position"].astype(np.int64)
         size = self.metadata.size_bytes
         at = np.searchsorted(known, np.arange(piece_bytes, size, piece_bytes))
         cuts = np.unique(known[at[at < len(known)]]).tolist()
         return [(begin, end - begin) for begin, end in reversed(list(zip([0, *cuts], [*cuts, size], strict=True)))]
 
-    def read_piece(self, position: int, piece_bytes: int = FETCH_BYTES) -> SegmentPiece:
+    def read_piece_at_byte_position(self, position: int, piece_bytes: int = FETCH_BYTES) -> SegmentPiece:
         """Return the whole batches within ``piece_bytes`` bytes from ``position`` on, at least one batch."""
         key = self._object_key_of_file("log")
         left = self.metadata.size_bytes - position
@@ -153,7 +153,7 @@ class SegmentReader:
         """Return the batches that fill exactly ``piece_bytes`` bytes from ``position`` on. Raises BadData if no batch ends where these
         bytes end: then a batch's length field is damaged, or the offset index from which the bounds were taken.
         """
-        piece = self.read_piece(position, piece_bytes)
+        piece = self.read_piece_at_byte_position(position, piece_bytes)
         if piece.end_byte_position != position + piece_bytes:
             raise BadData(
                 f"a batch does not end at or before byte {position + piece_bytes}, where another one or the end should be",
@@ -163,11 +163,11 @@ class SegmentReader:
             )
         return piece
 
-    def byte_position_of_offset(self, offset: int) -> int:
+    def byte_position_at_or_before_offset(self, offset: int) -> int:
         """Return the byte position of a batch at or before the one containing ``offset``, or 0 if the offset index has no entry."""
         if offset <= self.metadata.start_offset or not self.trusts_index:
             return 0
-        entries = self._offset_index()
+        entries = self._offset_index_entries_unless_ignored()
         after = int(np.searchsorted(entries["offset"].astype(np.int64) + self.metadata.start_offset, offset, side="right"))
         return int(entries["position"][after - 1]) if after else 0
 
@@ -179,13 +179,13 @@ class SegmentReader:
         after = int(np.searchsorted(entries["timestamp"].astype(np.int64), timestamp_ms, side="left"))
         return self.metadata.start_offset + (int(entries["offset"][after - 1]) if after else 0)
 
-    def _offset_index(self) -> npt.NDArray[Any]:
+    def _offset_index_entries_unless_ignored(self) -> npt.NDArray[Any]:
         """Return the entries of the segment's offset index, read once; none if it is missing or ignored."""
         if self._offset_entries is None:
-            self._offset_entries = self._valid_offset_index()
+            self._offset_entries = self._offset_index_entries_if_valid()
         return self._offset_entries
 
-    def _valid_offset_index(self) -> npt.NDArray[Any]:
+    def _offset_index_entries_if_valid(self) -> npt.NDArray[Any]:
         """Return the entries of the offset index if they ascend and lie within the segment; otherwise none."""
         entries = self._read_index("index", OFFSET_ENTRY)
         position, offset = entries["position"].astype(np.int64), entries["offset"].astype(np.int64)
@@ -272,8 +272,8 @@ class PiecePrefetcher:
 
     def _fetch_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
         """Return a piece, fetched by the calling thread."""
-        cut = reader.piece_end_position_from_index(position) if self._pool is not None else None
-        return reader.read_piece(position) if cut is None else reader.read_piece(position, cut - position)
+        cut = reader.find_piece_end_by_offset_index(position) if self._pool is not None else None
+        return reader.read_piece_at_byte_position(position) if cut is None else reader.read_piece_at_byte_position(position, cut - position)
 
 
 def prefetch_results(fetches: Iterable[Callable[[], T]], max_in_advance: int) -> Iterator[T]:

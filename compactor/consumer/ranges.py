@@ -10,7 +10,7 @@ import numpy as np
 from bloom.siphash import hash_keys, siphash_key_halves
 from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET
-from compactor.consumer.damage import DamagedOffsetRange, log_damage_warning
+from compactor.consumer.damage import DamagedOffsetRange, write_damage_warning_to_log
 from compactor.consumer.gather import SelectedRecords
 from compactor.consumer.last_values import last_value_of_each_key_in_partition, select_records_at_offsets
 from compactor.consumer.messages import RecordBlock, copy_to_record_block
@@ -49,7 +49,9 @@ def read_record_blocks(
     wanted = None if key is None else np.frombuffer(key, np.uint8)
     limit = tier.settings.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
     options = ReadOptions(read_committed, limit, skip_damaged=on_damage is not None)
-    for selection in OffsetRangeReader(tier, view.extent, options, on_damage=on_damage or log_damage_warning).read_selected_records():
+    for selection in OffsetRangeReader(
+        tier, view.extent, options, on_damage=on_damage or write_damage_warning_to_log
+    ).read_selected_records():
         found = selection if only is None else select_records_at_offsets(selection, only)
         found = found if wanted is None else _select_records_with_key(found, wanted)
         if len(found):

@@ -21,20 +21,20 @@ from bloom.siphash import nonzero_32_bit_tag_of_key_hash, siphash128, siphash_ke
 from compactor.access.tier import Tier
 from compactor.cleaner.keys.disk_map import SEEN, DiskOffsetMap
 from compactor.cleaner.keys.key_set import KeyHashSet
-from compactor.cleaner.row_spool import hash_range_number_of_first_word
+from compactor.cleaner.row_spool import hash_range_number_of_row_first_word
 from compactor.config.units import format_size
 from compactor.consumer.damage import (
     UNDECIDABLE,
     DamagedOffsetRange,
     damaged_offset_ranges,
+    find_next_readable_batch_after_damage,
     flag_damaged_batches,
-    log_damage_warning,
-    next_readable_position,
-    read_piece_before_damage,
+    read_whole_batches_before_damage,
+    write_damage_warning_to_log,
 )
 from compactor.consumer.gather import SelectedRecords
 from compactor.consumer.history import LogIdentity, first_diverging_offset, log_identity
-from compactor.consumer.open_transactions import first_open_transaction_offset
+from compactor.consumer.open_transactions import first_open_transaction_offset_or_end
 from compactor.consumer.outcomes import UNKNOWN, TransactionOutcomeFinder
 from compactor.consumer.pieces import PieceLocation, PiecePrefetcher, SegmentGone, SegmentPiece, SegmentReader, prefetch_results
 from compactor.control.logs import retry_if_object_missing
@@ -47,7 +47,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import ABORT, NOT_CONTROL, Bytes, Int64s
 from compactor.records.codecs import GrowingByteBuffer
 from compactor.records.rows import Int32s, RecordRowBuffers, parse_records
-from compactor.round.mirroring import read_missing_metadata_fields
+from compactor.round.mirroring import complete_metadata_from_segment_objects
 
 MAX_SPILL_SPAN: Final = SEEN - 1
 """Largest number of offsets in a range whose keys are sorted on disk: an offset takes 32 bits there."""
@@ -153,10 +153,10 @@ def last_stable_offset(tier: Tier, state: PartitionState) -> int:
     if not state.has_segments:
         return state.end_offset + 1
     if not tier.kind.describes_segments:
-        return first_open_transaction_offset(tier, tier.listed_tier, state)
+        return first_open_transaction_offset_or_end(tier, tier.listed_tier, state)
     last = state.live[-1]
     if not last.files:
-        last = read_missing_metadata_fields(tier.ports.layout, state.topic_partition, last)
+        last = complete_metadata_from_segment_objects(tier.ports.layout, state.topic_partition, last)
     return state.end_offset + 1 if last.open_txn_offset < 0 else last.open_txn_offset
 
 
@@ -181,7 +181,7 @@ def find_offset_for_time(
             continue
         reader = SegmentReader(tier.ports.layout, partition, metadata, max_batch_bytes)
         for piece in reader.read_pieces(
-            reader.byte_position_of_offset(reader.lower_bound_of_offset_for_time(timestamp_ms)), piece_bytes=1 << 20
+            reader.byte_position_at_or_before_offset(reader.lower_bound_of_offset_for_time(timestamp_ms)), piece_bytes=1 << 20
         ):
             table = piece.source.table
             late = (table.control == NOT_CONTROL) & ((table.max_timestamp >= timestamp_ms) | (table.magic < 2))
@@ -236,7 +236,7 @@ class _ParseBuffers:
         for first, last in reversed(ranges) if backwards else ranges:
             if not batch_flags[first:last].any():
                 continue
-            with piece.add_position_to_errors():
+            with piece.add_piece_position_to_damage_errors():
                 for chunk in source.read_chunks(
                     first, last, batch_flags[first:last], max_batch_bytes, self._bodies, is_backwards=backwards
                 ):
@@ -253,7 +253,7 @@ class OffsetRangeReader:
         read_range: OffsetRangeToRead,
         options: ReadOptions,
         folder: str | None = None,
-        on_damage: Callable[[DamagedOffsetRange], None] = log_damage_warning,
+        on_damage: Callable[[DamagedOffsetRange], None] = write_damage_warning_to_log,
     ) -> None:
         """Create a reader; nothing is read yet.
 
@@ -306,17 +306,17 @@ class OffsetRangeReader:
             last = min(extent.last, metadata.end_offset)  # beyond it another leader's segment is the one that is read
             try:
                 reader = readers[metadata.id]
-                position = reader.byte_position_of_offset(first)
+                position = reader.byte_position_at_or_before_offset(first)
                 while position < metadata.size_bytes and first <= last:
                     try:
-                        piece = self._outcomes.read_piece(reader, position)
+                        piece = self._outcomes.read_piece_at_byte_position(reader, position)
                     except BadData as error:
                         if reader.trusts_index and position:
                             reader.trusts_index, position = False, 0  # the index may be what is damaged
                             continue
-                        before = read_piece_before_damage(reader, position, error)
+                        before = read_whole_batches_before_damage(reader, position, error)
                         if before is None:
-                            position, after = next_readable_position(reader, position, first)
+                            position, after = find_next_readable_batch_after_damage(reader, position, first)
                             self._report_damage_or_raise(
                                 DamagedOffsetRange(first, min(last, after - 1), error.cause, error.segment, error.position)
                             )
@@ -375,7 +375,7 @@ class OffsetRangeReader:
         if isinstance(error, LogChanged):
             raise error
         if gone.metadata.start_offset > last_offset:  # it was to be read for transaction markers only
-            self._outcomes.mark_later_segment_as_lost()
+            self._outcomes.record_that_some_later_segment_is_lost()
             return first_offset
         reader = readers.get(gone.metadata.id)
         if reader is not None and not reader.is_segment_log_key(gone.key):
@@ -399,7 +399,7 @@ class OffsetRangeReader:
             while at is not None and at < end:
                 if not self._outcomes.is_segment_piece_loaded(reader, at):
                     yield reader, at
-                at = reader.piece_end_position_from_index(at)
+                at = reader.find_piece_end_by_offset_index(at)
             position = 0
 
     def _read_last_records(self, request: LastRecordOfEachKeyRequest) -> Iterator[SelectedRecords]:
@@ -410,7 +410,7 @@ class OffsetRangeReader:
             KeyHashSet(request.map_budget_bytes),
             siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_unstored_hashes()),
         )
-        for selection, last in self._read_chunks_backwards():
+        for selection, last in self._read_record_chunks_newest_first():
             picked = _add_keys_and_select_new_rows(selection, self._extent.first, last, request, keys, halves)
             if len(picked):
                 yield replace(selection, picked=picked)
@@ -422,7 +422,7 @@ class OffsetRangeReader:
         with tempfile.TemporaryDirectory(prefix="tiered-compactor-", dir=self._folder) as folder:
             path, budget = Path(folder, "keys"), request.map_budget_bytes
             with DiskOffsetMap(path, space, map_budget_bytes=budget, expected_row_count=spill.records) as buckets:
-                for selection, last in self._read_chunks_backwards():
+                for selection, last in self._read_record_chunks_newest_first():
                     hashes, picked = hash_keys_of_rows(selection, extent.first, last, request, halves)
                     buckets.add_keys_of_dirty_rows(hashes, (extent.last - selection.rows.offset[picked]).astype(np.uint32))
                 bitmap = buckets.survivor_bitmap(extent.last - extent.first + 1)
@@ -434,7 +434,7 @@ class OffsetRangeReader:
             if len(found):
                 yield replace(selection, picked=found)
 
-    def _read_chunks_backwards(self) -> Iterator[SelectionAndLastOffset]:
+    def _read_record_chunks_newest_first(self) -> Iterator[SelectionAndLastOffset]:
         """Yield (rows of a chunk, last offset that is still wanted of them), newest chunk first. Rows after that offset are done."""
         extent = self._extent
         last, retries = extent.last, 0
@@ -565,14 +565,14 @@ class _KeySortDiskBudget:
         self._most = max_bytes
         self._used = 0
 
-    def reserve_bytes(self, nbytes: int) -> None:
+    def reserve_bytes_on_disk(self, nbytes: int) -> None:
         """Add bytes to those in use. Raises OutOfBudget above the limit."""
         self._used += nbytes
         if 0 < self._most < self._used:
             hint = f"Set disk_budget_bytes to more than {self._most}, or give keyRanges a number: each task then reads everything"
             raise OutOfBudget(f"view = latest: the keys need more than {format_size(self._most)} of local disk", hint=hint)
 
-    def release_bytes(self, nbytes: int) -> None:
+    def release_bytes_on_disk(self, nbytes: int) -> None:
         """Subtract bytes from those in use."""
         self._used -= nbytes
 
@@ -592,7 +592,7 @@ def _hash_keys_from_last_row_to_first(
             h0, h1 = siphash128(buf, key_start[row], key_length[row], k0, k1)
             if (
                 range_count == 1
-                or hash_range_number_of_first_word(np.uint64(nonzero_32_bit_tag_of_key_hash(h0)), range_count) == wanted_range
+                or hash_range_number_of_row_first_word(np.uint64(nonzero_32_bit_tag_of_key_hash(h0)), range_count) == wanted_range
             ):
                 out_hashes[count, 0], out_hashes[count, 1], out_rows[count] = h0, h1, row
                 count += 1

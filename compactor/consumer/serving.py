@@ -16,7 +16,7 @@ MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 Source = Literal["tier", "broker", "none"]
 """What a partition's records come from. With ``none`` the partition waits, and then starts again."""
 
-Step = Literal["start", "tier_ended", "broker_deleted"]
+ReadSourceEvent = Literal["start", "tier_ended", "broker_deleted"]
 """Reason to decide anew.
 
 start: the partition was assigned or sought, or its waiting time is over.
@@ -24,7 +24,7 @@ tier_ended: the tier holds no further record, or (with ``kafka_preferred``) the 
 broker_deleted: the brokers' log begins above the position.
 """
 
-NEXT_SOURCE: Final[dict[tuple[Mode, Step], Source]] = {
+NEXT_SOURCE: Final[dict[tuple[Mode, ReadSourceEvent], Source]] = {
     ("remote_only", "start"): "tier",
     ("remote_only", "tier_ended"): "none",
     ("remote_only", "broker_deleted"): "none",

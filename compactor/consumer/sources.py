@@ -18,7 +18,7 @@ from typing import Final, Literal
 from compactor.access.tier import Tier
 from compactor.constants import EMPTY_TOPIC_ID, MAX_OFFSET, LeaderEpoch, TopicId
 from compactor.consumer.assigned import AssignedPartition
-from compactor.consumer.broker import BrokerClient, LogBounds
+from compactor.consumer.broker import BrokerClient, LogStartAndEndOffset
 from compactor.consumer.feed import PartitionPrefetchEnd, PartitionPrefetchFailure, PrefetchedItem, TierPrefetcher
 from compactor.consumer.history import (
     ConsumedLogHistory,
@@ -42,7 +42,7 @@ from compactor.consumer.messages import (
     to_broker_messages,
 )
 from compactor.consumer.reading import offset_for_time
-from compactor.consumer.serving import MODES, NEXT_SOURCE, Mode, Step
+from compactor.consumer.serving import MODES, NEXT_SOURCE, Mode, ReadSourceEvent
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 
@@ -147,7 +147,7 @@ class TierAndBrokerReader:
 
     # ---- partitions ----------------------------------------------------------------------------------------------------------
 
-    def require_known_partitions(self, partitions: Collection[TopicPartition]) -> None:
+    def require_partitions_in_tier_if_tier_only(self, partitions: Collection[TopicPartition]) -> None:
         """Raise UsageError if only the tier is read, and one of these partitions is not in the tier."""
         if self._broker is None:
             self.tier.list_partitions([str(name) for name in partitions])
@@ -191,28 +191,30 @@ class TierAndBrokerReader:
             self._queue_partition_error_message(partition, OFFSET_INVALID, no_committed_offset_error(error.message))
             return AssignedPartition(partition, OFFSET_INVALID, wake_s=NEVER_S, is_reported=True)
 
-    def resolve_topic_id_of_partition(self, partition: TopicPartition) -> TopicPartition:
+    def partition_with_resolved_topic_id(self, partition: TopicPartition) -> TopicPartition:
         """Return the partition with the topic id under which it is read: the configured id, or that of the latest topic of this name."""
         topic_id = TopicId(self.options.topic_ids.get(partition.topic, ""))
         if topic_id and partition not in self._chosen:
             self._chosen[partition] = self.tier.incarnation_with_topic_id(partition, topic_id)
         return self._chosen.get(partition) or self.tier.latest_incarnation(partition)
 
-    def readable_bounds_of_tier_and_broker(self, partition: TopicPartition) -> LogBounds:
+    def readable_bounds_of_tier_and_broker(self, partition: TopicPartition) -> LogStartAndEndOffset:
         """Return the first offset that can be read, and the end offset (exclusive), of tier and broker together."""
         if self._broker is not None and self._mode == "kafka_only":
-            return self._broker.log_bounds(partition)
-        state = self.tier.open_control_log_of_partition(self.resolve_topic_id_of_partition(partition)).refresh()
-        mine = LogBounds(self.tier.first_readable_offset(state), state.end_offset + 1)
+            return self._broker.log_start_and_end_offset(partition)
+        state = self.tier.open_control_log_of_partition(self.partition_with_resolved_topic_id(partition)).refresh()
+        mine = LogStartAndEndOffset(self.tier.first_readable_offset(state), state.end_offset + 1)
         if self._broker is None:
             return mine
-        its = self._broker.log_bounds(partition)
-        return LogBounds(min(mine.start, its.start), max(mine.end, its.end)) if state.has_segments else its
+        its = self._broker.log_start_and_end_offset(partition)
+        return LogStartAndEndOffset(min(mine.start, its.start), max(mine.end, its.end)) if state.has_segments else its
 
     def offset_for_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the offset of the first record whose timestamp is ``timestamp_ms`` or later, or None if there is none."""
         offset = (
-            None if self._mode == "kafka_only" else offset_for_time(self.tier, self.resolve_topic_id_of_partition(partition), timestamp_ms)
+            None
+            if self._mode == "kafka_only"
+            else offset_for_time(self.tier, self.partition_with_resolved_topic_id(partition), timestamp_ms)
         )
         return self._broker.offset_for_time(partition, timestamp_ms) if offset is None and self._broker is not None else offset
 
@@ -229,7 +231,7 @@ class TierAndBrokerReader:
         seconds. Return whether any have arrived.
         """
         now = time.monotonic()
-        self._continue_reading_partitions_lost_by_broker()
+        self._continue_partitions_broker_cannot_serve()
         self._restart_waiting_partitions(now)
         rest = min((at.wake_s - now for at in self.assigned.values() if at.source == "none"), default=NEVER_S)
         wait_s = max(0.0, min(wait_s, rest))
@@ -241,7 +243,7 @@ class TierAndBrokerReader:
         item = self._feed.next_prefetched_item(0)
         if item is not None:
             self._queue_prefetched_item(item)
-        most = 0.0 if item is not None else BROKER_SLICE_S if self._feed.may_return_more_items else BROKER_WAIT_S
+        most = 0.0 if item is not None else BROKER_SLICE_S if self._feed.has_queued_items_or_active_reads else BROKER_WAIT_S
         fetched = self._broker.fetch_messages(MAX_FETCH, min(wait_s, most))
         self._queue_broker_messages(fetched.messages)
         self._lost += [*((name, None) for name in fetched.out_of_range), *fetched.truncated.items()]
@@ -295,9 +297,9 @@ class TierAndBrokerReader:
             self.tier.catalog.refresh()  # the topic may have been created again
         for at in due:
             self._schedule_partition_retry(at)
-            self._continue_reading_from_source(at, "start")
+            self._choose_source_and_continue_reading(at, "start")
 
-    def _continue_reading_from_source(self, partition: AssignedPartition, event: Step) -> None:
+    def _choose_source_and_continue_reading(self, partition: AssignedPartition, event: ReadSourceEvent) -> None:
         """Continue to read a partition from tier or broker.
 
         :param event: what has happened: ``start``, ``tier_ended`` or ``broker_deleted``. Together with the mode of the reader it
@@ -311,7 +313,7 @@ class TierAndBrokerReader:
             until = partition.broker_start if self._mode == "kafka_preferred" and partition.broker_start >= 0 else MAX_OFFSET
             self._feed.start_reading(
                 partition.partition,
-                self.resolve_topic_id_of_partition(partition.partition),
+                self.partition_with_resolved_topic_id(partition.partition),
                 partition.consumed_history,
                 ignore_latest_only=partition.is_view_done,
                 end_offset=until,
@@ -323,14 +325,14 @@ class TierAndBrokerReader:
         :param item: end of the partition as the prefetcher found it.
         """
         partition.is_view_done = True
-        if item.offset < item.start <= item.end and not self._is_position_held_by_broker(partition):
+        if item.offset < item.start <= item.end and not self._does_broker_log_contain_position(partition):
             self._continue_when_position_is_below_log_start(partition, item)
             return
         if item.offset >= item.start:
             partition.set_tier_log_identity(item.log)
         partition.position = max(partition.position, item.offset)
         if partition.position >= partition.broker_start:
-            self._continue_reading_from_source(partition, "tier_ended")
+            self._choose_source_and_continue_reading(partition, "tier_ended")
         elif item.end <= partition.position:
             self._queue_out_of_range_error(partition, f"the tier ends at {item.end}, and the broker begins at {partition.broker_start}")
 
@@ -341,8 +343,8 @@ class TierAndBrokerReader:
         if self._broker is None or partition.partition.topic in self.options.topic_ids:
             return
         topic_id = self._broker.topic_id(partition.partition)
-        if are_topic_ids_known_to_differ(partition.topic_id, topic_id) and not self._queue_recreation_error_and_try_offset_reset(
-            partition, "the broker", topic_id, self._broker.log_bounds(partition.partition)
+        if are_topic_ids_known_to_differ(partition.topic_id, topic_id) and not self._queue_topic_recreated_error_and_reset(
+            partition, "the broker", topic_id, self._broker.log_start_and_end_offset(partition.partition)
         ):
             return
         partition.set_tier_log_identity(None)
@@ -359,7 +361,9 @@ class TierAndBrokerReader:
         if mismatch.reason == "truncated":
             self._queue_truncation_error(partition, item.log.consumed_history_below_offset(mismatch.agreed_offset))
         elif mismatch.reason == "topic" and (broker is None or broker.topic_id(partition.partition) != partition.topic_id):
-            self._queue_recreation_error_and_try_offset_reset(partition, "the tier", item.log.topic_id, LogBounds(item.start, item.end))
+            self._queue_topic_recreated_error_and_reset(
+                partition, "the tier", item.log.topic_id, LogStartAndEndOffset(item.start, item.end)
+            )
         elif broker is not None and partition.position >= partition.broker_start:
             self._continue_reading_at_broker(partition)
         else:
@@ -384,8 +388,8 @@ class TierAndBrokerReader:
                 else partition.consumed_history
             )
 
-    def _queue_recreation_error_and_try_offset_reset(
-        self, partition: AssignedPartition, where_found: str, topic_id: TopicId, bounds: LogBounds
+    def _queue_topic_recreated_error_and_reset(
+        self, partition: AssignedPartition, where_found: str, topic_id: TopicId, bounds: LogStartAndEndOffset
     ) -> bool:
         """Queue the error that the topic was created again, and move the position into the new topic as ``offset_reset`` says. Return
         False, and leave the position, if ``offset_reset`` is ``error``.
@@ -404,11 +408,11 @@ class TierAndBrokerReader:
             )
         return reset != "error"
 
-    def _is_position_held_by_broker(self, partition: AssignedPartition) -> bool:
+    def _does_broker_log_contain_position(self, partition: AssignedPartition) -> bool:
         """Return whether the broker holds the partition's position."""
         if self._broker is None:
             return False
-        bounds = self._broker.log_bounds(partition.partition)
+        bounds = self._broker.log_start_and_end_offset(partition.partition)
         return bounds.start <= partition.position <= bounds.end
 
     def _continue_when_position_is_below_log_start(self, partition: AssignedPartition, item: PartitionPrefetchEnd) -> None:
@@ -423,12 +427,12 @@ class TierAndBrokerReader:
             partition.source = "tier"
             self._feed.start_reading(
                 partition.partition,
-                self.resolve_topic_id_of_partition(partition.partition),
+                self.partition_with_resolved_topic_id(partition.partition),
                 partition.consumed_history,
                 ignore_latest_only=self.options.view == "all",
             )
 
-    def _continue_reading_partitions_lost_by_broker(self) -> None:
+    def _continue_partitions_broker_cannot_serve(self) -> None:
         """Decide where to continue for partitions that the broker can no longer serve. Called after all their messages were returned."""
         while self._lost and self._broker is not None:
             name, agreed = self._lost[-1]
@@ -437,37 +441,39 @@ class TierAndBrokerReader:
                 self._continue_when_broker_lacks_position(at, agreed, self._broker)
             self._lost.pop()
 
-    def _continue_when_broker_lacks_position(self, partition: AssignedPartition, agreed_offset: int | None, broker: BrokerClient) -> None:
+    def _continue_when_broker_lacks_position(
+        self, partition: AssignedPartition, truncation_offset: int | None, broker: BrokerClient
+    ) -> None:
         """Decide where to continue after the broker was found not to hold the position.
 
         :param agreed_offset: the broker's log was truncated and holds what was read up to this offset; None if it was not truncated.
         """
-        topic_id, bounds = broker.topic_id(partition.partition), broker.log_bounds(partition.partition)
+        topic_id, bounds = broker.topic_id(partition.partition), broker.log_start_and_end_offset(partition.partition)
         self._schedule_partition_retry(partition)
         if are_topic_ids_known_to_differ(partition.topic_id, topic_id):
             self._continue_reading_at_broker(partition)
-        elif agreed_offset is not None:
+        elif truncation_offset is not None:
             # A later epoch begins there: a tier without one holds the discarded records.
-            later = tuple(LeaderEpochEnd(LeaderEpoch(epoch + 1), agreed_offset) for epoch, _ in partition.consumed_history.epochs[-1:])
+            later = tuple(LeaderEpochEnd(LeaderEpoch(epoch + 1), truncation_offset) for epoch, _ in partition.consumed_history.epochs[-1:])
             self._queue_truncation_error(
                 partition,
                 ConsumedLogHistory(
                     partition.topic_id,
-                    partition.consumed_history.consumed_history_below_offset(agreed_offset).epochs + later,
-                    agreed_offset,
+                    partition.consumed_history.consumed_history_below_offset(truncation_offset).epochs + later,
+                    truncation_offset,
                 ),
             )
         elif self._mode == "kafka_only" and not bounds.start <= partition.position <= bounds.end:
             self._continue_reading_after_offset_reset(partition, bounds)
         elif partition.position < bounds.start:
             partition.broker_start, partition.is_view_done = bounds.start, True
-            self._continue_reading_from_source(partition, "broker_deleted")
+            self._choose_source_and_continue_reading(partition, "broker_deleted")
         elif partition.position > bounds.end:
             self._queue_out_of_range_error(partition, f"the broker's log ends at {bounds.end}: was it truncated?")
         else:
             partition.epochs = ()  # the broker cannot tell where the epoch ends
 
-    def _continue_reading_after_offset_reset(self, partition: AssignedPartition, bounds: LogBounds) -> None:
+    def _continue_reading_after_offset_reset(self, partition: AssignedPartition, bounds: LogStartAndEndOffset) -> None:
         """Continue at the start or end of the broker's log, as ``offset_reset`` says, because the broker does not have the position and the
         tier is not read. With ``error``, queue an error instead.
 

@@ -182,7 +182,7 @@ class TieredConsumer:
         if self._starts is not None:
             self._starts.update(wanted)
             return
-        self._sources.require_known_partitions(wanted)
+        self._sources.require_partitions_in_tier_if_tier_only(wanted)
         self._assign_and_record_start_offsets(
             "replace", [self._sources.assigned_partition_at_position(name, place) for name, place in wanted.items()]
         )
@@ -230,7 +230,7 @@ class TieredConsumer:
 
         To continue from there, assign ``next_place`` of the result.
         """
-        name = self._sources.resolve_topic_id_of_partition(TopicPartition.create_validated(place.topic, place.partition))
+        name = self._sources.partition_with_resolved_topic_id(TopicPartition.create_validated(place.topic, place.partition))
         return last_value_of_each_key_in_partition(self._sources.tier, name, read_committed=self._sources.options.is_read_committed)
 
     def _change_assignment(self, step: AssignmentStep, partitions: Mapping[TopicPartition, AssignedPartition]) -> None:

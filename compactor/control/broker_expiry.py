@@ -59,16 +59,16 @@ class BrokerExpiredSegmentCache:
     leadership: Leadership
     ids: set[str] = field(default_factory=set)
 
-    def find_expired(self, segment_ids: Iterable[str]) -> frozenset[str]:
+    def find_segments_expired_by_brokers(self, segment_ids: Iterable[str]) -> frozenset[str]:
         """Return which of these segments brokers have expired. Brokers are asked only about segments that are not cached as expired."""
         names = frozenset(segment_ids)
         self.ids |= find_expired_segments(self.leadership, names - self.ids)
         return names & self.ids
 
-    def have_more_sources_expired(self, intent: RoundIntent) -> bool:
+    def have_sources_expired_since_last_call(self, intent: RoundIntent) -> bool:
         """Ask brokers which source segments of the round have expired by now. Return whether any of them expired since the last call."""
         before = len(self.ids)
-        self.find_expired(intent.plan.source_segment_ids)
+        self.find_segments_expired_by_brokers(intent.plan.source_segment_ids)
         return len(self.ids) > before
 
     def have_task_segments_expired_at_brokers(self, task: CompactionTask) -> bool:

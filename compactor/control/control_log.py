@@ -95,14 +95,14 @@ class ControlLogFormat(Generic[S]):
 
     record, snapshot: types of the stored objects.
     apply: pure function (state, record) -> state that folds one record into the state.
-    state_with_modification_times: function (state, slot -> milliseconds) -> state that contains the store's modification time of each
+    state_with_store_times_of_records: function (state, slot -> milliseconds) -> state that contains the store's modification time of each
         record to which it refers. Called before these records may be deleted.
     """
 
     record: type[ControlRecord[Any]]
     snapshot: type[StateSnapshot[S]]
     apply: Callable[[S, ControlRecord[Any]], S]
-    state_with_modification_times: Callable[[S, Callable[[int], int]], S]
+    state_with_store_times_of_records: Callable[[S, Callable[[int], int]], S]
 
 
 class ControlLog(Generic[S]):
@@ -123,7 +123,7 @@ class ControlLog(Generic[S]):
         incarnation: str,
         clock_ms: Callable[[], int],
         min_slot: int = 0,
-        state_for_readers: Callable[[S], S] | None = None,
+        convert_to_reader_state: Callable[[S], S] | None = None,
     ) -> None:
         """Set up access to the log. Makes no request.
 
@@ -132,7 +132,8 @@ class ControlLog(Generic[S]):
         :param empty_state: the state of a log without records.
         :param incarnation: random id, used by no other instance.
         :param min_slot: slot that the log is known to have had; a fold that ends below it is refused. 0 if none is known.
-        :param state_for_readers: function folded state -> state that ``state`` returns. ``append_until_done`` uses the folded state itself.
+        :param convert_to_reader_state: function folded state -> state that ``state`` returns. ``append_due_records`` uses the folded state
+            itself.
         :param log_format: record types and fold function of this kind of log.
         :param clock_ms: this machine's clock, stored in records for people only.
         """
@@ -144,7 +145,7 @@ class ControlLog(Generic[S]):
         self._form = log_format
         self._empty = empty_state
         self._clock_ms = clock_ms
-        self._view = state_for_readers
+        self._view = convert_to_reader_state
         self._state: S | None = None
         self._last: tuple[str, int] | None = None
         self._kept: tuple[S, StateIdentity] | None = None
@@ -156,20 +157,20 @@ class ControlLog(Generic[S]):
     @property
     def state(self) -> S:
         """Return the state for readers as of the last read of the log. Call ``refresh`` first for the current state."""
-        return self._state_as_readers_see_it(self._folded_state)
+        return self._state_as_readers_see_it(self._state_folded_from_records)
 
     @property
-    def _folded_state(self) -> S:
+    def _state_folded_from_records(self) -> S:
         """Return the state that results from the log's records, without the change made for readers. Reads the log now if it
         was not read yet."""
         if self._state is not None:
             return self._state
         if not self._adopt_cached_state_if_still_valid():
             self._reset_to_snapshot()
-        return self._fold_to_log_end(None)
+        return self._apply_records_up_to_log_end(None)
 
     def _state_as_readers_see_it(self, state: S) -> S:
-        """Return a folded state as readers see it, after applying ``state_for_readers``."""
+        """Return a folded state as readers see it, after applying ``convert_to_reader_state``."""
         return state if self._view is None else self._view(state)
 
     def continue_from_cached_state(self, state: S, identity: StateIdentity | None = None) -> None:
@@ -211,7 +212,7 @@ class ControlLog(Generic[S]):
         """Read new records up to the end of the log, and return the state."""
         if self._state is None and not self._adopt_cached_state_if_still_valid():
             self._reset_to_snapshot()
-        self._fold_to_log_end(None)
+        self._apply_records_up_to_log_end(None)
         return self.state
 
     def refresh_and_check_gaps(self) -> S:
@@ -221,21 +222,21 @@ class ControlLog(Generic[S]):
         take the gap for the end. Called before irreversible decisions, and when no position of the log is known at all. Raises
         BadControlRecord if an object is missing.
         """
-        beyond = self._last_listed_key_by_kind()
+        beyond = self._last_listed_key_by_object_kind()
         if beyond:
             self.refresh()
         for kind, key in beyond.items():
-            if key > self._last_folded_key(kind):
-                cause = f"an object before it is missing: what can be read ends at {self._last_folded_key(kind)}"
+            if key > self._last_folded_object_key(kind):
+                cause = f"an object before it is missing: what can be read ends at {self._last_folded_object_key(kind)}"
                 hint = "Nothing was changed. Restore the missing objects from the store's versions or a backup"
                 raise BadControlRecord(cause, segment=f"{self.store.url}/{key}", hint=hint)
         return self.state
 
-    def _last_listed_key_by_kind(self) -> dict[str, str]:
+    def _last_listed_key_by_object_kind(self) -> dict[str, str]:
         """Return the last listed key after the present state, for each kind of object (record, snapshot, boundary) that has one. Takes one
         LIST request, or more if other objects fill its page.
         """
-        last = {kind: self._last_folded_key(kind) for kind in SLOT_KINDS}
+        last = {kind: self._last_folded_object_key(kind) for kind in SLOT_KINDS}
         keys = [info.key for info in islice(self.store.list(f"{self.prefix}/", after=min(last.values())), PAGE)]
         if len(keys) == PAGE:  # scratch and sidecars of a large partition
             keys += [info.key for kind in SLOT_KINDS for info in self.store.list(f"{self.prefix}/{kind}/", after=last[kind])]
@@ -246,7 +247,7 @@ class ControlLog(Generic[S]):
                 found[kind] = max(key, found.get(kind, ""))
         return found
 
-    def _last_folded_key(self, object_kind: str) -> str:
+    def _last_folded_object_key(self, object_kind: str) -> str:
         """Return the key of the last object of this kind (record, snapshot or boundary) that the present state includes."""
         number = self._boundary.number if object_kind == "boundary" else self.state.slot
         return f"{self.prefix}/{object_kind}/{number:020d}.json"
@@ -256,7 +257,7 @@ class ControlLog(Generic[S]):
         were deleted since, which an older state in memory does not have.
         """
         self._reset_to_snapshot()
-        self._fold_to_log_end(None)
+        self._apply_records_up_to_log_end(None)
         return self.state
 
     def read_records_with_resulting_states(self) -> tuple[S, list[tuple[ControlRecord[Any], S]]]:
@@ -265,7 +266,7 @@ class ControlLog(Generic[S]):
         """
         while True:
             self._reset_to_snapshot()
-            base = state = self._folded_state
+            base = state = self._state_folded_from_records
             steps: list[tuple[ControlRecord[Any], S]] = []
             for record in self._iterate_records_after(base.slot):
                 state = self._form.apply(state, record)
@@ -309,18 +310,18 @@ class ControlLog(Generic[S]):
             not identity.incarnation and self._read_highest_deletion_boundary().slot > slot
         )
 
-    def has_min_new_records(self, slot_count: int) -> bool:
+    def has_min_new_records(self, min_new_record_count: int) -> bool:
         """Return whether at least ``slot_count`` records were added to the log after the present state. Makes one request."""
-        return self._read_object(self.control_record_object_key(self.state.slot + slot_count)) is not None
+        return self._read_object(self.control_record_object_key(self.state.slot + min_new_record_count)) is not None
 
-    def last_slot_if_still_stored(self) -> int:
+    def last_slot_if_stored_else_zero(self) -> int:
         """Return the position (slot) of the last record in the present state after reading that record back from the store, or 0 if it is
         not there.
         """
         state, mark = self.state, self.state_identity()
         return state.slot if mark is not None and self.contains_state(state.slot, mark) else 0
 
-    def append_until_done(self, decide_record_to_append: Callable[[S], Body | None], *, max_lost_slots: int = 0) -> S:
+    def append_due_records(self, decide_record_to_append: Callable[[S], Body | None], *, max_lost_slots: int = 0) -> S:
         """Append the record that ``decide_record_to_append`` returns, again and again until it returns None. Return the state with which it
         returned None.
 
@@ -334,7 +335,7 @@ class ControlLog(Generic[S]):
         """
         lost = 0
         while True:
-            state = self._folded_state
+            state = self._state_folded_from_records
             body = decide_record_to_append(state)
             if body is None:
                 return state
@@ -345,13 +346,13 @@ class ControlLog(Generic[S]):
             except AlreadyExists:
                 pass
             else:
-                self._fold_to_log_end(record)
+                self._apply_records_up_to_log_end(record)
                 continue
             stored = self._read_record_at_slot(record.slot)
-            if stored is not None and is_same_attempt(stored, record):
-                self._fold_to_log_end(record)
+            if stored is not None and is_record_of_same_append_attempt(stored, record):
+                self._apply_records_up_to_log_end(record)
             elif stored is not None:
-                self._fold_to_log_end(None)
+                self._apply_records_up_to_log_end(None)
                 lost += 1
                 if lost == max_lost_slots:
                     raise SlotContention
@@ -362,19 +363,19 @@ class ControlLog(Generic[S]):
 
         Any process may do this at any time, also several at once. Makes no request if too few records were added.
         """
-        if self._folded_state.slot - self._boundary.slot < max(min_new_records, 1):
+        if self._state_folded_from_records.slot - self._boundary.slot < max(min_new_records, 1):
             return False
         self.refresh()
-        state, known = self._folded_state, self._boundary
+        state, known = self._state_folded_from_records, self._boundary
         if state.slot - known.slot < max(min_new_records, 1):
             return False
         try:
-            timed = self._form.state_with_modification_times(
+            timed = self._form.state_with_store_times_of_records(
                 state, lambda slot: self.store.head(self.control_record_object_key(slot)).modified_ms
             )
         except NotFound:
             return False  # somebody else has cut meanwhile
-        if self._read_highest_deletion_boundary() != known or not self._create_snapshot(timed):
+        if self._read_highest_deletion_boundary() != known or not self._create_and_verify_snapshot(timed):
             return False
         self._create_deletion_boundary(state.slot)
         self._delete_log_records_below_boundary()
@@ -389,28 +390,28 @@ class ControlLog(Generic[S]):
         :raises Unavailable: if the snapshot cannot be read back.
         """
         self._read_highest_deletion_boundary()
-        listed = [key for kind in ("log", "snapshot") for key in (self._highest_listed_number(kind),) if key]
+        listed = [key for kind in ("log", "snapshot") for key in (self._highest_listed_object_number(kind),) if key]
         state = create_empty_state(max([self.floor, self._boundary.slot, *listed]) + 1)
-        if not self._create_snapshot(state):
-            raise Unavailable(f"{self.store.url}/{self._snapshot_key(state.slot)} cannot be read back", hint="Try again")
+        if not self._create_and_verify_snapshot(state):
+            raise Unavailable(f"{self.store.url}/{self._snapshot_object_key(state.slot)} cannot be read back", hint="Try again")
         self._create_deletion_boundary(state.slot)
         self._delete_log_records_below_boundary()
         return self.reload_from_snapshot()
 
-    def _highest_listed_number(self, object_kind: str) -> int:
+    def _highest_listed_object_number(self, object_kind: str) -> int:
         """Return the highest number among the listed objects of this kind, or 0 if none is listed."""
         prefix = f"{self.prefix}/{object_kind}/"
         names = (info.key.removeprefix(prefix) for info in self.store.list(prefix))
         return max((int(name[:20]) for name in names if _NUMBERED.fullmatch(name)), default=0)
 
-    def _fold_to_log_end(self, appended: ControlRecord[Any] | None) -> S:
+    def _apply_records_up_to_log_end(self, appended: ControlRecord[Any] | None) -> S:
         """Read the log to its end, and return the state. If unread records were deleted meanwhile, as the boundary then shows, read
         everything again from the snapshot.
 
         :param appended: record that was just created, so that it need not be read back; None to read the log up to its end.
         """
         while True:
-            base = self._folded_state
+            base = self._state_folded_from_records
             state, last = base, self._last
             for record in [appended] if appended else self._iterate_records_after(base.slot):
                 state, last = self._form.apply(state, record), (record.incarnation, record.attempt)
@@ -438,7 +439,7 @@ class ControlLog(Generic[S]):
         if the record no longer exists, because it was deleted after a snapshot or lost.
         """
         if not identity.incarnation:
-            return self._read_control_object(LogDeletionBoundary, self._boundary_key(identity.boundary.number)) == identity.boundary
+            return self._read_control_object(LogDeletionBoundary, self._boundary_object_key(identity.boundary.number)) == identity.boundary
         record = self._read_record_at_slot(slot)
         return None if record is None else (record.incarnation, record.attempt) == (identity.incarnation, identity.attempt)
 
@@ -482,7 +483,7 @@ class ControlLog(Generic[S]):
             if state is not None:
                 self._state = state
                 return
-        where = f"{self.store.url}/{self._snapshot_key(boundary.slot)}"
+        where = f"{self.store.url}/{self._snapshot_object_key(boundary.slot)}"
         raise BadControlRecord(f"the snapshot that boundary {boundary.number} names is missing", segment=where, hint="Restore it")
 
     def _read_record_at_slot(self, slot: int) -> ControlRecord[Any] | None:
@@ -496,7 +497,7 @@ class ControlLog(Generic[S]):
             raise BadControlRecord(cause, segment=f"{self.store.url}/{key}", hint="Restore the object that belongs here")
         return record
 
-    def _snapshot_key(self, slot: int) -> str:
+    def _snapshot_object_key(self, slot: int) -> str:
         """Return the object key of the snapshot taken at a position (slot) of the log."""
         return f"{self.prefix}/snapshot/{slot:020d}.json"
 
@@ -504,7 +505,7 @@ class ControlLog(Generic[S]):
         """Return the snapshot taken at position ``slot``, or None if there is none. Raises BadControlRecord if the object belongs to
         another position or log.
         """
-        key = self._snapshot_key(slot)
+        key = self._snapshot_object_key(slot)
         snapshot = self._read_control_object(self._form.snapshot, key)
         if snapshot is None:
             return None
@@ -513,18 +514,18 @@ class ControlLog(Generic[S]):
             raise BadControlRecord(cause, segment=f"{self.store.url}/{key}", hint="Restore the object that belongs here")
         return snapshot.state
 
-    def _create_snapshot(self, state: S) -> bool:
+    def _create_and_verify_snapshot(self, state: S) -> bool:
         """Create a snapshot of ``state`` and return whether it can be read back. A snapshot that another process created at the same
         position is equally valid.
         """
         snapshot = self._form.snapshot(version=records.VERSION, log=self.name, state=state)
         try:
-            self.store.create(self._snapshot_key(state.slot), records.append_checksum(snapshot.model_dump_json().encode()))
+            self.store.create(self._snapshot_object_key(state.slot), records.append_checksum(snapshot.model_dump_json().encode()))
         except (AlreadyExists, Unavailable):
             pass
         return self.read_snapshot(state.slot) is not None
 
-    def _boundary_key(self, number: int) -> str:
+    def _boundary_object_key(self, number: int) -> str:
         """Return the object key of a boundary by its number."""
         return f"{self.prefix}/boundary/{number:020d}.json"
 
@@ -534,11 +535,11 @@ class ControlLog(Generic[S]):
         """
         known = self._boundary
         step = 1
-        while (found := self._read_control_object(LogDeletionBoundary, self._boundary_key(known.number + step))) is not None:
+        while (found := self._read_control_object(LogDeletionBoundary, self._boundary_object_key(known.number + step))) is not None:
             known, step = found, step * 2
         while step > 1:
             step //= 2
-            found = self._read_control_object(LogDeletionBoundary, self._boundary_key(known.number + step))
+            found = self._read_control_object(LogDeletionBoundary, self._boundary_object_key(known.number + step))
             if found is not None:
                 known = found
         self._boundary = known
@@ -551,7 +552,7 @@ class ControlLog(Generic[S]):
         number = self._boundary.number + 1
         boundary = LogDeletionBoundary(version=records.VERSION, log=self.name, number=number, slot=slot)
         try:
-            self.store.create(self._boundary_key(number), records.append_checksum(boundary.model_dump_json().encode()))
+            self.store.create(self._boundary_object_key(number), records.append_checksum(boundary.model_dump_json().encode()))
         except (AlreadyExists, Unavailable):
             pass
 
@@ -591,6 +592,6 @@ class ControlLog(Generic[S]):
             return None
 
 
-def is_same_attempt(stored: ControlRecord[Any], attempted: ControlRecord[Any]) -> bool:
+def is_record_of_same_append_attempt(stored: ControlRecord[Any], attempted: ControlRecord[Any]) -> bool:
     """Return whether a stored record is the one that this process tried to create: same writer incarnation and same attempt number."""
     return stored.incarnation == attempted.incarnation and stored.attempt == attempted.attempt

@@ -77,4 +77,4 @@ def raise_log_start(leadership: Leadership, choose_offset: Callable[[PartitionSt
         return body
 
     leadership.pulse.steps += 1
-    return leadership.log.append_until_done(decide_record_to_append)
+    return leadership.log.append_due_records(decide_record_to_append)

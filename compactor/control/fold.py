@@ -39,7 +39,7 @@ VOIDED = 1000
 """Number of last void ids that a state remembers."""
 
 RuleCheck = Callable[[PartitionState, ControlRecord[Any]], str]
-Changes = dict[str, Any]
+StateDelta = dict[str, Any]
 EntryWithTime = TypeVar("EntryWithTime", CompactorLeader, GroupAwaitingDeletion, OpenImport)
 
 
@@ -59,7 +59,7 @@ def apply_catalog_record(state: CatalogState, record: ControlRecord[Any]) -> Cat
     return state.model_copy(update={"slot": record.slot, **_catalog_changes_by_record(state, record, record.body)})
 
 
-def _catalog_changes_by_record(state: CatalogState, record: ControlRecord[Any], body: Any) -> Changes:
+def _catalog_changes_by_record(state: CatalogState, record: ControlRecord[Any], body: Any) -> StateDelta:
     """Return the fields of the catalog that a record changes."""
     if isinstance(body, r.PartitionChanged):
         return _changes_by_partition_change_hints(state, record, {str(body.topic_partition): body.slot})
@@ -86,13 +86,13 @@ def _catalog_changes_by_record(state: CatalogState, record: ControlRecord[Any], 
     return {} if state.tier_id else body.model_dump(exclude={"type", "created_by"})
 
 
-def _changes_by_partition_change_hints(state: CatalogState, record: ControlRecord[Any], slots: Mapping[str, int]) -> Changes:
+def _changes_by_partition_change_hints(state: CatalogState, record: ControlRecord[Any], slots: Mapping[str, int]) -> StateDelta:
     """Return the catalog's changed fields after hints that partitions have new records.
 
     A hint without a log position discards the result of the partition's last retirement check. A hint with a log position raises the
     position that the log is known to have reached.
     """
-    changes: Changes = {
+    changes: StateDelta = {
         "partitions": state.partitions | dict.fromkeys(slots, record.slot),
         "reached": _merge_slots_by_maximum(state.reached, slots),
     }
@@ -105,24 +105,24 @@ def _merge_slots_by_maximum(slots: dict[str, int], newer_slots: Mapping[str, int
     return slots | {name: slot for name, slot in newer_slots.items() if slot > slots.get(name, 0)}
 
 
-def state_with_modification_times(state: PartitionState, slot_time_ms: Callable[[int], int]) -> PartitionState:
+def state_with_store_times_of_records(state: PartitionState, slot_time_ms: Callable[[int], int]) -> PartitionState:
     """Return the state with modification times filled in: the store's times of the records from which grace, leases and the age of imports
     are measured. Called before those records are deleted.
     """
 
-    def with_modification_time(entry: EntryWithTime) -> EntryWithTime:
+    def with_store_time_of_record(entry: EntryWithTime) -> EntryWithTime:
         return entry if entry.since_ms is not None else entry.model_copy(update={"since_ms": slot_time_ms(entry.slot)})
 
     return state.model_copy(
         update={
-            "leader": state.leader if state.leader is None or state.leader.released else with_modification_time(state.leader),
-            "waiting": tuple(with_modification_time(group) for group in state.waiting),
-            "registrations": {name: with_modification_time(entry) for name, entry in state.registrations.items()},
+            "leader": state.leader if state.leader is None or state.leader.released else with_store_time_of_record(state.leader),
+            "waiting": tuple(with_store_time_of_record(group) for group in state.waiting),
+            "registrations": {name: with_store_time_of_record(entry) for name, entry in state.registrations.items()},
         }
     )
 
 
-def _changes_by_record_without_effect(state: PartitionState, record: ControlRecord[Any], reason: str) -> Changes:
+def _changes_by_record_without_effect(state: PartitionState, record: ControlRecord[Any], reason: str) -> StateDelta:
     """Return the changes by a record that has no effect: an entry with the reason in the list of such records (``fenced``)."""
     body = record.body
     entry = FencedAppend(
@@ -143,7 +143,7 @@ def _writer_name(state: PartitionState, record: ControlRecord[Any]) -> str:
     return next(known, record.incarnation)
 
 
-def _apply_leadership_acquired(state: PartitionState, record: ControlRecord[Any], body: r.LeadershipAcquired) -> Changes:
+def _apply_leadership_acquired(state: PartitionState, record: ControlRecord[Any], body: r.LeadershipAcquired) -> StateDelta:
     leader = CompactorLeader(
         epoch=body.leader_epoch,
         incarnation=record.incarnation,
@@ -163,7 +163,7 @@ def _apply_leadership_acquired(state: PartitionState, record: ControlRecord[Any]
     return {"leader": leader, "epochs": (*_epochs_with_last_marked_ended(state, record, "replaced"), entry)[-HISTORY:]}
 
 
-def _apply_leadership_released(state: PartitionState, record: ControlRecord[Any], body: r.LeadershipReleased) -> Changes:
+def _apply_leadership_released(state: PartitionState, record: ControlRecord[Any], body: r.LeadershipReleased) -> StateDelta:
     leader = state.leader.model_copy(update={"released": True}) if state.leader else None
     return {"leader": leader, "epochs": _epochs_with_last_marked_ended(state, record, "released")}
 
@@ -175,19 +175,19 @@ def _epochs_with_last_marked_ended(state: PartitionState, record: ControlRecord[
     return (*state.epochs[:-1], state.epochs[-1].model_copy(update={"ended": ending, "ended_ms": record.at_ms}))
 
 
-def _apply_segment_ids_registered(state: PartitionState, record: ControlRecord[Any], body: r.SegmentIdsRegistered) -> Changes:
+def _apply_segment_ids_registered(state: PartitionState, record: ControlRecord[Any], body: r.SegmentIdsRegistered) -> StateDelta:
     entry = OpenImport(import_id=body.import_id, ids=body.ids, holder=body.holder, slot=record.slot)
     return {"registrations": state.registrations | {body.import_id: entry}}
 
 
-def _apply_segments_tiered(state: PartitionState, record: ControlRecord[Any], body: r.SegmentsTiered) -> Changes:
+def _apply_segments_tiered(state: PartitionState, record: ControlRecord[Any], body: r.SegmentsTiered) -> StateDelta:
     entry = state.registrations[body.import_id]
     tiered = {segment.id for segment in body.segments}
     end = body.segments[-1].end_offset
     entry = entry.model_copy(update={"ids": tuple(name for name in entry.ids if name not in tiered), "tiered_end": end})
     changes = _changes_by_updated_import(state, record, entry) | {"live": state.live + body.segments}
     reported = lineage.extend_lineage(state.lineage, lineage.merge_segment_lineages([segment.leader_epochs for segment in body.segments]))
-    newer = lineage.restore_removed_epochs(state.lineage, body.lineage) if body.lineage else reported
+    newer = lineage.restore_epochs_below_log_start(state.lineage, body.lineage) if body.lineage else reported
     changes |= {"tail": (*state.tail, *body.tail)[-TAIL:] if body.tail else (), "deleted_slot": 0}
     changes |= {"topic_id": state.topic_id or body.topic_id, "adopted_seam": -1}
     changes |= {} if state.has_segments or state.topic_id else {"opened_slot": record.slot}
@@ -196,17 +196,17 @@ def _apply_segments_tiered(state: PartitionState, record: ControlRecord[Any], bo
     return changes | _changes_by_broker_lineage(state, newer, end + 1)
 
 
-def _apply_segments_prepended(state: PartitionState, record: ControlRecord[Any], body: r.SegmentsPrepended) -> Changes:
+def _apply_segments_prepended(state: PartitionState, record: ControlRecord[Any], body: r.SegmentsPrepended) -> StateDelta:
     entry = state.registrations[body.import_id]
     entry = entry.model_copy(update={"ids": (), "tiered_end": body.segments[-1].end_offset})
     older = body.lineage or lineage.merge_segment_lineages([segment.leader_epochs for segment in body.segments])
     return _changes_by_updated_import(state, record, entry) | {
         "live": body.segments + state.live,
-        "lineage": lineage.restore_removed_epochs(older, state.lineage),
+        "lineage": lineage.restore_epochs_below_log_start(older, state.lineage),
     }
 
 
-def _apply_tail_truncated(state: PartitionState, record: ControlRecord[Any], body: r.TailTruncated) -> Changes:
+def _apply_tail_truncated(state: PartitionState, record: ControlRecord[Any], body: r.TailTruncated) -> StateDelta:
     """Return the changes by a truncation: the new branch replaces the discarded one.
 
     Discarded segments wait for grace (a period before their deletion), and cleaner offsets above the truncation are lowered to it. Open
@@ -240,7 +240,7 @@ def _apply_tail_truncated(state: PartitionState, record: ControlRecord[Any], bod
     return changes | {
         "live": live,
         "waiting": (*changes["waiting"], group),
-        "lineage": lineage.restore_removed_epochs(known, body.lineage) if body.lineage else lineage.extend_lineage(known, reported),
+        "lineage": lineage.restore_epochs_below_log_start(known, body.lineage) if body.lineage else lineage.extend_lineage(known, reported),
         "lineage_end": live[-1].end_offset + 1 if live else body.offset,
         "tail": (*tail, *body.tail)[-TAIL:],
         "adopted_seam": -1,
@@ -248,24 +248,24 @@ def _apply_tail_truncated(state: PartitionState, record: ControlRecord[Any], bod
     }
 
 
-def _changes_by_voided_imports(state: PartitionState, record: ControlRecord[Any], reason: str) -> Changes:
+def _changes_by_voided_imports(state: PartitionState, record: ControlRecord[Any], reason: str) -> StateDelta:
     """Return the changes that close all open imports; the ids that they have registered become unusable for ever."""
     entries = state.registrations.values()
     closed = (ClosedImport(import_id=entry.import_id, slot=record.slot, tiered_end=entry.tiered_end, voided=reason) for entry in entries)
-    changes: Changes = {"registrations": {}, "closed_imports": (*state.closed_imports, *closed)[-HISTORY:]}
+    changes: StateDelta = {"registrations": {}, "closed_imports": (*state.closed_imports, *closed)[-HISTORY:]}
     return changes | _changes_by_voided_ids(state, (name for entry in entries for name in entry.ids))
 
 
-def _apply_topic_id_adopted(state: PartitionState, record: ControlRecord[Any], body: r.TopicAdopted) -> Changes:
+def _apply_topic_id_adopted(state: PartitionState, record: ControlRecord[Any], body: r.TopicAdopted) -> StateDelta:
     """Return the changes by a record that declares the tier's topic id. If it replaces the id of another topic, the recorded leader epochs
     and last batches are dropped, because they are those of the other topic.
     """
-    changes: Changes = {"topic_id": body.topic_id or state.topic_id, "adopted_seam": body.seam}
+    changes: StateDelta = {"topic_id": body.topic_id or state.topic_id, "adopted_seam": body.seam}
     other = body.topic_id and body.previous_id and body.topic_id != body.previous_id
     return changes | {"lineage": (), "lineage_end": -1, "tail": ()} if other else changes
 
 
-def _apply_partition_deleted(state: PartitionState, record: ControlRecord[Any], body: r.PartitionDeleted) -> Changes:
+def _apply_partition_deleted(state: PartitionState, record: ControlRecord[Any], body: r.PartitionDeleted) -> StateDelta:
     """Return the changes by a deletion: the partition is empty. Live segments wait for their deletion and cannot be restored; announced or
     registered ids become unusable for ever.
     """
@@ -308,12 +308,12 @@ def _apply_partition_deleted(state: PartitionState, record: ControlRecord[Any], 
     )
 
 
-def _apply_log_start_raised(state: PartitionState, record: ControlRecord[Any], body: r.LogStartRaised) -> Changes:
+def _apply_log_start_raised(state: PartitionState, record: ControlRecord[Any], body: r.LogStartRaised) -> StateDelta:
     """Return the changes by a raised log start: readers no longer see the segments below it. These wait for their deletion and cannot be
     restored.
     """
     gone = set(body.ids)
-    changes: Changes = {"log_start_offset": body.offset, "log_start_slot": record.slot}
+    changes: StateDelta = {"log_start_offset": body.offset, "log_start_slot": record.slot}
     if not gone:
         return changes
     group = GroupAwaitingDeletion(
@@ -332,7 +332,7 @@ def _apply_log_start_raised(state: PartitionState, record: ControlRecord[Any], b
 
 def _changes_by_updated_import(
     state: PartitionState, record: ControlRecord[Any], registration: OpenImport, void_reason: str = ""
-) -> Changes:
+) -> StateDelta:
     """Return the changes that store ``registration``, the new state of an import, which stays open until each of its ids is tiered or void.
 
     :param void_reason: why the remaining ids are void; empty if they are not.
@@ -344,12 +344,12 @@ def _changes_by_updated_import(
     return {"registrations": others, "closed_imports": (*state.closed_imports, closed)[-HISTORY:]}
 
 
-def _apply_import_voided(state: PartitionState, record: ControlRecord[Any], body: r.ImportVoided) -> Changes:
+def _apply_import_voided(state: PartitionState, record: ControlRecord[Any], body: r.ImportVoided) -> StateDelta:
     entry = state.registrations[body.import_id]
     return _changes_by_updated_import(state, record, entry, void_reason=body.reason or "void") | _changes_by_voided_ids(state, entry.ids)
 
 
-def _changes_by_voided_ids(state: PartitionState, ids: Iterable[str]) -> Changes:
+def _changes_by_voided_ids(state: PartitionState, ids: Iterable[str]) -> StateDelta:
     """Return the changes that make these ids unusable for ever."""
     return {"voided": (*state.voided, *ids)[-VOIDED:]}
 
@@ -359,12 +359,12 @@ def _announced_segment_ids(state: PartitionState) -> Iterator[str]:
     return (task.new_segment_id for task in state.intent.plan.tasks) if state.intent else iter(())
 
 
-def _changes_by_broker_lineage(state: PartitionState, newer: tuple[EpochEntry, ...], end_offset: int) -> Changes:
+def _changes_by_broker_lineage(state: PartitionState, newer: tuple[EpochEntry, ...], end_offset: int) -> StateDelta:
     """Return the changes by the broker's new leader-epoch lineage. If the broker's log was truncated or has diverged, cleaner offsets above
     the divergence are lowered to it.
     """
     parted = lineage.first_divergent_offset(state.lineage, state.end_offset + 1, newer, end_offset)
-    moved: Changes = {"lineage": newer, "lineage_end": end_offset}
+    moved: StateDelta = {"lineage": newer, "lineage_end": end_offset}
     return (
         moved
         if parted is None or parted >= offsets.first_dirty_offset_of_vector(state.vector)
@@ -372,7 +372,7 @@ def _changes_by_broker_lineage(state: PartitionState, newer: tuple[EpochEntry, .
     )
 
 
-def _changes_by_lowered_cleaner_offsets(state: PartitionState, divergence_offset: int) -> Changes:
+def _changes_by_lowered_cleaner_offsets(state: PartitionState, divergence_offset: int) -> StateDelta:
     """Return the changes that lower all cleaner offsets above ``divergence_offset`` to it, including those stored for undo and for
     deletions.
     """
@@ -387,7 +387,7 @@ def _changes_by_lowered_cleaner_offsets(state: PartitionState, divergence_offset
     }
 
 
-def _apply_plan_announced(state: PartitionState, record: ControlRecord[Any], body: r.PlanAnnounced) -> Changes:
+def _apply_plan_announced(state: PartitionState, record: ControlRecord[Any], body: r.PlanAnnounced) -> StateDelta:
     plan = body.plan
     run = RunHistoryEntry(
         run_id=plan.run_id,
@@ -403,7 +403,7 @@ def _apply_plan_announced(state: PartitionState, record: ControlRecord[Any], bod
     return {"intent": RoundIntent(plan=plan, slot=record.slot, at_ms=record.at_ms), "runs": (*state.runs, run)[-HISTORY:]}
 
 
-def _apply_receipts_added(state: PartitionState, record: ControlRecord[Any], body: r.ReceiptsAdded) -> Changes:
+def _apply_receipts_added(state: PartitionState, record: ControlRecord[Any], body: r.ReceiptsAdded) -> StateDelta:
     intent = _require_open_intent(state)
     return {"intent": intent.model_copy(update={"receipts": intent.receipts + body.receipts})}
 
@@ -415,12 +415,12 @@ def _require_open_intent(state: PartitionState) -> RoundIntent:
     return state.intent
 
 
-def _apply_intent_undone(state: PartitionState, record: ControlRecord[Any], body: r.IntentUndone) -> Changes:
+def _apply_intent_undone(state: PartitionState, record: ControlRecord[Any], body: r.IntentUndone) -> StateDelta:
     runs = _run_history_with_changed_run(state, body.run_id, status=RunHistoryStatus.UNDONE, reason=body.reason, ended_ms=record.at_ms)
     return {"intent": None, "runs": runs} | _changes_by_voided_ids(state, _announced_segment_ids(state))
 
 
-def _apply_round_published(state: PartitionState, record: ControlRecord[Any], body: r.RoundPublished) -> Changes:
+def _apply_round_published(state: PartitionState, record: ControlRecord[Any], body: r.RoundPublished) -> StateDelta:
     """Return the changes by a publication: new segments replace their sources for all readers at once. The sources' objects begin to wait
     for grace, a period before their deletion.
     """
@@ -479,7 +479,7 @@ def _apply_round_published(state: PartitionState, record: ControlRecord[Any], bo
     )
 
 
-def _changes_by_restored_round(state: PartitionState, run_id: str, outputs: GroupAwaitingDeletion, *, unrestored_groups: int) -> Changes:
+def _changes_by_restored_round(state: PartitionState, run_id: str, outputs: GroupAwaitingDeletion, *, unrestored_groups: int) -> StateDelta:
     """Return the changes by a round that restores the sources of ``run_id`` as copies.
 
     The run's outputs wait for their deletion like other removed segments. The original sources are deleted at the end of their grace,
@@ -508,7 +508,7 @@ def _changes_by_restored_round(state: PartitionState, run_id: str, outputs: Grou
     }
 
 
-def _apply_segment_deletion_begun(state: PartitionState, record: ControlRecord[Any], body: r.SegmentDeletionBegun) -> Changes:
+def _apply_segment_deletion_begun(state: PartitionState, record: ControlRecord[Any], body: r.SegmentDeletionBegun) -> StateDelta:
     ids = set(body.ids)
     gone = [segment for group in state.waiting for segment in group.segments if segment.id in ids]
     return {
@@ -518,12 +518,12 @@ def _apply_segment_deletion_begun(state: PartitionState, record: ControlRecord[A
     }
 
 
-def _apply_segment_deletion_ended(state: PartitionState, record: ControlRecord[Any], body: r.SegmentDeletionEnded) -> Changes:
+def _apply_segment_deletion_ended(state: PartitionState, record: ControlRecord[Any], body: r.SegmentDeletionEnded) -> StateDelta:
     ids = set(body.ids)
     return {"retiring": tuple(segment for segment in state.retiring if segment.id not in ids)} | _changes_by_voided_ids(state, body.ids)
 
 
-def _apply_round_undone(state: PartitionState, record: ControlRecord[Any], body: r.RoundUndone) -> Changes:
+def _apply_round_undone(state: PartitionState, record: ControlRecord[Any], body: r.RoundUndone) -> StateDelta:
     """Return the changes by an undo: readers get the round's sources back. The outputs wait for grace like other removed segments."""
     group = next(group for group in state.waiting if group.run_id == body.run_id and not group.undone)
     outputs = set(group.replaced_by.values())
@@ -549,7 +549,7 @@ def _apply_round_undone(state: PartitionState, record: ControlRecord[Any], body:
     }
 
 
-def _apply_run_ended(state: PartitionState, record: ControlRecord[Any], body: r.RunEnded) -> Changes:
+def _apply_run_ended(state: PartitionState, record: ControlRecord[Any], body: r.RunEnded) -> StateDelta:
     """Return the changes by the end of a run: its outcome and figures in the run history. A quarantined run increases the partition's
     number of failures in a row.
     """
@@ -571,7 +571,7 @@ def _run_history_with_changed_run(state: PartitionState, run_id: str, **changes:
     return tuple(run.model_copy(update=changes) if run.run_id == run_id else run for run in state.runs)
 
 
-EFFECTS: dict[type, Callable[[PartitionState, ControlRecord[Any], Any], Changes]] = {
+EFFECTS: dict[type, Callable[[PartitionState, ControlRecord[Any], Any], StateDelta]] = {
     r.LeadershipAcquired: _apply_leadership_acquired,
     r.LeadershipReleased: _apply_leadership_released,
     r.SegmentIdsRegistered: _apply_segment_ids_registered,
@@ -583,7 +583,7 @@ EFFECTS: dict[type, Callable[[PartitionState, ControlRecord[Any], Any], Changes]
     r.PartitionDeleted: _apply_partition_deleted,
     r.LogStartRaised: _apply_log_start_raised,
     r.LineageRecorded: lambda state, record, body: _changes_by_broker_lineage(state, body.lineage, body.end_offset),
-    r.SegmentsMirrored: lambda state, record, body: mirror.changes_by_broker_changes_record(state, body),
+    r.SegmentsMirrored: lambda state, record, body: mirror.state_fields_changed_by_broker_record(state, body),
     r.BrokerLogStartSeen: lambda state, record, body: {"broker_log_start": body.offset},
     r.ImportVoided: _apply_import_voided,
     r.PlanAnnounced: _apply_plan_announced,

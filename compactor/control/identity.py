@@ -71,7 +71,7 @@ def read_data_root_tier_id(ports: EnvironmentPorts) -> DataRootTierId | None:
         raise BadData("it names no tier", segment=f"{ports.data.url}/{KEY}", hint=hint) from None
 
 
-class DataRootOwnershipByTierId:
+class DataRootOwnershipCheckByTierId:
     """Check that the data root belongs to this tier, done once before a process leads anything, and again before each sweep.
 
     tier_id: the tier's id in the catalog; read from the catalog when it is first needed, unless a caller has set it.
@@ -83,14 +83,14 @@ class DataRootOwnershipByTierId:
         self.ours = is_exclusive
         self._asked = False
 
-    def require_data_root_is_own(self, ports: EnvironmentPorts, *, is_recheck: bool = False) -> None:
+    def require_data_root_owned_by_this_tier(self, ports: EnvironmentPorts, *, repeat_if_passed_before: bool = False) -> None:
         """Raise UsageError unless the data root certainly belongs to this tier. Called before writing and sweeping.
 
         A root without an id gets this tier's id if the catalog names every segment in it.
 
         :param is_recheck: check again even if the check has passed before.
         """
-        if not self.ours or (self._asked and not is_recheck):
+        if not self.ours or (self._asked and not repeat_if_passed_before):
             return
         if not self.tier_id:
             self.tier_id = open_catalog(ports).refresh().tier_id
@@ -121,7 +121,7 @@ class DataRootOwnershipByTierId:
         if found is not None:
             self._require_same_tier_id(ports, found)
         self.require_no_broker_objects(ports)
-        stranger = _find_object_unknown_to_catalog(ports, catalog)
+        stranger = _find_object_key_unknown_to_catalog(ports, catalog)
         if stranger:
             raise UsageError(
                 f"{ports.data.url} holds segments already ({stranger}), and the control store {ports.control.url} knows no tier",
@@ -145,12 +145,13 @@ class DataRootOwnershipByTierId:
             )
 
     def _write_tier_id(self, ports: EnvironmentPorts) -> DataRootTierId:
-        """Write this tier's id into a data root without one, and return what the root holds then.
+        """Write this tier's id into a data root that has none, and return the id stored there afterwards.
 
-        Raises UsageError if the root holds segments that the catalog does not name, or none of those that it names.
+        Raises UsageError if the data root holds a segment that the catalog does not name, or if the catalog names segments and the data
+        root holds none of them.
         """
         catalog = open_catalog(ports).refresh()
-        stranger = _find_object_unknown_to_catalog(ports, catalog)
+        stranger = _find_object_key_unknown_to_catalog(ports, catalog)
         named = _describe_live_segments_if_none_has_objects(ports, catalog)
         if named:
             raise UsageError(
@@ -176,7 +177,7 @@ class DataRootOwnershipByTierId:
         return found
 
 
-def _find_object_unknown_to_catalog(ports: EnvironmentPorts, catalog: CatalogState) -> str:
+def _find_object_key_unknown_to_catalog(ports: EnvironmentPorts, catalog: CatalogState) -> str:
     """Return the key of a segment's object that belongs to no segment in the catalog's control logs, or an empty string if there is none.
 
     Objects are listed before the logs are read: an import registers its segment ids before it uploads, so that an object which was listed

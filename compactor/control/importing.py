@@ -34,7 +34,7 @@ def register_import(
     log: PartitionLog,
     import_id: str,
     ids: Sequence[str],
-    require_match: Callable[[PartitionState], None] = lambda state: None,
+    require_state_matches_import: Callable[[PartitionState], None] = lambda state: None,
 ) -> PartitionState:
     """Register an import and its segment ids, under which objects may be uploaded from then on. Return the resulting state. All ids must be
     new (``ports.new_id``).
@@ -53,10 +53,10 @@ def register_import(
             return None
         if state.slot - began >= HISTORY:  # it may have been registered, voided and forgotten: such ids must not come back
             raise Unavailable(f"{state.topic_partition}: the log went on while this import was being registered", hint="Import again")
-        require_match(state)
+        require_state_matches_import(state)
         return _require_record_accepted(log, state, body, "Nothing was changed")
 
-    return log.append_until_done(decide_record_to_append)
+    return log.append_due_records(decide_record_to_append)
 
 
 def record_tiered_segments(
@@ -127,7 +127,7 @@ def _append_import_record(log: PartitionLog, body: SegmentsTiered | SegmentsPrep
             raise _voided_import_error(state, import_id)
         return _require_record_accepted(log, state, body, "Another process was faster. Run the import again")
 
-    state = log.append_until_done(decide_record_to_append)
+    state = log.append_due_records(decide_record_to_append)
     write_snapshot_if_due(log)
     return state
 
@@ -149,7 +149,7 @@ def record_tail_truncation(ports: EnvironmentPorts, log: PartitionLog, body: Tai
             raise _voided_import_error(state, body.cut_id)
         return _require_record_accepted(log, state, body, "Another process was faster. Import again")
 
-    state = log.append_until_done(decide_record_to_append)
+    state = log.append_due_records(decide_record_to_append)
     write_snapshot_if_due(log)
     return state
 
@@ -166,10 +166,10 @@ def record_topic_id_adoption(log: PartitionLog, body: TopicAdopted) -> Partition
             return None
         return _require_record_accepted(log, state, body, "Nothing was changed")
 
-    return log.append_until_done(decide_record_to_append)
+    return log.append_due_records(decide_record_to_append)
 
 
-def record_incarnation_opening(log: PartitionLog, topic_id: TopicId, operator: str) -> PartitionState:
+def record_topic_incarnation_opening(log: PartitionLog, topic_id: TopicId, operator: str) -> PartitionState:
     """Open the control log of a later incarnation of the topic name (the topic was deleted and created again) for a topic id. Return the
     resulting state. Raises BadData if the log is in use for another topic id.
 
@@ -183,7 +183,7 @@ def record_incarnation_opening(log: PartitionLog, topic_id: TopicId, operator: s
             return None
         return _require_record_accepted(log, state, body, "Import again: another process was faster")
 
-    return log.append_until_done(decide_record_to_append)
+    return log.append_due_records(decide_record_to_append)
 
 
 def _require_record_accepted(log: PartitionLog, state: PartitionState, body: BodyT, hint: str) -> BodyT:

@@ -26,7 +26,7 @@ CONFIRMATION_MS = 3_600_000
 """Least time between the first and the last answer that a topic does not exist."""
 
 
-class TopicIdRelation(StrEnum):
+class TopicIdRelationToTier(StrEnum):
     """Relation of a log of some topic id to the tier's log of the same name.
 
     CURRENT: it is the tier's log, or the first log of an empty partition.
@@ -41,16 +41,16 @@ class TopicIdRelation(StrEnum):
     OTHER = "other"
 
 
-def classify_topic_id(recorded_id: TopicId, given_id: TopicId, superseded: Mapping[TopicId, TopicId]) -> TopicIdRelation:
+def classify_topic_id(recorded_id: TopicId, given_id: TopicId, superseded: Mapping[TopicId, TopicId]) -> TopicIdRelationToTier:
     """Return how a log with topic id ``given_id`` relates to the tier's log with topic id ``recorded_id``. An empty id is unknown.
 
     :param superseded: for this topic name: former topic id -> the topic id of the topic that was created in its place.
     """
     if (given_id or recorded_id) in superseded:
-        return TopicIdRelation.SUPERSEDED
+        return TopicIdRelationToTier.SUPERSEDED
     if not given_id or not recorded_id or given_id == recorded_id:
-        return TopicIdRelation.CURRENT
-    return TopicIdRelation.NEXT if newest_successor_topic_id(recorded_id, superseded) == given_id else TopicIdRelation.OTHER
+        return TopicIdRelationToTier.CURRENT
+    return TopicIdRelationToTier.NEXT if newest_successor_topic_id(recorded_id, superseded) == given_id else TopicIdRelationToTier.OTHER
 
 
 def newest_successor_topic_id(topic_id: TopicId, superseded: Mapping[TopicId, TopicId]) -> TopicId:
@@ -66,14 +66,14 @@ def superseding_topic_id(state: CatalogState, topic: str, topic_id: TopicId) -> 
     return newest_successor_topic_id(topic_id, former) if topic_id in former else EMPTY_TOPIC_ID
 
 
-def current_incarnation(partition: TopicPartition, incarnations: Iterable[TopicPartition]) -> TopicPartition:
+def latest_incarnation_of_partition(partition: TopicPartition, incarnations: Iterable[TopicPartition]) -> TopicPartition:
     """Return the latest incarnation of a partition among ``incarnations``; if none of them is of this partition,
     its first incarnation, which has the plain name."""
     same = (each for each in incarnations if each.first_incarnation == partition.first_incarnation)
     return max(same, key=lambda each: each.incarnation, default=partition.first_incarnation)
 
 
-def current_incarnations(incarnations: Iterable[TopicPartition]) -> list[TopicPartition]:
+def latest_incarnation_of_each_partition(incarnations: Iterable[TopicPartition]) -> list[TopicPartition]:
     """Return the latest incarnation of each partition, ascending."""
     return sorted({name.first_incarnation: name for name in sorted(incarnations, key=lambda name: name.incarnation)}.values())
 
@@ -136,9 +136,10 @@ def check_topic_id_adoptable(state: PartitionState, record: ControlRecord[Any]) 
     return "" if body.topic_id or body.seam >= 0 else "it names neither a topic id nor a seam"
 
 
-def check_incarnation_was_opened(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why an import cannot register ids in the log of a later incarnation of its topic name, or an empty string. Requires, in the
-    log of a later incarnation, that it was opened for a topic id, or that the partition was deleted since.
+def check_topic_incarnation_was_opened(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+    """Return why an import cannot register ids, or an empty string. The control log of a topic that was created again under the same name
+    is a later incarnation. Requires, in the log of a later incarnation, that it was opened for a topic id, or that the partition was
+    deleted since.
     """
     unopened = state.incarnation > 1 and not state.topic_id and not state.deleted_slot
     return f"no topic id was recorded for {state.topic_partition}" if unopened else ""

@@ -57,13 +57,13 @@ class LeaderStepCounter:
     beaten: bool = False
     """Whether a heartbeat object may exist. A short round writes none."""
 
-    def should_send_heartbeat(self, max_without_step: int) -> bool:
+    def should_send_heartbeat(self, max_heartbeats_without_step: int) -> bool:
         """Return whether to send the next heartbeat: False after more than ``max_without_step`` heartbeats without a step of work between
         them. Called once per heartbeat.
         """
         self.heartbeats_without_step = 0 if self.steps != self.steps_at_last_heartbeat else self.heartbeats_without_step + 1
         self.steps_at_last_heartbeat = self.steps
-        return self.heartbeats_without_step <= max_without_step
+        return self.heartbeats_without_step <= max_heartbeats_without_step
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Leadership:
             return body
 
         self.pulse.steps += 1
-        return self.log.append_until_done(decide_record_to_append)
+        return self.log.append_due_records(decide_record_to_append)
 
     def require_record_appendable(self, body: Any) -> None:
         """Raise Fenced or RecordRefused if ``append_record`` would raise it now. Called before readers are told of the change."""
@@ -108,12 +108,12 @@ class Leadership:
         """Raise Fenced unless this process leads in ``state``."""
         ordering.require_leadership(state, self.log.incarnation, self.epoch)
 
-    def refresh_and_require_leadership(self, *, is_waiting: bool = False) -> PartitionState:
+    def refresh_and_require_leadership(self, *, caller_only_waits: bool = False) -> PartitionState:
         """Read new records and return the state. Raises Fenced if another process has taken over.
 
-        :param is_waiting: whether the caller only waits, so that the call does not count as a step of work.
+        :param caller_only_waits: whether the caller only waits, so that the call does not count as a step of work.
         """
-        self.pulse.steps += not is_waiting
+        self.pulse.steps += not caller_only_waits
         state = self.log.refresh()
         self.require_leadership_in_state(state)
         return state
@@ -124,7 +124,7 @@ class Leadership:
         """
         self.pulse.beaten = True
         body = {"epoch": self.epoch, "holder": self.ports.holder, "incarnation": self.log.incarnation}
-        (self.ports.urgent or self.ports.control).put(_heartbeat_key(self.log, self.epoch), json.dumps(body).encode())
+        (self.ports.urgent or self.ports.control).put(_heartbeat_object_key(self.log, self.epoch), json.dumps(body).encode())
 
     def release_leadership(self) -> None:
         """Give up the leadership. Raises Fenced if it was lost already."""
@@ -135,7 +135,7 @@ class Leadership:
 
         self.append_record(LeadershipReleased(leader_epoch=self.epoch), has_record_taken_effect)
         if self.pulse.beaten:
-            self.ports.control.delete([_heartbeat_key(self.log, self.epoch)])
+            self.ports.control.delete([_heartbeat_object_key(self.log, self.epoch)])
 
 
 def reason_to_refuse_append(log: PartitionLog, state: PartitionState, body: Any) -> RuleViolationOrEmpty:
@@ -190,9 +190,11 @@ def acquire_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseD
         if holder is None:
             before = state.leader
             epoch = state.next_compactor_epoch
-            max_delivery_ms = ports.publisher.max_delivery_ms
-            body = LeadershipAcquired(leader_epoch=epoch, holder=ports.holder, ttl_ms=lease.ttl_ms, delivery_timeout_ms=max_delivery_ms)
-            state = log.append_until_done(partial(_acquisition_record_unless_leader_changed, log, before, body))
+            max_late_metadata_delivery_ms = ports.publisher.max_late_metadata_delivery_ms
+            body = LeadershipAcquired(
+                leader_epoch=epoch, holder=ports.holder, ttl_ms=lease.ttl_ms, delivery_timeout_ms=max_late_metadata_delivery_ms
+            )
+            state = log.append_due_records(partial(_acquisition_record_unless_leader_changed, log, before, body))
             leader = state.leader
             if leader is not None and leader.incarnation == log.incarnation and leader.epoch == epoch:
                 _delete_heartbeat(ports, log, before)
@@ -265,7 +267,7 @@ def _last_heartbeat_ms(ports: EnvironmentPorts, log: PartitionLog, leader: Compa
     and the snapshot does not state its time.
     """
     try:
-        return ports.control.head(_heartbeat_key(log, leader.epoch)).modified_ms
+        return ports.control.head(_heartbeat_object_key(log, leader.epoch)).modified_ms
     except NotFound:
         pass  # it has not come to its first one yet: what it wrote last is its acquisition
     if leader.since_ms is not None:
@@ -281,11 +283,11 @@ def _delete_heartbeat(ports: EnvironmentPorts, log: PartitionLog, previous_leade
     """Delete the heartbeat object of a replaced leader. Errors are ignored, because no process reads that object again."""
     if previous_leader is not None and not previous_leader.released:
         try:
-            ports.control.delete([_heartbeat_key(log, previous_leader.epoch)])
+            ports.control.delete([_heartbeat_object_key(log, previous_leader.epoch)])
         except Unavailable:
             pass  # it is a few bytes that nobody reads again
 
 
-def _heartbeat_key(log: PartitionLog, epoch: CompactorEpoch) -> str:
+def _heartbeat_object_key(log: PartitionLog, epoch: CompactorEpoch) -> str:
     """Return the key of a leader's heartbeat object."""
     return f"{log.prefix}/heartbeat/{epoch:020d}.json"

@@ -28,8 +28,8 @@ def segments_removable_below(live: Sequence[S], offset: int) -> tuple[S, ...]:
 
 
 def build_log_start_record(state: PartitionState, offset: int, leader_epoch: CompactorEpoch, grace_ms: int | None) -> LogStartRaised:
-    """Return the record that raises the log start to this offset. The ordering rules decide whether it takes effect. ``grace_ms``: recorded
-    time for which the removed segments are kept; None for none.
+    """Return the record that raises the log start to this offset. It has no effect if it breaks a rule of
+    ``control.ordering``. ``grace_ms``: recorded time for which the removed segments are kept; None for none.
     """
     gone = segments_removable_below(state.live, offset)
     return LogStartRaised(
@@ -72,7 +72,7 @@ def check_digest_sums_of_removed_segments(state: PartitionState, record: Control
     return "" if (body.removed, body.content) == (removed, content) else "the batches that it removes are others than were recorded"
 
 
-def check_imported_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_log_start_lies_in_first_import(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why an import cannot set its log start, or an empty string. Requires that a log start is given only with the first segments
     of a partition, and that it lies within them or directly after them.
     """
@@ -86,8 +86,8 @@ def check_imported_log_start(state: PartitionState, record: ControlRecord[Any]) 
 
 
 def check_log_start_never_raised(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return a message that older segments cannot be added because the log start was raised, or an empty string. Requires a log start
-    that was never raised, because records that retention has removed must not come back.
+    """Return a violation if the log start was ever raised, else an empty string. Requires a log
+    start that was never raised, because records that retention has removed must not come back.
     """
     return "" if state.log_start_offset is None else f"the log start was raised to {state.log_start_offset}"
 
@@ -136,7 +136,7 @@ def restored_segment_below_log_start_problem(state: PartitionState, group: Group
     return f"segment {below.id}, which it replaced, ends below the log start {state.log_start_offset}" if below else ""
 
 
-def outputs_not_live_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolationOrEmpty:
+def round_outputs_not_live_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolationOrEmpty:
     """Return a message if a later round has rewritten outputs of this round, or if brokers expired all of its outputs; else an empty
     string.
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from compactor.control import ordering
 from compactor.control.control_log import ControlLog, ControlLogFormat, SlotContention, StateSnapshot
-from compactor.control.fold import apply_catalog_record, apply_partition_record, state_with_modification_times
+from compactor.control.fold import apply_catalog_record, apply_partition_record, state_with_store_times_of_records
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.records import (
     BadControlRecord,
@@ -64,13 +64,13 @@ PARTITION = ControlLogFormat(
     record=PartitionRecord,
     snapshot=StateSnapshot[PartitionState],
     apply=fold_partition_record,
-    state_with_modification_times=state_with_modification_times,
+    state_with_store_times_of_records=state_with_store_times_of_records,
 )
 CATALOG = ControlLogFormat(
     record=CatalogRecord,
     snapshot=StateSnapshot[CatalogState],
     apply=apply_catalog_record,
-    state_with_modification_times=lambda state, _: state,
+    state_with_store_times_of_records=lambda state, _: state,
 )
 
 
@@ -79,19 +79,19 @@ def open_control_log_of_partition(
     partition: TopicPartition,
     min_slot: int = 0,
     *,
-    log_name: str = "",
-    state_for_readers: Callable[[PartitionState], PartitionState] | None = None,
+    control_log_name: str = "",
+    convert_to_reader_state: Callable[[PartitionState], PartitionState] | None = None,
 ) -> PartitionLog:
     """Return a partition's control log under a new writer incarnation. Makes no request yet. A partition without records is empty.
 
     :param min_slot: a slot that the log has had according to the tier-wide log (``CatalogState.reached``); a log that ends below it is
         refused.
-    :param log_name: name of the log if the partition's name is not unique: on broker-managed tiers it contains the topic id.
-    :param state_for_readers: function from the state of the log to the state that ``log.state`` returns; None if both are the same.
+    :param control_log_name: name of the log if the partition's name is not unique: on broker-managed tiers it contains the topic id.
+    :param convert_to_reader_state: function from the state of the log to the state that ``log.state`` returns; None if both are the same.
     """
     empty = PartitionState(topic=partition.topic, partition=partition.partition, incarnation=partition.incarnation)
-    called = log_name or str(partition)
-    return _open_control_log(ports, f"partitions/{called}", called, empty, PARTITION, min_slot, state_for_readers)
+    called = control_log_name or str(partition)
+    return _open_control_log(ports, f"partitions/{called}", called, empty, PARTITION, min_slot, convert_to_reader_state)
 
 
 def retry_if_object_missing(partition: TopicPartition, read_once: Callable[[], T], attempts: int = READ_ATTEMPTS) -> T:
@@ -146,7 +146,7 @@ def create_tier(
         url=url,
         cluster_id=cluster_id,
     )
-    state = log.append_until_done(lambda state: None if state.tier_id else made)
+    state = log.append_due_records(lambda state: None if state.tier_id else made)
     require_matching_tier_settings(state, ports.layout.url, kind, layout, key_entropy_bits)
     return state
 
@@ -189,7 +189,7 @@ def publish_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicPart
     listed = all(seen.values())
     try:
         # A thousand writers do not wait for each other: where slots are taken away, what is known already is left in the inbox.
-        catalog.append_until_done(decide_record_to_append, max_lost_slots=MOST_LOST if listed else 0)
+        catalog.append_due_records(decide_record_to_append, max_lost_slots=MOST_LOST if listed else 0)
     except SlotContention:
         _queue_partition_change_hints(catalog, slots)
         return
@@ -206,20 +206,20 @@ def record_control_log_lengths(catalog: CatalogLog, logs: Iterable[PartitionLog]
     """
     known = catalog.refresh().reached
     behind = [log for log in logs if log.state.slot > known.get(log.name, 0)]
-    slots = {log.name: log.last_slot_if_still_stored() for log in behind}
+    slots = {log.name: log.last_slot_if_stored_else_zero() for log in behind}
 
     def decide_record_to_append(state: CatalogState) -> SlotsReached | None:
         new = {name: slot for name, slot in slots.items() if slot > state.reached.get(name, 0)}
         return SlotsReached(slots=new) if new else None
 
     try:
-        catalog.append_until_done(decide_record_to_append, max_lost_slots=MOST_LOST)
+        catalog.append_due_records(decide_record_to_append, max_lost_slots=MOST_LOST)
     except SlotContention:
         return  # bounds are told again with the next change
     write_snapshot_if_due(catalog)
 
 
-def record_deletion_check_results(catalog: CatalogLog, inspections: Mapping[str, DeletionCheckResult]) -> None:
+def record_partitions_with_nothing_to_delete(catalog: CatalogLog, inspections: Mapping[str, DeletionCheckResult]) -> None:
     """Record, in one record of the tier-wide log, until when partitions need no check for segments to delete. If other processes keep
     appending to that log, nothing is recorded, and the only cost is that the check is repeated.
 
@@ -236,7 +236,7 @@ def record_deletion_check_results(catalog: CatalogLog, inspections: Mapping[str,
         return PartitionsInspected(looks=new) if new else None
 
     try:
-        catalog.append_until_done(decide_record_to_append, max_lost_slots=MOST_LOST)
+        catalog.append_due_records(decide_record_to_append, max_lost_slots=MOST_LOST)
     except SlotContention:
         return
     write_snapshot_if_due(catalog)
@@ -267,19 +267,19 @@ def move_queued_change_hints_into_catalog(catalog: CatalogLog) -> HintCount:
         new = {name: slot for name, slot in found.items() if not _has_change_hint_after(state, name, slot, seen)}
         return PartitionsChanged(slots=new) if new else None
 
-    catalog.append_until_done(decide_record_to_append)
+    catalog.append_due_records(decide_record_to_append)
     catalog.store.delete(keys)
     write_snapshot_if_due(catalog)
     return len(keys)
 
 
-def _has_change_hint_after(state: CatalogState, name: str, slot: int, after_slot: int) -> bool:
+def _has_change_hint_after(state: CatalogState, name: str, partition_log_slot: int, after_catalog_slot: int) -> bool:
     """Return whether the tier-wide log already has a newer hint that this partition's control log has reached ``slot``.
 
     :param slot: position in the partition's control log.
     :param after_slot: position in the tier-wide log; only hints after it count.
     """
-    return state.partitions.get(name, 0) > after_slot and state.reached.get(name, 0) >= slot
+    return state.partitions.get(name, 0) > after_catalog_slot and state.reached.get(name, 0) >= partition_log_slot
 
 
 def _queue_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
@@ -308,7 +308,7 @@ def _open_control_log(
     empty_state: Any,
     log_format: ControlLogFormat[Any],
     min_slot: int = 0,
-    state_for_readers: Any = None,
+    convert_to_reader_state: Any = None,
 ) -> ControlLog[Any]:
     """Return access to the control log below a key prefix, under a new writer incarnation (a random id). Makes no request."""
     return ControlLog(
@@ -320,5 +320,5 @@ def _open_control_log(
         incarnation=ports.new_id(),
         clock_ms=ports.clock_ms,
         min_slot=min_slot,
-        state_for_readers=state_for_readers,
+        convert_to_reader_state=convert_to_reader_state,
     )

@@ -82,7 +82,7 @@ def _fields_that_depend_on_end_offset(segment: RemoteLogSegmentMetadata) -> dict
     return {name: getattr(segment, name) for name in ("end_offset", "copied_end_offset", "leader_epochs")}
 
 
-def changes_by_broker_changes_record(state: PartitionState, body: SegmentsMirrored) -> dict[str, Any]:
+def state_fields_changed_by_broker_record(state: PartitionState, body: SegmentsMirrored) -> dict[str, Any]:
     """Return the fields of the state that a *segments mirrored* record changes.
 
     Cleaner offsets are lowered to the first offset at which the brokers' lineage differs from the recorded one, or that readers now read
@@ -124,10 +124,12 @@ def state_with_broker_view(state: PartitionState, view: BrokerView) -> Partition
     """Return a copy of the state in which the segments that brokers report take the place of its own. Nothing is written: for code that
     only reads."""
     body = build_broker_changes_record(state, view)
-    return state if body is None else state.model_copy(update=changes_by_broker_changes_record(state, body))
+    return state if body is None else state.model_copy(update=state_fields_changed_by_broker_record(state, body))
 
 
 def segment_ids_of_open_round(state: PartitionState) -> Iterable[str]:
-    """Return the ids of the segments that the open round reads or skips. Brokers must not remove one of these while the round is open."""
+    """Return the ids of the segments that the open round reads or skips. None of them may disappear from the list of
+    live segments while the round is open, although brokers may delete them.
+    """
     plan = state.intent.plan if state.intent else None
     return (*plan.source_segment_ids, *(skipped.id for skipped in plan.skipped)) if plan else ()

@@ -34,7 +34,7 @@ from compactor.model.status import RunHistoryStatus
 # --- who may write -----------------------------------------------------------------------------------------------------------
 
 
-def check_epoch_follows_last(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_compactor_epoch_follows_last(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the record's epoch is refused, or an empty string. Requires a compactor epoch one higher than the last."""
     if record.body.leader_epoch != state.next_compactor_epoch:
         return f"epoch {record.body.leader_epoch} does not follow epoch {state.last_compactor_epoch}"
@@ -45,10 +45,10 @@ def check_writer_leads(state: PartitionState, record: ControlRecord[Any]) -> Rul
     """Return why the record's writer may not write, or an empty string. Requires the leader as writer: the last epoch, by this incarnation,
     not released.
     """
-    return leadership_problem(state, record.incarnation, record.body.leader_epoch)
+    return writer_not_leading_problem(state, record.incarnation, record.body.leader_epoch)
 
 
-def leadership_problem(state: PartitionState, incarnation: str, epoch: CompactorEpoch) -> RuleViolationOrEmpty:
+def writer_not_leading_problem(state: PartitionState, incarnation: str, epoch: CompactorEpoch) -> RuleViolationOrEmpty:
     """Return why a writer incarnation does not lead with this epoch, or an empty string. An expired lease alone does not end leadership."""
     leader = state.leader
     if leader is None:
@@ -62,7 +62,7 @@ def leadership_problem(state: PartitionState, incarnation: str, epoch: Compactor
 
 def require_leadership(state: PartitionState, incarnation: str, epoch: CompactorEpoch) -> None:
     """Raise Fenced unless this incarnation leads with this epoch. Called before everything that only the leader may do."""
-    problem = leadership_problem(state, incarnation, epoch)
+    problem = writer_not_leading_problem(state, incarnation, epoch)
     if problem:
         raise Fenced(f"{state.topic_partition}: {problem}", hint="Nothing was changed since. Run the command again to continue after it")
 
@@ -129,7 +129,7 @@ def check_all_registered_segments_added(state: PartitionState, record: ControlRe
     return "" if entry and set(entry.ids) == {segment.id for segment in record.body.segments} else "not all that the import has registered"
 
 
-def check_never_compacted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_partition_never_compacted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which compaction has begun, or an empty string. Requires a partition of which no part was compacted or is being compacted."""
     return already_compacted_problem(state)
 
@@ -147,7 +147,7 @@ def already_compacted_problem(state: PartitionState) -> RuleViolationOrEmpty:
     return ""
 
 
-def check_truncated_segments_end_log(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_truncation_discards_log_end_only(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the record does not discard exactly the end of the log, or an empty string. Requires as discarded segments all live ones
     that end at the record's offset or later and, as a new segment, the part of the first of them below the offset.
     """
@@ -163,7 +163,7 @@ def check_truncated_segments_end_log(state: PartitionState, record: ControlRecor
     return ""
 
 
-def check_segments_after_truncation(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_segments_added_by_truncation(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the segments that a truncation adds are not valid, or an empty string. Requires all segments that the truncation has
     registered: the part of the first discarded segment below the offset, and a new branch that begins at the offset and has no gap.
     """
@@ -177,7 +177,7 @@ def check_segments_after_truncation(state: PartitionState, record: ControlRecord
     return invalid_segment_problem(new) or offset_gap_problem(new)
 
 
-def check_data_loss_accepted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_truncation_data_loss_accepted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why a truncation would lose the last values of some keys, or an empty string. Requires cleaner offsets that do not exceed the
     offset, or a loss that a person has accepted (checked for records from version 5 on).
     """
@@ -272,7 +272,7 @@ def check_cleaner_offsets_unchanged(state: PartitionState, record: ControlRecord
     return _cleaner_offsets_changed_problem(state, plan) if plan else ""
 
 
-def check_sources_live(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_plan_sources_live(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which segment is not live, or an empty string. Requires that all sources and all skipped segments of the plan are live."""
     plan = _plan_that_record_concerns(state, record)
     return _plan_source_not_live_problem(state, plan) if plan else ""
@@ -313,7 +313,7 @@ def check_receipts_match_tasks(state: PartitionState, record: ControlRecord[Any]
     return ""
 
 
-def check_receipts_of_single_run(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_receipts_belong_to_single_run(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return a message that the record has no receipts or those of several runs, or an empty string. Requires receipts of a single run."""
     return "" if len({receipt.run_id for receipt in record.body.receipts}) == 1 else "no receipts, or receipts of several runs"
 
@@ -359,7 +359,7 @@ def check_replacements_cover_sources(state: PartitionState, record: ControlRecor
     return ""
 
 
-def check_new_cleaner_offsets(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_new_cleaner_offsets_match_plan(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return a message that cleaner offsets are not the round's, or an empty string. Requires the cleaner offsets before the round and
     after it: the plan's end under the leader's epoch (unchanged if brokers deleted sources of a group, lowered if the round restores
     segments).
@@ -399,7 +399,7 @@ def check_cleaner_offsets_permit_deletion(state: PartitionState, record: Control
     return ""
 
 
-def check_deletion_begun(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_segment_deletion_begun(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which segment has no record that its deletion has begun, or an empty string. Requires segments whose deletion has begun."""
     strange = set(record.body.ids) - {segment.id for segment in state.retiring}
     return f"retiring {min(strange)} was not begun" if strange else ""
@@ -423,35 +423,35 @@ def round_restoration_problem(state: PartitionState, run_id: str, leader_epoch: 
         return f"retiring what run {run_id} replaced has begun"
     if leader_epoch <= group.leader_epoch:
         return f"epoch {leader_epoch} is not above the epoch that published run {run_id}"
-    return log_start.restored_segment_below_log_start_problem(state, group) or log_start.outputs_not_live_problem(state, group)
+    return log_start.restored_segment_below_log_start_problem(state, group) or log_start.round_outputs_not_live_problem(state, group)
 
 
 # --- the table ---------------------------------------------------------------------------------------------------------------
 
 REQUIREMENTS: dict[type, tuple[RuleCheck, ...]] = {
-    r.LeadershipAcquired: (check_epoch_follows_last,),
+    r.LeadershipAcquired: (check_compactor_epoch_follows_last,),
     r.LeadershipReleased: (check_writer_leads,),
-    r.SegmentIdsRegistered: (incarnations.check_incarnation_was_opened, check_import_ids_unused),
+    r.SegmentIdsRegistered: (incarnations.check_topic_incarnation_was_opened, check_import_ids_unused),
     r.SegmentsTiered: (
         check_segment_ids_registered,
         incarnations.check_topic_id_unchanged,
         check_segments_continue_log,
         check_lineage_agrees_with_tier,
-        log_start.check_imported_log_start,
+        log_start.check_log_start_lies_in_first_import,
     ),
     r.SegmentsPrepended: (
         check_segment_ids_registered,
         incarnations.check_topic_id_unchanged,
         check_all_registered_segments_added,
         check_segments_precede_log,
-        check_never_compacted,
+        check_partition_never_compacted,
         log_start.check_log_start_never_raised,
     ),
     r.TailTruncated: (
         incarnations.check_topic_id_unchanged,
-        check_truncated_segments_end_log,
-        check_segments_after_truncation,
-        check_data_loss_accepted,
+        check_truncation_discards_log_end_only,
+        check_segments_added_by_truncation,
+        check_truncation_data_loss_accepted,
         log_start.check_truncation_above_log_start,
     ),
     r.TopicAdopted: (incarnations.check_topic_id_adoptable,),
@@ -474,10 +474,10 @@ REQUIREMENTS: dict[type, tuple[RuleCheck, ...]] = {
         check_plan_valid,
         check_round_is_restorable,
         check_cleaner_offsets_unchanged,
-        check_sources_live,
+        check_plan_sources_live,
         check_tasks_cover_sources,
     ),
-    r.ReceiptsAdded: (check_writer_leads, check_receipts_of_single_run, check_intent_is_open, check_receipts_match_tasks),
+    r.ReceiptsAdded: (check_writer_leads, check_receipts_belong_to_single_run, check_intent_is_open, check_receipts_match_tasks),
     r.SurvivorsStored: (check_writer_leads, check_intent_is_open),
     r.IntentUndone: (check_writer_leads, check_intent_is_open, check_publication_not_begun),
     r.PublicationBegun: (
@@ -485,22 +485,22 @@ REQUIREMENTS: dict[type, tuple[RuleCheck, ...]] = {
         check_intent_is_open,
         check_publication_not_begun,
         check_cleaner_offsets_unchanged,
-        check_sources_live,
+        check_plan_sources_live,
         check_all_groups_have_receipts,
     ),
     r.RoundPublished: (
         check_writer_leads,
         check_intent_is_open,
         check_cleaner_offsets_unchanged,
-        check_sources_live,
+        check_plan_sources_live,
         check_all_groups_have_receipts,
         check_replacements_match_receipts,
         log_start.check_groups_expired_at_brokers,
         check_replacements_cover_sources,
-        check_new_cleaner_offsets,
+        check_new_cleaner_offsets_match_plan,
     ),
     r.SegmentDeletionBegun: (check_writer_leads, check_deleted_segments_form_whole_groups, check_cleaner_offsets_permit_deletion),
-    r.SegmentDeletionEnded: (check_writer_leads, check_deletion_begun),
+    r.SegmentDeletionEnded: (check_writer_leads, check_segment_deletion_begun),
     r.RoundUndone: (check_writer_leads, check_no_open_intent, check_round_is_undoable),
     r.RunEnded: (check_writer_leads,),
 }
@@ -514,7 +514,7 @@ def find_rule_violation(state: PartitionState, record: ControlRecord[Any]) -> Ru
 
 def cleaner_offsets_after_round(
     state: PartitionState, plan: CompactionPlan, leader_epoch: CompactorEpoch, *, has_withdrawn_groups: bool = False
-) -> offsets.Vector:
+) -> offsets.CleanerOffsetVector:
     """Return the cleaner offsets after a plan's round under this epoch. The cleaner offset does not advance if groups were withdrawn."""
     if plan.restores:
         return offsets.cap_cleaner_offsets(state.vector, plan.next_dirty_offset)

@@ -42,7 +42,7 @@ def add_round_pause_unless_present(catalog: CatalogLog, pattern: str, operator: 
             f"{pattern!r} is not a valid regular expression: {error}", hint="Name a topic, a TOPIC-PARTITION or a whole regular expression"
         ) from error
     before = pattern in catalog.refresh().paused
-    catalog.append_until_done(lambda state: None if pattern in state.paused else RoundsPaused(pattern=pattern, by=operator, reason=reason))
+    catalog.append_due_records(lambda state: None if pattern in state.paused else RoundsPaused(pattern=pattern, by=operator, reason=reason))
     write_snapshot_if_due(catalog)
     return not before
 
@@ -53,7 +53,7 @@ def end_round_pause_with_pattern(catalog: CatalogLog, pattern: str, operator: st
     if pattern not in known:
         hint = f"Paused are: {', '.join(known)}" if known else "Nothing is paused"
         raise UsageError(f"nothing was paused by {pattern!r}", hint=hint)
-    catalog.append_until_done(lambda state: RoundsResumed(pattern=pattern, by=operator) if pattern in state.paused else None)
+    catalog.append_due_records(lambda state: RoundsResumed(pattern=pattern, by=operator) if pattern in state.paused else None)
     write_snapshot_if_due(catalog)
 
 
@@ -61,5 +61,5 @@ def request_round(catalog: CatalogLog, partition: TopicPartition, operator: str)
     """Record a person's request for a round over a partition. A daemon starts it at its next scan."""
     since = catalog.refresh().slot
     body = RoundRequested(topic=partition.topic, partition=partition.partition, incarnation=partition.incarnation, by=operator)
-    catalog.append_until_done(lambda state: None if str(partition) in state.wanted and state.wanted[str(partition)].slot > since else body)
+    catalog.append_due_records(lambda state: None if str(partition) in state.wanted and state.wanted[str(partition)].slot > since else body)
     write_snapshot_if_due(catalog)

@@ -36,9 +36,9 @@ class ObjectRetention:
 
 
 class DataRootOwnershipCheck(Protocol):
-    """Check that the data root belongs to this tier. Implemented by control.identity.DataRootOwnershipByTierId."""
+    """Check that the data root belongs to this tier. Implemented by control.identity.DataRootOwnershipCheckByTierId."""
 
-    def require_data_root_is_own(self, ports: EnvironmentPorts, *, is_recheck: bool = False) -> None: ...
+    def require_data_root_owned_by_this_tier(self, ports: EnvironmentPorts, *, repeat_if_passed_before: bool = False) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,13 @@ class EnvironmentPorts:
     brokers: Callable[[TopicPartition], BrokerView] | None = None
     broker_log_start: Callable[[TopicPartition], int] | None = None
 
-    def require_data_root_ownership(self, *, is_recheck: bool = False) -> None:
+    def require_data_root_ownership(self, *, repeat_if_passed_before: bool = False) -> None:
         """Raise UsageError if the data root belongs to another tier (control.identity). Called before anything is written or swept.
 
         :param is_recheck: check again even if the check has passed before.
         """
         if self.ownership is not None:
-            self.ownership.require_data_root_is_own(self, is_recheck=is_recheck)
+            self.ownership.require_data_root_owned_by_this_tier(self, repeat_if_passed_before=repeat_if_passed_before)
 
     @property
     def grace_ms(self) -> int | None:

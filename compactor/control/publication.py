@@ -57,7 +57,9 @@ def receipt_balance_problem(state: PartitionState, intent: RoundIntent) -> RuleV
 
 
 def sum_balances_of_published_groups(intent: RoundIntent, replacements: Sequence[Replacement]) -> Balance | None:
-    """Return the sum of the balances of the groups that are published; None if one of them has no balance."""
+    """Return the sum of the balances (counts and digests of kept and removed records) of the groups that ``replacements`` publish; None if
+    one of these groups has no balance.
+    """
     ids = {new.segment.id for new in replacements}
     found = [receipt.balance for receipt in intent.receipts if receipt.segment.id in ids]
     return None if not found or None in found else reduce(Balance.plus, (balance for balance in found if balance))
@@ -97,7 +99,7 @@ def record_receipts(leadership: Leadership, receipts: Sequence[CompactionReceipt
     return leadership.append_record(ReceiptsAdded(leader_epoch=leadership.epoch, receipts=tuple(receipts)), has_record_taken_effect)
 
 
-def record_survivor_objects(leadership: Leadership, run_id: str, objects: Sequence[ScratchObject]) -> PartitionState:
+def record_scratch_objects_of_survivor_scan(leadership: Leadership, run_id: str, objects: Sequence[ScratchObject]) -> PartitionState:
     """Record which scratch objects have the result of pass 1 (which records survive the round), so that a process which resumes the round
     does not repeat pass 1.
     """
@@ -131,7 +133,7 @@ def publish_round(
     done = [task for task in intent.plan.tasks if task.group in receipts]
     replacements = [Replacement(sources=task.sources, segment=receipts[task.group].segment) for task in done]
 
-    def append_publication_begun() -> None:
+    def append_publication_begun_record() -> None:
         """Append *publish begun* and wait until messages of replaced leaders can no longer arrive."""
         leadership.append_record(
             PublicationBegun(leader_epoch=leadership.epoch, run_id=run_id), lambda state: _has_publication_begun(state, run_id)
@@ -139,9 +141,9 @@ def publish_round(
         _wait_until_former_leaders_cannot_write(leadership)
         on_begun()
 
-    def append_round_published(unpublished: Collection[str]) -> None:
+    def append_round_published_record(unpublished_segment_ids: Collection[str]) -> None:
         """Append *round published* without the replacements in ``unpublished``, whose sources brokers have deleted."""
-        body = _build_round_published_record(leadership, intent, replacements, unpublished, expired, outcome)
+        body = _build_round_published_record(leadership, intent, replacements, unpublished_segment_ids, expired, outcome)
         leadership.append_record(body, lambda state: was_round_published(state, run_id))
 
     if len(done) == len(intent.plan.tasks):  # a round with expired groups can be recorded only once its publication has begun
@@ -149,9 +151,9 @@ def publish_round(
     leadership.ports.publisher.publish_replacements(
         leadership.state.topic_partition,
         replacements,
-        append_publication_begun,
-        append_round_published,
-        find_expired=expired.find_expired,
+        append_publication_begun_record,
+        append_round_published_record,
+        find_segments_expired_by_brokers=expired.find_segments_expired_by_brokers,
         last_group_first=bool(intent.plan.restores),
         is_begun_recorded=intent.begun_slot > 0,
     )
@@ -162,7 +164,7 @@ def _build_round_published_record(
     leadership: Leadership,
     intent: RoundIntent,
     replacements: Sequence[Replacement],
-    unpublished: Collection[str],
+    unpublished_segment_ids: Collection[str],
     expired: BrokerExpiredSegmentCache,
     outcome: RunOutcome,
 ) -> RoundPublished:
@@ -173,12 +175,14 @@ def _build_round_published_record(
     :param outcome: status and figures for the run history.
     """
     state, ports = leadership.state, leadership.ports
-    kept = tuple(new for new in replacements if new.segment.id not in unpublished)
+    kept = tuple(new for new in replacements if new.segment.id not in unpublished_segment_ids)
     published = {new.segment.id for new in kept}
     left = [task for task in intent.plan.tasks if task.new_segment_id not in published]
     # A group without a new segment was not rewritten because it had expired (control.ordering refuses anything else).
     gone = tuple(
-        task.group for task in left if expired.have_task_segments_expired_at_brokers(task) or task.new_segment_id not in unpublished
+        task.group
+        for task in left
+        if expired.have_task_segments_expired_at_brokers(task) or task.new_segment_id not in unpublished_segment_ids
     )
     cut_off = tuple(task.group for task in left if task.group not in gone)
     return RoundPublished(
@@ -207,15 +211,17 @@ def _wait_until_former_leaders_cannot_write(leadership: Leadership) -> None:
     """
     ports, log, state = leadership.ports, leadership.log, leadership.state
     taken = state.latest_epoch_begun_by_takeover
-    timeouts = [epoch.delivery_timeout_ms or ports.publisher.max_delivery_ms for epoch in state.epochs if epoch.ended == "replaced"]
-    max_delivery_ms = max(timeouts, default=0)
-    if not max_delivery_ms or taken is None:
+    timeouts = [
+        epoch.delivery_timeout_ms or ports.publisher.max_late_metadata_delivery_ms for epoch in state.epochs if epoch.ended == "replaced"
+    ]
+    max_late_metadata_delivery_ms = max(timeouts, default=0)
+    if not max_late_metadata_delivery_ms or taken is None:
         return
     try:
         since = ports.control.head(log.control_record_object_key(taken.slot)).modified_ms
     except NotFound:
         since = taken.at_ms  # the slot was cut, which takes longer than what is waited for
-    while (left := since + max_delivery_ms - ports.control.clock_ms()) > 0:
+    while (left := since + max_late_metadata_delivery_ms - ports.control.clock_ms()) > 0:
         ports.sleep(min(left, POLL_INTERVAL_MS) / 1000)
         leadership.refresh_and_require_leadership()
 
@@ -229,7 +235,7 @@ def remove_segments_left_by_dead_compactors(leadership: Leadership) -> SegmentCo
         return 0  # readers go by the control log: there are no others to be told of anything
     state = leadership.refresh_and_require_leadership()
     live = [segment for segment in state.live if segment.id in state.published_by]
-    return leadership.ports.publisher.withdraw_announced_unrecorded_segments(
+    return leadership.ports.publisher.withdraw_segments_unknown_to_control_log(
         state.topic_partition, live, ordering.segment_ids_with_possible_objects(state)
     )
 

@@ -29,7 +29,7 @@ def undo_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations
     with hold_leadership(ports, log, lease) as leadership:
         body = RoundUndone(leader_epoch=leadership.epoch, run_id=run_id, grace_ms=ports.grace_ms)
 
-        def append_round_undone() -> None:
+        def append_round_undone_record() -> None:
             """Append *round undone* unless the state shows that it has taken effect."""
             leadership.append_record(body, lambda state: was_round_undone(state, run_id))
 
@@ -38,7 +38,7 @@ def undo_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations
             sources = _replaced_segments(leadership.state, run_id)
             _require_intact_segments(ports, leadership.state, run_id, sources)
             ports.publisher.restore_segments(
-                log.state.topic_partition, sources, _live_outputs(leadership.state, run_id), append_round_undone
+                log.state.topic_partition, sources, _live_outputs(leadership.state, run_id), append_round_undone_record
             )
         except RecordRefused as refused:
             raise UsageError(

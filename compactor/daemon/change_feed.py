@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from compactor.access.tier import Tier
-from compactor.brokers.conditions import topic_settings_problem
+from compactor.brokers.conditions import topic_settings_refusal_reason
 from compactor.brokers.view import BrokerMetadata, PartitionMetadataVersion
 from compactor.control.logs import move_queued_change_hints_into_catalog
 from compactor.control.pauses import round_pause_reason_or_empty
@@ -72,17 +72,19 @@ class CatalogChangeFeed:
         state = tier.identity.read_catalog()
         hints = {name: state.partitions[str(name)] for name in state.topic_partitions}
         self._reported = True
-        return PartitionChangeReport(hints, paused=paused_partitions(state, hints), requested=requested_rounds(state, now))
+        return PartitionChangeReport(
+            hints, paused=pause_reasons_by_partition(state, hints), requested=round_request_slots_by_partition(state, now)
+        )
 
 
-def paused_partitions(catalog: CatalogState, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
+def pause_reasons_by_partition(catalog: CatalogState, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
     """Return the paused partitions among ``partitions``, each with who paused it and why."""
     if not catalog.paused:
         return {}
     return {name: reason for name in partitions if (reason := round_pause_reason_or_empty(catalog, name))}
 
 
-def requested_rounds(catalog: CatalogState, now_ms: int) -> dict[TopicPartition, CatalogSlot]:
+def round_request_slots_by_partition(catalog: CatalogState, now_ms: int) -> dict[TopicPartition, CatalogSlot]:
     """Return the partitions for which a person requested a round in the last REQUEST_EXPIRY_MS, each with the number of the catalog record
     (slot) of the request.
     """
@@ -114,14 +116,14 @@ class BrokerChangeFeed:
         brokers.refresh(max_age_s=0.0)
         before, self._versions = self._versions, brokers.partition_metadata_versions()
         suspended = {}
-        cluster_problem = brokers.cluster_problem()
+        cluster_compaction_refusal_reason = brokers.cluster_compaction_refusal_reason()
         for topic in {name.topic for name in self._versions}:
             try:
                 now = brokers.topic_status(topic)
             except UsageError:
                 continue  # the topic was deleted a moment ago
             policy = tier.settings.cleaner_settings_for_topic(topic).cleanup_policy
-            if reason := cluster_problem or topic_settings_problem(topic, now.settings, policy):
+            if reason := cluster_compaction_refusal_reason or topic_settings_refusal_reason(topic, now.settings, policy):
                 suspended[topic] = reason
             if self._chosen.setdefault(topic, now.chosen) != now.chosen:
                 self._chosen[topic] = now.chosen
@@ -129,8 +131,8 @@ class BrokerChangeFeed:
         recreated = {name for name, one in self._versions.items() if name in before and before[name].topic_id != one.topic_id}
         hints = {name: self._compute_change_hint(name, one) for name, one in self._versions.items()}
         state = tier.catalog.state
-        requested = requested_rounds(state, tier.ports.clock_ms())
-        return PartitionChangeReport(hints, frozenset(recreated), suspended, paused_partitions(state, hints), requested)
+        requested = round_request_slots_by_partition(state, tier.ports.clock_ms())
+        return PartitionChangeReport(hints, frozenset(recreated), suspended, pause_reasons_by_partition(state, hints), requested)
 
     def _compute_change_hint(self, partition: TopicPartition, version: PartitionMetadataVersion) -> int:
         return version.applied + self._policies.get(partition.topic, 0) * POLICY_STEP

@@ -25,7 +25,7 @@ from compactor.config.settings import CleanerSettings, Settings
 from compactor.constants import HOUR_MS
 from compactor.daemon.change_feed import create_change_feed
 from compactor.daemon.jobs import JobResources, JobResult, check_stores_writable, execute_job, settings_for_parallel_job
-from compactor.daemon.partition_cache import PartitionCache
+from compactor.daemon.partition_cache import PartitionSummaryCache
 from compactor.daemon.scheduling import (
     ROUND_HOLD_MS,
     DaemonAction,
@@ -42,9 +42,9 @@ from compactor.daemon.scheduling import (
     with_change_hint,
     with_failed_poll,
     with_job_outcome,
-    with_pause_and_request,
     with_poll_result,
-    with_suspension,
+    with_round_pause_and_round_request,
+    with_round_suspension_set_or_ended,
 )
 from compactor.daemon.status import DaemonStatus, JobMonitor, PartitionDetails
 from compactor.daemon.trend import (
@@ -64,9 +64,9 @@ from compactor.round.compaction import RoundReport, disk_budget_bytes
 from compactor.service.journal import EventLogger, ServiceEventLogger
 from compactor.service.loop import PollingLoop
 from compactor.service.stopping import InterruptibleStore, Stopped
-from compactor.upkeep.deleted_topics import delete_partitions_of_missing_topics
+from compactor.upkeep.deleted_topics import delete_tiered_data_of_missing_topics
 from compactor.upkeep.retire import RetireReport
-from compactor.upkeep.uploads import LEAST_AGE_MS, abort_due_uploads
+from compactor.upkeep.uploads import LEAST_AGE_MS, abort_stale_multipart_uploads
 from compactor.views.time_formats import count_noun, format_size
 
 ASK_TOPICS_MS = 1_200_000
@@ -92,7 +92,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         super().__init__(tier, log)
         tier = self._tier
         self._random = random.Random(seed)  # noqa: S311 - only the order of partitions depends on it
-        self._cache = PartitionCache(self._tier)
+        self._cache = PartitionSummaryCache(self._tier)
         self._changes = create_change_feed(self._tier)
         self._suspended: dict[str, str] = {}
         self._hold_ms = 0
@@ -124,7 +124,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             self._schedules[name] = replace(schedule, status=self._cache.recompute_status(name, now) or schedule.status)
 
     @override
-    def _scan_interval_s(self) -> float:
+    def _seconds_until_next_partition_scan(self) -> float:
         """Return the seconds until the next scan. A random share keeps daemons that started together from scanning together."""
         interval_s = self._tier.settings.daemon.interval_ms / 1000
         return 0.0 if self._scan_incomplete else interval_s * (0.9 + 0.2 * self._random.random())
@@ -134,8 +134,8 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         """Read the change feed, poll the partitions that need it (read their control logs), and do periodic work that is due."""
         now = self._tier.ports.clock_ms()
         try:
-            self._apply_change_report(now)
-            self._poll_partitions(now)
+            self._poll_change_feed_into_schedules(now)
+            self._poll_control_logs_of_partitions(now)
         except Stopped:
             return
         except CompactorError as error:
@@ -177,7 +177,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             return
         self._swept_ms = now_ms
         try:
-            swept = abort_due_uploads(self._tier, now_ms)
+            swept = abort_stale_multipart_uploads(self._tier, now_ms)
         except CompactorError as error:
             self._log(f"unfinished uploads were not swept: {error}", level=logging.WARNING)
             return
@@ -192,7 +192,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             return
         self._asked_topics_ms = now_ms
         try:
-            deleted = delete_partitions_of_missing_topics(
+            deleted = delete_tiered_data_of_missing_topics(
                 self._tier, partial(query_which_topic_ids_exist, kafka_connection_settings(self._tier.settings))
             )
         except CompactorError as error:
@@ -242,7 +242,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
 
     # --- polling ---
 
-    def _apply_change_report(self, now_ms: int) -> None:
+    def _poll_change_feed_into_schedules(self, now_ms: int) -> None:
         """Update the schedules of partitions from the change feed's report, if there is a new one."""
         report = self._changes.poll_changes(self._tier)
         if report is None:
@@ -262,10 +262,12 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
                 schedule = self._with_output_schedule_if_configured(new_partition_schedule(name, hint, now_ms))
             elif hint != schedule.hint:
                 schedule = with_change_hint(schedule, hint, now_ms)
-            schedule = with_suspension(schedule, report.suspended.get(name.topic, ""))
-            schedules[name] = with_pause_and_request(schedule, report.paused.get(name, ""), report.requested.get(name, 0), now_ms)
+            schedule = with_round_suspension_set_or_ended(schedule, report.suspended.get(name.topic, ""))
+            schedules[name] = with_round_pause_and_round_request(
+                schedule, report.paused.get(name, ""), report.requested.get(name, 0), now_ms
+            )
         self._schedules = schedules
-        self._log_changed_suspensions(report.suspended)
+        self._report_changed_round_suspensions(report.suspended)
         for why in sorted(set(report.paused.values()) - set(self._paused.values())):
             count = sum(one == why for one in report.paused.values())
             self._log(f"no round begins for {count} partition{'s' * (count != 1)}: {why}")
@@ -273,7 +275,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             self._log("no partition is paused any more")
         self._paused = dict(report.paused)
 
-    def _log_changed_suspensions(self, suspended_topics: Mapping[str, str]) -> None:
+    def _report_changed_round_suspensions(self, suspended_topics: Mapping[str, str]) -> None:
         """Log the topics for which rounds are forbidden now and were not before, or the reverse, one line per reason."""
         before, self._suspended = self._suspended, dict(suspended_topics)
         new: dict[str, list[str]] = {}
@@ -281,9 +283,9 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             if before.get(topic) != why:
                 new.setdefault(why, []).append(topic)
         for why, topics in new.items():
-            self._log(f"no round begins for {_topics_text(topics)}: {why}", level=logging.WARNING)
+            self._log(f"no round begins for {_topic_name_or_count_text(topics)}: {why}", level=logging.WARNING)
         if again := sorted(before.keys() - suspended_topics.keys()):
-            self._log(f"{_topics_text(again)} {'is' if len(again) == 1 else 'are'} compacted again")
+            self._log(f"{_topic_name_or_count_text(again)} {'is' if len(again) == 1 else 'are'} compacted again")
 
     def _with_output_schedule_if_configured(self, schedule: PartitionSchedule) -> PartitionSchedule:
         """Return the schedule, to which the schedule of the partition's output (its compacted view for other readers) is added if an output
@@ -291,7 +293,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         """
         return schedule if self._resources.output is None else replace(schedule, output=OutputSchedule())
 
-    def _poll_partitions(self, now_ms: int) -> None:
+    def _poll_control_logs_of_partitions(self, now_ms: int) -> None:
         """Poll the partitions that need it, at most MOST_POLLS_PER_SCAN of them, in POLL_THREADS threads. Partitions that the change feed
         has reported go first.
         """
@@ -306,7 +308,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         with ThreadPoolExecutor(min(POLL_THREADS, len(names)), thread_name_prefix="poll") as pool:
             polls = {name: pool.submit(self._poll_partition, self._schedules[name], now_ms) for name in names}
             self._record_poll_results(polls, now_ms)
-        self._cache.save_unchanged_partitions()
+        self._cache.save_poll_times_of_unchanged_partitions()
 
     def _record_poll_results(self, polls: dict[TopicPartition, Future[PartitionStatus]], now_ms: int) -> None:
         """Update the schedules with the status, or the failure, that each poll of a partition's control log has given.
@@ -369,7 +371,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         del self._running[job.partition]
         schedule = self._schedules.get(job.partition) or new_partition_schedule(job.partition, 0, now)  # its topic was deleted meanwhile
         try:
-            same = result.log is not None and result.log.name == self._tier.log_name(
+            same = result.log is not None and result.log.name == self._tier.control_log_name(
                 job.partition
             )  # the topic may have been recreated meanwhile
             seen = self._cache.cache_summary_of_log(result.log, schedule.hint, now) if result.log is not None and same else None
@@ -434,7 +436,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         return PartitionDetails(now, schedule, segments, history, work)
 
 
-def _topics_text(topics: Sequence[str]) -> str:
+def _topic_name_or_count_text(topics: Sequence[str]) -> str:
     """Return a text for log messages that names a single topic, or the number of several and the first of them."""
     return f"topic {topics[0]}" if len(topics) == 1 else f"{len(topics)} topics ({topics[0]} among them)"
 

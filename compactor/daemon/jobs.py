@@ -20,7 +20,7 @@ from compactor.model.status import CHANGING, RoundStatus
 from compactor.outputs.port import OutputReport, OutputWriter
 from compactor.round.compaction import RoundReport
 from compactor.service.stopping import InterruptibleStore, Stopped, StopRequest
-from compactor.upkeep.retire import RetireReport, retire_partition
+from compactor.upkeep.retire import RetireReport, retire_replaced_segments_and_orphans
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class JobResult:
     status: a status of a round or of an output's update, or retired (the deletion was done), failed, out_of_budget, stopped.
     log: the partition's control log as read after the job; None if it was not read.
     report: what the job did, in detail; None if the job failed.
-    phases: seconds per phase (see ``progress.RunningJob``).
+    phases: seconds per phase (see ``progress.RunningJobSnapshot``).
     run_id: id of the job's round; empty if it has none.
     """
 
@@ -50,7 +50,7 @@ class JobProgressObserver(Protocol):
     def record_transferred_bytes(self, size: int) -> None:
         """Record a number of segment bytes that were read from the store or written to it."""
 
-    def record_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
+    def record_round_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
         """Report that a round has reached this stage, such as the rewriting of segments."""
 
 
@@ -81,16 +81,16 @@ def execute_job(
     """
 
     def on_stage(stage: RoundStage, plan: CompactionPlan) -> None:
-        observer.record_stage(stage, plan)
+        observer.record_round_stage(stage, plan)
         resources.stop.raise_if_stopped_unless_published(stage)
 
     tier = tier.with_stores(data=InterruptibleStore(tier.ports.data, resources.stop, observer.record_transferred_bytes))
     tier = replace(tier, catalog=open_catalog(tier.ports))
     tier.catalog.continue_from_cached_state(catalog)
-    log = tier.open_control_log_of_partition(job.partition, leads=True)
+    log = tier.open_control_log_of_partition(job.partition, caller_runs_round=True)
     try:
         if job.action is DaemonAction.OUTPUT and resources.output is not None:
-            written = resources.output.update_output(tier, job.partition, resources.disk)
+            written = resources.output.update_output_to_published_view(tier, job.partition, resources.disk)
             return JobResult(job, written.status, report=written)
         log.refresh()
         lease = current_lease(tier.ports, log)
@@ -106,14 +106,18 @@ def execute_job(
                 tier, job.partition, log, now_ms, force=job.force, on_stage=on_stage, disk=resources.disk, check_stop=stop
             )
             if round_report.status in CHANGING:
-                tier.control_log_change_notifier.publish_control_log_changes([log])
+                tier.control_log_change_notifier.announce_changed_control_logs([log])
             result = JobResult(job, round_report.status, round_report.reason, log, round_report)
         else:
             work = create_round(tier, job.partition, now_ms, on_stage=on_stage, disk=resources.disk)
             result = JobResult(
-                job, RoundStatus.RETIRED, "", log, retire_partition(tier.ports, log, tier.lease, tier.retention, round_steps=work)
+                job,
+                RoundStatus.RETIRED,
+                "",
+                log,
+                retire_replaced_segments_and_orphans(tier.ports, log, tier.lease, tier.retention, round_steps=work),
             )
-            tier.control_log_change_notifier.save_last_record_numbers_of_control_logs([log])
+            tier.control_log_change_notifier.save_last_record_numbers_in_catalog([log])
         log.refresh()
     except CompactorError as error:
         known = {

@@ -63,10 +63,10 @@ ALIASES = {
 def _kafka_log_cleaner_metric_values(status: DaemonStatus) -> dict[str, float]:
     """Return the values of the metrics that Kafka's LogCleaner has, too, by metric name. Times are in seconds, shares from 0 to 1."""
     seen = [schedule.status for schedule in status.schedules if schedule.status is not None]
-    bad = [schedule.status for schedule in status.blocked_schedules if schedule.status is not None]
+    bad = [schedule.status for schedule in status.schedules_with_blocked_rounds if schedule.status is not None]
     totals = status.totals
     return {
-        "uncleanable_partitions": len(status.blocked_schedules),
+        "uncleanable_partitions": len(status.schedules_with_blocked_rounds),
         "uncleanable_bytes": sum(one.dirty_bytes for one in bad),
         "max_dirty_ratio": max((one.dirty_ratio for one in seen), default=0),
         "max_compaction_delay_seconds": max((one.max_delay_ms for one in seen), default=0) / 1000,

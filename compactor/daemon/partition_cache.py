@@ -18,8 +18,8 @@ from compactor.daemon.partition_history import PartitionHistory, deserialize_his
 from compactor.daemon.scheduling import PartitionStatus, partition_status
 from compactor.local.cache import ControlLogReadProgress
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.retire import read_grace_start_ms_by_slot
-from compactor.views.overview import is_summary_fresh
+from compactor.upkeep.retire import read_grace_start_ms_by_control_log_slot
+from compactor.views.overview import is_cached_summary_fresh
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PolledPartitionStatus(NamedTuple):
     polled_ms: int
 
 
-class PartitionCache:
+class PartitionSummaryCache:
     """Cache of partition summaries. Thread-safe for different partitions; a single partition must be used by one thread at a time."""
 
     def __init__(self, tier: Tier) -> None:
@@ -67,7 +67,7 @@ class PartitionCache:
         kept = self._tier.local.cached_summaries_by_partition_name() if self._tier.local else {}
         found: dict[TopicPartition, PolledPartitionStatus] = {}
         for text, (seen, summary) in kept.items():
-            fresh = text in hints and is_summary_fresh(seen, summary, hints[text], now_ms, max_age_ms)
+            fresh = text in hints and is_cached_summary_fresh(seen, summary, hints[text], now_ms, max_age_ms)
             if (
                 fresh and not summary.waiting and self._tier.min_last_record_number_of_control_log(summary.topic_partition) <= seen.slot
             ):  # the times of waiting groups have to be read from the store
@@ -103,7 +103,7 @@ class PartitionCache:
         :raises BadControlRecord: if the control log is corrupt.
         """
         known = self._known.get(partition)
-        if last_status is not None and known is not None and not self._may_have_changed(known, hint):
+        if last_status is not None and known is not None and not self._may_partition_log_have_changed(known, hint):
             self._record_unchanged_partition(known, hint, now_ms)
             return last_status if now_ms < last_status.wake_ms else self._compute_status(partition, now_ms)
         log = self._tier.open_control_log_of_partition(partition)
@@ -115,12 +115,14 @@ class PartitionCache:
         """Cache the summary of a control log that was just read, and return the partition's status."""
         self._tier.control_log_change_notifier.cache_control_log_state_locally(log, hint)
         # One request for each slot whose time the log does not hold.
-        slot_times_ms = read_grace_start_ms_by_slot(self._tier.ports, log) if log.state.waiting or log.state.registrations else {}
+        slot_times_ms = (
+            read_grace_start_ms_by_control_log_slot(self._tier.ports, log) if log.state.waiting or log.state.registrations else {}
+        )
         mark = log.state_identity()
         position = ControlLogReadProgress(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
         self._histories[log.state.topic_partition] = serialize_history(partition_history(log.state))
         self._known[log.state.topic_partition] = CachedPartitionSummary(
-            summarize_state(self._tier.state_for_readers(log.state)), position, slot_times_ms
+            summarize_state(self._tier.state_with_segments_readers_see(log.state)), position, slot_times_ms
         )
         return self._compute_status(log.state.topic_partition, now_ms)
 
@@ -143,16 +145,16 @@ class PartitionCache:
         data = self._histories.get(partition)
         return deserialize_history(data) if data is not None else None
 
-    def save_unchanged_partitions(self) -> None:
+    def save_poll_times_of_unchanged_partitions(self) -> None:
         """Save to local state which partitions had no new records at their last poll, and when they were polled. After a restart, the
         daemon uses the cached summaries of these partitions without polling them, unless the change feed reports a change.
         """
         with self._lock:
             confirmed, self._confirmed = self._confirmed, {}
         if self._tier.local and confirmed:
-            self._tier.local.save_control_log_check_times(confirmed)
+            self._tier.local.save_control_log_read_progress(confirmed)
 
-    def _may_have_changed(self, cached: CachedPartitionSummary, hint: int) -> bool:
+    def _may_partition_log_have_changed(self, cached: CachedPartitionSummary, hint: int) -> bool:
         """Return whether the partition's log may have changed since its summary was made.
 
         Asks the store whether the log has new records. On broker-managed tiers a new change hint is enough, without a request.
@@ -163,13 +165,13 @@ class PartitionCache:
         if cached.position is None or (not tier.kind.is_content_determined_by_control_logs and cached.position.hint != hint):
             return True
         log = open_control_log_of_partition(
-            tier.ports, name, tier.min_last_record_number_of_control_log(name), log_name=tier.log_name(name)
+            tier.ports, name, tier.min_last_record_number_of_control_log(name), control_log_name=tier.control_log_name(name)
         )
         return log.has_changed_since(cached.position.slot, cached.position.mark)
 
     def _record_unchanged_partition(self, cached: CachedPartitionSummary, hint: int, now_ms: int) -> None:
-        """Remember that a poll at ``now_ms`` found no new records of the partition. ``save_unchanged_partitions`` later writes this to
-        local state.
+        """Remember that a poll at ``now_ms`` found no new records of the partition. ``save_poll_times_of_unchanged_partitions`` later
+        writes this to local state.
         """
         if cached.position is not None:
             with self._lock:

@@ -18,7 +18,7 @@ LEAST_SHARE = 0.05
 
 
 @dataclass(frozen=True)
-class RunningJob:
+class RunningJobSnapshot:
     """A running job at one moment. Times are in milliseconds.
 
     begun_ms: when it began.
@@ -64,7 +64,7 @@ class JobProgressRecorder:
         with self._lock:
             self._bytes += size
 
-    def record_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
+    def record_round_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
         """Record that the round has reached this stage, and log it."""
         groups = len(plan.tasks)
         with self._lock:
@@ -98,7 +98,7 @@ class JobProgressRecorder:
         """Return the id of the job's round; empty if it has none, or none yet."""
         return self._plan.run_id if self._plan else ""
 
-    def running_job(self, now_ms: int) -> RunningJob:
+    def running_job(self, now_ms: int) -> RunningJobSnapshot:
         """Return the job's phase, amounts and expected end at this moment."""
         with self._lock:
             phase, moved, plan, groups = self._phase, self._bytes, self._plan, self._groups
@@ -112,7 +112,7 @@ class JobProgressRecorder:
             done, total, unit, share = 0, 0, "", 1.0 if phase == "close" else 0.0
         spent = max(0, now_ms - self._begun_ms)
         ends = self._begun_ms + round(spent / share) if share >= LEAST_SHARE else 0
-        return RunningJob(self._job, self._begun_ms, phase, self.run_id, done, total, unit, share, max(ends, now_ms) if ends else 0)
+        return RunningJobSnapshot(self._job, self._begun_ms, phase, self.run_id, done, total, unit, share, max(ends, now_ms) if ends else 0)
 
     def phase_seconds(self) -> dict[str, float]:
         """Return the seconds that each phase has taken, in order; the last one up to now."""

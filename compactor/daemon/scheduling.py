@@ -25,7 +25,7 @@ from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 from compactor.model.status import PUBLISHING, RoundStatus
 from compactor.outputs.port import PartitionOutputExtent
-from compactor.round.expiry import find_expired_segments, next_expiry_ms
+from compactor.round.expiry import find_expired_segments, next_retention_expiry_time_ms
 from compactor.round.plan import assess_round
 from compactor.service.retry_delay import RETRY_MS, backoff_ms
 
@@ -108,7 +108,7 @@ def partition_status(
     :param slot_times_ms: store time of each log record that starts a grace period or undo period, by its slot (number in the log).
     """
     found = assess_round(summary, cleaner, now_ms)
-    expired, expires_ms = find_expired_segments(summary, cleaner, now_ms), next_expiry_ms(summary, cleaner)
+    expired, expires_ms = find_expired_segments(summary, cleaner, now_ms), next_retention_expiry_time_ms(summary, cleaner)
     reason = f"retention: {expired.reason}" if expired and not found.due else found.reason
     leads = summary.leader if summary.leader is not None and not summary.leader.released else None
     why = summary.quarantine
@@ -317,7 +317,7 @@ def schedule_restored_after_restart(
     )
 
 
-def with_suspension(schedule: PartitionSchedule, reason: str) -> PartitionSchedule:
+def with_round_suspension_set_or_ended(schedule: PartitionSchedule, reason: str) -> PartitionSchedule:
     """Return the schedule with rounds suspended for this reason. An empty reason ends the suspension; failed rounds are then retried at
     once.
     """
@@ -329,7 +329,7 @@ def with_suspension(schedule: PartitionSchedule, reason: str) -> PartitionSchedu
     return replace(schedule, suspended="", failures=0, problem="", next_round_ms=0, failing_since_ms=since_ms)
 
 
-def with_pause_and_request(schedule: PartitionSchedule, pause_reason: str, request_slot: int, now_ms: int) -> PartitionSchedule:
+def with_round_pause_and_round_request(schedule: PartitionSchedule, pause_reason: str, request_slot: int, now_ms: int) -> PartitionSchedule:
     """Return the schedule after a person has paused or resumed the partition's rounds, or has requested one.
 
     :param pause_reason: why rounds are paused, or an empty string.
@@ -389,7 +389,7 @@ def with_failed_poll(schedule: PartitionSchedule, reason: str, now_ms: int) -> P
     return replace(schedule, poll_failures=failures, unreadable=reason, failing_since_ms=since_ms, next_poll_ms=retry_ms)
 
 
-def next_action(schedule: PartitionSchedule, now_ms: int, *, may_begin_rounds: bool = True) -> DaemonAction | None:
+def action_to_take_now(schedule: PartitionSchedule, now_ms: int, *, may_begin_rounds: bool = True) -> DaemonAction | None:
     """Return the action that the daemon may take on a partition now, or None if there is none.
 
     :param may_begin_rounds: whether new rounds may begin; interrupted ones are finished in any case.
@@ -464,12 +464,12 @@ def with_job_outcome(schedule: PartitionSchedule, job: PartitionJob, outcome: Jo
     return replace(changed, repeats=repeats, next_repeat_ms=now_ms + backoff_ms(repeats - 1))
 
 
-def _with_output_job_outcome(schedule: OutputSchedule, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> OutputSchedule:
+def _with_output_job_outcome(schedule: OutputSchedule, outcome: JobOutcome, now_ms: int, lease_ttl_ms: int) -> OutputSchedule:
     """Return the output's schedule after an output job with this outcome. A failed output never delays rounds."""
     if outcome.status == RoundStatus.STOPPED:
         return schedule
     if outcome.status in (RoundStatus.LEASED, RoundStatus.FENCED):
-        return replace(schedule, retry_at_ms=now_ms + ttl_ms)
+        return replace(schedule, retry_at_ms=now_ms + lease_ttl_ms)
     if outcome.status in (RoundStatus.FAILED, RoundStatus.OUT_OF_BUDGET):
         failures = schedule.failures + 1
         return replace(schedule, rounds=0, failures=failures, problem=outcome.reason, retry_at_ms=now_ms + backoff_ms(failures))
@@ -495,7 +495,7 @@ def choose_jobs(
         return []
     candidates: list[tuple[PartitionSchedule, DaemonAction]] = []
     for schedule in schedules:
-        action = next_action(schedule, now_ms, may_begin_rounds=may_begin_rounds)
+        action = action_to_take_now(schedule, now_ms, may_begin_rounds=may_begin_rounds)
         if schedule.partition not in running and action is not None and action is not DaemonAction.POLL:
             candidates.append((schedule, action))
     exclusive = next((schedule for schedule, action in candidates if schedule.exclusive and action is DaemonAction.ROUND), None)
@@ -578,7 +578,7 @@ def planned_action(schedule: PartitionSchedule, now_ms: int) -> PlannedAction:
         steps.append(PlannedAction(DaemonAction.ROUND, max(now_ms, schedule.next_round_ms, schedule.next_repeat_ms, waits), why))
     if seen.retire_at_ms < NEVER_MS:
         step = PlannedAction(DaemonAction.RETIRE, max(now_ms, schedule.retire_at_ms, seen.retire_at_ms), "replaced segments may be deleted")
-        goes_first = not schedule.failures and not seen.open_run  # of steps at the same time; see ``next_action``
+        goes_first = not schedule.failures and not seen.open_run  # of steps at the same time; see ``action_to_take_now``
         steps.insert(int(schedule.requested and may_begin) if goes_first else len(steps), step)
     output = schedule.output
     if output is not None and output.is_output_due(seen, max(now_ms, output.retry_at_ms)):

@@ -11,17 +11,17 @@ from compactor.access.tier import Tier
 from compactor.control.pauses import round_pause_reason_or_empty
 from compactor.control.summary import SegmentSummary
 from compactor.daemon.jobs import JobResult
-from compactor.daemon.partition_cache import PartitionCache
+from compactor.daemon.partition_cache import PartitionSummaryCache
 from compactor.daemon.partition_history import PartitionHistory
-from compactor.daemon.progress import JobProgressRecorder, RunningJob
+from compactor.daemon.progress import JobProgressRecorder, RunningJobSnapshot
 from compactor.daemon.scheduling import (
     DaemonAction,
     PartitionJob,
     PartitionSchedule,
     new_partition_schedule,
     with_failed_poll,
-    with_pause_and_request,
     with_poll_result,
+    with_round_pause_and_round_request,
 )
 from compactor.daemon.trend import NO_TREND, TierStorageTrend
 from compactor.errors import CompactorError
@@ -66,7 +66,7 @@ class JobTotals:
     """Sums over all jobs that have ended since the process started. Times are in seconds, sizes in bytes.
 
     durations: of jobs, by action and status.
-    phases: of published rounds, by phase (see ``progress.RunningJob``).
+    phases: of published rounds, by phase (see ``progress.RunningJobSnapshot``).
     """
 
     jobs: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class DaemonStatus(ServiceStatus):
     """
 
     schedules: tuple[PartitionSchedule, ...]
-    running_jobs: tuple[RunningJob, ...]
+    running_jobs: tuple[RunningJobSnapshot, ...]
     totals: JobTotals
     disk_used: int
     disk_peak: int
@@ -147,7 +147,7 @@ class DaemonStatus(ServiceStatus):
     trend: TierStorageTrend = NO_TREND
 
     @property
-    def blocked_schedules(self) -> tuple[PartitionSchedule, ...]:
+    def schedules_with_blocked_rounds(self) -> tuple[PartitionSchedule, ...]:
         """Return the schedules of partitions whose rounds fail or are forbidden."""
         return tuple(schedule for schedule in self.schedules if schedule.blocked_reason)
 
@@ -163,20 +163,20 @@ class PartitionDetails:
     schedule: PartitionSchedule
     segments: tuple[SegmentSummary, ...]
     history: PartitionHistory | None
-    running_job: RunningJob | None
+    running_job: RunningJobSnapshot | None
 
 
-def read_tier_status(tier: Tier, on_partition: Callable[[], None] = lambda: None) -> DaemonStatus:
+def read_daemon_status_from_control_logs(tier: Tier, on_partition: Callable[[], None] = lambda: None) -> DaemonStatus:
     """Return the status of a tier as a daemon that has just started would see it. Reads every control log and writes nothing.
 
     :param on_partition: called after each partition was read.
     :raises StoreError: if the tier cannot be reached.
     """
     names = tier.list_partitions_in_latest_incarnation()
-    cache, schedules = PartitionCache(tier), []
+    cache, schedules = PartitionSummaryCache(tier), []
     for name, log in zip(names, tier.read_control_logs_or_errors(names, on_partition), strict=True):
         now_ms = tier.ports.clock_ms()
-        schedule = with_pause_and_request(
+        schedule = with_round_pause_and_round_request(
             new_partition_schedule(name, 0, now_ms), round_pause_reason_or_empty(tier.catalog.state, name), 0, now_ms
         )
         if isinstance(log, CompactorError):
@@ -225,6 +225,6 @@ class JobMonitor:
         self._at_work.pop(result.job.partition, None)
         self.totals = with_job_counted(self.totals, result, self._map_budget(result.job.partition))
 
-    def running_jobs(self, now_ms: int) -> tuple[RunningJob, ...]:
+    def running_jobs(self, now_ms: int) -> tuple[RunningJobSnapshot, ...]:
         """Return every job that runs now, with its progress."""
         return tuple(progress.running_job(now_ms) for progress in self._at_work.copy().values())

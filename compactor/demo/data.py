@@ -70,24 +70,24 @@ class _LogDirectoryWriter:
     _parts: list[bytes] = field(default_factory=list)
     _size: int = 0
 
-    def append_batch(self, data: bytes, records: int, timestamp: int) -> None:
+    def append_batch(self, data: bytes, record_count: int, segment_file_mtime_ms: int) -> None:
         """Append a serialized batch to the log. If it does not fit into the current segment, write that segment and begin a new one first.
 
         :param records: number of records in the batch.
         :param timestamp: modification time, in milliseconds, for the file of a segment that is written.
         """
         if self._size + len(data) > self.segment_bytes:
-            self.roll_segment(timestamp)
+            self.roll_segment(segment_file_mtime_ms)
         self._parts.append(data)
         self._size += len(data)
-        self.next_offset += records
+        self.next_offset += record_count
 
     def begin_leader_epoch(self, epoch: int) -> None:
         """Begin a leader epoch at the next offset of the log."""
         self.leader_epoch = epoch
         self.epochs.append(EpochEntry(LeaderEpoch(epoch), Offset(self.next_offset)))
 
-    def roll_segment(self, timestamp: int) -> None:
+    def roll_segment(self, segment_file_mtime_ms: int) -> None:
         """Write the batches of the current segment to a file, if there are any, and begin a new segment.
 
         :param timestamp: modification time of the file, in milliseconds.
@@ -95,7 +95,7 @@ class _LogDirectoryWriter:
         if self._parts:
             path = self.folder / f"{self._base:020d}.log"
             path.write_bytes(b"".join(self._parts))
-            os.utime(path, ns=(timestamp * 1_000_000,) * 2)
+            os.utime(path, ns=(segment_file_mtime_ms * 1_000_000,) * 2)
         self._base, self._parts, self._size = self.next_offset, [], 0
 
 
@@ -124,23 +124,23 @@ def write_demo_topic(folder: Path, settings: DemoTopicSettings, customers: Custo
             third = count // 3
             whose = [(IMPORTER, third), (CONNECTOR, count - 2 * third), (IMPORTER, third)]
         for producer, some in whose:
-            rows = customers.next_change_records(
-                some, log.next_offset, now, aborted=producer == IMPORTER and _is_transaction_aborted(settings, transactions[number])
+            rows = customers.change_random_rows_and_return_records(
+                some, log.next_offset, now, aborted=producer == IMPORTER and _is_demo_transaction_aborted(settings, transactions[number])
             )
             header = ProducerFields(producer, 0, sequence[producer], producer == IMPORTER)
             log.append_batch(encode_batch(rows, codec=codec, producer=header, leader_epoch=log.leader_epoch), some, now)
             sequence[producer] += some
         if number in transactions:
-            commit = not _is_transaction_aborted(settings, transactions[number])
+            commit = not _is_demo_transaction_aborted(settings, transactions[number])
             log.append_batch(encode_txn_marker(log.next_offset, now, IMPORTER, 0, is_commit=commit, leader_epoch=log.leader_epoch), 1, now)
         yield count
     log.roll_segment(settings.now_ms)
     (folder / "leader-epoch-checkpoint").write_text(format_leader_epoch_checkpoint(tuple(log.epochs)), encoding="utf-8")
 
 
-def _is_transaction_aborted(settings: DemoTopicSettings, transaction: int) -> bool:
+def _is_demo_transaction_aborted(settings: DemoTopicSettings, transaction_number: int) -> bool:
     """Return whether the transaction with this number is aborted. Only the one in the middle is."""
-    return transaction == settings.transactions // 2
+    return transaction_number == settings.transactions // 2
 
 
 class CustomersTable:
@@ -158,7 +158,7 @@ class CustomersTable:
         self._versions: dict[int, int] = {}
         self._lsn = 1 << 32
 
-    def next_change_records(self, count: int, offset: int, timestamp: int, *, aborted: bool) -> list[RecordToEncode]:
+    def change_random_rows_and_return_records(self, count: int, offset: int, timestamp: int, *, aborted: bool) -> list[RecordToEncode]:
         """Change ``count`` random rows, and return the records of these changes. If ``aborted``, the table itself stays as it is, because
         the records belong to an aborted transaction.
 
@@ -169,15 +169,15 @@ class CustomersTable:
         lots = self._random.random(count).tolist()
         versions = dict(self._versions) if aborted else self._versions
         rows = [
-            self._next_change_record(versions, key, lot, offset + i, timestamp + i)
+            self._change_row_and_return_record(versions, key, lot, offset + i, timestamp + i)
             for i, (key, lot) in enumerate(zip(ids, lots, strict=True))
         ]
         if not aborted:
             self.latest |= {row.key: row.value for row in rows if row.key is not None}
         return rows
 
-    def _next_change_record(
-        self, versions: dict[int, int], key: int, random_fraction: float, offset: int, timestamp: int
+    def _change_row_and_return_record(
+        self, change_count_by_key: dict[int, int], key: int, random_fraction: float, offset: int, timestamp: int
     ) -> RecordToEncode:
         """Return the record of the next change of a row.
 
@@ -188,11 +188,11 @@ class CustomersTable:
         self._lsn += 64 + key % 512
         name = b'{"id":%d}' % key
         headers = (("connector", b"shop-db"), ("lsn", b"%d" % self._lsn))
-        version = versions.get(key, 0)
+        version = change_count_by_key.get(key, 0)
         if version and random_fraction < _DELETES:
-            del versions[key]
+            del change_count_by_key[key]
             return RecordToEncode(offset, timestamp, name, None, headers)
-        versions[key] = version + 1
+        change_count_by_key[key] = version + 1
         return RecordToEncode(offset, timestamp, name, _customer_row_json(key, version, random_fraction, timestamp, self._lsn), headers)
 
 

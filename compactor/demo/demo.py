@@ -17,7 +17,7 @@ from compactor.consumer.ranges import read_record_blocks
 from compactor.demo.data import CustomersTable, DemoTopicSettings, write_demo_topic
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
-from compactor.round.compaction import OnStage, RoundReport
+from compactor.round.compaction import RoundReport, RoundStageCallback
 from compactor.storage.schemes import store_kind
 from compactor.transfer.export import export_partition
 from compactor.transfer.import_ import import_directory
@@ -79,10 +79,10 @@ def describe_last_value_differences(written_values: ValueByKey, values_in_tier: 
 class Demo:
     """One run of the demo in a folder.
 
-    :param folder: must not exist, be empty, or hold an earlier demo, which is deleted.
+    :param folder: may be absent or empty, or hold an earlier demo, which is deleted.
     :param now_ms: time of the last record, and of the round, in milliseconds.
-    :param tier_url: where the tier is created, empty for inside the folder. A tier at this URL must not exist, and is not deleted
-        afterwards.
+    :param tier_url: where the tier is created, empty for inside the folder. The demo refuses a URL at which a tier
+        exists, and leaves its own tier there.
     :param settings: settings from which the access to the store at ``tier_url`` is taken.
     :raises UsageError: if the folder or the URL is in use.
     """
@@ -96,7 +96,7 @@ class Demo:
         self.config = self.folder / "tiered-compactor.toml"
         self.log_dir = self.folder / "kafka-log" / str(NAME)
         self.exported = self.folder / "exported" / str(NAME)
-        self._clear_folder()
+        self._delete_earlier_demo_from_folder()
         self.tier_place = tier_url or str(self.folder / "tier")
         tier = {"url": tier_url or (self.folder / "tier").as_uri(), "state_dir": str(self.folder / "state")}
         section = store_kind(self.tier_place).section
@@ -108,7 +108,7 @@ class Demo:
             raise UsageError(f"there is a tier at {tier_url} already", hint="Name a prefix that nothing uses yet")
         self._cleaner = self._tier.cleaner_settings_for_topic(NAME.topic)
 
-    def _clear_folder(self) -> None:
+    def _delete_earlier_demo_from_folder(self) -> None:
         """Delete an earlier demo in the folder, and create the folder if it does not exist. Raises UsageError if the folder holds anything
         else.
         """
@@ -122,7 +122,7 @@ class Demo:
         except OSError as error:
             raise UsageError(f"cannot make {self.folder}: {error.strerror}", hint="Name another directory") from error
 
-    def generate_topic(self, on_records: OnCount) -> None:
+    def write_generated_topic_as_log_directory(self, on_records: OnCount) -> None:
         """Generate the demo's topic and write it as a Kafka log directory. ``on_records``: receives the number of records of each batch."""
         for count in write_demo_topic(self.log_dir, self.shape, self._table):
             on_records(count)
@@ -130,14 +130,14 @@ class Demo:
     def import_topic(self, progress: ImportProgressCallbacks) -> ImportReport:
         """Import the log directory into the tier."""
         report = import_directory(self._tier, self.log_dir, NAME, self._cleaner.cleaner_policy(), progress)
-        self._before = self._topic_size()
+        self._before = self._topic_size_in_tier()
         return report
 
     def forecast_round(self) -> RoundForecast:
         """Return the forecast of a round of compaction: what it will clean and save."""
         return forecast_next_round(self._tier, NAME, self.now_ms)
 
-    def run_round(self, on_stage: OnStage) -> RoundReport:
+    def compact_topic_in_one_round(self, on_stage: RoundStageCallback) -> RoundReport:
         """Compact the topic in one round."""
         return compact(self._tier, NAME, self.now_ms, on_stage=on_stage)
 
@@ -146,11 +146,11 @@ class Demo:
         found = verify_partition(self._tier, NAME, on_bytes)
         return [problem for problem in found if problem.severity == "error"]
 
-    def export_topic(self, on_bytes: OnCount) -> None:
+    def export_topic_as_log_directory(self, on_bytes: OnCount) -> None:
         """Export the compacted topic from the tier as a Kafka log directory."""
         export_partition(self._tier, NAME, self.exported, on_bytes)
 
-    def compare_last_values(self) -> DemoComparison:
+    def compare_last_values_with_written_ones(self) -> DemoComparison:
         """Read the tier as a consumer does and compare the last value of each key with the last one that was written."""
         found: ValueByKey = {}
         for block in read_record_blocks(self._tier, NAME):
@@ -160,10 +160,10 @@ class Demo:
                 if key is not None
             }
         return DemoComparison(
-            self._before, self._topic_size(), self._table.latest, found, describe_last_value_differences(self._table.latest, found)
+            self._before, self._topic_size_in_tier(), self._table.latest, found, describe_last_value_differences(self._table.latest, found)
         )
 
-    def _topic_size(self) -> DemoTopicSize:
+    def _topic_size_in_tier(self) -> DemoTopicSize:
         """Return the present number of segments, records and bytes of the topic in the tier."""
         state = self._tier.open_control_log_of_partition(NAME).refresh()
         return DemoTopicSize(sum(segment.records for segment in state.live), state.bytes, len(state.live))

@@ -47,7 +47,7 @@ CodecId = int
 """Number of a compression codec: the low three bits of a batch's attributes."""
 Sha256Hex = str
 RowCount = int
-CellOrComplement = int
+CellOrComplementOfEmptyCell = int
 """Number of the cell of a hash table that holds a key, or the bitwise complement of the empty cell where it would be stored."""
 BatchNumberOrMinusOne = int
 """Number of a batch, or -1 if there is none."""

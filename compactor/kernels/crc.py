@@ -83,7 +83,7 @@ def _define_crc32c_step_intrinsic(bits: int) -> NumbaIntrinsic:
     return intrinsic(advance_crc32c_state)
 
 
-def _crc_table_for_zero_bytes(byte_count: int) -> CrcTable:
+def _crc_table_to_append_zero_bytes(byte_count: int) -> CrcTable:
     """Return a table with which a CRC-32C state is advanced by ``byte_count`` zero bytes. Shape (4, 256): the new state is the xor of one
     entry from each row, chosen by one byte of the old state.
 
@@ -104,9 +104,9 @@ def _crc_table_for_zero_bytes(byte_count: int) -> CrcTable:
 
 
 @functools.cache
-def crc_tables_for_zero_bytes_by_power() -> CrcTable:
+def crc_tables_for_power_of_two_zero_bytes() -> CrcTable:
     """Return the tables for ``crc_after_zero_bytes``, shape (32, 4, 256): table i advances a CRC-32C state by 2^i zero bytes."""
-    tables = [_crc_table_for_zero_bytes(1)]
+    tables = [_crc_table_to_append_zero_bytes(1)]
     while len(tables) < 32:
         tables.append(_advance_crcs_by_zero_bytes(tables[-1], tables[-1]))
     return np.stack(tables)
@@ -117,7 +117,7 @@ def combine_crc32c(first_crc: int, second_crc: int, second_size_bytes: int) -> i
 
     :param second_size_bytes: length of the second range in bytes.
     """
-    table = _crc_table_for_zero_bytes(second_size_bytes)
+    table = _crc_table_to_append_zero_bytes(second_size_bytes)
     for byte in range(4):
         second_crc ^= int(table[byte, first_crc >> 8 * byte & 255])
     return second_crc
@@ -149,7 +149,7 @@ def crc_after_zero_bytes(tables_by_power: CrcTable, crc: np.uint64, byte_count: 
 
     The CRC of two adjacent ranges is the CRC of the first, advanced by as many zero bytes as the second has, xor the CRC of the second.
 
-    :param tables_by_power: the tables that ``crc_tables_for_zero_bytes_by_power`` returns.
+    :param tables_by_power: the tables that ``crc_tables_for_power_of_two_zero_bytes`` returns.
     """
     power = 0
     while byte_count > 0:
@@ -162,15 +162,15 @@ def crc_after_zero_bytes(tables_by_power: CrcTable, crc: np.uint64, byte_count: 
 
 _step64 = _define_crc32c_step_intrinsic(64)
 _step8 = _define_crc32c_step_intrinsic(8)
-_AFTER_LONG: Final = _crc_table_for_zero_bytes(_LONG)
-_AFTER_SHORT: Final = _crc_table_for_zero_bytes(_SHORT)
+_AFTER_LONG: Final = _crc_table_to_append_zero_bytes(_LONG)
+_AFTER_SHORT: Final = _crc_table_to_append_zero_bytes(_SHORT)
 _AFTER: Final = np.stack(
-    [_crc_table_for_zero_bytes(8 - i)[0] for i in range(8)]
+    [_crc_table_to_append_zero_bytes(8 - i)[0] for i in range(8)]
 )  # slicing by eight: byte i of a word has 8 - i bytes to go
 
 
 @inline_kernel
-def _crc_in_three_streams(buf: Bytes, start: int, stream_bytes: int, zero_bytes_table: CrcTable, crc: np.uint64) -> np.uint64:
+def _extend_crc_over_three_streams(buf: Bytes, start: int, stream_bytes: int, zero_bytes_table: CrcTable, crc: np.uint64) -> np.uint64:
     """Return the CRC-32C state ``crc`` advanced by the 3 * ``stream_bytes`` bytes of ``buf`` from position ``start`` on.
 
     The bytes are divided into three adjacent streams whose CRCs are computed at the same time, because the processor can execute three
@@ -203,10 +203,10 @@ def _extend_crc_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int)
     """Return the CRC-32C state ``crc`` advanced by ``buf[start:end]``, using the processor's instruction."""
     at = start
     while end - at >= 3 * _LONG:
-        crc = _crc_in_three_streams(buf, at, _LONG, _AFTER_LONG, crc)
+        crc = _extend_crc_over_three_streams(buf, at, _LONG, _AFTER_LONG, crc)
         at += 3 * _LONG
     while end - at >= 3 * _SHORT:
-        crc = _crc_in_three_streams(buf, at, _SHORT, _AFTER_SHORT, crc)
+        crc = _extend_crc_over_three_streams(buf, at, _SHORT, _AFTER_SHORT, crc)
         at += 3 * _SHORT
     while end - at >= 8:
         crc = _step64(crc, load_u64(buf, at))

@@ -47,11 +47,11 @@ def _define_load_intrinsic(bits: int, result_type: NumbaType, *, is_big_endian: 
 
     @intrinsic  # type: ignore[untyped-decorator]
     def load_number(typing_context: TypingContext, array: NumbaType, position: NumbaType) -> IntrinsicDefinition:
-        def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
+        def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
             value = builder.load(_element_pointer(context, builder, signature.args[0], args[0], args[1], bits), align=1)
             return builder.bswap(value) if is_big_endian else builder.zext(value, ir.IntType(64))
 
-        return (result_type(array, types.intp), emit_llvm_code) if _is_byte_array_type(array) else None
+        return (result_type(array, types.intp), emit_intrinsic_code) if _is_byte_array_type(array) else None
 
     return load_number
 
@@ -63,12 +63,12 @@ def _define_store_intrinsic(bits: int, value_type: NumbaType, *, is_big_endian: 
 
     @intrinsic  # type: ignore[untyped-decorator]
     def store_number(typing_context: TypingContext, array: NumbaType, position: NumbaType, value: NumbaType) -> IntrinsicDefinition:
-        def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
+        def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
             pointer = _element_pointer(context, builder, signature.args[0], args[0], args[1], bits)
             builder.store(builder.bswap(args[2]) if is_big_endian else builder.trunc(args[2], ir.IntType(bits)), pointer, align=1)
             return context.get_dummy_value()
 
-        return (types.void(array, types.intp, value_type), emit_llvm_code) if _is_byte_array_type(array) else None
+        return (types.void(array, types.intp, value_type), emit_intrinsic_code) if _is_byte_array_type(array) else None
 
     return store_number
 
@@ -97,7 +97,7 @@ def copy_bytes(
 ) -> IntrinsicDefinition:
     """Copy ``length`` bytes between two byte arrays with memcpy. The ranges must not overlap."""
 
-    def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
+    def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
         to = _element_pointer(context, builder, signature.args[0], args[0], args[1])
         of = _element_pointer(context, builder, signature.args[2], args[2], args[3])
         cgutils.raw_memcpy(builder, to, of, args[4], 1)
@@ -105,7 +105,7 @@ def copy_bytes(
 
     if not (_is_byte_array_type(target) and _is_byte_array_type(source)):
         return None
-    return types.void(target, types.intp, source, types.intp, types.intp), emit_llvm_code
+    return types.void(target, types.intp, source, types.intp, types.intp), emit_intrinsic_code
 
 
 def _define_copy_intrinsic(bits: int) -> NumbaIntrinsic:
@@ -117,7 +117,7 @@ def _define_copy_intrinsic(bits: int) -> NumbaIntrinsic:
     def copy_word(
         typing_context: TypingContext, target: NumbaType, target_position: NumbaType, source: NumbaType, source_position: NumbaType
     ) -> IntrinsicDefinition:
-        def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
+        def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
             to = _element_pointer(context, builder, signature.args[0], args[0], args[1], bits)
             of = _element_pointer(context, builder, signature.args[2], args[2], args[3], bits)
             builder.store(builder.load(of, align=1), to, align=1)
@@ -125,7 +125,7 @@ def _define_copy_intrinsic(bits: int) -> NumbaIntrinsic:
 
         if not (_is_byte_array_type(target) and _is_byte_array_type(source)):
             return None
-        return types.void(target, types.intp, source, types.intp), emit_llvm_code
+        return types.void(target, types.intp, source, types.intp), emit_intrinsic_code
 
     return copy_word
 
@@ -137,10 +137,10 @@ copy_8, copy_16 = _define_copy_intrinsic(64), _define_copy_intrinsic(128)
 def memory_address_of_element(typing_context: TypingContext, array: NumbaType, position: NumbaType) -> IntrinsicDefinition:
     """Return the memory address of ``array[position]``. It is valid as long as the array exists."""
 
-    def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
+    def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
         return builder.ptrtoint(_element_pointer(context, builder, signature.args[0], args[0], args[1]), ir.IntType(64))
 
-    return (types.int64(array, types.intp), emit_llvm_code) if _is_byte_array_type(array) else None
+    return (types.int64(array, types.intp), emit_intrinsic_code) if _is_byte_array_type(array) else None
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -152,14 +152,14 @@ def call_c_function(typing_context: TypingContext, function_address: NumbaType, 
     argument is passed as 64 bits, of which the function uses as many as it declares.
     """
 
-    def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
+    def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
         word = ir.IntType(64)
         count = len(signature.args[1].types)
         kind = ir.FunctionType(ir.IntType(32), [word] * count)
         given = [builder.extract_value(args[1], i) for i in range(count)]
         return builder.sext(builder.call(builder.inttoptr(args[0], kind.as_pointer()), given), word)
 
-    return types.int64(types.int64, types.containers.UniTuple(types.int64, len(arguments))), emit_llvm_code
+    return types.int64(types.int64, types.containers.UniTuple(types.int64, len(arguments))), emit_intrinsic_code
 
 
 def _define_prefetch_intrinsic(write_flag: int) -> NumbaIntrinsic:
@@ -168,8 +168,8 @@ def _define_prefetch_intrinsic(write_flag: int) -> NumbaIntrinsic:
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def prefetch_element(typing_context: TypingContext, array: NumbaType, index: NumbaType) -> IntrinsicDefinition:
-        def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
+    def prefetch_array_element_into_cpu_cache(typing_context: TypingContext, array: NumbaType, index: NumbaType) -> IntrinsicDefinition:
+        def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
             word = ir.IntType(32)
             kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
             function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -177,9 +177,9 @@ def _define_prefetch_intrinsic(write_flag: int) -> NumbaIntrinsic:
             builder.call(function, [pointer, word(write_flag), word(3), word(1)])  # 3: into every cache level, 1: data
             return context.get_dummy_value()
 
-        return (types.void(array, types.intp), emit_llvm_code) if isinstance(array, types.Array) and array.layout == "C" else None
+        return (types.void(array, types.intp), emit_intrinsic_code) if isinstance(array, types.Array) and array.layout == "C" else None
 
-    return prefetch_element
+    return prefetch_array_element_into_cpu_cache
 
 
 prefetch, prefetch_read = _define_prefetch_intrinsic(1), _define_prefetch_intrinsic(0)
@@ -192,12 +192,12 @@ def upper_64_bits_of_product(typing_context: TypingContext, factor_a: NumbaType,
     is uniformly distributed from 0 to ``factor_b`` - 1.
     """
 
-    def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
+    def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
         wide = ir.IntType(128)
         product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
         return builder.trunc(builder.lshr(product, wide(64)), ir.IntType(64))
 
-    return types.uint64(types.uint64, types.uint64), emit_llvm_code
+    return types.uint64(types.uint64, types.uint64), emit_intrinsic_code
 
 
 @inline_kernel

@@ -22,7 +22,7 @@ def _load_c_library() -> ctypes.CDLL | None:
         return None
 
 
-def limit_malloc_heaps() -> bool:
+def limit_malloc_heaps_if_glibc() -> bool:
     """Limit the number of malloc heaps of this process to two (HEAPS). Return False if the C library cannot do that; only glibc can. Must
     be called before the first thread starts.
     """

@@ -45,7 +45,7 @@ def round_up_to_disk_blocks(size_bytes: int) -> int:
     return -(-size_bytes // BLOCK) * BLOCK
 
 
-class DiskUsage:
+class RoundDiskUsage:
     """Disk usage of one round in bytes: what it has reserved now, and the highest value so far."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class CachedFile:
     drop: function that deletes the file.
     """
 
-    def __init__(self, usage: DiskUsage, size_bytes: int, delete_file: Callable[[], None]) -> None:
+    def __init__(self, usage: RoundDiskUsage, size_bytes: int, delete_file: Callable[[], None]) -> None:
         self.usage = usage
         self.size = size_bytes
         self.drop = delete_file
@@ -82,7 +82,7 @@ class DiskBudget:
         self._queue: deque[object] = deque()
 
     def reserve_space(
-        self, usage: DiskUsage, size_bytes: int, work_name: str, files_to_pin: Sequence[CachedFile] = ()
+        self, usage: RoundDiskUsage, size_bytes: int, work_name: str, files_to_pin: Sequence[CachedFile] = ()
     ) -> DiskSpaceReservation:
         """Reserve ``size_bytes`` bytes of disk space and return the reservation. If they are not free, delete unpinned cached files, and
         wait if that is not enough. Requests are served in the order of arrival.
@@ -109,14 +109,14 @@ class DiskBudget:
                 self._queue.remove(ticket)
                 self.changed.notify_all()
 
-    def reserve_bytes_for_prefetch_if_free(self, usage: DiskUsage, size_bytes: int) -> DiskSpaceReservation | None:
+    def reserve_bytes_for_prefetch_if_free(self, usage: RoundDiskUsage, size_bytes: int) -> DiskSpaceReservation | None:
         """Reserve bytes for prefetching and return the reservation. None if the bytes are not free or another request is waiting for bytes.
         No cached file is deleted for it.
         """
         with self.changed:
             return None if self._queue or self.used + size_bytes > self.total else self._create_reservation(usage, size_bytes)
 
-    def extend_reservation_without_waiting(self, usage: DiskUsage, size_bytes: int) -> bool:
+    def extend_reservation_without_waiting(self, usage: RoundDiskUsage, size_bytes: int) -> bool:
         """Reserve ``size_bytes`` more bytes for a round, deleting unpinned cached files if necessary, but without waiting. Return False,
         changing nothing, if so many bytes cannot be freed.
         """
@@ -126,13 +126,13 @@ class DiskBudget:
             self._add_to_used_bytes(usage, size_bytes)
             return True
 
-    def give_back_reserved_bytes(self, usage: DiskUsage, size_bytes: int) -> None:
+    def give_back_reserved_bytes(self, usage: RoundDiskUsage, size_bytes: int) -> None:
         """Give ``size_bytes`` of the bytes that a round has reserved back to the budget, for other requests."""
         with self.changed:
             self._add_to_used_bytes(usage, -size_bytes)
             self.changed.notify_all()
 
-    def cache_file_if_bytes_are_free(self, usage: DiskUsage, size_bytes: int, delete_file: Callable[[], None]) -> CachedFile | None:
+    def cache_file_if_bytes_are_free(self, usage: RoundDiskUsage, size_bytes: int, delete_file: Callable[[], None]) -> CachedFile | None:
         """Add an existing file to the cache. Its bytes are reserved anew, in addition to the reservation under which it was written. Return
         the file's entry, or None if the bytes cannot be freed or another request is waiting for bytes; the caller must then delete the
         file.
@@ -177,18 +177,18 @@ class DiskBudget:
                     self._delete_cached_file(cached_file)
             self.changed.notify_all()
 
-    def _add_cached_file(self, usage: DiskUsage, size_bytes: int, delete_file: Callable[[], None]) -> CachedFile:
+    def _add_cached_file(self, usage: RoundDiskUsage, size_bytes: int, delete_file: Callable[[], None]) -> CachedFile:
         """Add the entry of a cached file whose bytes are reserved already, and return it."""
         cached_file = CachedFile(usage, size_bytes, delete_file)
         self._kept[cached_file] = None
         return cached_file
 
-    def _create_reservation(self, usage: DiskUsage, size_bytes: int) -> DiskSpaceReservation:
+    def _create_reservation(self, usage: RoundDiskUsage, size_bytes: int) -> DiskSpaceReservation:
         """Reserve ``size_bytes`` bytes, which the caller knows to be free, and return the reservation."""
         self._add_to_used_bytes(usage, size_bytes)
         return DiskSpaceReservation(self, usage, size_bytes)
 
-    def _add_to_used_bytes(self, usage: DiskUsage, size_bytes: int) -> None:
+    def _add_to_used_bytes(self, usage: RoundDiskUsage, size_bytes: int) -> None:
         """Add ``size_bytes`` bytes, negative to subtract, to the used bytes of the budget and of a round."""
         self.used += size_bytes
         self.peak = max(self.peak, self.used)
@@ -230,13 +230,13 @@ class DiskSpaceReservation:
     the end of the ``with`` block.
     """
 
-    def __init__(self, budget: DiskBudget, usage: DiskUsage, size_bytes: int) -> None:
+    def __init__(self, budget: DiskBudget, usage: RoundDiskUsage, size_bytes: int) -> None:
         self._budget = budget
         self.usage = usage
         self.size = size_bytes
         self.taken = 0
 
-    def reserve_bytes(self, size_bytes: int) -> None:
+    def reserve_bytes_on_disk(self, size_bytes: int) -> None:
         """Mark ``size_bytes`` bytes of the reservation as used, before they are written. If the reservation has too few unused bytes, it is
         extended from the budget.
 
@@ -252,7 +252,7 @@ class DiskSpaceReservation:
             self.size += missing
         self.taken += size_bytes
 
-    def release_bytes(self, size_bytes: int) -> None:
+    def release_bytes_on_disk(self, size_bytes: int) -> None:
         """Mark ``size_bytes`` used bytes of the reservation as unused again, after their file was deleted or cached."""
         self.taken -= size_bytes
 

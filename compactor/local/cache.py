@@ -100,14 +100,14 @@ class LocalState:
         self._catalog_slot = kept.state.slot if kept else -1
         return kept
 
-    def bind_to_tier(self, tier_id: str, *, has_diverged: bool = False) -> None:
+    def bind_to_tier(self, tier_id: str, *, is_from_diverged_copy: bool = False) -> None:
         """Bind the cache to the tier with this id, whose data it holds from now on. Content of another tier is deleted.
 
         :param has_diverged: whether the cache was filled from a copy of this tier whose control records differ; then all content is
             deleted, too.
         """
         meta = self._read_cache_header()
-        if meta is not None and (has_diverged or meta.tier_id != tier_id):
+        if meta is not None and (is_from_diverged_copy or meta.tier_id != tier_id):
             self._discard_cached_content("it is about another tier, or about a later copy of this one")
             meta = None
         self._tier_id = tier_id
@@ -166,7 +166,7 @@ class LocalState:
             }
         )
 
-    def save_control_log_check_times(self, progress_by_partition: Mapping[TopicPartition, ControlLogReadProgress]) -> None:
+    def save_control_log_read_progress(self, progress_by_partition: Mapping[TopicPartition, ControlLogReadProgress]) -> None:
         """Write the read positions of partitions whose control logs were read and had no newer records than the cached states. Only
         ``checked_ms`` and ``hint`` differ from the stored positions.
         """

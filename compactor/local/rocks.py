@@ -129,7 +129,7 @@ class RocksDatabase:
             self._open_for_writing()
         except Exception as error:  # noqa: BLE001
             if any(message in str(error) for message in _LOCKED) or not os.access(self._folder, os.W_OK | os.X_OK):
-                self._open_as_secondary()
+                self._open_as_read_only_secondary()
                 return
             _log.warning("local state in %s is thrown away: %s", self._folder, _error_message_on_one_line(error))
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -147,7 +147,7 @@ class RocksDatabase:
         self._db, self._writer = db, True
         self._cleanup.callback(_close_database, db, is_writer=True)
 
-    def _open_as_secondary(self) -> None:
+    def _open_as_read_only_secondary(self) -> None:
         """Open the database as a RocksDB secondary, which can read while another process writes. Its own files are in a temporary folder.
         If that fails, continue without a database.
         """

@@ -20,7 +20,7 @@ from compactor.local.budget import (
     CachedFile,
     DiskBudget as DiskBudget,
     DiskSpaceReservation,
-    DiskUsage,
+    RoundDiskUsage,
     retry_until_disk_has_space,
     round_up_to_disk_blocks,
 )
@@ -105,7 +105,7 @@ class StagingFolder:
         self.folder = folder
         self.layout = layout
         self.budget = budget
-        self.usage = DiskUsage()
+        self.usage = RoundDiskUsage()
         self.bytes_fetched = 0
         """Of segments, from the store; what a broker's log directory had instead is not counted."""
         self._sleep = sleep
@@ -119,7 +119,7 @@ class StagingFolder:
         folder.mkdir(parents=True)
 
     @contextmanager
-    def staged_file(self, file: FileToStage, reservation: DiskSpaceReservation | None = None) -> Iterator[Path]:
+    def pinned_local_copy_of_file(self, file: FileToStage, reservation: DiskSpaceReservation | None = None) -> Iterator[Path]:
         """Provide a ``with`` block with the local path of a file, whose size and digest were compared with the recorded ones. After the
         block the file stays cached until its bytes are needed.
 
@@ -150,7 +150,7 @@ class StagingFolder:
                         file.cache_key, path, self.budget.convert_reservation_to_cached_file(own, lambda: path.unlink(missing_ok=True))
                     )
             return
-        reservation.reserve_bytes(file.size_on_disk_bytes)
+        reservation.reserve_bytes_on_disk(file.size_on_disk_bytes)
         try:
             self._fetch_file_when_disk_has_space(file, path)
             yield path
@@ -164,11 +164,11 @@ class StagingFolder:
                 path.unlink(missing_ok=True)
             else:
                 self._remember_cached_file(file.cache_key, path, kept)
-            reservation.release_bytes(file.size_on_disk_bytes)
+            reservation.release_bytes_on_disk(file.size_on_disk_bytes)
 
     def prefetch_file(self, file: FileToStage) -> None:
         """Start to fetch a file in the background if the disk budget has unused bytes; otherwise do nothing. If the fetch fails, the error
-        is ignored, and ``staged_file`` fetches the file again.
+        is ignored, and ``pinned_local_copy_of_file`` fetches the file again.
         """
         if file.cache_key in self._coming or not self.files_without_local_copy([file]):
             return
@@ -179,14 +179,16 @@ class StagingFolder:
             self._coming[file.cache_key] = self._ahead.submit(self._fetch_in_prefetch_thread, file, own)
 
     @contextmanager
-    def reserved_disk_space(self, size_bytes: int, work_name: str, files: Sequence[FileToStage] = ()) -> Iterator[DiskSpaceReservation]:
+    def reserved_disk_space(
+        self, size_bytes: int, work_name: str, files_to_pin: Sequence[FileToStage] = ()
+    ) -> Iterator[DiskSpaceReservation]:
         """Provide a ``with`` block with a reservation of disk space. Waits until ``size_bytes`` bytes are free.
 
         :param work_name: name of the work that needs the space, for messages.
         :param files: files that must not be deleted from the cache during the block; files that are not cached are ignored.
         :raises OutOfBudget: if the whole budget is smaller than ``size_bytes``.
         """
-        here = [self._kept[wanted.cache_key][1] for wanted in files if wanted.cache_key in self._kept]
+        here = [self._kept[wanted.cache_key][1] for wanted in files_to_pin if wanted.cache_key in self._kept]
         with self.budget.reserve_space(self.usage, size_bytes, work_name, here) as reservation:
             pinned = [kept for kept in here if not kept.dropped]
             try:
@@ -287,7 +289,7 @@ class StagingFolder:
             arrived = contents.download_segment_file(self.layout, file.partition, file.segment, file.kind, path)
             with self._lock:
                 self.bytes_fetched += arrived.transferred
-            arrived.require_recorded_content(self.object_key_of(file), file.recorded_size_and_digests)
+            arrived.require_match_with_recorded_content(self.object_key_of(file), file.recorded_size_and_digests)
         except BaseException:
             path.unlink(missing_ok=True)
             raise

@@ -22,7 +22,13 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, Unavailable
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
-from compactor.outputs.iceberg_files import CheckedKeyShare, DataFilesToWrite, DataFileWriter, DataFileWriteTask, LocalDataFileWriter
+from compactor.outputs.iceberg_files import (
+    DataFilesToWrite,
+    DataFileWriter,
+    DataFileWriteTask,
+    LocalDataFileWriter,
+    ShareOfKeysCheckedUnique,
+)
 from compactor.outputs.iceberg_plan import (
     DataFileName,
     PartitionEntryInSnapshot,
@@ -54,10 +60,10 @@ class IcebergOutput:
     writer: DataFileWriter = field(default_factory=LocalDataFileWriter)
     swept: set[tuple[str, int]] = field(default_factory=set)
 
-    def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
+    def update_output_to_published_view(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
         """Bring a partition's rows up to its published view, and expire old snapshots. Raises BadData, OutOfBudget, StoreError."""
         settings = tier.settings.outputs.iceberg
-        wanted = settings.table_settings(partition.topic)
+        wanted = settings.iceberg_table_settings(partition.topic)
         if wanted is None or partition != tier.latest_incarnation(partition):  # by now, the name means another topic
             return OutputReport("empty", MAX_OFFSET)
         written: dict[ViewSlice, DataFile | None] = {}
@@ -67,7 +73,7 @@ class IcebergOutput:
                 if table is None:
                     raise Unavailable(f"table {wanted.table} was dropped meanwhile")
                 try:
-                    report = _TableUpdateAttempt(tier, partition, table, self.writer, written).try_commit_changes()
+                    report = _TableUpdateAttempt(tier, partition, table, self.writer, written).try_write_and_commit_changed_rows()
                 except (TableChanged, LogChanged):
                     continue
                 if report is not None:
@@ -124,7 +130,7 @@ class PartitionTableStatus:
 
 def read_table_status(tier: Tier, partition: TopicPartition) -> PartitionTableStatus | None:
     """Return the state of a partition in its topic's table; None if its topic has no table. Raises StoreError, BadData, UsageError."""
-    settings = tier.settings.outputs.iceberg.table_settings(partition.topic)
+    settings = tier.settings.outputs.iceberg.iceberg_table_settings(partition.topic)
     if settings is None:
         return None
     with open_table_loader(settings, tier.identity.read_catalog().tier_id, partition.topic, create_if_missing=False) as read_table:
@@ -163,9 +169,9 @@ class IcebergDataFileHoldingRecordKey:
     is_current: bool
 
 
-def find_files_with_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> list[IcebergDataFileHoldingRecordKey]:
+def find_iceberg_files_with_record_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> list[IcebergDataFileHoldingRecordKey]:
     """Return the data files of a topic's table with a row that has one of the keys, in all snapshots. Raises StoreError, UsageError."""
-    settings = tier.settings.outputs.iceberg.table_settings(topic)
+    settings = tier.settings.outputs.iceberg.iceberg_table_settings(topic)
     if settings is None:
         return []
     with open_table_loader(settings, tier.identity.read_catalog().tier_id, topic, create_if_missing=False) as read_table:
@@ -201,7 +207,7 @@ class _TableUpdateAttempt:
     writer: DataFileWriter
     written: dict[ViewSlice, DataFile | None]
 
-    def try_commit_changes(self) -> OutputReport | None:
+    def try_write_and_commit_changed_rows(self) -> OutputReport | None:
         """Write and commit the partition's changed rows, and return a report, also if nothing has changed. Return None, without a commit,
         if the partition's compacted view has changed while files were written.
 
@@ -230,7 +236,7 @@ class _TableUpdateAttempt:
         ):
             return OutputReport("up_to_date", state.slot, content=content)
         plan = plan_table_update(partition, view, slices, files, known)
-        checked = self._write_missing_files(state, plan, files)
+        checked = self._write_data_files_of_changed_slices(state, plan, files)
         added = [file for each in plan.write if (file := self.written[each]) is not None]
         empty = tuple(str(each) for each in slices if each in plan.empty or (each in plan.write and self.written[each] is None))
         view = view.model_copy(update={"empty": empty, "checked": checked})
@@ -247,7 +253,9 @@ class _TableUpdateAttempt:
         content = PartitionOutputExtent(view.cleaner_offset, len(plan.keep) + len(added), 0, undecoded=undecoded)
         return OutputReport("written" if state.has_segments else "removed", state.slot, summary=summary, content=content)
 
-    def _write_missing_files(self, state: PartitionState, plan: TableUpdatePlan, files: Mapping[str, DataFile]) -> CheckedKeyShare:
+    def _write_data_files_of_changed_slices(
+        self, state: PartitionState, plan: TableUpdatePlan, files: Mapping[str, DataFile]
+    ) -> ShareOfKeysCheckedUnique:
         """Write the files of the slices in ``plan.write``, except those that an earlier attempt has written, and check that no key occurs
         twice. Return the share of keys that was checked.
 

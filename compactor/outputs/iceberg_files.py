@@ -41,7 +41,7 @@ _COLUMNS: Final = pa.schema(
 """The columns of a table as ``to_arrow_batch`` makes them, in the table's order."""
 
 _NAMES: Final = ("key", "value", "partition", "offset", "timestamp", "timestamp_type", "headers", "leader_epoch")
-CheckedKeyShare = float
+ShareOfKeysCheckedUnique = float
 """Share, from 0 to 1, of the written keys of which it was checked that they occur once."""
 
 
@@ -58,7 +58,7 @@ class DataFileWriteTask:
     inflate_limit: int
 
     @property
-    def record_count_upper_bound(self) -> int:
+    def upper_bound_of_records_in_slice(self) -> int:
         """Return an upper bound of the number of records in the slice. The number itself is not known, because brokers do not report it."""
         return self.extent.segments[0].records or self.extent.last - self.extent.first + 1
 
@@ -83,7 +83,7 @@ class DataFilesToWrite:
 class DataFileWriter(Protocol):
     """Interface of an object that writes the data files of a table, in this process or in a cluster."""
 
-    def write_data_files(self, files: DataFilesToWrite, written: dict[ViewSlice, DataFile | None]) -> CheckedKeyShare:
+    def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> ShareOfKeysCheckedUnique:
         """Write data files, and return which share (0 to 1) of their keys was checked to be unique in the partition.
 
         :param written: receives each file as soon as it is complete; None for a slice without rows.
@@ -95,7 +95,7 @@ class DataFileWriter(Protocol):
 class LocalDataFileWriter:
     """Writer of data files in this process, one after the other."""
 
-    def write_data_files(self, files: DataFilesToWrite, written: dict[ViewSlice, DataFile | None]) -> CheckedKeyShare:
+    def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> ShareOfKeysCheckedUnique:
         """Write data files one after the other, and return which share (0 to 1) of their keys was checked to be unique in the partition.
 
         :param written: receives each file as soon as it is complete; None for a slice without rows.
@@ -103,17 +103,17 @@ class LocalDataFileWriter:
         :raises StoreError: if a store fails.
         """
         budget = files.tier.cleaner_settings_for_topic(files.partition.topic).map_budget_bytes
-        check = _KeyUniquenessCheck(files, budget, sum(task.record_count_upper_bound for task in files.tasks))
+        check = _KeyUniquenessCheck(files, budget, sum(task.upper_bound_of_records_in_slice for task in files.tasks))
         for task in files.tasks:
             each = task.file.slice
             try:
-                written[each] = write_data_file_of_slice(files.tier, files.table, task, partial(check.add_keys_of_records, each))
+                out_files_by_slice[each] = write_data_file_of_slice(files.tier, files.table, task, partial(check.add_keys_of_records, each))
             except TableColumnsMissing as error:
                 files.table.add_columns(error.columns)
-                written[each] = write_data_file_of_slice(files.tier, files.table, task)  # whose keys are added
+                out_files_by_slice[each] = write_data_file_of_slice(files.tier, files.table, task)  # whose keys are added
         for file in files.others if files.tasks else ():
             for keys in files.table.read_keys_of_data_file(file.file_path):
-                check.require_keys_not_written(keys, file.file_path)
+                check.require_keys_not_among_written_keys(keys, file.file_path)
         return check.checked_share_of_keys
 
 
@@ -134,11 +134,11 @@ def write_data_file_of_slice(
     :raises StoreError: if a store fails.
     """
     options = ReadOptions(True, task.inflate_limit, requests_in_advance=PREFETCHED_PIECES)
-    settings = tier.settings.outputs.iceberg.table_settings(task.extent.partition.topic)
-    formats = settings.formats if settings is not None else {}
-    typed = TypedColumnBuilder(table, KeyAndValueDecoder(tier.settings), formats) if formats else None
+    settings = tier.settings.outputs.iceberg.iceberg_table_settings(task.extent.partition.topic)
+    decoded_format_by_field = settings.decoded_format_by_field if settings is not None else {}
+    typed = TypedColumnBuilder(table, KeyAndValueDecoder(tier.settings), decoded_format_by_field) if decoded_format_by_field else None
 
-    def read_batches() -> Iterator[pa.RecordBatch]:
+    def read_arrow_batches_of_slice() -> Iterator[pa.RecordBatch]:
         for selection in OffsetRangeReader(tier, task.extent, options).read_selected_records():
             on_records(selection)
             rows, picked = selection.rows, selection.picked
@@ -152,7 +152,7 @@ def write_data_file_of_slice(
         if typed and typed.lacks_columns:
             raise typed.missing_columns_error()
 
-    return table.write_data_file(task.file, read_batches())
+    return table.write_data_file(task.file, read_arrow_batches_of_slice())
 
 
 def hashes_of_key_column(keys: pa.Array, hash_key_halves: HashKeyHalves) -> Hashes:
@@ -190,7 +190,7 @@ class _KeyUniquenessCheck:
         self._added = self._skipped = 0
 
     @property
-    def checked_share_of_keys(self) -> CheckedKeyShare:
+    def checked_share_of_keys(self) -> ShareOfKeysCheckedUnique:
         """Return the share (0 to 1) of the keys given to ``add_keys_of_records`` that was checked to be unique."""
         return (1 - self._skipped / max(self._added, 1)) / self.ranges
 
@@ -205,7 +205,7 @@ class _KeyUniquenessCheck:
                 offset = int(selection.rows.offset[rows[np.flatnonzero(~new[:done])[0]]])
                 raise duplicate_key_error(self._name, f"segment {view_slice.segment_id}", offset)
 
-    def require_keys_not_written(self, keys: pa.Array, path: str) -> None:
+    def require_keys_not_among_written_keys(self, keys: pa.Array, path: str) -> None:
         """Raise BadData if one of ``keys`` is among the added ones, and so occurs twice in the partition.
 
         :param keys: keys of a file that stays in the table; of type large_binary.

@@ -175,7 +175,7 @@ class TopicTable:
     def partition_entry_in_current_snapshot(self, partition: int) -> PartitionEntryInSnapshot | None:
         """Return a partition's entry in the current snapshot; None if it has none. Raises BadData."""
         return parse_snapshot_entry_of_partition(
-            self._partition_entry_properties().get(snapshot_summary_key_of_partition(partition)), self.name
+            self._partition_entries_in_snapshot_summary().get(snapshot_summary_key_of_partition(partition)), self.name
         )
 
     def data_files_of_partition(self, partition: int) -> dict[str, DataFile]:
@@ -251,7 +251,7 @@ class TopicTable:
                 transaction=transaction,
                 io=self.table.io,
                 commit_uuid=_make_commit_id(),
-                snapshot_properties=self._partition_entry_properties() | own,
+                snapshot_properties=self._partition_entries_in_snapshot_summary() | own,
             ) as producer,
         ):
             for file in added:
@@ -340,7 +340,7 @@ class TopicTable:
             for key in sorted({key for array in found for key in array.to_pylist()}):
                 yield path, key, tuple(sorted(number for number, paths in files.items() if path in paths))
 
-    def _partition_entry_properties(self) -> dict[str, str]:
+    def _partition_entries_in_snapshot_summary(self) -> dict[str, str]:
         """Return the entries of all partitions as snapshot properties. The entries are read from the current snapshot or, if it has none,
         from its nearest ancestor that has any, because commits of other programs do not copy entries.
         """

@@ -314,7 +314,9 @@ class _GenerationWriter:
         return self._generation_report(status, generation, [part for part in created if part.base >= 0])
 
     def _generation_report(self, status: str, generation: Generation, created: Sequence[PublishedSegment] = ()) -> GenerationReport:
-        """Return the report of this update of the generation. ``created``: the parts that the update has written."""
+        """Return the report of one update of a generation (a published copy of the compacted partition). ``status``: how the update ended.
+        ``created``: the segments that it has written.
+        """
         objects = generation.published_segments_with_objects
         size = sum(part.log_bytes for part in created)
         offsets = (objects[0].base, objects[-1].last) if objects else (-1, -1)
@@ -362,7 +364,7 @@ class _GenerationWriter:
         name, limit = self.state.topic_partition, reading.inflate_limit
         if segment.end_offset < log_start:
             return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)
-        with reading.staging.staged_file(reading.log_file_to_stage(segment_ordinal)) as path:
+        with reading.staging.pinned_local_copy_of_file(reading.log_file_to_stage(segment_ordinal)) as path:
             source = open_source_segment(segment_ordinal, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
             source.name = reading.object_key_of_log(segment_ordinal)
             last = read_offset_of_last_record(source, limit)
@@ -415,7 +417,7 @@ def switch_readers_to_current_generation(target: GenerationTarget, log: Generati
         folder = target.generation_folder(current.name, log.name)
         if current.published_segments_with_objects:
             changed = _write_object_if_changed(
-                target.store, folder + METADATA_FILE, encode_metadata_file(log.name, current.segment_timestamp_bounds)
+                target.store, folder + METADATA_FILE, encode_metadata_file(log.name, current.largest_timestamp_of_each_object)
             )
             changed |= _write_object_if_changed(
                 target.store, folder + WATERMARK, format_watermark_file(current.published_segments_with_objects[-1].base)

@@ -127,7 +127,7 @@ class Generation(StrictFrozenModel):
         return tuple(part for part in self.parts if part.base >= 0)
 
     @property
-    def segment_timestamp_bounds(self) -> tuple[SegmentTimestampBound, ...]:
+    def largest_timestamp_of_each_object(self) -> tuple[SegmentTimestampBound, ...]:
         """Return largest timestamp and name of each object, as the layout's metadata lists them."""
         return tuple(SegmentTimestampBound(part.timestamp_ms, part.base) for part in self.published_segments_with_objects)
 

@@ -56,7 +56,7 @@ class OutputWriter(Protocol):
     and a line to ``configured_output_writer``.
     """
 
-    def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
+    def update_output_to_published_view(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
         """Bring a partition's output up to its published view, and delete old versions that have been kept for the configured time.
 
         :param disk: local disk that the partition's segments may use.

@@ -33,7 +33,7 @@ from compactor.storage.port import ObjectStore
 
 
 @dataclass(frozen=True)
-class RetiredGeneration:
+class DeletedOrExpiringGeneration:
     """A generation (a copy for Pinterest's consumers) that was deleted or waits for deletion.
 
     due_ms: when it may be deleted, in milliseconds of the store's clock.
@@ -57,7 +57,7 @@ class GenerationUpkeepReport:
     """
 
     report: GenerationReport
-    retired: tuple[RetiredGeneration, ...]
+    retired: tuple[DeletedOrExpiringGeneration, ...]
     again_ms: int
 
 
@@ -116,7 +116,7 @@ class PinterestOutput:
         target = configured_generation_target(tier)
         return PinterestOutput(replace(target, store=wrap_store(target.store)))
 
-    def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
+    def update_output_to_published_view(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
         """Write the partition's generation (compacted copy) and delete old generations. Raises BadData, OutOfBudget, Leased, StoreError."""
         done = update_generation_and_delete_expired(tier, self.target, partition, GenerationWriteOptions(disk=disk, yields=True))
         made, deleted = done.report, [one for one in done.retired if one.deleted]
@@ -141,7 +141,9 @@ def read_partition_generations(target: GenerationTarget, partition: TopicPartiti
     return target.generation_step_log(partition).read_generations()
 
 
-def retire_generations(target: GenerationTarget, partition: TopicPartition, *, dry_run: bool = False) -> list[RetiredGeneration]:
+def delete_generations_kept_long_enough(
+    target: GenerationTarget, partition: TopicPartition, *, dry_run: bool = False
+) -> list[DeletedOrExpiringGeneration]:
     """Delete those generations of a partition that have been kept for the configured time. Return the deleted ones and those that still
     wait. Raises BadData, StoreError.
 
@@ -159,7 +161,7 @@ def retire_generations(target: GenerationTarget, partition: TopicPartition, *, d
 
 def _delete_expired_generations(
     target: GenerationTarget, partition: TopicPartition, generations: PartitionGenerations, *, dry_run: bool, count_waiting_objects: bool
-) -> list[RetiredGeneration]:
+) -> list[DeletedOrExpiringGeneration]:
     """Delete those generations of a partition that have been kept for the configured time. Return the deleted generations and those that
     still wait.
 
@@ -170,7 +172,7 @@ def _delete_expired_generations(
         return []
     log, store = target.generation_step_log(partition), target.store
     now = (target.clock_ms if dry_run else store.clock_ms)()
-    found: list[RetiredGeneration] = []
+    found: list[DeletedOrExpiringGeneration] = []
     for generation in generations.earlier:
         reported = [
             ms for number, ms in generations.recorded_ms.items() if number >= generation.ended
@@ -222,7 +224,7 @@ def _delete_generation_if_due(
     *,
     dry_run: bool,
     count_waiting_objects: bool,
-) -> RetiredGeneration:
+) -> DeletedOrExpiringGeneration:
     """Delete the objects of one generation if the time to keep it has passed, and return it with the number and size of the objects that
     were or would be deleted.
 
@@ -230,7 +232,7 @@ def _delete_generation_if_due(
     :param count_waiting_objects: count its objects even if it is not due.
     """
     due = due_ms <= now_ms
-    one = RetiredGeneration(*partition, generation, due, -1, -1, due_ms)
+    one = DeletedOrExpiringGeneration(*partition, generation, due, -1, -1, due_ms)
     if not due and not count_waiting_objects:
         return one
     objects = list(target.store.list(target.generation_folder(generation, partition)))

@@ -35,7 +35,7 @@ RECORDS_DROPPED: Final = {"superseded": SUPERSEDED, "tombstone": TOMBSTONE, "key
 _LEGACY_HEADER: Final = 26  # what every message of v0 and v1 has, its CRC included
 
 
-class BalanceKey:
+class BalanceDigestKey:
     """Secret key of the record digests of a tier, derived from the tier's hash key."""
 
     def __init__(self, hash_key: bytes) -> None:
@@ -56,25 +56,25 @@ def digest_sum_from_row(row_of_sums: DigestSumRows) -> CountAndDigestSum:
 
 
 @measure_stage(SegmentWorkStage.GATE, lambda buf, _: len(buf))
-def batch_digest_sum_of_segment(buf: Bytes, key: BalanceKey) -> CountAndDigestSum:
+def batch_digest_sum_of_segment(buf: Bytes, key: BalanceDigestKey) -> CountAndDigestSum:
     """Return the number of batches in a segment and the sum of their digests, computed from their headers. The bytes must be valid
     batches.
     """
     out = np.zeros(3, np.uint64)
-    _add_segment_digests(buf, *key.halves, out)
+    _add_digests_of_segment_batches(buf, *key.halves, out)
     return digest_sum_from_row(out)
 
 
-def digest_sum_of_headers(headers: Bytes, key: BalanceKey) -> CountAndDigestSum:
+def digest_sum_of_headers(headers: Bytes, key: BalanceDigestKey) -> CountAndDigestSum:
     """Return the number of v2 batches and the sum of their digests, computed from their 61-byte headers, shape (batches, 61)."""
     out = np.zeros(3, np.uint64)
-    _add_header_digests(read_only_view(np.ascontiguousarray(headers).reshape(-1)), *key.halves, out)
+    _add_digests_of_batch_headers(read_only_view(np.ascontiguousarray(headers).reshape(-1)), *key.halves, out)
     return digest_sum_from_row(out)
 
 
 @measure_stage(SegmentWorkStage.GATE)
 def digest_sums_of_uncopied_data_by_reason(
-    key: BalanceKey,
+    key: BalanceDigestKey,
     segment_bytes: Bytes,
     table: BatchTable,
     chunk: BatchChunk,
@@ -176,7 +176,7 @@ def second_half_of_digest(first_half: np.uint64, k1: HashKeyHalf) -> np.uint64:
 
 
 @kernel
-def _add_header_digests(headers: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
+def _add_digests_of_batch_headers(headers: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
     """Add to ``out_sums`` the number of v2 batches, and both halves of the sum of their digests. ``headers``: the headers of these batches,
     one after the other.
 
@@ -187,7 +187,7 @@ def _add_header_digests(headers: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_su
 
 
 @kernel
-def _add_segment_digests(buf: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
+def _add_digests_of_segment_batches(buf: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
     """Add the digests of all batches in a segment to ``out_sums``: the number of batches, and the two halves of the sum of their digests.
     :param k0, k1: halves of the balance key.
     """

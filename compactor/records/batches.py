@@ -167,7 +167,7 @@ def parse_batch_headers_of_segment(buf: Bytes, segment_name: str, previous_last_
     if position < len(buf):
         _raise_invalid_header(buf, position, _problem_of_incomplete_batch(buf, position), segment_name)
     table = BatchTable.allocate_rows(count)
-    problem, position = _parse_headers_or_find_problem(buf, previous_last_offset, table)
+    problem, position = _parse_headers_until_first_problem(buf, previous_last_offset, table)
     if problem:
         _raise_invalid_header(buf, position, problem, segment_name)
     return table
@@ -288,7 +288,7 @@ def _control_type_and_coordinator_epoch(buf: Bytes, position: int, end: int, rec
 
 
 @kernel
-def _parse_headers_or_find_problem(buf: Bytes, previous_last_offset: int, out_table: BatchTable) -> ProblemAndPosition:
+def _parse_headers_until_first_problem(buf: Bytes, previous_last_offset: int, out_table: BatchTable) -> ProblemAndPosition:
     """Fill the columns of a BatchTable from a segment's bytes. Return the number of a problem (0 for none) and the byte position of the
     batch that has it.
     """

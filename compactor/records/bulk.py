@@ -50,7 +50,7 @@ def _decompress_snappy_block(
     buf: Bytes, position: int, end: int, out: Bytes, out_position: int, max_out_position: int
 ) -> BytePositionOrMinusOne:
     """Decompress a raw snappy block into ``out``. Return the position in ``out`` where its content ends, or -1 if the block is corrupt or
-    unusual, ends after ``max_out_position``, or does not fit.
+    of a form that is left to the library, ends after ``max_out_position``, or does not fit.
     """
     size = shift = 0
     byte = 128

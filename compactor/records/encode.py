@@ -129,7 +129,7 @@ def encode_cleaned_chunk(
     start, size = np.empty((2, len(action_by_batch)), np.int64)
     batches = table.select_rows(some)
     batches = batches.replace_columns(last_offset=batches.last_offset.copy(), max_timestamp=batches.max_timestamp.copy())
-    problem, batch = _encode_batches_or_find_problem(
+    problem, batch = _encode_batches_until_first_problem(
         segment_bytes, buf, batches, first_row, rows, decisions, compressed, output.plain.array, start, size
     )
     if problem:
@@ -478,7 +478,7 @@ def _write_records_that_stay(
 
 
 @kernel
-def _encode_batches_or_find_problem(
+def _encode_batches_until_first_problem(
     segment_bytes: Bytes,
     buf: Bytes,
     batches: BatchTable,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.kernels.common import RowCount, Sha256Hex
-from compactor.kernels.crc import START, CrcTable, crc_after_zero_bytes, crc_tables_for_zero_bytes_by_power, extend, extend_word
+from compactor.kernels.crc import START, CrcTable, crc_after_zero_bytes, crc_tables_for_power_of_two_zero_bytes, extend, extend_word
 from compactor.kernels.jit import kernel
 from compactor.kernels.memory import load_i32, load_u32, load_u64
 from compactor.records.batches import FRAME, HEADER, Bytes, Int64s, memory_map_file, read_only_view
@@ -61,10 +61,10 @@ def crc32c_of_batches_from_headers(headers: HeaderBytes) -> int:
     """Return the CRC-32C of all bytes of consecutive batches, computed from their headers alone. It is valid if the batches match their
     stored CRCs.
     """
-    return int(_combine_batch_crcs(read_only_view(np.ascontiguousarray(headers).reshape(-1)), crc_tables_for_zero_bytes_by_power()))
+    return int(_combine_batch_crcs(read_only_view(np.ascontiguousarray(headers).reshape(-1)), crc_tables_for_power_of_two_zero_bytes()))
 
 
-class HeaderDigestBuilder:
+class BatchHeaderDigestBuilder:
     """Builder of the SHA-256 of all batch headers of a log whose bytes arrive in parts of any size. It verifies the CRC of every batch,
     and holds one header in memory.
     """
@@ -86,25 +86,25 @@ class HeaderDigestBuilder:
         if self._is_sound:
             self._digest.update(out[: done * HEADER_BYTES].data)
 
-    def header_digest_or_empty(self) -> Sha256Hex:
+    def batch_header_digest_or_empty(self) -> Sha256Hex:
         """Return the digest, or an empty string if the bytes so far are not complete v2 batches whose CRCs match."""
         return self._digest.hexdigest() if self._is_sound and not self._between[_HAVE] else ""
 
 
-def header_digest_if_batch_crcs_match(path: Path) -> Sha256Hex:
+def verified_batch_header_digest_or_empty(path: Path) -> Sha256Hex:
     """Return the SHA-256 of all batch headers of a file, in hexadecimal, after verifying the CRC of every batch. The result is empty if a
     CRC does not match, if the file holds anything but v2 batches, or if it ends within a batch.
     """
-    buf, digest = memory_map_file(path), HeaderDigestBuilder()
+    buf, digest = memory_map_file(path), BatchHeaderDigestBuilder()
     for start in range(0, len(buf), SCAN_BYTES):
         digest.add_log_bytes_to_digest(buf[start : start + SCAN_BYTES])
-    return digest.header_digest_or_empty()
+    return digest.batch_header_digest_or_empty()
 
 
 @kernel
 def _combine_batch_crcs(headers: Bytes, zero_byte_tables: CrcTable) -> int:
     """Return the CRC-32C of all bytes of consecutive batches, from their headers. ``zero_byte_tables``: the tables of
-    ``crc_tables_for_zero_bytes_by_power``.
+    ``crc_tables_for_power_of_two_zero_bytes``.
     """
     crc = np.uint64(0)
     for at in range(0, headers.size, HEADER):

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bloom.sidecar import BATCH_RUNS, MARKERS, RunTable
+from bloom.sidecar import BATCH_RUNS, MARKERS, ProducerRunOrMarkerTable
 from compactor.kernels.common import NO_HORIZON, Flags
 from compactor.model.base import ReasonOrEmpty
 from compactor.records.batches import ABORT, COMMIT, CONTROL, HORIZON, NOT_CONTROL, TRANSACTIONAL, BatchTable, Int64s
 
 
-def extract_producer_runs_and_markers(batches: BatchTable) -> tuple[RunTable, RunTable]:
+def extract_producer_runs_and_markers(batches: BatchTable) -> tuple[ProducerRunOrMarkerTable, ProducerRunOrMarkerTable]:
     """Return two tables of a segment: its producer runs, and its transaction markers. A run is all data batches of one producer between two
     of its markers, as long as producer epoch and transactional flag stay the same.
     """
@@ -29,7 +29,7 @@ def extract_producer_runs_and_markers(batches: BatchTable) -> tuple[RunTable, Ru
     return _producer_run_table(batches, owned), _marker_table(batches, owned[batches.control[owned] != NOT_CONTROL])
 
 
-def _producer_run_table(batches: BatchTable, data_batch_numbers: Int64s) -> RunTable:
+def _producer_run_table(batches: BatchTable, data_batch_numbers: Int64s) -> ProducerRunOrMarkerTable:
     rows = data_batch_numbers[np.argsort(batches.producer_id[data_batch_numbers], kind="stable")]
     is_control = batches.control[rows] != NOT_CONTROL
     transactional = batches.transactional_flags[rows]
@@ -57,7 +57,7 @@ def _producer_run_table(batches: BatchTable, data_batch_numbers: Int64s) -> RunT
     return _structured_array(BATCH_RUNS, len(first), columns)[np.argsort(columns["first_offset"], kind="stable")]
 
 
-def _marker_table(batches: BatchTable, marker_batch_numbers: Int64s) -> RunTable:
+def _marker_table(batches: BatchTable, marker_batch_numbers: Int64s) -> ProducerRunOrMarkerTable:
     dated = (batches.attributes[marker_batch_numbers] & HORIZON) != 0
     columns = {
         "offset": batches.base_offset[marker_batch_numbers],
@@ -71,7 +71,7 @@ def _marker_table(batches: BatchTable, marker_batch_numbers: Int64s) -> RunTable
     return _structured_array(MARKERS, len(marker_batch_numbers), columns)
 
 
-def _structured_array(dtype: np.dtype[np.void], rows: int, columns: Mapping[str, npt.ArrayLike]) -> RunTable:
+def _structured_array(dtype: np.dtype[np.void], rows: int, columns: Mapping[str, npt.ArrayLike]) -> ProducerRunOrMarkerTable:
     """Return a structured array of type ``dtype`` with these columns."""
     table = np.zeros(rows, dtype)
     for name, column in columns.items():
@@ -79,7 +79,7 @@ def _structured_array(dtype: np.dtype[np.void], rows: int, columns: Mapping[str,
     return table
 
 
-def batch_table_from_runs_and_markers(runs: RunTable, markers: RunTable) -> BatchTable:
+def batch_table_from_runs_and_markers(runs: ProducerRunOrMarkerTable, markers: ProducerRunOrMarkerTable) -> BatchTable:
     """Return a batch table, ascending by base offset, from which transaction outcomes can be computed in place of a segment's own batches.
     It has the last batch of each run, each marker, and the first batch of each run of several batches. In a row for a first batch only the
     base offset is exact, because another batch of the run follows. Positions and sizes are 0.
@@ -94,30 +94,34 @@ def batch_table_from_runs_and_markers(runs: RunTable, markers: RunTable) -> Batc
     data, control, zeros = len(rows), len(markers), np.zeros(len(rows) + len(markers), np.int64)
     order = np.argsort(np.concatenate((offset, markers["offset"])), kind="stable")
 
-    def join_columns(data_column: npt.ArrayLike, marker_column: npt.ArrayLike, dtype: type[np.generic] = np.int64) -> npt.NDArray[Any]:
+    def join_data_and_marker_columns(
+        data_column: npt.ArrayLike, marker_column: npt.ArrayLike, dtype: type[np.generic] = np.int64
+    ) -> npt.NDArray[Any]:
         columns = (np.broadcast_to(data_column, data), np.broadcast_to(marker_column, control))
         return np.concatenate(columns).astype(dtype)[order]
 
     return BatchTable(
         position=zeros,
         size=zeros,
-        base_offset=join_columns(offset, markers["offset"]),
-        last_offset=join_columns(last_offset, markers["offset"]),
-        base_timestamp=join_columns(rows["max_timestamp"], marker_timestamp),
-        max_timestamp=join_columns(rows["max_timestamp"], markers["max_timestamp"]),
-        producer_id=join_columns(rows["producer_id"], markers["producer_id"]),
-        magic=join_columns(2, 2, np.int8),
-        attributes=join_columns(np.where(rows["transactional"], TRANSACTIONAL, 0), marker_attributes, np.int16),
-        leader_epoch=join_columns(0, 0, np.int32),
-        producer_epoch=join_columns(rows["epoch"], markers["epoch"], np.int16),
-        base_sequence=join_columns(rows["base_sequence"], -1, np.int32),
-        count=join_columns(rows["has_records"], 1, np.int32),
-        control=join_columns(NOT_CONTROL, markers["control"], np.int8),
-        coordinator_epoch=join_columns(-1, markers["coordinator_epoch"], np.int32),
+        base_offset=join_data_and_marker_columns(offset, markers["offset"]),
+        last_offset=join_data_and_marker_columns(last_offset, markers["offset"]),
+        base_timestamp=join_data_and_marker_columns(rows["max_timestamp"], marker_timestamp),
+        max_timestamp=join_data_and_marker_columns(rows["max_timestamp"], markers["max_timestamp"]),
+        producer_id=join_data_and_marker_columns(rows["producer_id"], markers["producer_id"]),
+        magic=join_data_and_marker_columns(2, 2, np.int8),
+        attributes=join_data_and_marker_columns(np.where(rows["transactional"], TRANSACTIONAL, 0), marker_attributes, np.int16),
+        leader_epoch=join_data_and_marker_columns(0, 0, np.int32),
+        producer_epoch=join_data_and_marker_columns(rows["epoch"], markers["epoch"], np.int16),
+        base_sequence=join_data_and_marker_columns(rows["base_sequence"], -1, np.int32),
+        count=join_data_and_marker_columns(rows["has_records"], 1, np.int32),
+        control=join_data_and_marker_columns(NOT_CONTROL, markers["control"], np.int8),
+        coordinator_epoch=join_data_and_marker_columns(-1, markers["coordinator_epoch"], np.int32),
     )
 
 
-def reason_markers_must_be_read(batches: BatchTable, aborted_flags: Flags, discardable_flags: Flags, now_ms: int) -> ReasonOrEmpty:
+def reason_to_read_segment_for_its_markers(
+    batches: BatchTable, aborted_flags: Flags, discardable_flags: Flags, now_ms: int
+) -> ReasonOrEmpty:
     """Return why a segment must be read because of its transaction markers, or an empty string. A marker that may be discarded makes its
     segment due if it has no delete horizon, because it gets one, or if its horizon has passed, because then it is removed.
 

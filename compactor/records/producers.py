@@ -33,7 +33,7 @@ ENTRY: Final = np.dtype(
 _HEADER: Final = struct.Struct(">hIi")
 
 
-class _StateColumns(NamedTuple):
+class _ProducerStateColumns(NamedTuple):
     """Fields of an entry of Kafka's producer snapshots (ENTRY) as columns, one row per producer."""
 
     epoch: npt.NDArray[np.int16]
@@ -67,7 +67,7 @@ class ProducerStates:
         opened = opened[opened >= 0]
         return int(opened.min()) if len(opened) else None
 
-    def is_consistent_with_replay(self, offset: int, replayed_states: ProducerStates) -> bool:
+    def is_snapshot_consistent_with_replay(self, offset: int, replayed_states: ProducerStates) -> bool:
         """Return whether these states, read from a snapshot, can be the producer states at ``offset`` of a log. They can if nothing in them
         lies at or after ``offset``, and the log has no batch of a producer that is later than the producer's state.
 
@@ -106,11 +106,11 @@ class ProducerStates:
         ids = np.union1d(known, table.producer_id[mine])
         state = np.zeros(len(ids), ENTRY.newbyteorder("="))
         state["producer_id"] = ids
-        for field in _StateColumns._fields:
+        for field in _ProducerStateColumns._fields:
             state[field] = 0 if field == "offset_delta" else -1
         state[np.searchsorted(ids, known)] = self.entries
         seen = np.isin(ids, known)
-        columns = _StateColumns(*(np.ascontiguousarray(state[name]) for name in _StateColumns._fields))
+        columns = _ProducerStateColumns(*(np.ascontiguousarray(state[name]) for name in _ProducerStateColumns._fields))
         _apply_batches_to_producer_columns(np.searchsorted(ids, table.producer_id[mine]), table.select_rows(mine), seen, columns)
         for name, column in columns._asdict().items():
             state[name] = column
@@ -118,7 +118,9 @@ class ProducerStates:
 
 
 @kernel
-def _apply_batches_to_producer_columns(producer: Int64s, batches: BatchTable, seen: npt.NDArray[np.bool_], states: _StateColumns) -> None:
+def _apply_batches_to_producer_columns(
+    producer: Int64s, batches: BatchTable, seen: npt.NDArray[np.bool_], states: _ProducerStateColumns
+) -> None:
     """Apply batches to producer states, in order.
 
     :param producer: for each batch, the row of its producer in ``seen`` and ``states``.

@@ -138,7 +138,7 @@ def parse_records(table: BatchTable, chunk: BatchChunk, buffers: RecordRowBuffer
         if len(too_many):
             raise _unparsable_batch_error(table, chunk.first + int(too_many[0]), 1, segment_name)
     elif int(table.codec_ids[chunk.first]):
-        counts, problem, batch = _count_legacy_entries(chunk.buf, chunk.body_start, chunk.body_end, chunk.wanted)
+        counts, problem, batch = _count_legacy_messages_by_wrapper(chunk.buf, chunk.body_start, chunk.body_end, chunk.wanted)
         if problem:
             raise _unparsable_batch_error(table, chunk.first + batch, problem, segment_name)
     else:
@@ -312,7 +312,7 @@ def _parse_v2_records(
 
 
 @inline_kernel
-def _position_after_legacy_entry(buf: Bytes, position: int, end: int) -> ProblemAndPosition:
+def _position_after_legacy_message(buf: Bytes, position: int, end: int) -> ProblemAndPosition:
     """Return a problem (index of _PROBLEMS, 0 for none) and the position after the v0/v1 entry at ``position``. Position -1 without a
     problem stands for an incomplete entry at the end, which Kafka ignores.
     """
@@ -327,7 +327,7 @@ def _position_after_legacy_entry(buf: Bytes, position: int, end: int) -> Problem
 
 
 @kernel
-def _count_legacy_entries(
+def _count_legacy_messages_by_wrapper(
     buf: Bytes, body_start: Int64s, body_end: Int64s, wanted_flags: npt.NDArray[np.bool_]
 ) -> CountsAndProblemWithBatch:
     """Return three values: the number of entries of each v0/v1 wrapper, a problem (index of _PROBLEMS, 0 for none), and the batch that has
@@ -339,7 +339,7 @@ def _count_legacy_entries(
             continue
         at = body_start[batch]
         while True:
-            problem, at = _position_after_legacy_entry(buf, at, body_end[batch])
+            problem, at = _position_after_legacy_message(buf, at, body_end[batch])
             if problem:
                 return counts, problem, batch
             if at < 0:

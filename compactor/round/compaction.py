@@ -28,7 +28,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RoundStatus
-from compactor.records.balance import BalanceKey
+from compactor.records.balance import BalanceDigestKey
 from compactor.records.producers import ProducerStates
 from compactor.round.drive import RoundResult, run_round
 from compactor.round.engines import RemoteEngine
@@ -42,7 +42,7 @@ from compactor.round.pass_one import (
 )
 from compactor.round.pass_two import LocalWorker, program_and_codec_versions_fingerprint, retention_rules_of_plan
 from compactor.round.plan import PlanInputs, RoundAssessment, assess_round, draft_plan, expected_metadata_record_count, plan_round
-from compactor.round.ports import OVERDUE, LeadershipCheck, RoundCosts, RoundPostponedError, RoundWorkerSession, Stats
+from compactor.round.ports import OVERDUE, LeadershipCheck, RoundCosts, RoundDriverServicesForWorker, RoundPostponedError, Stats
 from compactor.round.roles import RoundRange
 from compactor.round.skip import (
     BloomFilterUsageStatistics,
@@ -65,12 +65,12 @@ OPEN_ROUND_MAX_MS = 86_400_000
 COPY_SEGMENT_STARTED hold up the expiry of segments behind them.
 """
 
-OnStage = Callable[[RoundStage, CompactionPlan], None]
-AssessRound = Callable[[PartitionState, CleanerSettings, int], RoundAssessment[RemoteLogSegmentMetadata]]
+RoundStageCallback = Callable[[RoundStage, CompactionPlan], None]
+RoundAssessmentFunction = Callable[[PartitionState, CleanerSettings, int], RoundAssessment[RemoteLogSegmentMetadata]]
 
 
 @dataclass(frozen=True)
-class SegmentOutcome:
+class RoundActionOnSegment:
     """A segment below the round's end, with the action that the round took on it.
 
     action: ``rewritten`` or ``skipped``.
@@ -119,7 +119,7 @@ class RoundReport:
     segment: str = ""
     passes: int = 0
     saved_bytes: int = 0
-    segments: tuple[SegmentOutcome, ...] = ()
+    segments: tuple[RoundActionOnSegment, ...] = ()
     filters: BloomFilterUsageStatistics = field(default_factory=BloomFilterUsageStatistics)
     useless_rate: float = 0.0
     until_ms: int = 0
@@ -130,7 +130,7 @@ class RoundReport:
 
 
 @dataclass(frozen=True)
-class RoundContext:
+class RoundResourcesAndSettings:
     """Resources and settings that one process provides for rounds over one partition.
 
     sidecars: None if sidecars are switched off (``bloom = false``).
@@ -176,11 +176,11 @@ class PartitionRound:
 
     def __init__(
         self,
-        context: RoundContext,
+        context: RoundResourcesAndSettings,
         now_ms: int,
         *,
-        assess_if_round_is_due: AssessRound = assess_round,
-        on_stage: OnStage = lambda s, p: None,
+        assess_if_round_is_due: RoundAssessmentFunction = assess_round,
+        on_stage: RoundStageCallback = lambda s, p: None,
         disk_budget: DiskBudget | None = None,
         remote_engine: RemoteEngine | None = None,
     ) -> None:
@@ -261,7 +261,7 @@ class PartitionRound:
             yield None
             return
         at_least = [s for s in assessment.covered_segments if s in assessment.dirty or s.id in assessment.horizon_due]
-        self._reserve_metadata_records_or_postpone(state.topic_partition, 2 * (1 + len(at_least)))
+        self._reserve_metadata_records_or_raise(state.topic_partition, 2 * (1 + len(at_least)))
         cleaner = self._cleaner
         layout = self._context.ports.layout
         snapshot = read_producer_snapshot_at_end(layout, state)
@@ -303,22 +303,22 @@ class PartitionRound:
             raise_if_plan_exceeds_disk_budget(plan, inputs.facts.state, inputs.disk_bytes)
         return plan
 
-    def raise_if_plan_exceeds_rate_limit(self, plan: CompactionPlan) -> None:
-        self._reserve_metadata_records_or_postpone(plan.topic_partition, expected_metadata_record_count(plan.tasks))
+    def raise_if_plan_exceeds_record_rate_limit(self, plan: CompactionPlan) -> None:
+        self._reserve_metadata_records_or_raise(plan.topic_partition, expected_metadata_record_count(plan.tasks))
 
-    def _reserve_metadata_records_or_postpone(self, partition: TopicPartition, records: int) -> None:
+    def _reserve_metadata_records_or_raise(self, partition: TopicPartition, record_count: int) -> None:
         """Reserve this number of records of [publish] metadata_records_per_hour for the round. Raises RoundPostponedError if the limit
         does not admit them now.
         """
         per_hour = self._context.records_per_hour
-        wait = self._context.ports.publisher.reserve_metadata_records(partition, records, per_hour)
+        wait = self._context.ports.publisher.reserve_metadata_records(partition, record_count, per_hour)
         if wait is not None:
             alone = ", for an hour that has none: it is larger than that" if wait.records > per_hour else ""
             detail = f"metadata_records_per_hour is {per_hour}: a round of about {wait.records} records has to wait{alone}"
             raise RoundPostponedError(detail, wait.until_ms)
 
-    def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession, inputs: RoundInputs | None
+    def run_compaction_tasks(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker, inputs: RoundInputs | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         sources = set(plan.source_segment_ids)
         dirty = (one for one in session.state.live if one.id in sources and one.end_offset >= plan.first_dirty_offset)
@@ -333,7 +333,7 @@ class PartitionRound:
                 return
 
     def _run_tasks_remotely_or_here(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession, inputs: RoundInputs | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker, inputs: RoundInputs | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         if self._remote is not None:
             try:
@@ -394,7 +394,9 @@ class PartitionRound:
         settings = SurvivorScanSettings(
             cleaner.map_engine, cleaner.map_budget_bytes, context.hash_key, workers, cleaner.verify_before_publish, raise_if_leadership_lost
         )
-        extent = RoundRange(assessment.first_dirty, end, retention_rules_of_plan(draft_plan(plan_inputs), BalanceKey(context.hash_key)))
+        extent = RoundRange(
+            assessment.first_dirty, end, retention_rules_of_plan(draft_plan(plan_inputs), BalanceDigestKey(context.hash_key))
+        )
         parts = None if cleaner.splice else frozenset[str]()
         return scan_for_survivors(
             reader,
@@ -407,7 +409,7 @@ class PartitionRound:
         self,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
-        session: RoundWorkerSession,
+        session: RoundDriverServicesForWorker,
         workers: WorkerThreads,
         reader: StagedSegmentReader,
         scan_result: SurvivorScanResult | None,
@@ -533,16 +535,16 @@ def _build_report(result: RoundResult, stats: RoundCosts) -> RoundReport:
         records_kept=sum(r.records_kept for r in result.receipts),
         map_engine=plan.map_engine,
         passes=int(stats.filters.get("passes", 1)),
-        segments=_segment_outcomes(plan),
+        segments=_round_actions_on_segments(plan),
         filters=filters,
         useless_rate=filters.false_positive_rate,
     )
 
 
-def _segment_outcomes(plan: CompactionPlan) -> tuple[SegmentOutcome, ...]:
+def _round_actions_on_segments(plan: CompactionPlan) -> tuple[RoundActionOnSegment, ...]:
     why = {segment.id: segment.reason for segment in plan.read}
-    done = [SegmentOutcome(name, "rewritten", why.get(name, "dirty")) for name in plan.source_segment_ids]
-    return (*done, *(SegmentOutcome(segment.id, "skipped", segment.reason) for segment in plan.skipped))
+    done = [RoundActionOnSegment(name, "rewritten", why.get(name, "dirty")) for name in plan.source_segment_ids]
+    return (*done, *(RoundActionOnSegment(segment.id, "skipped", segment.reason) for segment in plan.skipped))
 
 
 def report_if_nothing_to_do(cleaner: CleanerSettings, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> RoundReport | None:

@@ -28,7 +28,7 @@ from compactor.tier.ports import SegmentLayout, SegmentPublisher
 
 LayoutAndPublisher = tuple[SegmentLayout, SegmentPublisher]
 """Layout that stores a segment, and publisher that is informed about it."""
-MetadataAndRefusal = tuple[RemoteLogSegmentMetadata, ReasonOrEmpty]
+MetadataAndRefusalReason = tuple[RemoteLogSegmentMetadata, ReasonOrEmpty]
 """Metadata of a segment, and the reason why the layout refused the upload."""
 
 
@@ -87,7 +87,7 @@ def upload_segment(
     open_txn_offset: int,
     sum_of_batches: CountAndDigestSum,
     negative_timestamp_count: int,
-) -> MetadataAndRefusal:
+) -> MetadataAndRefusalReason:
     """Upload a new segment under its announced id, after informing the publisher. Return the segment's metadata, and the reason why the
     layout refused the upload, or an empty string.
 

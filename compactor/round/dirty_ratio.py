@@ -55,7 +55,7 @@ def dirty_ratio_threshold(
     """
     if cleaner.min_cleanable_dirty_ratio != "auto":
         return DirtyRatioThreshold(cleaner.min_cleanable_dirty_ratio)
-    costs = cleaner.store_costs
+    costs = cleaner.segment_replacement_costs
     if costs is None or not costs.prices.stored_gib_month_usd:
         return DirtyRatioThreshold(KAFKA_RATIO, "storage costs nothing here")
     stamps = [stamp for segment in dirty_segments for stamp in (segment.first_timestamp_ms, segment.max_timestamp_ms) if stamp > 0]

@@ -62,9 +62,9 @@ class RoundResult:
 
 
 @dataclass(frozen=True)
-class _DriverWorkerSession:
-    """Session of the round's driver with a worker that works on one plan (implements ``RoundWorkerSession``). It gives the worker the
-    state, keys for scratch objects, and the check for leadership.
+class _DriverServicesForWorker:
+    """Session of the round's driver with a worker that works on one plan (implements ``RoundDriverServicesForWorker``). It gives the worker
+    the state, keys for scratch objects, and the check for leadership.
     """
 
     leadership: Leadership
@@ -84,11 +84,11 @@ class _DriverWorkerSession:
     def scratch_object_key(self, object_name: str) -> str:
         return f"{scratch_key_prefix(self.leadership.log)}{self.run_id}/{object_name}"
 
-    def record_survivor_objects(self, objects: Sequence[ScratchObject]) -> None:
-        publication.record_survivor_objects(self.leadership, self.run_id, objects)
+    def record_scratch_objects_of_survivor_scan(self, objects: Sequence[ScratchObject]) -> None:
+        publication.record_scratch_objects_of_survivor_scan(self.leadership, self.run_id, objects)
 
-    def raise_if_leadership_lost(self, *, is_waiting: bool = False) -> None:
-        self.leadership.refresh_and_require_leadership(is_waiting=is_waiting)
+    def raise_if_leadership_lost(self, *, caller_only_waits: bool = False) -> None:
+        self.leadership.refresh_and_require_leadership(caller_only_waits=caller_only_waits)
 
 
 def run_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations, round_steps: RoundSteps[RoundInputsT]) -> RoundResult:
@@ -161,7 +161,7 @@ def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInp
                 )
                 plan = None if facts is None else round_steps.make_plan(facts, leadership.epoch, leadership.ports.new_id)
                 if plan is not None:
-                    round_steps.raise_if_plan_exceeds_rate_limit(plan)
+                    round_steps.raise_if_plan_exceeds_record_rate_limit(plan)
             except (BadData, NotFound) as error:
                 if mirrored and find_expired_segments(leadership, [segment.id for segment in leadership.state.live]):
                     undone_reason = "brokers have expired segments since the facts were gathered"
@@ -185,7 +185,7 @@ def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInp
             if leadership.state.live[: len(gathered)] != gathered:
                 # Pass 1 identifies segments by their index in the log, which segments added before its beginning have changed.
                 undone_reason = "segments were added before the log's beginning since the facts were gathered"
-                _undo_intent(leadership, steps, _require_intent(leadership), undone_reason)
+                _undo_intent(leadership, steps, _require_intent_still_open(leadership), undone_reason)
                 continue
             round_steps.on_stage(RoundStage.ANNOUNCED, plan)
             return _finish_open_intent(leadership, round_steps, facts, steps, undone_reason)
@@ -242,10 +242,10 @@ def _finish_open_intent(
     :raises Fenced: if another compactor has taken the plan over, and may have added receipts to it.
     """
     leadership.require_leadership_in_state(leadership.state)
-    intent = _require_intent(leadership)
+    intent = _require_intent_still_open(leadership)
     plan = intent.plan
     expired = BrokerExpiredSegmentCache(leadership)
-    expired.have_more_sources_expired(intent)
+    expired.have_sources_expired_since_last_call(intent)
     try:
         failed = _run_pending_tasks(leadership, round_steps, inputs, expired)
     except (CompactorError, RecordRefused):
@@ -256,20 +256,20 @@ def _finish_open_intent(
         raise
     if failed is not None:
         return _undo_and_quarantine(leadership, stage_tracker, *failed)
-    parted = expired.find_task_with_some_sources_expired(_require_intent(leadership).pending_tasks)
+    parted = expired.find_task_with_some_sources_expired(_require_intent_still_open(leadership).pending_tasks)
     if parted is not None:
         reason = f"brokers have expired a part of what group {parted.group} replaces"
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, stage_tracker, intent, reason), plan, undone=reason)
     if intent.pending_tasks:
         stage_tracker.advance_to_stage(RoundStage.UPLOADED)
-        intent = _require_intent(leadership)
+        intent = _require_intent_still_open(leadership)
     problem = publication.receipt_balance_problem(leadership.state, intent)
     if problem:
         return _undo_and_quarantine(
             leadership, stage_tracker, CompactionFailure(run_id=plan.run_id, group=-1, kind="balance", message=problem), ""
         )
     problem = _damaged_output_problem(leadership, intent, expired)
-    if problem and expired.find_expired([receipt.segment.id for receipt in intent.receipts]):
+    if problem and expired.find_segments_expired_by_brokers([receipt.segment.id for receipt in intent.receipts]):
         reason = "brokers have expired a segment that the round wrote before all that it replaces"
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, stage_tracker, intent, reason), plan, undone=reason)
     if problem:
@@ -344,7 +344,7 @@ def _run_pending_tasks(
     have expired, the tasks end and None is returned; the caller must ask ``expired_sources`` for this case, and undo the intent.
     """
     while True:
-        intent = _require_intent(leadership)
+        intent = _require_intent_still_open(leadership)
         if expired_sources.find_task_with_some_sources_expired(intent.pending_tasks):
             return None
         known = frozenset(expired_sources.ids)
@@ -356,12 +356,12 @@ def _run_pending_tasks(
         except NotFound as error:
             failure = CompactionFailure(run_id=run_id, group=-1, kind="missing object", message=error.message)
         except Refused:
-            if not expired_sources.have_more_sources_expired(intent):
+            if not expired_sources.have_sources_expired_since_last_call(intent):
                 raise
             continue
         if failure is None:
             return None
-        if failure.kind == OVERDUE or not expired_sources.have_more_sources_expired(intent):
+        if failure.kind == OVERDUE or not expired_sources.have_sources_expired_since_last_call(intent):
             if failure.kind == OVERDUE or inputs is None or not known:
                 return failure, segment
             inputs = None  # pass 1 had to be repeated, and met a segment that has expired
@@ -381,14 +381,16 @@ def _run_unexpired_pending_tasks(
     """
     run_id = intent.plan.run_id
     tasks = [task for task in intent.pending_tasks if not expired_sources.have_task_segments_expired_at_brokers(task)]
-    session = _DriverWorkerSession(leadership, run_id, expired_sources if inputs is None else None)
-    for outcome in round_steps.run_tasks(intent.plan, tasks, session, inputs) if tasks else ():
+    session = _DriverServicesForWorker(leadership, run_id, expired_sources if inputs is None else None)
+    for outcome in round_steps.run_compaction_tasks(intent.plan, tasks, session, inputs) if tasks else ():
         if isinstance(outcome, CompactionFailure):
             return outcome
         publication.record_receipts(leadership, [outcome])
         round_steps.on_stage(RoundStage.UPLOADED, intent.plan)
     missing = [
-        task for task in _require_intent(leadership).pending_tasks if not expired_sources.have_task_segments_expired_at_brokers(task)
+        task
+        for task in _require_intent_still_open(leadership).pending_tasks
+        if not expired_sources.have_task_segments_expired_at_brokers(task)
     ]
     if missing:
         return CompactionFailure(run_id=run_id, group=missing[0].group, kind="worker", message="the worker left this task undone")
@@ -410,7 +412,7 @@ def _damaged_output_problem(leadership: Leadership, intent: RoundIntent, expired
         return publication.stored_segments_problem(leadership.ports, leadership.state, outputs)
 
     found = first_damaged_output_problem()
-    return first_damaged_output_problem() if found and expired_sources.have_more_sources_expired(intent) else found
+    return first_damaged_output_problem() if found and expired_sources.have_sources_expired_since_last_call(intent) else found
 
 
 def _undo_intent(leadership: Leadership, stage_tracker: RoundStageTracker, intent: RoundIntent, reason: str) -> PartitionState:
@@ -432,7 +434,7 @@ def _undo_and_quarantine(
 
     :param segment_name: the segment that caused the failure; empty if it is unknown.
     """
-    intent = _require_intent(leadership)
+    intent = _require_intent_still_open(leadership)
     # The message of BadData already begins with its kind.
     reason = failure.message if failure.message.startswith(failure.kind) else f"{failure.kind}: {failure.message}"
     _undo_intent(leadership, stage_tracker, intent, reason)
@@ -459,7 +461,7 @@ def scratch_key_prefix(log: PartitionLog) -> str:
     return f"{log.prefix}/scratch/"
 
 
-def _require_intent(leadership: Leadership) -> RoundIntent:
+def _require_intent_still_open(leadership: Leadership) -> RoundIntent:
     """Return the open intent. Raises Fenced if another process has taken over, and RecordRefused if there is none."""
     leadership.require_leadership_in_state(leadership.state)
     if leadership.state.intent is None:

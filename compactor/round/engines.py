@@ -12,14 +12,14 @@ from compactor.round.plan import PlanInputs
 from compactor.round.ports import LeadershipCheck, PlanWorker, RoundCosts
 from compactor.round.skip import CleanSegmentVerdicts
 
-DraftPlanAtTime = Callable[[int], CompactionPlan | None]
+DraftPlanAtTimeFunction = Callable[[int], CompactionPlan | None]
 """Returns the plan that would be made at a time in milliseconds, or None if no round would be due then."""
 
 
 class RemoteWorker(PlanWorker, Protocol):
     """Worker that runs outside of this process and finds the surviving records (pass 1) itself."""
 
-    def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_plan_at_time: DraftPlanAtTime) -> int:
+    def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_plan_at_time: DraftPlanAtTimeFunction) -> int:
         """Return the cleaner's time for a new plan: the start of an interrupted pass 1 that can be resumed, else ``now_ms``.
 
         :param draft_plan_at_time: returns the plan that would be made at a given time, to find out whether pass 1 was run for an equal

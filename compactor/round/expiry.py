@@ -65,17 +65,17 @@ def find_expired_segments(state: PartitionStateOrSummary[S], cleaner: CleanerSet
     )
 
 
-def next_expiry_ms(state: PartitionStateOrSummary[S], cleaner: CleanerSettings) -> int:
+def next_retention_expiry_time_ms(state: PartitionStateOrSummary[S], cleaner: CleanerSettings) -> int:
     """Return the first time, in milliseconds, at which a segment exceeds ``retention_ms`` by its timestamps; NEVER_MS if that never
     happens.
     """
     if state.mirrored or not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return NEVER_MS
     first = next((segment for segment in state.live if segment.end_offset >= state.log_start), None)
-    return NEVER_MS if first is None else min(NEVER_MS, largest_timestamp_ms(first) + cleaner.retention_ms + 1)
+    return NEVER_MS if first is None else min(NEVER_MS, largest_or_modification_timestamp_ms(first) + cleaner.retention_ms + 1)
 
 
-def largest_timestamp_ms(segment: SegmentMetadataOrSummary) -> int:
+def largest_or_modification_timestamp_ms(segment: SegmentMetadataOrSummary) -> int:
     """Return the segment's largest timestamp, or its modification time if none of its records has one (Kafka's LogSegment)."""
     return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.mtime_ms
 
@@ -84,7 +84,9 @@ def _count_segments_past_retention_time(readable_segments: Sequence[S], cleaner:
     """Return how many of the oldest readable segments have no record younger than ``retention_ms``; 0 if this limit does not apply."""
     if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return 0
-    young = (n for n, segment in enumerate(readable_segments) if now_ms - largest_timestamp_ms(segment) <= cleaner.retention_ms)
+    young = (
+        n for n, segment in enumerate(readable_segments) if now_ms - largest_or_modification_timestamp_ms(segment) <= cleaner.retention_ms
+    )
     return next(young, len(readable_segments))
 
 

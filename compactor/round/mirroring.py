@@ -49,7 +49,7 @@ def problem_that_stops_open_round(leadership: Leadership, expired: BrokerExpired
     there = {(link.segment.id, link.last) for link in ports.brokers(state.topic_partition).links}
     ends = {segment.id: segment.end_offset for segment in state.live}
     missing = [name for name in segment_ids_of_open_round(state) if (name, ends.get(name)) not in there]
-    explained = expired.find_expired(missing)
+    explained = expired.find_segments_expired_by_brokers(missing)
     gone = next((name for name in missing if name not in explained), "")
     if gone:
         return f"segment {gone} is not what brokers read any more"
@@ -74,7 +74,9 @@ def record_broker_segments_in_control_log(leadership: Leadership) -> PartitionSt
     if body.gone:
         record_and_get_highest_broker_log_start(leadership)  # it explains later what has become of a round's segments
     try:
-        added = tuple(segment if segment.files else read_missing_metadata_fields(ports.layout, name, segment) for segment in body.added)
+        added = tuple(
+            segment if segment.files else complete_metadata_from_segment_objects(ports.layout, name, segment) for segment in body.added
+        )
     except BadData:
         if _broker_view_without_expired_segments(leadership, ports.brokers(name)).links == view.links:
             raise
@@ -128,7 +130,7 @@ def raise_if_newest_segment_contradicts_lineage(
         )
 
 
-def read_missing_metadata_fields(
+def complete_metadata_from_segment_objects(
     layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata
 ) -> RemoteLogSegmentMetadata:
     """Return a segment's metadata with the fields added that brokers do not record: files, first open transaction and timestamp of the

@@ -32,11 +32,11 @@ def reason_to_run_on_spark(cleaner: CleanerSettings, spark: SparkSettings, asses
         return f"its largest segment of {format_size(largest)} and the output do not fit disk_budget_bytes"
     if sum(estimate_record_count(segment) for segment in assessment.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return ""
-    passes = expected_reads_of_dirty_range(cleaner, assessment)
+    passes = expected_scan_count_of_dirty_range(cleaner, assessment)
     return f"the keys would need {passes} passes" if passes > FEW_PASSES else ""
 
 
-def expected_reads_of_dirty_range(cleaner: CleanerSettings, assessment: RoundAssessment[S]) -> int:
+def expected_scan_count_of_dirty_range(cleaner: CleanerSettings, assessment: RoundAssessment[S]) -> int:
     """Return how many times the partitioned engine would have to read the dirty range to collect its keys; 1 if the disk budget is
     ``auto``.
     """

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from bloom.directory import distinct_hash_prefixes
+from bloom.directory import distinct_key_hash_prefixes
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES, LatestRecordTable
 from compactor.cleaner.gate.parameters import CleanedSegmentCheckParameters
@@ -41,9 +41,9 @@ from compactor.local.budget import DiskReservationExceeded, DiskSpaceReservation
 from compactor.model.base import ReasonOrEmpty
 from compactor.records.batches import ABORT, NOT_CONTROL
 from compactor.records.indexes import TXN_ENTRY
-from compactor.records.producer_runs import reason_markers_must_be_read
+from compactor.records.producer_runs import reason_to_read_segment_for_its_markers
 from compactor.round.partial.plan import reason_to_read_whole_segment
-from compactor.round.partial.rewrite import KeyDirectoryCache, PartToReadSearch, SegmentPartToRead
+from compactor.round.partial.rewrite import KeyDirectoryCache, PartToReadFinder, SegmentPartToRead
 from compactor.round.plan import RemainingSizeBound
 from compactor.round.roles import RoundRange, RoundSourceSegments, SegmentRoles
 from compactor.round.skip import (
@@ -119,7 +119,7 @@ class SurvivorScanResult:
 
     opened_sources: RoundSourceSegments
     survivors: KeyScanSpillingToDisk
-    finished_chunks: CleanedChunkCache
+    cleaned_chunk_cache: CleanedChunkCache
     engine: str
     passes: int
     clean: CleanSegmentVerdicts
@@ -155,7 +155,7 @@ class SurvivorScanResult:
     def free_key_memory(self) -> None:
         """Free the memory of keys and cleaned chunks. Their counts are still available."""
         self.survivors.free_key_set()
-        self.finished_chunks.clear_cache_and_stop_storing()
+        self.cleaned_chunk_cache.clear_cache_and_stop_storing()
         if self.gate is not None:
             self.gate.free_latest_record_table()
 
@@ -198,7 +198,7 @@ class _SurvivorScanAttempt:
     job: _SurvivorScanInputs
     survivors: KeyScanSpillingToDisk
     gate: Gate | None
-    finished_chunks: CleanedChunkCache
+    cleaned_chunk_cache: CleanedChunkCache
     space: _HeldDiskReservation
 
 
@@ -256,7 +256,7 @@ def _scan_with_keys_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_cou
     most = max(spare, settings.map_budget_bytes // LEAST_GATE_SHARE) if settings.gate else 0
     gate_share = min(most, expected_key_count * GATE_KEY_BYTES * 5 // 4 + MIN_MAP_BYTES)
 
-    finished_chunks = CleanedChunkCache(max(0, spare - gate_share))
+    cleaned_chunk_cache = CleanedChunkCache(max(0, spare - gate_share))
     gate = _create_gate(scan_inputs, gate_share, expected_row_count)
 
     def open_disk_map_after_spilling(part_number: int, part_count: int) -> DiskOffsetMap:
@@ -277,21 +277,21 @@ def _scan_with_keys_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_cou
 
     budget = settings.map_budget_bytes - (0 if settings.engine == "memory" else spare)
     survivors = KeyScanSpillingToDisk(
-        _create_key_scan(scan_inputs, finished_chunks, gate),
+        _key_scan_parameters(scan_inputs, cleaned_chunk_cache, gate),
         KeyHashSet(budget, expected_key_count=expected_key_count),
         open_disk_map_after_spilling,
     )
-    scan = _SurvivorScanAttempt(scan_inputs, survivors, gate, finished_chunks, space)
+    scan = _SurvivorScanAttempt(scan_inputs, survivors, gate, cleaned_chunk_cache, space)
     try:
-        _scan_dirty_segments(scan)
+        _collect_keys_of_dirty_segments(scan)
         _compute_transaction_verdicts(scan)
         decisions = _decide_reading_of_clean_segments_by_sidecars(
             scan_inputs,
             _upper_bound_of_dirty_key_count_on_disk(scan_inputs, expected_row_count) if survivors.are_rows_on_disk else survivors.key_count,
         )
         answers = _ask_filters_about_dirty_keys(scan, decisions, BloomFilterAnswers())
-        answers = _answers_with_partially_read_segments(scan, decisions, answers)
-        survivors.find_survivors_of_current_key_part()
+        answers = _choose_clean_segments_to_read_partly(scan, decisions, answers)
+        survivors.mark_survivors_and_end_key_part()
     finally:
         survivors.close()
         if space.reservation is not None:
@@ -309,7 +309,7 @@ def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count
         + round_up_to_disk_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * part_count)),
         staging.budget.total,
     )
-    finished_chunks = CleanedChunkCache(0)
+    cleaned_chunk_cache = CleanedChunkCache(0)
     with staging.reserved_disk_space(size, f"the offset map of {scan_inputs.reading.partition}") as reservation:
         space = _HeldDiskReservation(reservation)
         gate = _create_gate(scan_inputs, gate_share, expected_row_count)
@@ -325,13 +325,13 @@ def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count
                 key_part_count=part_count,
             )
 
-        survivors = KeyScanSpillingToDisk(_create_key_scan(scan_inputs, finished_chunks, gate), None, open_disk_map, part_count)
-        scan = _SurvivorScanAttempt(scan_inputs, survivors, gate, finished_chunks, space)
+        survivors = KeyScanSpillingToDisk(_key_scan_parameters(scan_inputs, cleaned_chunk_cache, gate), None, open_disk_map, part_count)
+        scan = _SurvivorScanAttempt(scan_inputs, survivors, gate, cleaned_chunk_cache, space)
         decisions: Mapping[SegmentOrdinal, SegmentReadDecisionFromSidecar] | None = None
         answers = BloomFilterAnswers()
         try:
             for _ in range(part_count):
-                _scan_dirty_segments(scan)
+                _collect_keys_of_dirty_segments(scan)
                 _compute_transaction_verdicts(scan)
                 decisions = (
                     decisions
@@ -341,7 +341,7 @@ def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count
                     )
                 )
                 answers = _ask_filters_about_dirty_keys(scan, decisions, answers)
-                survivors.find_survivors_of_current_key_part()
+                survivors.mark_survivors_and_end_key_part()
         finally:
             survivors.close()
     return _build_survivor_scan_result(scan, decisions or {}, answers, part_count)
@@ -388,18 +388,18 @@ def _create_gate(scan_inputs: _SurvivorScanInputs, budget_bytes: int, expected_r
     return Gate(terms, LatestRecordTable(budget_bytes, expected_row_count))
 
 
-def _create_key_scan(scan_inputs: _SurvivorScanInputs, finished_chunks: CleanedChunkCache, gate: Gate | None) -> KeyScanParameters:
+def _key_scan_parameters(scan_inputs: _SurvivorScanInputs, cleaned_chunk_cache: CleanedChunkCache, gate: Gate | None) -> KeyScanParameters:
     extent, opened = scan_inputs.extent, scan_inputs.opened
     return KeyScanParameters(
         opened.sources, opened.verdicts, extent.first_dirty, extent.end, scan_inputs.settings.hash_key, scan_inputs.reading.inflate_limit,
-        finished_chunks, extent.rules, gate,
+        cleaned_chunk_cache, extent.rules, gate,
     )  # fmt: skip
 
 
 # ---- the phases, in their order ---------------------------------------------------------------------------------------------
 
 
-def _scan_dirty_segments(scan: _SurvivorScanAttempt) -> None:
+def _collect_keys_of_dirty_segments(scan: _SurvivorScanAttempt) -> None:
     """Read the keys of the dirty range, newest segment first. Segments after the range only contribute outcomes of transactions."""
     job, opened, survivors = scan.job, scan.job.opened, scan.survivors
     outcomes: dict[int, int] = {}
@@ -422,7 +422,7 @@ def _scan_dirty_segments(scan: _SurvivorScanAttempt) -> None:
             # Only the outcomes of markers are known yet, so chunks that contain markers are not cleaned ahead.
             cleans_chunks_while_reading = not np.any((source.table.control != NOT_CONTROL) & (source.table.codec_ids > 0))
             to_map = survivors.key_scan.flag_batches_for_offset_map(source)
-            survivors.scan_dirty_segment(source, to_map, job.settings.workers, cleans_chunks_while_reading=cleans_chunks_while_reading)
+            survivors.scan_dirty_segment_keys(source, to_map, job.settings.workers, cleans_chunks_while_reading=cleans_chunks_while_reading)
 
 
 def _compute_transaction_verdicts(scan: _SurvivorScanAttempt) -> None:
@@ -466,7 +466,7 @@ def _reason_to_read_due_to_transactions(scan_inputs: _SurvivorScanInputs, ordina
     opened segment and for the headers in its sidecar.
     """
     verdicts = scan_inputs.opened.verdicts[ordinal]
-    return reason_markers_must_be_read(
+    return reason_to_read_segment_for_its_markers(
         scan_inputs.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, scan_inputs.extent.rules.now_ms
     )
 
@@ -486,7 +486,7 @@ def _ask_filters_about_dirty_keys(
         for ordinal in (*below, *straddling):
             with job.opened.memory_map_segment(ordinal, scan.space.reservation) as source:
                 job.settings.check()
-                survivors.scan_clean_segment(source, survivors.key_scan.flag_batches_below_dirty_range(source), job.settings.workers)
+                survivors.scan_clean_segment_keys(source, survivors.key_scan.flag_batches_below_dirty_range(source), job.settings.workers)
     return replace(
         earlier_answers,
         asked=earlier_answers.asked | {n for n in asked if not decisions[n].must},
@@ -494,7 +494,7 @@ def _ask_filters_about_dirty_keys(
     )
 
 
-def _answers_with_partially_read_segments(
+def _choose_clean_segments_to_read_partly(
     scan: _SurvivorScanAttempt, decisions: dict[SegmentOrdinal, SegmentReadDecisionFromSidecar], answers: BloomFilterAnswers
 ) -> BloomFilterAnswers:
     """Choose, by key directories, the clean segments of which reading a part is enough. Return the updated answers; ``decisions`` is
@@ -524,7 +524,7 @@ def _answers_with_partially_read_segments(
         return answers
     met = dict(answers.met)
     directories = KeyDirectoryCache(inquiry.sidecars)
-    search = PartToReadSearch(job.reading, job.extent.rules, distinct_hash_prefixes(survivors.iterate_dirty_key_hashes()), directories)
+    search = PartToReadFinder(job.reading, job.extent.rules, distinct_key_hash_prefixes(survivors.iterate_dirty_key_hashes()), directories)
     for ordinal, (directory, fetched) in zip(asked, directories.load_key_directories([job.roles.live[n] for n in asked]), strict=True):
         job.cost.bytes += fetched
         job.settings.check()
@@ -566,7 +566,7 @@ def _build_survivor_scan_result(
     return SurvivorScanResult(
         job.opened,
         survivors,
-        scan.finished_chunks,
+        scan.cleaned_chunk_cache,
         engine="partitioned" if survivors.has_moved_keys_to_disk else "memory",
         passes=scan_count,
         clean=build_clean_segment_verdicts(

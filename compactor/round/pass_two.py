@@ -41,7 +41,7 @@ from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionRe
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata
 from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records import codecs
-from compactor.records.balance import BalanceKey
+from compactor.records.balance import BalanceDigestKey
 from compactor.records.indexes import encode_offset_and_time_index
 from compactor.records.producers import ENTRY, ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
 from compactor.round.delivery import RewrittenSegment, segment_file_size_and_sha256, upload_segment
@@ -54,7 +54,7 @@ from compactor.round.partial.rewrite import (
     describe_composed_segment,
 )
 from compactor.round.pass_one import CleanSegmentSelectionInputs, SurvivorScanResult, SurvivorScanSettings, scan_for_survivors
-from compactor.round.ports import RoundCosts, RoundWorkerSession
+from compactor.round.ports import RoundCosts, RoundDriverServicesForWorker
 from compactor.round.roles import RoundRange
 from compactor.round.skip import BloomFilterUsageStatistics
 from compactor.round.sources import StagedSegmentReader
@@ -103,7 +103,7 @@ class LocalWorker:
     known: Mapping[tuple[str, str], bytes] = field(default_factory=dict)
 
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         if plan.fingerprint != program_and_codec_versions_fingerprint():
             message = f"the plan is for {plan.fingerprint}, this process is {program_and_codec_versions_fingerprint()}"
@@ -113,7 +113,7 @@ class LocalWorker:
         try:
             with nullcontext(self.workers) if self.workers else WorkerThreads(self.threads) as workers:
                 try:
-                    for outcome in self._attempt_tasks(plan, tasks, session, workers, self.found, may_read_in_part=self.splices):
+                    for outcome in self._run_tasks_in_one_attempt(plan, tasks, session, workers, self.found, may_read_in_part=self.splices):
                         del left[outcome.group]
                         yield outcome
                 except WholeSegmentReadNeededError as why:
@@ -121,15 +121,15 @@ class LocalWorker:
                 if left:
                     if self.found is not None:
                         self.found.free_key_memory()
-                    yield from self._attempt_tasks(plan, list(left.values()), session, workers, None, may_read_in_part=False)
+                    yield from self._run_tasks_in_one_attempt(plan, list(left.values()), session, workers, None, may_read_in_part=False)
         except GateFailed as refused:
             yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
 
-    def _attempt_tasks(
+    def _run_tasks_in_one_attempt(
         self,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
-        session: RoundWorkerSession,
+        session: RoundDriverServicesForWorker,
         workers: WorkerThreads,
         scan_result: SurvivorScanResult | None,
         *,
@@ -156,7 +156,7 @@ class LocalWorker:
         self,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
-        session: RoundWorkerSession,
+        session: RoundDriverServicesForWorker,
         reader: StagedSegmentReader,
         workers: WorkerThreads,
         *,
@@ -170,7 +170,7 @@ class LocalWorker:
         settings = SurvivorScanSettings(
             self.engine, self.map_budget_bytes, self.hash_key, workers, self.verify_before_publish, session.raise_if_leadership_lost
         )
-        extent = RoundRange(plan.first_dirty_offset, plan.end_offset, retention_rules_of_plan(plan, BalanceKey(self.hash_key)))
+        extent = RoundRange(plan.first_dirty_offset, plan.end_offset, retention_rules_of_plan(plan, BalanceDigestKey(self.hash_key)))
         parts = frozenset(task.sources[0] for task in tasks if task.in_part) if may_read_in_part else frozenset()
         # If every segment is a source, all are read and no sidecar is needed as a stand-in.
         sidecars = self.sidecars if parts or any(s.id not in wanted for s in reader.live) else None
@@ -179,7 +179,7 @@ class LocalWorker:
         )
 
     def _rewrite_and_upload_groups(
-        self, execution: PlanExecution, tasks: Sequence[CompactionTask], session: RoundWorkerSession
+        self, execution: PlanExecution, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Yield the receipt or failure of each group. Its sources are prefetched, all threads rewrite it, and it is uploaded while the next
         one is rewritten.
@@ -198,7 +198,7 @@ class LocalWorker:
             finally:
                 for written, upload in uploads:
                     if upload.cancel():
-                        execution.delete_group_and_release_disk(written)
+                        execution.delete_local_files_and_release_disk(written)
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class SurvivorScanResultsForRewrite(Protocol):
     def survivors(self) -> SurvivorLookup: ...
 
     @property
-    def finished_chunks(self) -> CleanedChunkCache: ...
+    def cleaned_chunk_cache(self) -> CleanedChunkCache: ...
 
     @property
     def gate(self) -> Gate | None: ...
@@ -286,7 +286,7 @@ class PlanExecution:
         self._partition = reader.partition
         self._limit = reader.inflate_limit
         self._forward_read = reader
-        self._key = BalanceKey(worker.hash_key)
+        self._key = BalanceDigestKey(worker.hash_key)
         self._rules = retention_rules_of_plan(plan, self._key)
 
     def rewrite_and_upload(self, task: CompactionTask) -> CompactionReceipt | CompactionFailure:
@@ -340,8 +340,8 @@ class PlanExecution:
         folder.mkdir()
         interval = self._plan.policy.index_interval_bytes
         answers = self._answers
-        rewriting = GroupRewriter(answers.survivors, self._rules, interval, self._limit, answers.finished_chunks, answers.second_reader)
-        reservation.reserve_bytes(len(FILE_KINDS) * BLOCK)  # the last block of each file is partly unused
+        rewriting = GroupRewriter(answers.survivors, self._rules, interval, self._limit, answers.cleaned_chunk_cache, answers.second_reader)
+        reservation.reserve_bytes_on_disk(len(FILE_KINDS) * BLOCK)  # the last block of each file is partly unused
         part = self._part_to_read_of_group(source_ordinals)
         cleaned = rewriting.rewrite_group(
             task.start_offset,
@@ -364,7 +364,7 @@ class PlanExecution:
         balance = tally.compute_balance_of_kept_and_removed_records()
         if part:
             balance = balance_including_copied_batches(part, balance, self._live[part.source.ordinal].content, self._key)
-        reservation.reserve_bytes(self._worker.layout.upload_scratch_disk_bytes(cleaned.size))
+        reservation.reserve_bytes_on_disk(self._worker.layout.upload_scratch_disk_bytes(cleaned.size))
         return RewrittenGroup(task, source_ordinals, cleaned, folder, reservation.move_used_bytes_to_new_reservation(), balance, part)
 
     def _part_to_read_of_group(self, source_ordinals: Sequence[SegmentOrdinal]) -> SegmentPartToRead | None:
@@ -382,9 +382,9 @@ class PlanExecution:
         try:
             return self._worker.staging.retry_until_disk_has_space(lambda: self._upload_group_with_sidecar(group))
         finally:
-            self.delete_group_and_release_disk(group)
+            self.delete_local_files_and_release_disk(group)
 
-    def delete_group_and_release_disk(self, group: RewrittenGroup) -> None:
+    def delete_local_files_and_release_disk(self, group: RewrittenGroup) -> None:
         """Delete the files of a group that was uploaded or never will be, and give its disk space back."""
         shutil.rmtree(group.folder, ignore_errors=True)
         group.reservation.release_all_reserved_disk_bytes()
@@ -458,7 +458,7 @@ class PlanExecution:
         last, end = self._live[ordinal], group.task.end_offset
         found: dict[str, bytes] = {}
         if "snapshot" in last.files:
-            found["snapshot"] = self._forward_read.read_small_file(last, "snapshot")
+            found["snapshot"] = self._forward_read.read_small_file_of_segment(last, "snapshot")
         if "leader-epoch-checkpoint" in last.files:
             found["leader-epoch-checkpoint"] = self._read_leader_epoch_checkpoint(ordinal)
         if last.has_offsets_after_end_offset and "snapshot" in found:
@@ -467,7 +467,7 @@ class PlanExecution:
             known = ProducerStates.empty_producer_states()
             if before is not None and "snapshot" in before.files:
                 known = parse_producer_snapshot_file(
-                    self._forward_read.read_small_file(before, "snapshot"), self._forward_read.object_key(before, "snapshot")
+                    self._forward_read.read_small_file_of_segment(before, "snapshot"), self._forward_read.object_key(before, "snapshot")
                 )
             states = copied.producer_states_at_earlier_offset(
                 end, known.producer_states_at_earlier_offset(last.start_offset - 1).replay_batches(self._answers.sources[ordinal].table)
@@ -493,7 +493,7 @@ class PlanExecution:
         return (
             made
             if segment_file_size_and_sha256(made).has_same_size_and_digest_as(segment.files[kind])
-            else self._forward_read.read_small_file(segment, kind)
+            else self._forward_read.read_small_file_of_segment(segment, kind)
         )
 
     def _store_sidecar(self, metadata: RemoteLogSegmentMetadata, output: SourceSegment) -> None:
@@ -536,7 +536,7 @@ class PlanExecution:
         self._worker.stats.peak_disk_bytes = self._worker.staging.peak_bytes
 
 
-def retention_rules_of_plan(plan: CompactionPlan, balance_key: BalanceKey | None = None) -> RetentionRules:
+def retention_rules_of_plan(plan: CompactionPlan, balance_key: BalanceDigestKey | None = None) -> RetentionRules:
     """Return the cleaner's rules for a plan.
 
     :param balance_key: key of the record sums for the balance; None to compute none.

@@ -181,7 +181,7 @@ class PlanInputs:
 
 
 @dataclass(frozen=True)
-class GroupCandidate:
+class GroupMemberCandidate:
     """Segment that may join a group (neighbours that become one segment). Its sizes, in bytes, are those of its present files, or those of
     the records that remain after the round.
     """
@@ -256,7 +256,7 @@ def plan_round(plan_inputs: PlanInputs, leader_epoch: CompactorEpoch, create_id:
         map_engine=plan_inputs.map_engine,
         fingerprint=plan_inputs.fingerprint,
         producers=plan_inputs.producers,
-        tasks=tuple(_rewrite_task_of_group(number, members, plan_inputs, create_id()) for number, members in enumerate(groups)),
+        tasks=tuple(_task_that_rewrites_group(number, members, plan_inputs, create_id()) for number, members in enumerate(groups)),
         skipped=tuple(SkippedSegment(id=s.id, reason=clean.skip.get(s.id, IDLE)) for s in found.clean if s.id not in sources),
         read=tuple(
             SegmentToRead(id=s.id, reason=MERGED if s.id in merged else clean.read.get(s.id, "it is clean, and its keys may be superseded"))
@@ -326,13 +326,13 @@ class GroupingRules:
     apart: frozenset[int] = frozenset()
     large: bool = False
 
-    def form_groups(self, segments: Sequence[RemoteLogSegmentMetadata], end_offset: int) -> list[list[GroupCandidate]]:
+    def form_groups(self, segments: Sequence[RemoteLogSegmentMetadata], end_offset: int) -> list[list[GroupMemberCandidate]]:
         """Return groups of neighbouring segments, up to the offset ``end_offset`` (exclusive)."""
         cleaner = self.cleaner
-        members = [GroupCandidate(segment, self.left.get(segment.id)) for segment in segments]
+        members = [GroupMemberCandidate(segment, self.left.get(segment.id)) for segment in segments]
         return group_segments(members, cleaner.segment_bytes, cleaner.segment_index_bytes, end_offset, self._may_join_group)
 
-    def _may_join_group(self, group: list[GroupCandidate], segment: GroupCandidate) -> bool:
+    def _may_join_group(self, group: list[GroupMemberCandidate], segment: GroupMemberCandidate) -> bool:
         """Return whether a segment may join a group of neighbours.
 
         To undo a round, all sources of a group are copied into one segment (round.restoring); this limits their total size. A segment of
@@ -378,7 +378,7 @@ def _choose_groups_to_rewrite(
     return groups, merged
 
 
-def _is_worth_merging(group: Sequence[GroupCandidate]) -> bool:
+def _is_worth_merging(group: Sequence[GroupMemberCandidate]) -> bool:
     """Return whether to merge clean neighbours that need not be read otherwise: there are at least MERGE_AT_LEAST of them, and none has
     more than half of the bytes. Therefore each merge of a record at least doubles the size of its segment.
     """
@@ -395,7 +395,7 @@ def expected_metadata_record_count(tasks: Sequence[CompactionTask]) -> int:
     return 2 * segments + 4 * ends
 
 
-def _rewrite_task_of_group(
+def _task_that_rewrites_group(
     group_number: int, segments: Sequence[RemoteLogSegmentMetadata], plan_inputs: PlanInputs, new_segment_id: str
 ) -> CompactionTask:
     """Return the task that rewrites one group of neighbouring segments into a new segment.
@@ -404,7 +404,7 @@ def _rewrite_task_of_group(
     :param segments: the group's segments, ascending.
     """
     whole = sum(member.size_bytes for member in segments)
-    most = sum(GroupCandidate(member, plan_inputs.left.get(member.id)).size for member in segments)
+    most = sum(GroupMemberCandidate(member, plan_inputs.left.get(member.id)).size for member in segments)
     return CompactionTask(
         group=group_number,
         sources=tuple(member.id for member in segments),

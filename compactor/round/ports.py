@@ -21,13 +21,13 @@ OVERDUE: Final = "overdue"
 class LeadershipCheck(Protocol):
     """Function that replays new control records and raises Fenced if another compactor has taken over.
 
-    Each call counts as progress, unless ``is_waiting`` is set. The lease is renewed only while there is progress.
+    Each call counts as progress, unless ``caller_only_waits`` is set. The lease is renewed only while there is progress.
     """
 
-    def __call__(self, *, is_waiting: bool = False) -> object:
+    def __call__(self, *, caller_only_waits: bool = False) -> object:
         """Raise Fenced if another compactor leads.
 
-        :param is_waiting: the caller only waits for others, so that the call does not count as progress.
+        :param caller_only_waits: the caller only waits for others, so that the call does not count as progress.
         """
 
 
@@ -43,7 +43,7 @@ class RoundPostponedError(Exception):
         self.until_ms = until_ms
 
 
-class RoundWorkerSession(Protocol):
+class RoundDriverServicesForWorker(Protocol):
     """Interface through which a worker reaches the round's driver while it works on a plan: the partition's state, scratch objects and the
     check for leadership.
     """
@@ -59,28 +59,28 @@ class RoundWorkerSession(Protocol):
     def scratch_object_key(self, object_name: str) -> str:
         """Return the control store key for a scratch object of this run. The object is deleted after the run has ended."""
 
-    def record_survivor_objects(self, objects: Sequence[ScratchObject]) -> None:
+    def record_scratch_objects_of_survivor_scan(self, objects: Sequence[ScratchObject]) -> None:
         """Record in the control log that these existing scratch objects are the result of pass 1. Raises Fenced."""
 
-    def raise_if_leadership_lost(self, *, is_waiting: bool = False) -> None:
+    def raise_if_leadership_lost(self, *, caller_only_waits: bool = False) -> None:
         """Replay new control records; raise Fenced if another compactor has taken over.
 
-        :param is_waiting: the caller only waits for others, so that the call does not count as progress that renews the lease.
+        :param caller_only_waits: the caller only waits for others, so that the call does not count as progress that renews the lease.
         """
 
 
 class PlanWorker(Protocol):
-    """Executor of an announced plan: fetches the sources, runs both passes and the gate (the independent check), uploads under the
-    announced ids and reads back.
+    """Executor of a plan that is recorded in the control log. It fetches the source segments, cleans them in two passes, has the output
+    checked independently, uploads the new segments under the ids that the plan names, and reads them back.
 
     It yields one outcome per task, in any order. The driver records receipts as they come and stops at the first failure.
 
-    Objects are created, never overwritten: an existing object with an equal digest means that the task is done, another digest is a failure
-    (I7). Raises StoreError or OutOfBudget if a retry may help; the intent then stays open.
+    Objects are created, never overwritten: an existing object with an equal digest means that the task is done, another digest is a
+    failure. Raises StoreError or OutOfBudget if a retry may help; the plan then stays open in the control log, to be resumed.
     """
 
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
     ) -> Iterable[CompactionReceipt | CompactionFailure]: ...
 
 
@@ -145,14 +145,14 @@ class RoundSteps(Protocol[RoundInputsT]):
         Raises OutOfBudget if a group does not fit the disk budget.
         """
 
-    def raise_if_plan_exceeds_rate_limit(self, plan: CompactionPlan) -> None:
+    def raise_if_plan_exceeds_record_rate_limit(self, plan: CompactionPlan) -> None:
         """Raise RoundPostponedError if the rate limit on metadata records does not admit the plan now.
 
         Called before the plan is announced.
         """
 
-    def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession, inputs: RoundInputsT | None
+    def run_compaction_tasks(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker, inputs: RoundInputsT | None
     ) -> Iterable[CompactionReceipt | CompactionFailure]:
         """Run the tasks of a plan and yield one receipt or failure per task, in any order.
 

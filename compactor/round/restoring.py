@@ -31,14 +31,14 @@ from compactor.model.base import ReasonOrEmpty
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.policy import MAX32
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.balance import BalanceKey, batch_digest_sum_of_segment
+from compactor.records.balance import BalanceDigestKey, batch_digest_sum_of_segment
 from compactor.records.batches import verify_crcs_of_batches
 from compactor.records.encode import encode_filler_batch
 from compactor.records.indexes import TXN_ENTRY, encode_offset_and_time_index
 from compactor.round.compaction import disk_budget_bytes
 from compactor.round.delivery import RewrittenSegment, upload_segment
 from compactor.round.pass_two import program_and_codec_versions_fingerprint
-from compactor.round.ports import LeadershipCheck, RoundWorkerSession, Stats
+from compactor.round.ports import LeadershipCheck, RoundDriverServicesForWorker, Stats
 from compactor.round.sources import StagedSegmentReader, open_reader_of_segments
 
 TxnIndexBytes = bytes
@@ -142,18 +142,18 @@ class RoundUndoingEarlierRun:
             map_engine="memory",
             fingerprint=program_and_codec_versions_fingerprint(),
             producers=(),
-            tasks=tuple(_restore_task_of_group(number, one, new_id()) for number, one in enumerate(groups)),
+            tasks=tuple(_task_that_restores_group(number, one, new_id()) for number, one in enumerate(groups)),
             restores=self.run_id,
         )
 
     def log_start_offset_raised_by_retention(self, state: PartitionState) -> int | None:
         return None  # brokers expire what is theirs
 
-    def raise_if_plan_exceeds_rate_limit(self, plan: CompactionPlan) -> None:
+    def raise_if_plan_exceeds_record_rate_limit(self, plan: CompactionPlan) -> None:
         """Do nothing: the limit on metadata records does not apply to an undo, because a person asked for it."""
 
-    def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession, inputs: PartitionState | None
+    def run_compaction_tasks(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker, inputs: PartitionState | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         groups = {one.made.id: one for one in groups_to_restore(session.state, self.run_id)}
         name = session.state.topic_partition
@@ -173,7 +173,7 @@ class RoundUndoingEarlierRun:
         """Do nothing: no caller is informed about the stages of an undo."""
 
     def _replaced_segments_of_undone_run(self, state: PartitionState) -> GroupAwaitingDeletion:
-        """Return the replaced segments of the run, which wait for deletion."""
+        """Return the segments that the undone run had replaced and that still wait for deletion."""
         return next(group for group in state.waiting if group.run_id == self.run_id and not group.undone)
 
     def _create_disk_budget(self) -> DiskBudget:
@@ -194,7 +194,7 @@ class RoundUndoingEarlierRun:
         with staging.reserved_disk_space(need, f"group {task.group} of {reader.partition}", inputs) as reservation:
             try:
                 entries = _concatenate_batches_of_segments(reader, ordinals, task, log, reservation)
-                reservation.reserve_bytes(self.ports.layout.upload_scratch_disk_bytes(log.stat().st_size))
+                reservation.reserve_bytes_on_disk(self.ports.layout.upload_scratch_disk_bytes(log.stat().st_size))
                 return self._upload_restored_segment(plan, task, group, log, entries, reader)
             finally:
                 log.unlink(missing_ok=True)
@@ -220,7 +220,7 @@ class RoundUndoingEarlierRun:
             contents["txnindex"] = txn_index_entries
         for kind in ("snapshot", "leader-epoch-checkpoint"):  # both describe the segment's end, which does not change
             if kind in made.files:
-                contents[kind] = reader.read_small_file(made, kind)
+                contents[kind] = reader.read_small_file_of_segment(made, kind)
         metadata, problem = upload_segment(
             (self.ports.layout, self.ports.publisher),
             name,
@@ -229,7 +229,7 @@ class RoundUndoingEarlierRun:
                 output, contents, limit, should_record_batch_digests=self.ports.layout.should_record_batch_digests
             ),
             open_txn_offset=made.open_txn_offset,
-            sum_of_batches=batch_digest_sum_of_segment(output.buf, BalanceKey(self.hash_key)),
+            sum_of_batches=batch_digest_sum_of_segment(output.buf, BalanceDigestKey(self.hash_key)),
             negative_timestamp_count=count_negative_timestamps(output, limit),
         )
         if problem:
@@ -261,7 +261,7 @@ def _concatenate_batches_of_segments(
         for ordinal in ordinals:
             with reader.open_segment(ordinal, reservation) as source:
                 verify_crcs_of_batches(source.buf, source.table, 0, len(source.table), source.name)
-                reservation.reserve_bytes(len(source.buf))
+                reservation.reserve_bytes_on_disk(len(source.buf))
                 file.write(source.buf.data)
                 aborted.append(source.txn_entries)
                 last = int(source.table.last_offset[-1]) if len(source.table) else last
@@ -270,7 +270,7 @@ def _concatenate_batches_of_segments(
     return np.concatenate(aborted).astype(TXN_ENTRY).tobytes()  # concatenate changes the byte order
 
 
-def _restore_task_of_group(group_number: int, group: GroupToRestore, new_segment_id: str) -> CompactionTask:
+def _task_that_restores_group(group_number: int, group: GroupToRestore, new_segment_id: str) -> CompactionTask:
     """Return the task that copies the sources of a group into a new segment."""
     made = group.made
     return CompactionTask(

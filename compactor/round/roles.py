@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compactor.cleaner.passes.retention import RetentionRules
-from compactor.cleaner.passes.sidecar_builder import NO_BYTES, substitute_segment_from_sidecar, verdicts_of_segment_from_substitute
+from compactor.cleaner.passes.sidecar_builder import NO_BYTES, create_substitute_segment_from_sidecar, txn_verdicts_from_substitute_segment
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
 from compactor.errors import BadData
@@ -131,7 +131,7 @@ class RoundSourceSegments:
             return
         with self.reading.open_segment(ordinal, reservation) as source:
             if self.folded:
-                self.verdicts[ordinal] = verdicts_of_segment_from_substitute(source, self.sources[ordinal], self.verdicts[ordinal])
+                self.verdicts[ordinal] = txn_verdicts_from_substitute_segment(source, self.sources[ordinal], self.verdicts[ordinal])
             self.sources[ordinal] = source
             self._opened.add(ordinal)
             yield source
@@ -169,7 +169,9 @@ def _segment_without_bytes_from_sidecar_head(reader: StagedSegmentReader, roles:
     """Return a segment that consists of the batch headers in its sidecar; an empty one if it has no usable sidecar."""
     segment, sidecar = roles.live[ordinal], roles.sidecar_head(ordinal).sidecar
     place = (ordinal, reader.object_key_of_log(ordinal), segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
-    return substitute_segment_from_sidecar(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate_rows(0))
+    return (
+        create_substitute_segment_from_sidecar(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate_rows(0))
+    )
 
 
 def _verdicts_of_segment_without_batches() -> TransactionVerdicts:

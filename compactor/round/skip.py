@@ -128,7 +128,7 @@ def design_bloom_filter(
         lookups_per_round,
         segment_bytes,
         max(filter_usage.share_of_segments_without_dirty_key, 0.01),
-        useless_rate=cleaner.bloom_false_positive_rate,
+        max_useless_read_rate=cleaner.bloom_false_positive_rate,
         max_bytes=cleaner.bloom_max_bytes or None,
     )
 

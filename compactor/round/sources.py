@@ -132,20 +132,20 @@ class StagedSegmentReader:
 
     @contextmanager
     def open_segment(
-        self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None = None, *, reads_txn_index: bool = True
+        self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None = None, *, include_txn_index: bool = True
     ) -> Iterator[SourceSegment]:
         """Open a segment, and yield it with its batch headers. Its bytes can be read while the ``with`` block runs. Raises BadData,
         StoreError, OutOfBudget.
 
         :param reservation: the disk reservation to use; None for a new one.
-        :param reads_txn_index: False if the caller does not need aborted transactions, so that the index is not fetched.
+        :param include_txn_index: False if the caller does not need aborted transactions, so that the index is not fetched.
         """
         metadata = self.live[ordinal]
-        with self.staging.staged_file(self.log_file_to_stage(ordinal), reservation) as path:
+        with self.staging.pinned_local_copy_of_file(self.log_file_to_stage(ordinal), reservation) as path:
             source = open_source_segment(
                 ordinal, path, metadata.start_offset, metadata.last_offset_in_segment_objects + 1, metadata.mtime_ms, -1,
                 self.inflate_limit,
-                txn_entries=self.read_txn_index(metadata) if reads_txn_index else None,
+                txn_entries=self.read_txn_index(metadata) if include_txn_index else None,
             )  # fmt: skip
             source.name = self.object_key_of_log(ordinal)
             source = segment_cut_after_offset(source, metadata.end_offset) if metadata.has_offsets_after_end_offset else source
@@ -159,7 +159,7 @@ class StagedSegmentReader:
         """Map the bytes of a source into memory for the duration of a ``with`` block. The source must have been opened before
         (``open_segment``).
         """
-        with self.staging.staged_file(self.log_file_to_stage(source.ordinal), reservation) as path:
+        with self.staging.pinned_local_copy_of_file(self.log_file_to_stage(source.ordinal), reservation) as path:
             table, buf = source.table, memory_map_file(path)
             # No balance accounts for bytes after the end up to which the segment is read.
             has_offsets_after_end_offset = self.live[source.ordinal].has_offsets_after_end_offset
@@ -186,7 +186,7 @@ class StagedSegmentReader:
         local = f"{self.partition}/{metadata.start_offset:020d}.log" if file_kind == "log" else ""
         return FileToStage(self.partition, metadata, file_kind, local)
 
-    def read_small_file(self, metadata: RemoteLogSegmentMetadata, file_kind: str) -> bytes:
+    def read_small_file_of_segment(self, metadata: RemoteLogSegmentMetadata, file_kind: str) -> bytes:
         """Return the content of a small object other than the log. Raises BadData, StoreError."""
         known = self.known.get((metadata.id, file_kind))
         return known if known is not None else self.staging.fetch_file_into_memory(self.segment_file_to_stage(metadata, file_kind))
@@ -195,4 +195,4 @@ class StagedSegmentReader:
         """Return the aborted transactions of a segment's transaction index. Raises BadData, StoreError."""
         if "txnindex" not in metadata.files:
             return np.empty(0, TXN_ENTRY)
-        return parse_txn_index(self.read_small_file(metadata, "txnindex"), self.object_key(metadata, "txnindex"))
+        return parse_txn_index(self.read_small_file_of_segment(metadata, "txnindex"), self.object_key(metadata, "txnindex"))

@@ -58,7 +58,7 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
                 self._woken.clear()
                 self.scan()
                 last_scan = time.monotonic()
-                next_scan = last_scan + self._scan_interval_s()
+                next_scan = last_scan + self._seconds_until_next_partition_scan()
             elif self._woken.is_set():
                 next_scan = min(next_scan, last_scan + WAKE_S)
             self.start_due_jobs()
@@ -83,12 +83,12 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
         self._new_settings = settings
         self._done.put(None)
 
-    def process_ended_jobs(self, wait_s: float | None) -> None:
+    def process_ended_jobs(self, max_wait_s: float | None) -> None:
         """Wait until a job ends, at most ``wait_s`` seconds (None: without limit), and process the results of all jobs that have ended.
         Returns early if a stop, a scan or new settings are requested.
         """
         try:
-            done = self._done.get(timeout=wait_s) if wait_s is None or wait_s > 0 else self._done.get_nowait()
+            done = self._done.get(timeout=max_wait_s) if max_wait_s is None or max_wait_s > 0 else self._done.get_nowait()
             while True:
                 if done is not None:
                     self._process_job_result(done)
@@ -117,5 +117,5 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
         """Use these settings for all jobs that begin from now on."""
 
     @abstractmethod
-    def _scan_interval_s(self) -> float:
+    def _seconds_until_next_partition_scan(self) -> float:
         """Return the seconds from the end of a scan to the next one."""

@@ -11,14 +11,14 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from compactor import __version__
-from compactor.config.settings import LimitSettings
+from compactor.config.settings import RateLimitSettings
 from compactor.model.ids import TopicPartition
 from compactor.storage.counting import STORE, StoreUsage
 
 OWN = "tiered_compactor"
 MOST_LABELLED = 500
 """Number of partitions with time series of their own: those that matter most. Totals cover all partitions."""
-MetricRow = tuple[str, str, float]
+MetricNameHelpAndValue = tuple[str, str, float]
 """Name without the common prefix, help text, and value."""
 REQUESTS = ("get", "head", "put", "copy", "list", "delete", "multipart")
 
@@ -56,12 +56,12 @@ def make_counter(name: str, help_text: str, value: float) -> Metric:
     return CounterMetricFamily(f"{OWN}_{name}", help_text, value=value)
 
 
-def make_gauges(rows: Iterable[MetricRow]) -> Iterator[Metric]:
+def make_gauges(rows: Iterable[MetricNameHelpAndValue]) -> Iterator[Metric]:
     """Yield a gauge for each row (name, help text and value)."""
     return (make_gauge(*row) for row in rows)
 
 
-def make_counters(rows: Iterable[MetricRow]) -> Iterator[Metric]:
+def make_counters(rows: Iterable[MetricNameHelpAndValue]) -> Iterator[Metric]:
     """Yield a counter for each row (name, help text and value)."""
     return (make_counter(*row) for row in rows)
 
@@ -104,7 +104,7 @@ def version_and_store_usage_metrics(usage: StoreUsage) -> Iterator[Metric]:
     waited = CounterMetricFamily(
         f"{OWN}_waited_seconds", "Time for which requests to the tier were delayed, all threads together, by reason", labels=["reason"]
     )
-    yield add_labelled_values(waited, {reason: usage.waited_s.get(reason, 0.0) for reason in (*LimitSettings.model_fields, STORE)})
+    yield add_labelled_values(waited, {reason: usage.waited_s.get(reason, 0.0) for reason in (*RateLimitSettings.model_fields, STORE)})
     yield from make_counters(
         (
             ("read_bytes", "Bytes read from the tier", usage.bytes_read),

@@ -45,7 +45,7 @@ def settings_after_reload(current: Settings, reread: Settings) -> ReloadedSettin
             line = key if isinstance(becomes, dict) else f"{key}: {_format_setting_value(was)} -> {_format_setting_value(becomes)}"
             (changed if _takes_effect_without_restart(key) else waiting).append(line)
     topics = {
-        pattern: _copy_settings_fixed_until_restart(cleaner, current.topics.get(pattern, current.cleaner))
+        pattern: _keep_old_values_fixed_until_restart(cleaner, current.topics.get(pattern, current.cleaner))
         for pattern, cleaner in reread.topics.items()
     }
     fixed_sections = {section: getattr(current, section) for section in SECTION_TYPES if "." not in section and section not in LIVE}
@@ -56,14 +56,14 @@ def settings_after_reload(current: Settings, reread: Settings) -> ReloadedSettin
         | {
             "daemon": daemon,
             "agent": agent,
-            "cleaner": _copy_settings_fixed_until_restart(reread.cleaner, current.cleaner),
+            "cleaner": _keep_old_values_fixed_until_restart(reread.cleaner, current.cleaner),
             "topics": topics,
         }
     )
     return ReloadedSettings(settings, tuple(changed), tuple(waiting))
 
 
-def _copy_settings_fixed_until_restart(new: CleanerSettings, old: CleanerSettings) -> CleanerSettings:
+def _keep_old_values_fixed_until_restart(new: CleanerSettings, old: CleanerSettings) -> CleanerSettings:
     """Return the new cleaner settings, except that settings which take effect only at the next start (FIXED) keep their old values."""
     return new.model_copy(update={name: getattr(old, name) for name in FIXED})
 

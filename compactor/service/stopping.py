@@ -63,7 +63,7 @@ class InterruptibleStore(ForwardingStore):
         self._moved = record_transferred_bytes
 
     @override
-    def _forward_read(self, key: str, request: Callable[[], T]) -> T:
+    def _forward_read_request(self, key: str, request: Callable[[], T]) -> T:
         """Make a read request to the store and return its result. Raises Stopped if the service was asked to stop."""
         self._stop.raise_if_stopped()
         return request()

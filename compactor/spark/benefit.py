@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.sidecar_builder import substitute_segment_from_sidecar
+from compactor.cleaner.passes.sidecar_builder import create_substitute_segment_from_sidecar
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.config.settings import CleanerSettings
 from compactor.config.units import format_size
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.producer_runs import reason_markers_must_be_read
+from compactor.records.producer_runs import reason_to_read_segment_for_its_markers
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.skip import estimate_distinct_keys, estimate_record_count
 from compactor.tier.sidecars import SidecarHead
@@ -25,14 +25,14 @@ from compactor.tier.sidecars import SidecarHead
 NOTHING_DUE = "nothing is dirty, and no delete horizon has passed"
 
 
-class RoundBenefit(NamedTuple):
+class RoundBenefitAssessment(NamedTuple):
     """Result of assessing a full round over a partition: whether it is worth running, and why it is or is not."""
 
     is_worthwhile: bool
     reason: str
 
 
-def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_benefit: int) -> RoundBenefit:
+def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_benefit_bytes: int) -> RoundBenefitAssessment:
     """Return whether a full round over the partition is worth running, and why. If the benefit cannot be estimated, because a sidecar is
     missing, a round is worth running if any segment is dirty.
 
@@ -42,30 +42,30 @@ def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_ben
     cleaner = tier.cleaner_settings_for_topic(state.topic)
     assessment = assess_round(state, cleaner, now_ms, force=True)
     if not assessment.covered_segments:
-        return RoundBenefit(False, assessment.reason or "there is nothing to clean")
+        return RoundBenefitAssessment(False, assessment.reason or "there is nothing to clean")
     dirty = sum(segment.size_bytes for segment in assessment.dirty)
     if state.intent is not None:
-        return RoundBenefit(True, "a round was interrupted")
+        return RoundBenefitAssessment(True, "a round was interrupted")
     if assessment.horizon_due:
-        return RoundBenefit(True, "a delete horizon has passed")
+        return RoundBenefitAssessment(True, "a delete horizon has passed")
     if is_compaction_lag_exceeded(assessment, cleaner, now_ms):
-        return RoundBenefit(True, "max_compaction_lag_ms has passed")
-    if dirty and (min_benefit <= 1 or not cleaner.bloom):
-        return RoundBenefit(True, f"{format_size(dirty)} of {format_size(state.bytes)} is dirty")
-    if not min_benefit:
-        return RoundBenefit(True, "every partition is cleaned, also clean ones")
+        return RoundBenefitAssessment(True, "max_compaction_lag_ms has passed")
+    if dirty and (min_benefit_bytes <= 1 or not cleaner.bloom):
+        return RoundBenefitAssessment(True, f"{format_size(dirty)} of {format_size(state.bytes)} is dirty")
+    if not min_benefit_bytes:
+        return RoundBenefitAssessment(True, "every partition is cleaned, also clean ones")
     heads = (
         tier.open_sidecar_store(state.topic_partition).load_sidecar_heads([segment.id for segment in state.live]) if cleaner.bloom else {}
     )
     if not dirty and any(head is None or head.sidecar is None for head in map(heads.get, (segment.id for segment in state.live))):
-        return RoundBenefit(False, NOTHING_DUE)
+        return RoundBenefitAssessment(False, NOTHING_DUE)
     horizon_work = reason_to_read_segment_for_delete_horizons(state, assessment, heads, now_ms)
     if horizon_work:
-        return RoundBenefit(True, horizon_work)
+        return RoundBenefitAssessment(True, horizon_work)
     gain = estimate_removable_bytes(assessment, heads)
-    if gain < min_benefit:
-        return RoundBenefit(False, f"a round would gain about {format_size(gain)}, less than {format_size(min_benefit)}")
-    return RoundBenefit(True, f"a round would gain about {format_size(gain)}")
+    if gain < min_benefit_bytes:
+        return RoundBenefitAssessment(False, f"a round would gain about {format_size(gain)}, less than {format_size(min_benefit_bytes)}")
+    return RoundBenefitAssessment(True, f"a round would gain about {format_size(gain)}")
 
 
 def is_compaction_lag_exceeded(assessment: RoundAssessment[RemoteLogSegmentMetadata], cleaner: CleanerSettings, now_ms: int) -> bool:
@@ -84,12 +84,12 @@ def reason_to_read_segment_for_delete_horizons(
     if len(segments) < len(sidecars):
         return "a segment without a sidecar may hold tombstones"
     sources = [
-        substitute_segment_from_sidecar(place, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, sidecar)
+        create_substitute_segment_from_sidecar(place, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, sidecar)
         for place, (segment, sidecar) in enumerate(segments)
     ]
     cleaned_ids = {segment.id for segment in assessment.covered_segments}
     for source, verdicts, (segment, sidecar) in zip(sources, transaction_verdicts_by_source(sources), segments, strict=True):
-        reason = sidecar.due.reason_to_read_despite_filter(now_ms) or reason_markers_must_be_read(
+        reason = sidecar.due.reason_to_read_despite_filter(now_ms) or reason_to_read_segment_for_its_markers(
             source.table, verdicts.aborted, verdicts.discardable, now_ms
         )
         if reason and segment.id in cleaned_ids:

@@ -53,7 +53,14 @@ from compactor.errors import BadData, UsageError
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.spark.options import ALL_COLUMN_TYPES, COLUMN_TYPES, ReadRequest, is_table_creation, parse_read_options, remove_spark_options
+from compactor.spark.options import (
+    ALL_COLUMN_TYPES,
+    COLUMN_TYPES,
+    ReadRequest,
+    is_table_creation,
+    parse_read_options,
+    remove_options_added_by_spark,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -111,7 +118,7 @@ class KafkaTieredSource(DataSource):
         request = self._request or parse_read_options({})
         names = request.columns or COLUMN_TYPES
         if is_table_creation(self.options):
-            kept = {OPTIONS_KEY: json.dumps(remove_spark_options(self.options))}
+            kept = {OPTIONS_KEY: json.dumps(remove_options_added_by_spark(self.options))}
             return StructType([StructField(name, SPARK_TYPES[ALL_COLUMN_TYPES[name]], metadata=kept) for name in names])
         return ", ".join(f"`{name}` {ALL_COLUMN_TYPES[name]}" for name in names)
 

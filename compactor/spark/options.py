@@ -145,7 +145,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadRequest:
     """Parse the options of a read. Upper and lower case and underscores in option names are ignored. Raises UsageError if an option is
     unknown or invalid.
     """
-    given = {_normalize_option_name(name): (name, value) for name, value in remove_spark_options(options).items()}
+    given = {_normalize_option_name(name): (name, value) for name, value in remove_options_added_by_spark(options).items()}
     known = {_normalize_option_name(name): name for name in (*SETTING_OPTIONS, *READ_OPTIONS)}
     if "path" in given:
         raise UsageError(
@@ -194,7 +194,7 @@ def is_table_creation(options: Mapping[str, str]) -> bool:
     return "provider" in options
 
 
-def remove_spark_options(options: Mapping[str, str]) -> dict[str, str]:
+def remove_options_added_by_spark(options: Mapping[str, str]) -> dict[str, str]:
     """Return only the options that the user gave, without those that Spark adds for tables."""
     if not is_table_creation(options):
         return dict(options)

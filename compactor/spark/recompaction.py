@@ -91,7 +91,7 @@ TableResult = OutputReport | CompactorError
 """Result of bringing a partition's rows in an Iceberg table up to date."""
 
 
-def result_row(result: RecompactionResult, table: TableResult | None) -> ResultRow:
+def recompaction_result_row(result: RecompactionResult, table: TableResult | None) -> ResultRow:
     """Return the result of a partition as a JSON object or data frame row: our own fields plus the count fields of Iceberg's
     ``rewrite_data_files``.
 
@@ -204,7 +204,7 @@ def recompact_partitions(
     now_ms: int,
     cost: TaskCost,
     listener: RecompactionListener,
-    min_benefit: int = 0,
+    min_benefit_bytes: int = 0,
 ) -> list[RecompactionResult]:
     """Run one full round over each partition and return the results in the order of ``partitions``. An error affects only its own
     partition.
@@ -215,10 +215,10 @@ def recompact_partitions(
     """
     from compactor.spark.round.shared_jobs import SharedJobRunner
 
-    recompaction = _RecompactionWork(tier, cluster, now_ms, cost, listener)
-    unfinished = recompaction.record_skipped_and_list_remaining(find_recompaction_candidates(tier, partitions, now_ms, min_benefit))
+    recompaction = _SharedRecompactionState(tier, cluster, now_ms, cost, listener)
+    unfinished = recompaction.record_skipped_and_list_remaining(find_recompaction_candidates(tier, partitions, now_ms, min_benefit_bytes))
     total = sum(candidate.bytes for candidate in unfinished)
-    large = [candidate for candidate in unfinished if recompaction.is_large_partition(candidate, total)]
+    large = [candidate for candidate in unfinished if recompaction.should_spread_partition_over_cluster(candidate, total)]
     small = sorted((candidate for candidate in unfinished if candidate not in large), key=lambda candidate: -candidate.bytes)
     with ExitStack() as stack:
         flow = stack.enter_context(SharedJobRunner(cluster, tier, cost, listener.job_listener))
@@ -257,18 +257,20 @@ def update_iceberg_tables(
     from compactor.spark.cluster.jobs import JobListener
 
     topics = tier.settings.outputs.iceberg
-    wanted = [name for name in partitions if topics.table_settings(name.topic) is not None and name == tier.latest_incarnation(name)]
+    wanted = [
+        name for name in partitions if topics.iceberg_table_settings(name.topic) is not None and name == tier.latest_incarnation(name)
+    ]
     if not wanted:
         return {}
     require_pip_extra("iceberg", "[outputs.iceberg]")
     from compactor.outputs.iceberg import IcebergOutput
-    from compactor.spark.table_files import ClusterDataFileWriter
+    from compactor.spark.table_files import SparkTaskDataFileWriter
 
-    output = IcebergOutput(ClusterDataFileWriter(cluster, cost, JobListener()))
+    output = IcebergOutput(SparkTaskDataFileWriter(cluster, cost, JobListener()))
 
     def update_iceberg_table(partition: TopicPartition) -> TableResult:
         try:
-            return output.update_output(tier, partition, DiskBudget(0))  # it streams
+            return output.update_output_to_published_view(tier, partition, DiskBudget(0))  # it streams
         except CompactorError as error:
             return error
 
@@ -276,7 +278,7 @@ def update_iceberg_tables(
         return dict(zip(wanted, pool.map(update_iceberg_table, wanted), strict=True))
 
 
-def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit: int, now_ms: int | None) -> DataFrame:
+def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit_bytes: int, now_ms: int | None) -> DataFrame:
     """Re-compact the whole log of each partition of the topics that match, and return a data frame with a row per partition. Raises
     UsageError if no topic of the tier matches.
 
@@ -299,14 +301,14 @@ def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit:
     now = tier.ports.clock_ms() if now_ms is None else now_ms
     with start_cluster(settings) as started:
         listener = RecompactionListener(JobListener(), lambda _: None)
-        results = recompact_partitions(tier, started.cluster, names, now, TaskCost(), listener, min_benefit)
+        results = recompact_partitions(tier, started.cluster, names, now, TaskCost(), listener, min_benefit_bytes)
         tables = update_iceberg_tables(tier, started.cluster, names, TaskCost())
-    rows = [result_row(result, tables.get(result.partition)) for result in results]
+    rows = [recompaction_result_row(result, tables.get(result.partition)) for result in results]
     schema = ", ".join(f"{name} {kind}" for name, kind in RESULT_COLUMNS.items())
     return spark.createDataFrame([tuple(row.get(name) for name in RESULT_COLUMNS) for row in rows], schema)
 
 
-class _RecompactionWork:
+class _SharedRecompactionState:
     """State that the worker threads of one ``recompact_partitions`` call share. Thread-safe."""
 
     def __init__(self, tier: Tier, cluster: SparkCluster, now_ms: int, cost: TaskCost, listener: RecompactionListener) -> None:
@@ -336,7 +338,7 @@ class _RecompactionWork:
             max(LED_LIMITS[0], self._cluster.task_slots * LED_PARTITIONS_PER_SLOT), LED_LIMITS[1]
         )
 
-    def is_large_partition(self, candidate: RecompactionCandidate, total_bytes: int) -> bool:
+    def should_spread_partition_over_cluster(self, candidate: RecompactionCandidate, total_bytes: int) -> bool:
         """Return whether the partition should be spread over the cluster: it does not fit one executor, or it would take longer than an
         equal share of the work. A ``map_engine`` other than "auto" decides instead.
         """
@@ -368,12 +370,12 @@ class _RecompactionWork:
     def clean_partition_on_all_executors(self, candidate: RecompactionCandidate) -> RoundReport:
         """Clean a large partition with tasks on all executors."""
         from compactor.round.engines import RemoteEngine
-        from compactor.spark.round.worker import SparkWorker
+        from compactor.spark.round.worker import SparkRoundWorker
 
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
 
-        def create_remote_worker(stats: RoundCosts) -> SparkWorker:
-            return SparkWorker(lambda: self._cluster, self._tier, cleaner, stats, self._cost, self._listener.job_listener)
+        def create_remote_worker(stats: RoundCosts) -> SparkRoundWorker:
+            return SparkRoundWorker(lambda: self._cluster, self._tier, cleaner, stats, self._cost, self._listener.job_listener)
 
         return self._run_round_over_whole_log(candidate, RemoteEngine("spark", create_remote_worker))
 
@@ -393,7 +395,7 @@ class _RecompactionWork:
             if len(self._changed) < min_changes:
                 return
             changed, self._changed = self._changed, []
-            self._tier.control_log_change_notifier.publish_control_log_changes(changed)
+            self._tier.control_log_change_notifier.announce_changed_control_logs(changed)
 
     def _run_round_over_whole_log(self, candidate: RecompactionCandidate, engine: RemoteEngine) -> RoundReport:
         """Run one round over the whole log and return its report. If a crashed round over another range is open, resume that one first."""
@@ -404,7 +406,7 @@ class _RecompactionWork:
         )
         log = candidate.log
         while True:
-            log = log or self._tier.open_control_log_of_partition(candidate.partition, leads=True)
+            log = log or self._tier.open_control_log_of_partition(candidate.partition, caller_runs_round=True)
             report = create_round(
                 self._tier, candidate.partition, self._now_ms, engine=engine, assess_with=assess_round_over_whole_log, disk=disk
             ).execute_round(log)

@@ -26,9 +26,9 @@ from compactor.model.ids import TopicPartition
 from compactor.outputs.iceberg_columns import TableColumnsMissing
 from compactor.outputs.iceberg_files import (
     BYTES_PER_KEY,
-    CheckedKeyShare,
     DataFilesToWrite,
     DataFileWriteTask,
+    ShareOfKeysCheckedUnique,
     duplicate_key_error,
     hashes_of_key_column,
     write_data_file_of_slice,
@@ -52,14 +52,14 @@ class _KeyHashesInHashRange(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClusterDataFileWriter:
+class SparkTaskDataFileWriter:
     """Writer of data files by Spark tasks (compactor.outputs.iceberg_files.DataFileWriter). cost: the cost of all tasks is added to it."""
 
     cluster: SparkCluster
     cost: TaskCost
     job_listener: JobListener
 
-    def write_data_files(self, files: DataFilesToWrite, written: dict[ViewSlice, DataFile | None]) -> CheckedKeyShare:
+    def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> ShareOfKeysCheckedUnique:
         """Write data files in Spark tasks, and return which share (0 to 1) of their keys was checked to be unique in the partition.
 
         :param written: receives the files that were written; None for a slice without rows.
@@ -70,10 +70,10 @@ class ClusterDataFileWriter:
             return 1.0
         tier, name = files.tier, files.partition
         budget = max(tier.cleaner_settings_for_topic(name.topic).map_budget_bytes // self.cluster.task_slots_per_executor, MIN_RANGE_BYTES)
-        keys = sum(task.record_count_upper_bound for task in files.tasks) + sum(file.record_count for file in files.others)
+        keys = sum(task.upper_bound_of_records_in_slice for task in files.tasks) + sum(file.record_count for file in files.others)
         ranges = -(-keys * BYTES_PER_KEY // budget)
         items = [*files.tasks, *(file.file_path for file in files.others)]
-        task = _WriteFilesTask(
+        task = _WriteFileAndHashKeysTask(
             tier.settings,
             name,
             tier.metadata.topic_id(name),
@@ -82,14 +82,14 @@ class ClusterDataFileWriter:
             ranges,
         )
         answers = self.cluster.shuffle_answers_to_targets(f"{name}: {len(items)} data files", items, task, [None] * (ranges + 1))
-        step, work = f"{name}: keys of data files compared in {ranges} ranges", _CompareKeysTask(name, budget)
+        step, work = f"{name}: keys of data files compared in {ranges} ranges", _CheckKeyUniquenessTask(name, budget)
         outcomes: list[TaskOutcome] = []
         for outcome in self.cluster.run_job(step, answers, work, ranges + 1, job_listener=self.job_listener):
             outcomes += [outcome, *(outcome.value or ())]
         for outcome in outcomes:
             self.cost.add_cost(outcome.cost)
             if isinstance(outcome.value, tuple):
-                written[outcome.value[0]] = outcome.value[1]
+                out_files_by_slice[outcome.value[0]] = outcome.value[1]
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
         missing = [error.columns for error in errors if isinstance(error, TableColumnsMissing)]
         for error in errors:
@@ -98,12 +98,12 @@ class ClusterDataFileWriter:
         for columns in missing:
             files.table.add_columns(columns)
         # The keys were compared before.
-        rest = [task for task in files.tasks if task.file.slice not in written]
-        return self.write_data_files(replace(files, tasks=rest, others=()), written) if missing else 1.0
+        rest = [task for task in files.tasks if task.file.slice not in out_files_by_slice]
+        return self.write_data_files(replace(files, tasks=rest, others=()), out_files_by_slice) if missing else 1.0
 
 
 @dataclass(frozen=True)
-class _WriteFilesTask:
+class _WriteFileAndHashKeysTask:
     """Picklable function that tasks run on one slice or file each: it writes the slice's file, or reads the keys of the file, and yields
     the hashes of the keys.
     """
@@ -142,14 +142,14 @@ class _WriteFilesTask:
         tier = open_tier_on_executor(self.settings.model_dump_json(), self.partition.topic * bool(self.topic_id), self.topic_id)
         each, every_key = task_or_path.file.slice, LastRecordOfEachKeyRequest(0, 1, 0)
 
-        def add_hashes(selection: SelectedRecords) -> None:
+        def append_key_hashes_of_records(selection: SelectedRecords) -> None:
             key_hashes.append(hash_keys_of_rows(selection, each.first, each.last, every_key, halves)[0].copy())
 
-        return each, write_data_file_of_slice(tier, self.table, task_or_path, add_hashes)
+        return each, write_data_file_of_slice(tier, self.table, task_or_path, append_key_hashes_of_records)
 
 
 @dataclass(frozen=True)
-class _CompareKeysTask:
+class _CheckKeyUniquenessTask:
     """Picklable function that tasks run on the key hashes of one hash range each, and that checks that no key occurs twice. One further
     task collects the outcomes of the tasks that wrote files.
     """

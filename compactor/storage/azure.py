@@ -188,14 +188,14 @@ class AzureClient:
             with self._client_errors_as_store_errors("write", key):
                 blob.stage_block(block_id, data, length=len(data), validate_content=True)
 
-        def commit_blocks(attempt: int) -> Any:
+        def commit_blocks_in_one_attempt(attempt: int) -> Any:
             with self._client_errors_as_store_errors("write", key):
                 blocks = [BlobBlock(block_id=block) for block in ids]
                 return blob.commit_block_list(blocks, metadata=dict(metadata), match_condition=MatchConditions.IfMissing)
 
         upload.run_tasks_with_retries([partial(stage_block, block, part) for block, part in zip(ids, parts, strict=True)])
         upload.confirm()
-        made = upload.retrier.call_with_retries(commit_blocks)
+        made = upload.retrier.call_with_retries(commit_blocks_in_one_attempt)
         return ObjectInfo(
             key, sum(upload_part_length_bytes(part) for part in parts), _epoch_ms(made["last_modified"]), str(made["etag"]), dict(metadata)
         )
@@ -346,7 +346,7 @@ class AzureClient:
 
     def _send_request_and_count(self, request: StoreHttpRequest, send: Callable[..., StoreHttpResponse]) -> StoreHttpResponse:
         """Send a request, count it and return the answer. The answer is also stored as the latest one of this thread."""
-        self._meter.record_request(request_kind_for_metering(request.method, request.url, copies="x-ms-copy-source" in request.headers))
+        self._meter.record_request(request_kind_for_metering(request.method, request.url, is_copy="x-ms-copy-source" in request.headers))
         connect_s, read_s = connect_and_read_timeouts_s(self._contact)
         answer = send(connection_timeout=connect_s, read_timeout=read_s)
         if answer.status_code >= HTTPStatus.BAD_REQUEST or answer.headers.get("Content-Length") == "0":
@@ -513,7 +513,7 @@ def _epoch_ms(moment: datetime) -> int:
     return int(moment.timestamp() * 1000)
 
 
-def request_kind_for_metering(method: str, url: str, *, copies: bool = False) -> str:
+def request_kind_for_metering(method: str, url: str, *, is_copy: bool = False) -> str:
     """Return the kind under which a request is counted: get, list, head, put, copy, multipart or delete.
 
     :param copies: whether the request copies bytes of an object.
@@ -521,5 +521,5 @@ def request_kind_for_metering(method: str, url: str, *, copies: bool = False) ->
     if method == "GET":
         return "list" if "comp=list" in url else "head" if "restype=" in url else "get"
     if method == "PUT":
-        return "copy" if copies else "multipart" if "comp=blocklist" in url else "put"
+        return "copy" if is_copy else "multipart" if "comp=blocklist" in url else "put"
     return {"HEAD": "head", "DELETE": "delete"}.get(method, "put")

@@ -1,6 +1,6 @@
 """An object store over a vendor's client library: retries, create-if-absent after lost answers, parallel reads, listings.
 
-An adapter gives an ``ObjectClient``, which makes single requests. ``CloudStore`` makes the port of them.
+An adapter gives an ``SingleRequestObjectClient``, which makes single requests. ``CloudStore`` makes the port of them.
 
 *Create-if-absent*: each create marks its object with a token of its own. If the key is taken, the object is read: with the same token, an
 earlier attempt of this create has succeeded and its answer was lost.
@@ -23,16 +23,22 @@ from typing import Any, Protocol, TypeVar
 
 from compactor.errors import AlreadyExists, CannotCopy, CompactorError, NotFound, Refused, Unavailable
 from compactor.storage.answers import PreconditionFailed, RangeNotSatisfiable
-from compactor.storage.copy_checks import check_copy_sources, verify_composed_copy
+from compactor.storage.copy_checks import delete_and_raise_if_copied_bytes_differ, require_unchanged_copy_sources
 from compactor.storage.findings import StoreFinding
-from compactor.storage.keys import check_byte_range, check_object_key, check_object_key_prefix, check_object_metadata, object_key_problem
+from compactor.storage.keys import (
+    check_byte_range,
+    check_object_key,
+    check_object_key_prefix,
+    object_key_problem,
+    require_storable_object_metadata,
+)
 from compactor.storage.options import StoreOptions
 from compactor.storage.os_errors import os_errors_as_compactor_errors
 from compactor.storage.parallel import run_in_parallel, write_at_position
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.retrying import FirstAnswerTracker, Retrier
 from compactor.storage.s3_errors import is_unknown_host
-from compactor.storage.s3_parts import UploadPart, plan_upload_parts, upload_parts_of_file
+from compactor.storage.s3_parts import UploadPart, divide_file_into_upload_parts, plan_upload_parts
 
 T = TypeVar("T")
 
@@ -127,7 +133,7 @@ class RequestRunnerWithRetries(Protocol):
     def __call__(self, request: Callable[[], T], /) -> T: ...
 
 
-class ObjectClient(Protocol):
+class SingleRequestObjectClient(Protocol):
     """Client that makes single requests to the objects below one prefix. It does not retry, except that ``create`` and
     ``create_in_parts`` retry through ``retried`` and ``upload``. All methods raise StoreErrors, PreconditionFailed or RangeNotSatisfiable.
     """
@@ -220,9 +226,9 @@ class PartUploader:
 
 
 class CloudStore:
-    """ObjectStore over an ObjectClient. Thread-safe."""
+    """ObjectStore over an SingleRequestObjectClient. Thread-safe."""
 
-    def __init__(self, client: ObjectClient, options: StoreOptions) -> None:
+    def __init__(self, client: SingleRequestObjectClient, options: StoreOptions) -> None:
         self._client = client
         self._options = options
         self._retrier = options.create_retrier(FIRST_ANSWER_S)
@@ -260,13 +266,13 @@ class CloudStore:
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_object_key(key)
-        check_object_metadata(metadata)
+        require_storable_object_metadata(metadata)
         with os_errors_as_compactor_errors("read", path):
             size = path.stat().st_size
             data = path.read_bytes() if size <= self._transfers.part_bytes else None
         if data is not None:
             return self.create(key, data, metadata)
-        return self._create_in_parts(key, upload_parts_of_file(FileRange(path, 0, size), self._transfers.part_bytes), metadata)
+        return self._create_in_parts(key, divide_file_into_upload_parts(FileRange(path, 0, size), self._transfers.part_bytes), metadata)
 
     def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Create an object from copied ranges and local bytes.
@@ -280,9 +286,9 @@ class CloudStore:
         parts = plan_upload_parts(sources, self._transfers.part_bytes, self.server_copy_limits.max_bytes)
         if not parts:
             return self.create(key, b"", metadata)
-        check_copy_sources(self, sources)
-        made = self._create_in_parts(key, parts, metadata, lambda: check_copy_sources(self, sources))
-        verify_composed_copy(self, key, sources, self._transfers.part_bytes)
+        require_unchanged_copy_sources(self, sources)
+        made = self._create_in_parts(key, parts, metadata, lambda: require_unchanged_copy_sources(self, sources))
+        delete_and_raise_if_copied_bytes_differ(self, key, sources, self._transfers.part_bytes)
         return made
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
@@ -418,7 +424,7 @@ class CloudStore:
         are returned. If the key is taken by any other object, AlreadyExists is raised.
         """
         check_object_key(key)
-        described = check_object_metadata(metadata)
+        described = require_storable_object_metadata(metadata)
         self._before_create(self)
         token = uuid.uuid4().hex
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from compactor.errors import Refused
 from compactor.storage.port import ObjectStore
-from compactor.storage.probe import ServerStore, find_ignored_create_if_absent
+from compactor.storage.probe import StoreWithTestableConditionalCreates, find_ignored_create_if_absent
 
 
 class ConditionalCreateCheck:
@@ -34,7 +34,7 @@ class ConditionalCreateCheck:
 
         :param prefix: prefix of the key that is created and deleted for the check.
         """
-        if not isinstance(store, ServerStore):
+        if not isinstance(store, StoreWithTestableConditionalCreates):
             return
         with self._lock:
             endpoint, bucket, root = store.endpoint_bucket_and_prefix_of_server()
@@ -42,7 +42,7 @@ class ConditionalCreateCheck:
                 return
             place = json.dumps({"endpoint": endpoint, "bucket": bucket, "prefix": root})
             marker = self._folder / hashlib.sha256(place.encode()).hexdigest()[:32]
-            if not _does_marker_contain_location(marker, place):
+            if not _does_marker_show_check_passed(marker, place):
                 self._require_create_if_absent_works(store.without_conditional_create_check(), prefix)
                 with suppress(OSError):  # the next process asks again
                     self._folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ class ConditionalCreateCheck:
             raise Refused(problem.detail, hint=problem.hint)
 
 
-def _does_marker_contain_location(marker: Path, location: str) -> bool:
+def _does_marker_show_check_passed(marker: Path, location: str) -> bool:
     """Return whether the file ``marker`` exists and contains this location (endpoint, bucket and prefix)."""
     try:
         return marker.read_text() == location

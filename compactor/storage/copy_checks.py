@@ -11,7 +11,7 @@ from compactor.errors import CopyDiffers, Unavailable
 from compactor.storage.port import ComposeSource, ObjectRangeToCopy, ObjectStore
 
 
-def check_copied_bytes(
+def require_copied_bytes_equal_source(
     piece: ObjectRangeToCopy, object_name: str, copied: Iterable[bytes], read_source: Callable[[], Iterable[bytes]]
 ) -> None:
     """Raise CopyDiffers if the copied bytes have another CRC-32C than the range from which they were copied.
@@ -33,12 +33,12 @@ def _crc32c_of_chunks(chunks: Iterable[bytes]) -> int:
     return crc
 
 
-def changed_source_error(object_name: str) -> Unavailable:
+def copy_source_changed_error(object_name: str) -> Unavailable:
     """Return the error for a copy whose source object was replaced by another version."""
     return Unavailable(f"{object_name} is not the version that was to be copied", hint="Something else writes to this tier; run verify")
 
 
-def check_copy_sources(store: ObjectStore, sources: Sequence[ComposeSource]) -> None:
+def require_unchanged_copy_sources(store: ObjectStore, sources: Sequence[ComposeSource]) -> None:
     """Check that the objects from which ranges are copied exist in the expected version and contain the ranges, with one request for each
     object.
 
@@ -48,12 +48,12 @@ def check_copy_sources(store: ObjectStore, sources: Sequence[ComposeSource]) -> 
     for key in dict.fromkeys(piece.key for piece in copied):
         found = store.head(key)
         if any(piece.etag != found.etag for piece in copied if piece.key == key):
-            raise changed_source_error(f"{store.url}/{key}")
+            raise copy_source_changed_error(f"{store.url}/{key}")
         if any(piece.start + piece.length > found.size for piece in copied if piece.key == key):
             raise ValueError(f"{store.url}/{key} ends before what was to be copied of it")
 
 
-def verify_composed_copy(store: ObjectStore, key: str, sources: Sequence[ComposeSource], chunk_bytes: int) -> None:
+def delete_and_raise_if_copied_bytes_differ(store: ObjectStore, key: str, sources: Sequence[ComposeSource], chunk_bytes: int) -> None:
     """Read back the copied ranges of a new object, ``chunk_bytes`` bytes at a time. If they differ from their sources, delete the object
     and raise CopyDiffers.
 
@@ -69,7 +69,7 @@ def verify_composed_copy(store: ObjectStore, key: str, sources: Sequence[Compose
         if isinstance(piece, ObjectRangeToCopy):
             try:
                 source = partial(read_range, piece.key, piece.start, piece.length)
-                check_copied_bytes(piece, f"{store.url}/{piece.key}", read_range(key, at, piece.length), source)
+                require_copied_bytes_equal_source(piece, f"{store.url}/{piece.key}", read_range(key, at, piece.length), source)
             except CopyDiffers:
                 store.delete([key])
                 raise

@@ -32,7 +32,7 @@ class RequestMeter(Protocol):
     def record_bytes_written(self, size: int) -> None:
         """Record body bytes before they are sent."""
 
-    def record_wait(self, reason: str, seconds: float) -> None:
+    def record_request_delay(self, reason: str, seconds: float) -> None:
         """Record that a request was delayed. reason: the setting in [limits] that delayed it, or ``STORE`` for the delay before a retry."""
 
 
@@ -99,7 +99,7 @@ class RequestCounters:
         if self._watcher:
             self._watcher(size)
 
-    def record_wait(self, reason: str, seconds: float) -> None:
+    def record_request_delay(self, reason: str, seconds: float) -> None:
         with self._lock:
             self._waited[reason] = self._waited.get(reason, 0.0) + seconds
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Protocol
 
-from compactor.config.settings import LimitSettings, Settings
+from compactor.config.settings import RateLimitSettings, Settings
 from compactor.extras import require_pip_extra
 from compactor.storage.counting import RequestCounters, RequestMeter
 from compactor.storage.options import StoreOptions
@@ -59,7 +59,7 @@ class RateLimits:
     """
 
     def __init__(
-        self, limits: LimitSettings, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+        self, limits: RateLimitSettings, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._buckets = {name: TokenBucket(rate, clock, sleep) for name, rate in limits.model_dump().items() if rate}
 
@@ -93,18 +93,18 @@ class RateLimitingRequestMeter:
         self._take_tokens("max_write_bytes_per_s", size)
         self._inner.record_bytes_written(size)
 
-    def record_wait(self, reason: str, seconds: float) -> None:
-        self._inner.record_wait(reason, seconds)
+    def record_request_delay(self, reason: str, seconds: float) -> None:
+        self._inner.record_request_delay(reason, seconds)
 
     def _take_tokens(self, setting: str, tokens: int) -> None:
         if seconds := self._buckets.take_tokens(setting, tokens):
-            self._inner.record_wait(setting, seconds)
+            self._inner.record_request_delay(setting, seconds)
 
 
 # ---- stores -----------------------------------------------------------------------------------------------------------------
 
 
-class StoreAdapter(Protocol):
+class StoreOpeningModule(Protocol):
     """Interface of the modules of ``compactor.storage`` that open the stores of one kind (``StoreKind.adapter`` names the module)."""
 
     def open_store_at(self, url: str, options: StoreOptions) -> ObjectStore:
@@ -115,7 +115,7 @@ def open_store(
     url: str,
     *,
     settings: Settings | None = None,
-    limits: LimitSettings | None = None,
+    limits: RateLimitSettings | None = None,
     retries: RetrySettings | None = None,
     transfers: TransferSettings | None = None,
     counters: RequestCounters | None = None,
@@ -137,10 +137,10 @@ def open_store(
     kind = store_kind(url)
     if kind.extra:
         require_pip_extra(kind.extra, kind.example)
-    adapter: StoreAdapter = import_module(f"compactor.storage.{kind.adapter}")
+    adapter: StoreOpeningModule = import_module(f"compactor.storage.{kind.adapter}")
     options = StoreOptions(
         settings=settings or Settings(),
-        meter=RateLimitingRequestMeter(counters or RequestCounters(), _shared_rate_limits(limits or LimitSettings())),
+        meter=RateLimitingRequestMeter(counters or RequestCounters(), _shared_rate_limits(limits or RateLimitSettings())),
         retries=retries,
         transfers=transfers or TransferSettings(),
         contact=contact or FirstAnswerTracker(),
@@ -151,6 +151,6 @@ def open_store(
 
 
 @lru_cache(maxsize=8)
-def _shared_rate_limits(limits: LimitSettings) -> RateLimits:
+def _shared_rate_limits(limits: RateLimitSettings) -> RateLimits:
     """Return the token buckets of these limits, the same for all calls with equal limits."""
     return RateLimits(limits)

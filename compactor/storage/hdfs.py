@@ -49,7 +49,7 @@ from compactor.storage.cloud import (
 )
 from compactor.storage.counting import RequestMeter
 from compactor.storage.findings import StoreFinding
-from compactor.storage.keys import RESERVED, check_object_key_prefix, object_key_part_problem
+from compactor.storage.keys import RESERVED, check_object_key_prefix, object_key_component_problem
 from compactor.storage.options import StoreOptions
 from compactor.storage.parallel import read_file_range
 from compactor.storage.port import FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
@@ -131,7 +131,7 @@ class HdfsStore(CloudStore):
         """
         for entry in sorted(self._request_with_retries(lambda: self._client.list_folder(folder)), key=lambda entry: entry.name.encode()):
             name = entry.name
-            if object_key_part_problem(name.removeprefix(folder).rstrip("/")):
+            if object_key_component_problem(name.removeprefix(folder).rstrip("/")):
                 continue
             is_wanted = name.startswith(prefix) and name.encode() > after.encode()
             if name.endswith("/"):
@@ -247,12 +247,12 @@ class HdfsClient:
         return self._namenode_clock_ms("/")
 
     def does_delete_free_space(self) -> bool | None:
-        return not self._snapshot_directories()
+        return not self._directories_with_snapshots()
 
     def inspect_store_settings(self) -> list[StoreFinding]:
         hint = "Expect no saving before those snapshots are deleted, or use a directory without"
         detail = f"of {self.url} has snapshots, which keep deleted files"
-        return [StoreFinding.warning("snapshots", f"the directory {path} {detail}", hint) for path in self._snapshot_directories()]
+        return [StoreFinding.warning("snapshots", f"the directory {path} {detail}", hint) for path in self._directories_with_snapshots()]
 
     def required_permission_name(self, verb: str) -> str:
         written = "w and x on the directory, and r on the file, which is read back"
@@ -262,7 +262,7 @@ class HdfsClient:
         """Return the files and directories in a folder, in no order; an empty list if the folder does not exist."""
         failed_request = self._describe_failed_request("list", folder.rstrip("/"))
         try:
-            found = self._list_status(self._url_path(folder), failed_request)
+            found = self._request_folder_entry_statuses(self._url_path(folder), failed_request)
         except NotFound:
             return []
         return [
@@ -271,7 +271,7 @@ class HdfsClient:
             if each["pathSuffix"]  # a file was asked for as if it were a folder
         ]
 
-    def _list_status(self, path: str, failed_request: str) -> list[dict[str, Any]]:
+    def _request_folder_entry_statuses(self, path: str, failed_request: str) -> list[dict[str, Any]]:
         return list(
             _json_field(
                 self._request_with_redirect("GET", path, "LISTSTATUS", failed_request=failed_request), failed_request, "FileStatuses"
@@ -287,7 +287,7 @@ class HdfsClient:
         modified_ms = status.modified_ms
         if modified_ms >= UNDATED_MS:
             with suppress(Refused):
-                modified_ms = self._set_publication_time(status.name, status.inode)
+                modified_ms = self._set_publication_time_and_return_ms(status.name, status.inode)
         return ObjectInfo(status.name, status.size, modified_ms, str(status.inode), metadata)
 
     def _create_by_rename(self, key: str, body: _RequestBody, metadata: Mapping[str, str], retried: RequestRunnerWithRetries) -> ObjectInfo:
@@ -311,7 +311,7 @@ class HdfsClient:
         except BaseException:
             self._delete_staged_file(staged.name)
             raise
-        published_ms = retried(lambda: self._set_publication_time(key, staged.inode))
+        published_ms = retried(lambda: self._set_publication_time_and_return_ms(key, staged.inode))
         return ObjectInfo(key, staged.size, published_ms, str(staged.inode), metadata)
 
     def _write_staged_file(self, body: _RequestBody, key: str) -> FileStatus:
@@ -379,7 +379,7 @@ class HdfsClient:
             hint = "Two compactors would lead at once. Let [hdfs] webhdfs_url name the namenode itself, not HttpFS"
             raise Refused(f"{self.url} ignores conditional requests: its renames know no options", hint=hint)
 
-    def _set_publication_time(self, key: str, inode: int) -> int:
+    def _set_publication_time_and_return_ms(self, key: str, inode: int) -> int:
         """Set the modification time of a published file to the namenode's time, and return that time in milliseconds. The time is never
         before the publication: it is requested after the rename, and a second is added because the namenode reports whole seconds.
         """
@@ -389,16 +389,16 @@ class HdfsClient:
         )
         return now_ms
 
-    def _namenode_clock_ms(self, path: str) -> int:
+    def _namenode_clock_ms(self, probe_path: str) -> int:
         failed_request = self._describe_failed_request("ask for the time of")
-        answer = self._request_with_redirect("GET", path, "GETFILESTATUS", failed_request=failed_request)
+        answer = self._request_with_redirect("GET", probe_path, "GETFILESTATUS", failed_request=failed_request)
         date = answer.headers.get("Date", "").partition(" GMT")[0]  # Hadoop sends it twice
         try:
             return int(parsedate_to_datetime(f"{date} GMT").timestamp() * 1000)
         except ValueError as error:
             raise Unavailable(f"{failed_request}: the answer has no date") from error
 
-    def _snapshot_directories(self) -> list[str]:
+    def _directories_with_snapshots(self) -> list[str]:
         """Return the directories that have snapshots, among the store's directory and those above it. Deleted files survive in
         snapshots.
         """
@@ -406,7 +406,7 @@ class HdfsClient:
         found = []
         for path in (quote("/".join(parts[:count])) for count in range(1, len(parts) + 1)):
             with suppress(NotFound):  # it does not exist yet, or takes no snapshots
-                if self._list_status(f"{path}/.snapshot", self._describe_failed_request("ask for the snapshots of")):
+                if self._request_folder_entry_statuses(f"{path}/.snapshot", self._describe_failed_request("ask for the snapshots of")):
                     found.append(path or "/")
         return found
 

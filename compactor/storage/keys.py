@@ -22,7 +22,7 @@ _METADATA_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _METADATA_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
 
-def object_key_part_problem(part: str) -> ReasonOrEmpty:
+def object_key_component_problem(part: str) -> ReasonOrEmpty:
     """Return why ``part`` cannot be the text between two slashes of a key, or an empty string if it can."""
     if not part:
         return "has an empty part"
@@ -37,14 +37,14 @@ def object_key_part_problem(part: str) -> ReasonOrEmpty:
 
 def object_key_problem(key: str) -> ReasonOrEmpty:
     """Return why this text cannot be a key, or an empty string."""
-    faults = [fault for part in key.split("/") if (fault := object_key_part_problem(part))]
+    faults = [fault for part in key.split("/") if (fault := object_key_component_problem(part))]
     if faults:
         return faults[0]
     return f"is longer than {MAX_KEY_BYTES} bytes" if len(key.encode()) > MAX_KEY_BYTES else ""
 
 
 def check_object_key(key: str) -> None:
-    """Raise Refused if this text cannot be a key in every kind of store."""
+    """Raise Refused unless this text is a valid key in every kind of store."""
     if fault := object_key_problem(key):
         raise Refused(f"{key!r} cannot be an object key: it {fault}", hint=f"Keys are parts between '/', each 1 to {MAX_PART_BYTES} bytes")
 
@@ -62,7 +62,7 @@ def check_object_key_prefix(prefix: str) -> None:
         raise Refused(f"{prefix!r} cannot be a prefix of object keys: it {fault}")
 
 
-def check_object_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+def require_storable_object_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     """Return a copy of the metadata as a dict, empty for None.
 
     Raises Refused unless every kind of store accepts it: names of small letters, digits and ``_`` (because Azure accepts only identifiers),

@@ -24,16 +24,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from compactor.errors import AlreadyExists, Refused, Unavailable
-from compactor.storage.copy_checks import check_copied_bytes
+from compactor.storage.copy_checks import require_copied_bytes_equal_source
 from compactor.storage.counting import RequestCounters, RequestMeter
 from compactor.storage.keys import (
     RESERVED,
     check_byte_range,
     check_object_key,
     check_object_key_prefix,
-    check_object_metadata,
     normalize_metadata_names,
-    object_key_part_problem,
+    object_key_component_problem,
+    require_storable_object_metadata,
 )
 from compactor.storage.options import StoreOptions
 from compactor.storage.os_errors import FULL, os_errors_as_compactor_errors
@@ -99,7 +99,7 @@ class LocalStore:
             status = path.lstat()
             if not stat.S_ISREG(status.st_mode):
                 raise FileNotFoundError(errno.ENOENT, "not a plain file", str(path))
-            return self._object_info(key, status, _read_metadata(path, status))
+            return self._object_info(key, status, _read_object_metadata_file(path, status))
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         return self._create_object(key, lambda file: self._write_chunks(file, (data,)), metadata)
@@ -136,7 +136,10 @@ class LocalStore:
     def put(self, key: str, data: bytes) -> ObjectInfo:
         target = self._object_path(key)
         self._meter.record_request("put")
-        with os_errors_as_compactor_errors("write", target), self._staged_file(lambda file: self._write_chunks(file, (data,))) as staged:
+        with (
+            os_errors_as_compactor_errors("write", target),
+            self._temporary_file_with_content(lambda file: self._write_chunks(file, (data,))) as staged,
+        ):
             _create_missing_directories(target.parent)
             os.replace(staged, target)
             _sync_directory(target.parent)
@@ -165,8 +168,8 @@ class LocalStore:
         self._meter.record_request("list")
         folder = prefix.rpartition("/")[0]
         with os_errors_as_compactor_errors("list", self._root / folder):
-            start = self._check_inside_root(self._root / folder)
-            for found, status in _list_directory(start, f"{folder}/" if folder else "", prefix, after):
+            start = self._require_folder_inside_store_root(self._root / folder)
+            for found, status in _walk_objects_in_folder_tree(start, f"{folder}/" if folder else "", prefix, after):
                 yield self._object_info(found, status, {})
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -179,7 +182,7 @@ class LocalStore:
                 if not stat.S_ISREG(status.st_mode):
                     continue
                 path.unlink()
-                _metadata_path(path, status.st_mtime_ns).unlink(missing_ok=True)
+                _metadata_file_path_of_object(path, status.st_mtime_ns).unlink(missing_ok=True)
                 touched.add(path.parent)
         for folder in sorted(touched):
             with os_errors_as_compactor_errors("delete in", folder), suppress(FileNotFoundError):
@@ -202,15 +205,18 @@ class LocalStore:
 
     def clock_ms(self) -> int:
         self._meter.record_request("head")
-        with os_errors_as_compactor_errors("write", self._root), self._staged_file(lambda file: None, durable=False) as staged:
+        with (
+            os_errors_as_compactor_errors("write", self._root),
+            self._temporary_file_with_content(lambda file: None, durable=False) as staged,
+        ):
             return staged.lstat().st_mtime_ns // 1_000_000
 
     def _object_path(self, key: str) -> Path:
         check_object_key(key)
         path = self._root / key
-        return self._check_inside_root(path.parent) / path.name
+        return self._require_folder_inside_store_root(path.parent) / path.name
 
-    def _check_inside_root(self, folder: Path) -> Path:
+    def _require_folder_inside_store_root(self, folder: Path) -> Path:
         """Return the folder. Raises Refused if symbolic links lead from it out of the store's root."""
         real, root = os.path.realpath(folder), os.path.realpath(self._root)
         if real != root and not real.startswith(root.rstrip("/") + "/"):
@@ -258,7 +264,7 @@ class LocalStore:
                 raise ValueError(f"{path} ends before byte {piece.start + piece.length}, up to which it was to be copied")
             file.flush()
             end = file.seek(0, os.SEEK_END)
-            check_copied_bytes(
+            require_copied_bytes_equal_source(
                 piece, str(path), self._read_range(file, end - done, done), lambda: self._read_range(source, piece.start, piece.length)
             )
             file.seek(end)
@@ -269,7 +275,7 @@ class LocalStore:
         If the disk is full and the store holds control records, release space from the reserve file (``FullDiskReserveFile``) and try
         again, as long as the reserve has any.
         """
-        described = check_object_metadata(metadata)
+        described = require_storable_object_metadata(metadata)
         target = self._object_path(key)
         self._meter.record_request("put")
         with os_errors_as_compactor_errors("write", target):
@@ -289,9 +295,9 @@ class LocalStore:
         :param target: the key's path.
         """
         _require_no_object_at_path(target)  # avoids staging a gigabyte for nothing; the link below decides
-        with self._staged_file(write_content) as staged:
+        with self._temporary_file_with_content(write_content) as staged:
             _create_missing_directories(target.parent)
-            companion = _write_metadata(staged, target, metadata) if metadata else None
+            companion = _write_metadata_file_of_staged_object(staged, target, metadata) if metadata else None
             try:
                 os.link(staged, target)
             except FileExistsError:
@@ -303,7 +309,7 @@ class LocalStore:
                     raise AlreadyExists(f"{target} existed a moment ago") from None
             _sync_directory(target.parent)
             if self._reserve is not None:
-                self._reserve.extend_to_full_size()
+                self._reserve.extend_reserve_file_to_full_size()
             return self._object_info(key, staged.lstat(), metadata)  # the same file; another writer may have deleted the object by now
 
     def _object_info(self, key: str, status: os.stat_result, metadata: Mapping[str, str]) -> ObjectInfo:
@@ -315,7 +321,7 @@ class LocalStore:
         return ObjectInfo(key, status.st_size, modified_ns // 1_000_000, _etag_of_file(status), metadata)
 
     @contextmanager
-    def _staged_file(self, write_content: Callable[[BinaryIO], None], durable: bool = True) -> Iterator[Path]:
+    def _temporary_file_with_content(self, write_content: Callable[[BinaryIO], None], durable: bool = True) -> Iterator[Path]:
         """Provide a ``with`` block with the path of a temporary file that has this content. The file is deleted at the end of the block.
 
         :param durable: whether the file is flushed to disk before the block begins.
@@ -349,7 +355,7 @@ class LocalStore:
                     os.unlink(entry)
 
 
-def _list_directory(folder: Path, base: str, prefix: str, after: str) -> Iterator[tuple[str, os.stat_result]]:
+def _walk_objects_in_folder_tree(folder: Path, base: str, prefix: str, after: str) -> Iterator[tuple[str, os.stat_result]]:
     """Yield (key, file status) of the objects in a folder and its subfolders whose keys begin with ``prefix`` and are greater than
     ``after``, in UTF-8 byte order. To get this order a directory is sorted by its name with a slash.
 
@@ -357,14 +363,14 @@ def _list_directory(folder: Path, base: str, prefix: str, after: str) -> Iterato
     """
     try:
         with os.scandir(folder) as entries:
-            named = sorted((_utf8_sort_key(entry), entry) for entry in entries if not object_key_part_problem(entry.name))
+            named = sorted((_utf8_sort_key(entry), entry) for entry in entries if not object_key_component_problem(entry.name))
     except (FileNotFoundError, NotADirectoryError):
         return
     for name, entry in named:
         key = base + name
         if name.endswith("/"):
             if (key.startswith(prefix) or prefix.startswith(key)) and (key > after or after.startswith(key)):
-                yield from _list_directory(folder / entry.name, key, prefix, after)
+                yield from _walk_objects_in_folder_tree(folder / entry.name, key, prefix, after)
         elif key.startswith(prefix) and key > after:
             with suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
@@ -429,7 +435,7 @@ def _require_no_object_at_path(target: Path) -> None:
         raise AlreadyExists(f"{target} exists already")
 
 
-def _metadata_path(path: Path, mtime_ns: int) -> Path:
+def _metadata_file_path_of_object(path: Path, mtime_ns: int) -> Path:
     """Return the path of the file with an object's metadata. Its name contains the object's modification time in nanoseconds, so that
     metadata of an overwritten object are not used for its successor. A long name is replaced by its digest.
     """
@@ -437,16 +443,16 @@ def _metadata_path(path: Path, mtime_ns: int) -> Path:
     return path.parent / RESERVED / f"{name}.{mtime_ns}"
 
 
-def _read_metadata(path: Path, status: os.stat_result) -> dict[str, str]:
+def _read_object_metadata_file(path: Path, status: os.stat_result) -> dict[str, str]:
     try:
-        return normalize_metadata_names(json.loads(_metadata_path(path, status.st_mtime_ns).read_bytes()))
+        return normalize_metadata_names(json.loads(_metadata_file_path_of_object(path, status.st_mtime_ns).read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except ValueError as error:
         raise Unavailable(f"the metadata beside {path} cannot be read: {error}", hint="The disk may have lost it; run verify") from error
 
 
-def _write_metadata(staged: Path, target: Path, metadata: dict[str, str]) -> Path:
+def _write_metadata_file_of_staged_object(staged: Path, target: Path, metadata: dict[str, str]) -> Path:
     """Write the metadata file of a staged object, and return its path. The object gets a unique modification time, because the name of the
     metadata file contains it.
 
@@ -457,7 +463,7 @@ def _write_metadata(staged: Path, target: Path, metadata: dict[str, str]) -> Pat
     while True:
         mtime_ns = staged.lstat().st_mtime_ns // 1_000_000 * 1_000_000 + uuid.uuid4().int % 1_000_000
         os.utime(staged, ns=(mtime_ns, mtime_ns))
-        companion = _metadata_path(target, staged.lstat().st_mtime_ns)  # as the file system rounds it
+        companion = _metadata_file_path_of_object(target, staged.lstat().st_mtime_ns)  # as the file system rounds it
         try:
             with open(companion, "xb") as file:
                 file.write(json.dumps(metadata).encode())
@@ -510,7 +516,7 @@ class FullDiskReserveFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def extend_to_full_size(self) -> None:
+    def extend_reserve_file_to_full_size(self) -> None:
         """Extend the file to its full size if the disk has space, otherwise leave it. Called after every write; costs one ``stat`` if the
         file has its full size.
         """

@@ -29,15 +29,15 @@ class StoreOptions:
     records: bool
     before_create: Callable[[ObjectStore], None]
 
-    def create_retrier(self, first_answer_s: float) -> Retrier:
+    def create_retrier(self, max_wait_for_first_answer_s: float) -> Retrier:
         """Return the retrier for requests to a server.
 
         :param first_answer_s: longest wait for the server's first answer to this process, in seconds.
         """
-        policy = (self.retries or RetrySettings()).model_copy(update={"first_answer_s": first_answer_s})
+        policy = (self.retries or RetrySettings()).model_copy(update={"first_answer_s": max_wait_for_first_answer_s})
 
         def sleep(seconds: float) -> None:
             time.sleep(seconds)
-            self.meter.record_wait(STORE, seconds)
+            self.meter.record_request_delay(STORE, seconds)
 
         return Retrier(policy, sleep=sleep, contact=self.contact)

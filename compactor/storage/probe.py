@@ -47,7 +47,7 @@ class StoreWithQueryableSettings(Protocol):
 
 
 @runtime_checkable
-class ServerStore(Protocol):
+class StoreWithTestableConditionalCreates(Protocol):
     """Store on a server. Servers may ignore conditions of requests, so that "create only if absent" has to be tested."""
 
     def endpoint_bucket_and_prefix_of_server(self) -> tuple[str, str, str]:
@@ -71,7 +71,7 @@ def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".t
     if any(finding.severity == "error" for finding in findings):
         return findings
     try:
-        findings += _clock_findings(store, now_ms)
+        findings += _clock_difference_findings(store, now_ms)
         findings += find_unsafe_concurrent_creates(store, prefix)
         if isinstance(store, StoreWithQueryableSettings):
             findings += store.inspect_store_settings(now_ms())
@@ -94,9 +94,9 @@ def find_ignored_create_if_absent(store: ObjectStore, prefix: str) -> StoreFindi
         except AlreadyExists:
             pass
         else:
-            return _ignored_condition_finding(store, "conditional-puts", "an object that existed was created once more")
+            return _ignored_create_if_absent_finding(store, "conditional-puts", "an object that existed was created once more")
         if _does_upload_in_parts_overwrite(store, key):
-            return _ignored_condition_finding(store, "conditional-multipart", "an upload in parts wrote over an existing object")
+            return _ignored_create_if_absent_finding(store, "conditional-multipart", "an upload in parts wrote over an existing object")
     finally:
         with suppress(Refused):
             store.delete([key])
@@ -109,7 +109,7 @@ def _does_upload_in_parts_overwrite(store: ObjectStore, key: str) -> bool:
 
     Uploads in parts end with another request than small creates, and some servers check the condition only of small creates.
     """
-    if not isinstance(store, ServerStore) or not store_kind(store.url).can.multipart:
+    if not isinstance(store, StoreWithTestableConditionalCreates) or not store_kind(store.url).can.multipart:
         return False
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "parts").write_bytes(b"in parts")
@@ -119,7 +119,7 @@ def _does_upload_in_parts_overwrite(store: ObjectStore, key: str) -> bool:
     return store.get(key, 0, 5) != b"first"
 
 
-def _ignored_condition_finding(store: ObjectStore, kind: str, detail: str) -> StoreFinding:
+def _ignored_create_if_absent_finding(store: ObjectStore, kind: str, detail: str) -> StoreFinding:
     return StoreFinding.error(
         kind,
         f"{store.url} ignores conditional requests: {detail} ({store_kind(store.url).can.create_only})",
@@ -129,7 +129,7 @@ def _ignored_condition_finding(store: ObjectStore, kind: str, detail: str) -> St
 
 
 def find_unsafe_concurrent_creates(
-    store: ObjectStore, prefix: str, threads: int = PROBE_THREADS, rounds: int = PROBE_ROUNDS
+    store: ObjectStore, prefix: str, threads: int = PROBE_THREADS, race_count: int = PROBE_ROUNDS
 ) -> list[StoreFinding]:
     """Let ``threads`` writers create one key at once, ``rounds`` times. Return an empty list if each race had exactly one winner whose
     content was stored, otherwise a list with one finding.
@@ -148,7 +148,7 @@ def find_unsafe_concurrent_creates(
         pass
     else:
         return []
-    for number in range(rounds):
+    for number in range(race_count):
         key = f"{prefix}{secrets.token_hex(8)}-race-{number}"
         try:
             winners = _contents_of_creates_that_succeeded(store, key, threads)
@@ -230,7 +230,7 @@ def _test_permissions(store: ObjectStore, prefix: str) -> list[StoreFinding]:
     return findings
 
 
-def _clock_findings(store: ObjectStore, now_ms: Callable[[], int]) -> list[StoreFinding]:
+def _clock_difference_findings(store: ObjectStore, now_ms: Callable[[], int]) -> list[StoreFinding]:
     before = now_ms()
     there = store.clock_ms()
     difference = there - (before + now_ms()) // 2

@@ -55,7 +55,7 @@ class FirstAnswerTracker:
             self._asked_at = requested_at
         return now - self._asked_at
 
-    def claim_retry_log_line(self, now: float) -> bool:
+    def claim_permission_to_log_retry(self, now: float) -> bool:
         """Return whether the caller may write a log line about a retry. At most one line per second is allowed, so a caller that gets True
         must write it.
 
@@ -103,7 +103,7 @@ class Retrier:
                 if now - failed + pause > self.policy.deadline_s or (silent and silent + pause > self.policy.first_answer_s):
                     tries = f" (tried {number + 1} times in {now - began:.1f} s)" if number else ""
                     raise Unavailable(f"{error.message}{tries}", hint=error.hint) from error
-                if (number or silent > _LOG_INTERVAL_S) and self.contact.claim_retry_log_line(now):
+                if (number or silent > _LOG_INTERVAL_S) and self.contact.claim_permission_to_log_retry(now):
                     _log.warning("%s; try %d in %.1f s", error.message, number + 2, pause, extra={"transient": True})
             else:
                 self.contact.record_answer()
@@ -122,7 +122,7 @@ class RetryingStore(ForwardingStore):
         self._retrier = retrier
 
     @override
-    def _forward_read(self, key: str, request: Callable[[], T]) -> T:
+    def _forward_read_request(self, key: str, request: Callable[[], T]) -> T:
         return self._retrier.call_with_retries(lambda _: request())
 
     @override

@@ -29,22 +29,22 @@ from typing import Any, Literal
 from compactor.config.store_sections import S3Settings
 from compactor.errors import AlreadyExists, CopyDiffers, NotFound, Refused, Unavailable
 from compactor.storage.answers import NoSuchUpload, PreconditionFailed, RangeNotSatisfiable
-from compactor.storage.copy_checks import check_copy_sources, verify_composed_copy
+from compactor.storage.copy_checks import delete_and_raise_if_copied_bytes_differ, require_unchanged_copy_sources
 from compactor.storage.findings import StoreFinding
 from compactor.storage.keys import (
     check_byte_range,
     check_object_key,
     check_object_key_prefix,
-    check_object_metadata,
     normalize_metadata_names,
     object_key_problem,
+    require_storable_object_metadata,
 )
 from compactor.storage.options import StoreOptions
 from compactor.storage.os_errors import os_errors_as_compactor_errors
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.s3_errors import s3_answer_error
-from compactor.storage.s3_parts import COPIES, find_mismatched_copied_range, plan_upload_parts, upload_parts_of_file
-from compactor.storage.s3_requests import CompletionEntry, LearnedServerBehaviour, S3Answer, S3RequestClient
+from compactor.storage.s3_parts import COPIES, divide_file_into_upload_parts, find_mismatched_copied_range, plan_upload_parts
+from compactor.storage.s3_requests import CompletedPartEntry, LearnedServerBehaviour, S3Answer, S3RequestClient
 from compactor.storage.s3_transfer import MultipartUpload, crc32_base64, download_object, md5_base64
 from compactor.storage.schemes import bucket_and_prefix
 from compactor.storage.settings import TransferSettings
@@ -161,20 +161,20 @@ class S3Store:
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_object_key(key)
-        described = check_object_metadata(metadata)
+        described = require_storable_object_metadata(metadata)
         self._before_create(self)
         return self._create_in_one_request(key, data, described)
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_object_key(key)
-        described = check_object_metadata(metadata)
+        described = require_storable_object_metadata(metadata)
         with os_errors_as_compactor_errors("read", path):
             size = path.stat().st_size
             data = path.read_bytes() if size <= self._transfers.part_bytes else None
         self._before_create(self)
         if data is not None:
             return self._create_in_one_request(key, data, described)
-        parts = upload_parts_of_file(FileRange(path, 0, size), self._transfers.part_bytes)
+        parts = divide_file_into_upload_parts(FileRange(path, 0, size), self._transfers.part_bytes)
         return self._create_by_multipart_upload(key, size, described, "CRC32", lambda upload: upload.send_parts(parts))
 
     @property
@@ -189,18 +189,18 @@ class S3Store:
         object stays unverified: a later attempt gets AlreadyExists and has to read the object itself.
         """
         check_object_key(key)
-        described = check_object_metadata(metadata)
+        described = require_storable_object_metadata(metadata)
         parts = plan_upload_parts(sources, self._transfers.part_bytes)
         self._before_create(self)
         if not parts:
             return self._create_in_one_request(key, b"", described)
         size = sum(piece.length for piece in sources)
-        check_copy_sources(self, sources)
+        require_unchanged_copy_sources(self, sources)
         unconfirmed = threading.Event()
 
-        def send_parts_and_check_copies(upload: MultipartUpload) -> list[CompletionEntry]:
+        def send_parts_and_check_copies(upload: MultipartUpload) -> list[CompletedPartEntry]:
             done = upload.send_parts(parts)
-            check_copy_sources(self, sources)
+            require_unchanged_copy_sources(self, sources)
             receipts = [str(part.get("ChecksumCRC32C", "")) for part in done]
             wrong = find_mismatched_copied_range(sources, parts, receipts)
             if wrong:
@@ -212,7 +212,7 @@ class S3Store:
 
         info = self._create_by_multipart_upload(key, size, described, "CRC32C", send_parts_and_check_copies)
         if unconfirmed.is_set():
-            verify_composed_copy(self, key, sources, self._transfers.part_bytes)
+            delete_and_raise_if_copied_bytes_differ(self, key, sources, self._transfers.part_bytes)
         return info
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
@@ -375,7 +375,7 @@ class S3Store:
         size: int,
         metadata: dict[str, str],
         algorithm: Literal["CRC32", "CRC32C"],
-        send_parts: Callable[[MultipartUpload], Sequence[CompletionEntry]],
+        send_parts: Callable[[MultipartUpload], Sequence[CompletedPartEntry]],
     ) -> ObjectInfo:
         """Create an object by a multipart upload, which is restarted if the store loses it. Raises AlreadyExists if the key is taken.
 

@@ -19,9 +19,9 @@ COPIES: Final = CopyLimits(min_run_bytes=MIN_PART_BYTES, max_bytes=512 << 20)
 
 RangePositionAndLength = tuple[int, int]
 """Position and length in bytes of a range."""
-SentPart = tuple[FileRange, ...]
+UploadPartOfLocalRanges = tuple[FileRange, ...]
 """Ranges of files that travel as one part, one behind the other."""
-UploadPart = ObjectRangeToCopy | SentPart
+UploadPart = ObjectRangeToCopy | UploadPartOfLocalRanges
 
 
 def upload_part_size_bytes(file_size_bytes: int, default_part_bytes: int) -> int:
@@ -33,7 +33,7 @@ def upload_part_size_bytes(file_size_bytes: int, default_part_bytes: int) -> int
     return max(default_part_bytes, -(-file_size_bytes // MAX_PARTS))
 
 
-def upload_parts_of_file(file: FileRange, part_bytes: int) -> list[UploadPart]:
+def divide_file_into_upload_parts(file: FileRange, part_bytes: int) -> list[UploadPart]:
     """Return equal parts of a file; the last one may be shorter."""
     part = upload_part_size_bytes(file.length, part_bytes)
     return [(replace(file, start=at, length=min(part, file.length - at)),) for at in range(0, file.length, part)]
@@ -127,7 +127,7 @@ def _pack_local_ranges(ranges: list[FileRange], part_bytes: int) -> list[UploadP
     if not total:
         return []
     return [
-        tuple(_slice_local_ranges(ranges, at, length))
+        tuple(_slice_concatenated_local_ranges(ranges, at, length))
         for at, length in _split_into_equal_ranges(total, max(1, total // upload_part_size_bytes(total, part_bytes)))
     ]
 
@@ -139,7 +139,7 @@ def _split_into_equal_ranges(total_bytes: int, range_count: int) -> Iterator[Ran
         yield start, end - start
 
 
-def _slice_local_ranges(ranges: list[FileRange], start: int, length: int) -> Iterator[FileRange]:
+def _slice_concatenated_local_ranges(ranges: list[FileRange], start: int, length: int) -> Iterator[FileRange]:
     """Yield the pieces of these local ranges that lie in [start, start + length) of their concatenation."""
     at, end = 0, start + length
     for piece in ranges:

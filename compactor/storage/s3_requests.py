@@ -27,7 +27,7 @@ BotoS3Client = Any
 """Client that botocore has made for S3. Such clients have no types."""
 S3Answer = dict[str, Any]
 """Parsed answer of botocore to an S3 request, by the names of S3's fields."""
-CompletionEntry = dict[str, Any]
+CompletedPartEntry = dict[str, Any]
 """Entry of one part in the request that completes a multipart upload: its number, ETag and checksum."""
 
 _CHUNK = 256 << 10

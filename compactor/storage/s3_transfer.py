@@ -18,14 +18,14 @@ import crc32c as castagnoli
 
 from compactor.errors import CannotCopy, Refused, StoreError, Unavailable
 from compactor.storage.answers import NoSuchUpload, PreconditionFailed, RangeNotSatisfiable
-from compactor.storage.copy_checks import changed_source_error
+from compactor.storage.copy_checks import copy_source_changed_error
 from compactor.storage.os_errors import os_errors_as_compactor_errors
 from compactor.storage.parallel import read_file_range, run_in_parallel, write_at_position
 from compactor.storage.port import ObjectRangeToCopy
 from compactor.storage.s3_errors import is_copy_refusal
-from compactor.storage.s3_parts import SentPart, UploadPart
+from compactor.storage.s3_parts import UploadPart, UploadPartOfLocalRanges
 from compactor.storage.s3_requests import (
-    CompletionEntry,
+    CompletedPartEntry,
     ReturnedByteRange,
     S3Answer,
     S3RequestClient,
@@ -90,7 +90,7 @@ def _fetch_range(
     key: str,
     path: Path,
     descriptor: int,
-    file_start: int,
+    object_position_of_file_start: int,
     start: int,
     length: int,
     etag: str,
@@ -114,7 +114,7 @@ def _fetch_range(
         if etag and (span.etag != etag or span.end != start + length):
             answer["Body"].close()
             raise PreconditionFailed("changed")
-        at = start - file_start
+        at = start - object_position_of_file_start
         for chunk in requests.read_body(answer, key, span):
             with os_errors_as_compactor_errors("write", path):
                 at += write_at_position(descriptor, chunk, at)
@@ -154,26 +154,28 @@ class MultipartUpload:
         if not self._id:
             raise Unavailable(f"cannot write {requests.object_url(key)}: the store began no upload")
 
-    def send_parts(self, parts: Sequence[UploadPart]) -> list[CompletionEntry]:
+    def send_parts(self, parts: Sequence[UploadPart]) -> list[CompletedPartEntry]:
         """Upload or copy all parts. Return the entries that completion needs, one for each part. A copied part's entry has a checksum only
         if the store returned one.
         """
 
-        def make_part_task(number: int, part: UploadPart) -> Callable[[threading.Event], CompletionEntry]:
+        def make_task_to_upload_or_copy_part(number: int, part: UploadPart) -> Callable[[threading.Event], CompletedPartEntry]:
             if isinstance(part, ObjectRangeToCopy):
                 return lambda stop: self._copy_part(part, number, stop)
             return lambda stop: self._send_part(part, number, stop)
 
-        return run_in_parallel(self._transfers.threads, [make_part_task(number, part) for number, part in enumerate(parts, start=1)])
+        return run_in_parallel(
+            self._transfers.threads, [make_task_to_upload_or_copy_part(number, part) for number, part in enumerate(parts, start=1)]
+        )
 
-    def _copy_part(self, part: ObjectRangeToCopy, number: int, stop: threading.Event) -> CompletionEntry:
+    def _copy_part(self, part: ObjectRangeToCopy, number: int, stop: threading.Event) -> CompletedPartEntry:
         """Copy one part on the server and return its entry for completion.
 
         Raises NotFound if the source is gone, Unavailable if it has another version, CannotCopy if the server copies no ranges.
         """
         checksum = f"Checksum{self._algorithm}"
 
-        def copy_part_in_one_attempt(attempt: int) -> CompletionEntry:
+        def copy_part_in_one_attempt(attempt: int) -> CompletedPartEntry:
             if stop.is_set():
                 raise CancelledError
             answer = self._requests.send_request_without_retries(
@@ -194,18 +196,18 @@ class MultipartUpload:
         try:
             return self._requests.request_with_retries(copy_part_in_one_attempt)
         except (PreconditionFailed, RangeNotSatisfiable) as error:
-            raise changed_source_error(self._requests.object_url(part.key)) from error
+            raise copy_source_changed_error(self._requests.object_url(part.key)) from error
         except Refused as error:
             if not is_copy_refusal(error):
                 raise
             self._requests.traits.can_copy = False
             raise CannotCopy(f"cannot copy a range of {self._requests.object_url(part.key)}: {error.message}") from error
 
-    def _send_part(self, part: SentPart, number: int, stop: threading.Event) -> CompletionEntry:
+    def _send_part(self, part: UploadPartOfLocalRanges, number: int, stop: threading.Event) -> CompletedPartEntry:
         data = b"".join(read_file_range(piece) for piece in part)
         checksum = _CHECKSUMS[self._algorithm](data)
 
-        def upload_part_in_one_attempt(attempt: int) -> CompletionEntry:
+        def upload_part_in_one_attempt(attempt: int) -> CompletedPartEntry:
             if stop.is_set():
                 raise CancelledError
             self._requests.meter.record_bytes_written(len(data))
@@ -225,7 +227,7 @@ class MultipartUpload:
 
         return self._requests.request_with_retries(upload_part_in_one_attempt)
 
-    def complete_upload(self, parts: Sequence[CompletionEntry]) -> S3Answer:
+    def complete_upload(self, parts: Sequence[CompletedPartEntry]) -> S3Answer:
         """Make the object visible, only if its key is free, and return the store's answer.
 
         Raises PreconditionFailed if the key is taken, NoSuchUpload if the upload is gone; either may mean that an earlier attempt of this

@@ -58,9 +58,9 @@ class FileStreamDigest:
         self._sha256 = hashlib.sha256() if recorded.sha256 else None
         self._batches = None
         if recorded.batches and not recorded.sha256:
-            from compactor.records.headers import HeaderDigestBuilder  # loads the compiler, which few commands need
+            from compactor.records.headers import BatchHeaderDigestBuilder  # loads the compiler, which few commands need
 
-            self._batches = HeaderDigestBuilder()
+            self._batches = BatchHeaderDigestBuilder()
 
     def update(self, data: bytes) -> None:
         """Add the next bytes of the file to the digest."""
@@ -77,7 +77,7 @@ class FileStreamDigest:
         """
         sha256 = self._sha256.hexdigest() if self._sha256 is not None else ""
         return SegmentFile(
-            size=self._size, sha256=sha256, batches=self._batches.header_digest_or_empty() if self._batches is not None else ""
+            size=self._size, sha256=sha256, batches=self._batches.batch_header_digest_or_empty() if self._batches is not None else ""
         )
 
 
@@ -183,13 +183,13 @@ class DownloadedFile:
         """Size of the file in bytes."""
         return self.found.size
 
-    def has_recorded_content(self, file: SegmentFile) -> bool:
+    def matches_recorded_content(self, file: SegmentFile) -> bool:
         """Return whether the downloaded bytes match what ``file`` records: the digest, or the size if no digest is recorded."""
         return file.is_consistent_with_read_file(self.found)
 
-    def require_recorded_content(self, key: str, file: SegmentFile) -> None:
+    def require_match_with_recorded_content(self, key: str, file: SegmentFile) -> None:
         """Raise BadData if the downloaded bytes differ from what ``file`` records. ``key``: the object's key, for the message."""
-        if not self.has_recorded_content(file):
+        if not self.matches_recorded_content(file):
             raise damaged_object_error(key, self.found, file)
 
 
@@ -199,17 +199,17 @@ def download_segment_file(
     """Download one file of a segment into a new local file. Raises NotFound, StoreError."""
     file = segment.recorded_size_and_digests(file_kind)
     arrived = _digest_downloaded_file(layout.download_file(partition, segment, file_kind, path), path, file)
-    if not arrived.has_recorded_content(file):
+    if not arrived.matches_recorded_content(file):
         arrived = _digest_downloaded_file(arrived.transferred + layout.download_file(partition, segment, file_kind, path), path, file)
     return arrived
 
 
-def has_recorded_content(path: Path, recorded: SegmentFile) -> bool:
+def matches_recorded_content(path: Path, recorded: SegmentFile) -> bool:
     """Return whether a local file has the recorded size and digest. False also if no digest is recorded."""
     return (
         path.stat().st_size == recorded.size
         and recorded.has_digest
-        and _digest_downloaded_file(0, path, recorded).has_recorded_content(recorded)
+        and _digest_downloaded_file(0, path, recorded).matches_recorded_content(recorded)
     )
 
 
@@ -222,18 +222,18 @@ def read_and_verify_segment_file(
     file = segment.recorded_size_and_digests(file_kind)
     most = file.size + 1  # for a range the store states what it sends, so that a truncated body is noticed
     data = layout.read_file(partition, segment, file_kind, 0, most)
-    if not _describe_downloaded_bytes(data, file).has_recorded_content(file):
+    if not _describe_downloaded_bytes(data, file).matches_recorded_content(file):
         data = layout.read_file(partition, segment, file_kind, 0, most)
-    _describe_downloaded_bytes(data, file).require_recorded_content(layout.object_name(partition, segment, file_kind), file)
+    _describe_downloaded_bytes(data, file).require_match_with_recorded_content(layout.object_name(partition, segment, file_kind), file)
     return data
 
 
 def _digest_downloaded_file(transferred: int, path: Path, file: SegmentFile) -> DownloadedFile:
     found = SegmentFile(size=path.stat().st_size, sha256=file_sha256(path) if file.sha256 else "")
     if file.batches and not file.sha256:
-        from compactor.records.headers import header_digest_if_batch_crcs_match  # loads the compiler, which few commands need
+        from compactor.records.headers import verified_batch_header_digest_or_empty  # loads the compiler, which few commands need
 
-        found = SegmentFile(size=found.size, batches=header_digest_if_batch_crcs_match(path))
+        found = SegmentFile(size=found.size, batches=verified_batch_header_digest_or_empty(path))
     return DownloadedFile(found, transferred)
 
 

@@ -15,7 +15,7 @@ from compactor.config.settings import CleanerSettings, Settings
 from compactor.errors import UsageError
 from compactor.storage.port import ObjectStore
 from compactor.tier.layouts.native import NativeLayout
-from compactor.tier.names import TopicIdOf
+from compactor.tier.names import TopicIdOfPartition
 from compactor.tier.ports import SegmentLayout
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class TierKind:
     storage_class: the S3 storage class of new segments; empty for the bucket's default.
     """
 
-    layout: Callable[[Settings, ObjectStore, TopicIdOf], SegmentLayout]
+    layout: Callable[[Settings, ObjectStore, TopicIdOfPartition], SegmentLayout]
     metadata: MetadataSource
     owns_root: bool = False
     compacts: bool = True
@@ -77,7 +77,7 @@ class TierKind:
         return self.metadata is MetadataSource.CONTROL_LOG
 
 
-def _create_pinterest_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
+def _create_pinterest_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> SegmentLayout:
     from compactor.tier.layouts.pinterest.layout import PinterestLayout
 
     return PinterestLayout(store, pinterest_object_keys(settings))
@@ -89,13 +89,13 @@ def _create_pinterest_listing(settings: Settings, store: ObjectStore) -> ListedT
     return ListedTier(store, pinterest_object_keys(settings))
 
 
-def _create_kafka_local_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
+def _create_kafka_local_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> SegmentLayout:
     from compactor.tier.layouts.kafka_local import KafkaLocalLayout
 
     return KafkaLocalLayout(store, topic_id)
 
 
-def _create_aiven_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
+def _create_aiven_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> SegmentLayout:
     from compactor.tier.layouts.aiven.layout import AivenLayout
 
     return AivenLayout(store, topic_id, settings.tier.aiven)
@@ -208,7 +208,7 @@ def control_url(settings: Settings) -> str:
     return settings.tier.control_url
 
 
-def read_only_error(settings: Settings) -> UsageError:
+def read_only_tier_error(settings: Settings) -> UsageError:
     """Return the error for a command that would change a tier which this program only reads."""
     return UsageError(
         f"a tier of layout {settings.tier.layout} is only read", hint="`import --from-tier` copies it into a compactor-managed tier"

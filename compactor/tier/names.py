@@ -16,7 +16,7 @@ from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.tier.ports import SegmentRef
 
-TopicIdOf = Callable[[TopicPartition], TopicId]
+TopicIdOfPartition = Callable[[TopicPartition], TopicId]
 """Returns the id of a partition's topic, as Kafka's Uuid prints it."""
 
 _UUID: Final = r"[A-Za-z0-9_-]{21}[AQgw]"  # 16 bytes: the last of 22 characters holds but two bits
@@ -30,7 +30,7 @@ def is_topic_id(candidate: str) -> bool:
 
 @dataclass(frozen=True)
 class TopicIdLookup:
-    """Callable partition -> topic id (a TopicIdOf) that can be sent to Spark executors. by_topic: topic name -> topic id."""
+    """Callable partition -> topic id (a TopicIdOfPartition) that can be sent to Spark executors. by_topic: topic name -> topic id."""
 
     by_topic: Mapping[str, TopicId]
 

@@ -1,7 +1,7 @@
 """Base classes of layouts that store each file of a segment as one object with exactly the file's bytes.
 
 A new layout of this kind only names its objects: ``partition_folder``, ``file_name``, ``parse_file_name`` and
-``partition_name_in_object_key``. It derives from ``ComposableLayout`` if only this program writes the objects, and from
+``partition_name_in_object_key``. It derives from ``ComposableLogLayout`` if only this program writes the objects, and from
 ``OneObjectPerFileLayout`` if they must look as another program writes them, without object metadata.
 """
 
@@ -46,11 +46,11 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
     """Base class of layouts that store each file of a segment as one object, unchanged and without metadata. Thread-safe if the store is.
 
     kinds: the kinds of files that this layout has.
-    required_object_kinds: the kinds without which a segment cannot be read.
+    object_kinds_required_for_reading: the kinds without which a segment cannot be read.
     """
 
     kinds: ClassVar[Sequence[str]] = FILE_KINDS
-    required_object_kinds: frozenset[str] = frozenset({"log"})
+    object_kinds_required_for_reading: frozenset[str] = frozenset({"log"})
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -133,7 +133,7 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
 
     def _expected_file_kinds(self, segment: RemoteLogSegmentMetadata) -> Collection[str]:
         """Return the kinds of files that a valid segment must have in the store."""
-        return segment.files or self.required_object_kinds
+        return segment.files or self.object_kinds_required_for_reading
 
     def delete_segments(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         self._store.delete([self.object_name(partition, segment, kind) for segment in segments for kind in self.kinds])
@@ -148,7 +148,7 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
             yield ListedObject(info.key, info.size, info.modified_ms, *(self.parse_file_name(info.key.removeprefix(folder)) or ()))
 
 
-class ComposableLayout(OneObjectPerFileLayout):
+class ComposableLogLayout(OneObjectPerFileLayout):
     """Base class of layouts whose objects have their digests in the object metadata. Therefore the store can compose a segment's log of
     byte ranges of existing objects, and the result can be checked without a download. Object metadata: ``sha256`` and ``batches`` (known
     digests) and ``mtime_ms`` (the broker's modification time).
@@ -219,8 +219,8 @@ class ComposableLayout(OneObjectPerFileLayout):
     def _is_existing_object_equal(self, key: str, file: SegmentFile) -> bool:
         """Return whether the object that exists under this key has the content of ``file``.
 
-        An object with a recorded SHA-256 is compared by its metadata. Any other is read, because the store composed it, and the process
-        that asked for that may have died before it checked the copied bytes.
+        An object whose metadata state a SHA-256 is compared by its metadata. Any other object was composed by the store from parts, and is
+        read: the process that composed it may have died before it checked the copied bytes.
         """
         try:
             info = self._store.head(key)

@@ -26,7 +26,8 @@ TransferredBytes = int
 
 
 class SegmentRef(Protocol):
-    """The part of a segment that names its objects. Implemented by RemoteLogSegmentMetadata, SegmentIdAndStart and AnnouncedSegment."""
+    """The part of a segment that names its objects. Implemented by RemoteLogSegmentMetadata, SegmentIdAndStartOffset and
+    AnnouncedSegment."""
 
     @property
     def id(self) -> str:
@@ -37,7 +38,7 @@ class SegmentRef(Protocol):
 
 
 @dataclass(frozen=True)
-class SegmentIdAndStart:
+class SegmentIdAndStartOffset:
     """A segment of which only id and start offset are known, because a plan named it and it was never uploaded completely."""
 
     id: str
@@ -68,7 +69,7 @@ class SegmentLayout(Protocol):
         """Return the URL below which all segments lie, for messages."""
 
     @property
-    def required_object_kinds(self) -> frozenset[str]:
+    def object_kinds_required_for_reading(self) -> frozenset[str]:
         """Return the kinds of objects, as ``list_objects`` names them, without which a segment cannot be read."""
 
     def partition_folder(self, partition: TopicPartition) -> str:
@@ -185,7 +186,7 @@ class SegmentPublisher(Protocol):
     """
 
     @property
-    def max_delivery_ms(self) -> int:
+    def max_late_metadata_delivery_ms(self) -> int:
         """Return how long metadata records of a process may still reach readers after the process has ended, in milliseconds; 0 if they
         cannot.
         """
@@ -194,7 +195,7 @@ class SegmentPublisher(Protocol):
         """Raise Refused if the segments that readers of this partition see must not be replaced. Called before a round is planned."""
 
     def reserve_metadata_records(
-        self, partition: TopicPartition, records: int, max_records_per_hour: int
+        self, partition: TopicPartition, record_count: int, max_records_per_hour: int
     ) -> MetadataRecordRateLimitDelay | None:
         """Reserve the metadata records of a round and return None, or return until when the round has to wait.
 
@@ -220,7 +221,7 @@ class SegmentPublisher(Protocol):
         record_begun: Callable[[], None],
         record_published: Callable[[Collection[str]], None],
         *,
-        find_expired: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
+        find_segments_expired_by_brokers: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
         last_group_first: bool = False,
         is_begun_recorded: bool = False,
     ) -> None:
@@ -230,8 +231,8 @@ class SegmentPublisher(Protocol):
             must be completed.
         :param record_published: appends *round published*. Its argument is the ids of new segments that were not published, because brokers
             had deleted their sources.
-        :param find_expired: function segment ids -> those of them that brokers have expired. If all sources of a group have expired,
-            later groups are switched all the same.
+        :param find_segments_expired_by_brokers: function segment ids -> those of them that brokers have expired. If all sources of a group
+            have expired, later groups are switched all the same.
         :param last_group_first: switch groups in descending order of offsets, because the round restores earlier values.
         :param is_begun_recorded: whether *publish begun* is in the log already, so that rules which apply only before it are skipped.
         """
@@ -264,7 +265,7 @@ class SegmentPublisher(Protocol):
     def find_segments_deleted_by_brokers(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         """Return the ids of those segments which brokers have begun to delete or have deleted, as the newest metadata shows."""
 
-    def find_announced_unrecorded_segments(
+    def find_segments_unknown_to_control_log(
         self, partition: TopicPartition, recorded_ids: Collection[str]
     ) -> Sequence[AnnouncedSegment] | None:
         """Return segments that a dead compactor announced to brokers and that are not in ``recorded_ids``.
@@ -274,11 +275,11 @@ class SegmentPublisher(Protocol):
         :param recorded_ids: ids of all segments that the control log names.
         """
 
-    def withdraw_announced_unrecorded_segments(
+    def withdraw_segments_unknown_to_control_log(
         self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
     ) -> SegmentCount:
-        """Withdraw the segments that ``find_announced_unrecorded_segments`` returns, and return the number of these segments. Live segments
-        that brokers stopped reading because of them are made readable again first.
+        """Withdraw the segments that ``find_segments_unknown_to_control_log`` returns, and return the number of these segments. Live
+        segments that brokers stopped reading because of them are made readable again first.
         """
 
 

@@ -22,13 +22,13 @@ class ControlLogPublisher:
     *round published* is all that publishing takes. Most methods do nothing.
     """
 
-    max_delivery_ms: int = 0
+    max_late_metadata_delivery_ms: int = 0
 
     def check_publishing_allowed(self, partition: TopicPartition) -> None:
         """Permit every round: only this program decides what readers of the tier see."""
 
     def reserve_metadata_records(
-        self, partition: TopicPartition, records: int, max_records_per_hour: int
+        self, partition: TopicPartition, record_count: int, max_records_per_hour: int
     ) -> MetadataRecordRateLimitDelay | None:
         return None
 
@@ -45,7 +45,7 @@ class ControlLogPublisher:
         record_begun: Callable[[], None],
         record_published: Callable[[Collection[str]], None],
         *,
-        find_expired: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
+        find_segments_expired_by_brokers: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
         last_group_first: bool = False,
         is_begun_recorded: bool = False,
     ) -> None:
@@ -72,18 +72,18 @@ class ControlLogPublisher:
     def find_segments_deleted_by_brokers(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         return frozenset()
 
-    def find_announced_unrecorded_segments(
+    def find_segments_unknown_to_control_log(
         self, partition: TopicPartition, recorded_ids: Collection[str]
     ) -> Sequence[AnnouncedSegment] | None:
         return None
 
-    def withdraw_announced_unrecorded_segments(
+    def withdraw_segments_unknown_to_control_log(
         self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
     ) -> SegmentCount:
         return 0
 
 
-class ReadOnlyPublisher(ControlLogPublisher):
+class RefusingPublisherOfReadOnlyTier(ControlLogPublisher):
     """SegmentPublisher that refuses every change, for listed tiers and snapshots of a broker-managed tier."""
 
     @override
@@ -95,8 +95,8 @@ class ReadOnlyPublisher(ControlLogPublisher):
         )
 
     announce_segment = publish_replacements = restore_segments = withdraw_segments = check_publishing_allowed
-    record_finished_segment_deletion = withdraw_announced_unrecorded_segments = check_publishing_allowed
+    record_finished_segment_deletion = withdraw_segments_unknown_to_control_log = check_publishing_allowed
 
     @override
-    def find_announced_unrecorded_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
+    def find_segments_unknown_to_control_log(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
         return ()

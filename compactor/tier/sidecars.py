@@ -54,7 +54,7 @@ class SidecarHead:
     bytes: int
 
 
-def sidecar_prefix(log_prefix: str) -> str:
+def sidecar_key_prefix(log_prefix: str) -> str:
     """Return the key prefix of a partition's sidecars. log_prefix: key prefix of the partition's control log."""
     return f"{log_prefix}/sidecars/"
 
@@ -89,7 +89,7 @@ class LoadedKeyDirectory(NamedTuple):
 
 def sidecar_object_keys(log_prefix: str, segment_id: str) -> SidecarObjectKeys:
     """Return the object keys of a segment's sidecar and of its key directory. log_prefix: key prefix of the partition's control log."""
-    return SidecarObjectKeys(f"{sidecar_prefix(log_prefix)}{segment_id}.bloom", f"{sidecar_prefix(log_prefix)}{segment_id}.keys")
+    return SidecarObjectKeys(f"{sidecar_key_prefix(log_prefix)}{segment_id}.bloom", f"{sidecar_key_prefix(log_prefix)}{segment_id}.keys")
 
 
 class SidecarHeadCache(Protocol):
@@ -250,7 +250,7 @@ class SidecarStore:
 
     def stored_sidecar_bytes_by_segment(self) -> dict[str, int]:
         """Return the size of each sidecar by segment id. Raises StoreError."""
-        listed = self._control.list(sidecar_prefix(self._log_prefix))
+        listed = self._control.list(sidecar_key_prefix(self._log_prefix))
         return {
             segment_id_in_sidecar_key(info.key): info.size
             for info in listed

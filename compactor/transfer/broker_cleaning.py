@@ -65,8 +65,8 @@ def _read_checkpointed_offset(partition_dir: Path, partition: TopicPartition, fi
     return parse_cleaner_offset_checkpoint(text, str(path)).get((partition.topic, partition.partition), 0)
 
 
-def require_not_cleaned_beyond(
-    partition: TopicPartition, position: int, first_uncleaned_offset: int, *, cleaner: str, source_name: str
+def require_not_compacted_beyond(
+    partition: TopicPartition, continuation_offset: int, first_uncleaned_offset: int, *, cleaned_by: str, source_name: str
 ) -> None:
     """Raise BadData if a log was compacted beyond ``position``, because deleted keys could then come back.
 
@@ -76,9 +76,9 @@ def require_not_cleaned_beyond(
     :param cleaner: what compacted the log, for the message.
     :param source_name: the file or tier that states ``first_uncleaned_offset``, for the message.
     """
-    if 0 < position < first_uncleaned_offset:
+    if 0 < continuation_offset < first_uncleaned_offset:
         raise BadData(
-            f"{cleaner} has cleaned {partition} up to offset {first_uncleaned_offset}, and the tier ends at {position - 1}: "
+            f"{cleaned_by} has cleaned {partition} up to offset {first_uncleaned_offset}, and the tier ends at {continuation_offset - 1}: "
             "tombstones may be missing that delete keys in the tier",
             segment=source_name,
             hint=f"`topics delete {partition}` and import the whole log again. To prevent this, import before the log is cleaned: "

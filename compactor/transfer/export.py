@@ -26,7 +26,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import memory_map_file, parse_batch_headers_of_segment
 from compactor.tier.contents import download_segment_file
 from compactor.transfer.broker_cleaning import CLEANED, LOG_STARTS
-from compactor.transfer.fresh_cluster import prepare_for_fresh_cluster, write_topic_id
+from compactor.transfer.fresh_cluster import prepare_log_directory_for_new_cluster, write_topic_id
 from compactor.transfer.salvage import SkippedOffsets, salvage_segment
 
 _SUFFIXED = ("log", "index", "timeindex", "txnindex")
@@ -138,7 +138,7 @@ def _write_log_directory(
         size = sum(path.stat().st_size for path in logs) if skipped else state.bytes
         report = ExportReport(len(logs), size, state.start_offset, state.end_offset, tuple(skipped))
         if new_cluster_topic_id is not None:
-            last = prepare_for_fresh_cluster(
+            last = prepare_log_directory_for_new_cluster(
                 partial, state.log_start, tier.cleaner_settings_for_topic(partition.topic).index_interval_bytes
             )
             if new_cluster_topic_id:
@@ -222,7 +222,7 @@ def download_segment_files(
             path = folder / f"{segment.end_offset + 1:020d}.snapshot"
         else:
             continue
-        download_segment_file(layout, partition, segment, kind, path).require_recorded_content(
+        download_segment_file(layout, partition, segment, kind, path).require_match_with_recorded_content(
             layout.object_name(partition, segment, kind), file
         )
         if not whole:

@@ -29,7 +29,7 @@ EPOCH_POSITION = 12
 """Position of the leader epoch in a batch of version 2 (Kafka: DefaultRecordBatch.PARTITION_LEADER_EPOCH_OFFSET), 4 bytes."""
 
 
-def prepare_for_fresh_cluster(folder: Path, log_start_offset: int, index_interval_bytes: int) -> Offset:
+def prepare_log_directory_for_new_cluster(folder: Path, log_start_offset: int, index_interval_bytes: int) -> Offset:
     """Change an exported log directory so that a new cluster can load it, and return its last offset, inclusive.
 
     Batches from the first open transaction on are removed, producer snapshots become empty, and all leader epochs become 0.

@@ -22,7 +22,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.compaction import disk_budget_bytes
 from compactor.tier.ports import SegmentCount
-from compactor.transfer.broker_cleaning import require_not_cleaned_beyond
+from compactor.transfer.broker_cleaning import require_not_compacted_beyond
 from compactor.transfer.export import download_segment_files
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions, ImportProgressCallbacks, ImportReport, ImportResources
@@ -37,12 +37,12 @@ MOST_AT_ONCE = 1 << 30
 """Bytes of segments downloaded before they are imported. At least one new segment is, beside those at the seam."""
 
 
-def partitions_to_import(source: Tier, topics: str | None) -> list[TopicPartition]:
+def partitions_to_import(source: Tier, topic_regex: str | None) -> list[TopicPartition]:
     """Return the partitions of the other tier whose topics match an expression.
 
     :param topics: a regular expression for whole topic names; None for all. Raises UsageError if it is invalid.
     """
-    wanted = topic_name_filter(topics)
+    wanted = topic_name_filter(topic_regex)
     return [name for name in source.list_partitions_in_latest_incarnation() if wanted(name)]
 
 
@@ -65,11 +65,13 @@ def import_tier(
         raise UsageError(f"both configurations name the tier at {target.ports.layout.url}", hint="--config is where the segments go")
     threads = target.settings.daemon.threads
 
-    def import_one(partition: TopicPartition, origin: Tier, shared: ImportResources) -> ImportReport:
+    def import_one_partition(partition: TopicPartition, origin: Tier, shared: ImportResources) -> ImportReport:
         progress = ImportProgressCallbacks(advance=partial(on_bytes, partition))
         return _PartitionImportFromTier(origin, target, partition, options, shared, threads, progress).transfer_partition()
 
-    return import_partitions(target, [(name, source) for name in partitions], import_one, max_parallel=threads, on_partition=on_partition)
+    return import_partitions(
+        target, [(name, source) for name in partitions], import_one_partition, max_parallel=threads, on_partition=on_partition
+    )
 
 
 class _PartitionImportFromTier:
@@ -125,8 +127,8 @@ class _PartitionImportFromTier:
             # Up to this offset the target keeps its data; segments after it are new.
             kept = mine.end_offset if diverged is None else min(mine.end_offset, diverged.offset - 1)
             if not checked and not _is_interrupted_transfer(mine, theirs):
-                require_not_cleaned_beyond(
-                    self._name, kept + 1, clean, cleaner="the other tier's compactor", source_name=self._source.ports.layout.url
+                require_not_compacted_beyond(
+                    self._name, kept + 1, clean, cleaned_by="the other tier's compactor", source_name=self._source.ports.layout.url
                 )
             checked = True
             # An empty partition begins with the segment that contains the log start, or with the newest one if all records are
@@ -134,7 +136,7 @@ class _PartitionImportFromTier:
             seam = _first_offset_to_download(mine, kept) if mine.has_segments else min(start, ends[-1] if ends else 0)
             segments = [segment for segment in segments if segment.end_offset >= seam]
             _delete_downloaded_segments_below(folder, self._firsts[segments[0].id] if segments else MAX_OFFSET)
-            fetched = self._download_segments_that_fit(segments, kept, folder) if kept < end - 1 or kept < mine.end_offset else 0
+            fetched = self._download_segments_that_fit_on_disk(segments, kept, folder) if kept < end - 1 or kept < mine.end_offset else 0
             if not fetched:
                 return
             options = replace(options, fetched_from=seam)
@@ -158,7 +160,7 @@ class _PartitionImportFromTier:
         where = self._source.ports.layout.url
         return find_or_open_incarnation(self._target, mine, source_state.topic_id, where, self._options.opening, lambda: len(same))
 
-    def _download_segments_that_fit(
+    def _download_segments_that_fit_on_disk(
         self, segments: Sequence[RemoteLogSegmentMetadata], last_kept_offset: int, folder: Path
     ) -> SegmentCount:
         """Download segments into the folder, as far as there is space, and return the number of segments. Those at the offset where the

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checkpoint.lineage import Lineage, extend_lineage, restore_removed_epochs, truncate_lineage_at
+from checkpoint.lineage import Lineage, extend_lineage, restore_epochs_below_log_start, truncate_lineage_at
 from compactor.access.rounds import open_reader_of_given_segments
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.sidecar_builder import SidecarBuilder
@@ -35,10 +35,10 @@ from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import ProducerStates
 from compactor.round.sources import read_producer_states_at_end
-from compactor.transfer.broker_cleaning import CLEANED, read_broker_cleaner_offset, read_broker_log_start, require_not_cleaned_beyond
+from compactor.transfer.broker_cleaning import CLEANED, read_broker_cleaner_offset, read_broker_log_start, require_not_compacted_beyond
 from compactor.transfer.import_options import ImportOptions, ImportProgressCallbacks, ImportReport, ImportResources
 from compactor.transfer.incarnations import find_or_open_incarnation, require_topic_not_superseded
-from compactor.transfer.intake import SegmentAddition, add_segments_to_tier
+from compactor.transfer.intake import SegmentAddition, add_segments_to_tier_unless_present
 from compactor.transfer.log_directory import (
     CHECKPOINT,
     DELETED,
@@ -46,12 +46,12 @@ from compactor.transfer.log_directory import (
     FileCheckSettings,
     SegmentFilePart,
     SegmentToImport,
-    add_epochs_of_staged_files,
     check_file_parts,
     combine_parts_to_segments,
     describe_tail_batches,
     directory_errors_as_usage_errors,
     lineage_from_batches,
+    lineage_with_epochs_of_staged_segments,
     max_segment_disk_bytes,
     read_epoch_checkpoint,
     require_lineage_matches_batches,
@@ -63,7 +63,7 @@ from compactor.transfer.seam import (
     Divergence,
     SegmentListing,
     count_equal_last_records,
-    describe_refused_files,
+    describe_refused_staged_files,
     file_parts_after_offset,
     file_parts_before_offset,
     file_parts_below_offset,
@@ -114,7 +114,7 @@ def import_directory(
     """
     options, partition = options or ImportOptions(), tier.latest_incarnation(partition)
     log = tier.open_control_log_of_partition(partition)
-    notify = tier.control_log_change_notifier.publish_control_log_changes
+    notify = tier.control_log_change_notifier.announce_changed_control_logs
     shared = shared or ImportResources(tier.settings.daemon.threads, lambda log: notify([log]))
     with directory_errors_as_usage_errors(log_dir), ExitStack() as stack:
         held = options.held or stack.enter_context(closing(OpenFilesStagedForDeletion(log_dir)))
@@ -157,7 +157,7 @@ class _DirectoryImport:
         """Import the directory's new segments, and return what was added. Raises FileNotFoundError if a listed segment was deleted."""
         # Read before the directory is listed, and again before anything becomes readable: a topic recreated in between has another id.
         self.identity = create_identity_check(self.tier, self.log, self.log_dir, self.options.topic_id)
-        found = list_log_segments(self.log_dir, is_live=self.options.live)
+        found = list_log_segments(self.log_dir, is_written_by_broker=self.options.live)
         if not found.bases and not self.options.live and not self.options.may_be_empty:
             raise UsageError(f"{self.log_dir} holds no segments", hint="Segments are called <20 digits>.log")
         self.whole, self.compared, self.gaps_met = found, 0, []
@@ -175,13 +175,13 @@ class _DirectoryImport:
         first = not state.has_segments and state.log_start_offset is None
         self.log_start = max(self.options.log_start, read_broker_log_start(self.log_dir, self.partition)) if first else 0
         diverged = self._find_acceptable_divergence(found, state)
-        found = self.whole = self._add_staged_files_to_listing(found, state, diverged)
+        found = self.whole = self._add_files_staged_for_deletion(found, state, diverged)
         if diverged is not None and diverged.offset <= state.end_offset:
             self.cleaned = None
-            self._require_not_cleaned_by_broker_beyond(diverged.offset)
+            self._require_log_uncleaned_by_broker_beyond(diverged.offset)
             self._replace_discarded_tier_end(found, state, diverged)
             return self.import_new_segments()
-        self._require_not_cleaned_by_broker_beyond(state.end_offset + 1)
+        self._require_log_uncleaned_by_broker_beyond(state.end_offset + 1)
         self._add_segments_before_tier_start(found, state)
         state = self.log.state
         new = found.segments_from_offset(self._first_offset_to_read(state))
@@ -193,7 +193,7 @@ class _DirectoryImport:
         for part in self._split_listing_by_memory_limit(new):
             count = len(self.done)
             with self._lock_if_import_is_large(part):
-                if self._add_batches_after_end(found, part, state, diverged):
+                if self._add_batches_after_tier_end(found, part, state, diverged):
                     break
             if self.log.state.end_offset != (self.done[-1].end if len(self.done) > count else state.end_offset):
                 return self.import_new_segments()  # another process has cut the log or added to it, so decide again what is missing
@@ -212,7 +212,7 @@ class _DirectoryImport:
             return self.log_start
         return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
 
-    def _add_staged_files_to_listing(self, listing: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
+    def _add_files_staged_for_deletion(self, listing: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
         """Return the listing with the files staged for deletion between the tier's end (after the cut, if any) and the live log."""
         if not self.options.live:
             return listing
@@ -231,7 +231,7 @@ class _DirectoryImport:
 
     # --- at the end ---
 
-    def _add_batches_after_end(
+    def _add_batches_after_tier_end(
         self, listing: SegmentListing, listing_part: SegmentListing, state: PartitionState, diverged: Divergence | None
     ) -> bool:
         """Import the batches of ``listing_part`` after the tier's end. Return whether the bound (``options.below``) was reached.
@@ -285,10 +285,10 @@ class _DirectoryImport:
             require_lineage_matches_batches(self.log_dir / CHECKPOINT, given, sources)
         for gap in self.gaps_met:
             given = fill_lineage_gap(given, self.log.state.lineage, *gap)
-        return add_epochs_of_staged_files(given, sources)
+        return lineage_with_epochs_of_staged_segments(given, sources)
 
     def _open_listed_segments(self, listing: SegmentListing) -> list[SourceSegment]:
-        return open_listed_segments(listing, self.policy, is_live=self.options.live)
+        return open_listed_segments(listing, self.policy, is_written_by_broker=self.options.live)
 
     def _split_listing_by_memory_limit(self, listing: SegmentListing) -> Iterator[SegmentListing]:
         """Yield the listing of a live log in parts that fit into memory, because its files are read; yield any other as one part."""
@@ -345,12 +345,12 @@ class _DirectoryImport:
             end = int(filled[-1].table.last_offset[-1]) + 1 if filled else end
         return lineage, end
 
-    def _require_not_cleaned_by_broker_beyond(self, position: int) -> None:
+    def _require_log_uncleaned_by_broker_beyond(self, offset: int) -> None:
         """Raise BadData if the broker's cleaner has cleaned beyond ``position``, the offset where the directory would continue the tier."""
         cleaned = read_broker_cleaner_offset(self.log_dir, self.partition)
         if self.cleaned is None or cleaned > self.cleaned:
             where = str(self.log_dir.parent / CLEANED)
-            require_not_cleaned_beyond(self.partition, position, cleaned, cleaner="the broker's own cleaner", source_name=where)
+            require_not_compacted_beyond(self.partition, offset, cleaned, cleaned_by="the broker's own cleaner", source_name=where)
         self.cleaned = cleaned if self.cleaned is None else self.cleaned
 
     def _require_equal_last_records(self, listing: SegmentListing, state: PartitionState) -> None:
@@ -377,7 +377,7 @@ class _DirectoryImport:
     def _add_note_if_log_is_unidentified(self) -> None:
         """Add a note to the report that later segments will be refused, if the directory's log is not known to be the tier's."""
         if self.log.state.has_segments and not self.identity.is_known_to_be_same_log(self.compared, self._count_equal_records_below):
-            self.notes.append(self.identity.log_adoption_needed_note())
+            self.notes.append(self.identity.topic_adoption_needed_note())
 
     # --- a truncated log ---
 
@@ -445,14 +445,14 @@ class _DirectoryImport:
         known = truncate_lineage_at(state.lineage, start)
         voided = tuple(segment.id for segment in state.live[place:])
         body = TailTruncated(cut_id="", offset=Offset(start), voided=voided, accept_loss=self.options.accept_loss)
-        log_lineage = add_epochs_of_staged_files(log_lineage, [one.piece.source for one in file_parts])
+        log_lineage = lineage_with_epochs_of_staged_segments(log_lineage, [one.piece.source for one in file_parts])
         self._upload_and_record_segments(found, self._build_segment_addition(found, known, log_lineage, cut=body), known, head)
 
     @contextmanager
     def _open_tier_segment(self, segment: RemoteLogSegmentMetadata) -> Iterator[SourceSegment]:
         """Open a segment of the tier for reading as long as the ``with`` block runs."""
         reader = open_reader_of_given_segments(self.tier, self.partition, [segment], "import")
-        with reader as reading, reading.open_segment(0, reads_txn_index=False) as source:
+        with reader as reading, reading.open_segment(0, include_txn_index=False) as source:
             yield source
 
     def _file_parts_without_gap(
@@ -501,7 +501,7 @@ class _DirectoryImport:
         found_members = combine_parts_to_segments(self.log_dir, self._check_file_parts(pieces), ProducerStates.empty_producer_states())
         require_segments_precede_tier(state, found_members, given, self.log_dir)
         filled = [piece.source for piece in pieces if piece.source.size]
-        older = restore_removed_epochs(lineage_from_batches(filled), truncate_lineage_at(given, found_members[-1].end + 1))
+        older = restore_epochs_below_log_start(lineage_from_batches(filled), truncate_lineage_at(given, found_members[-1].end + 1))
         self._upload_and_record_segments(
             found_members,
             SegmentAddition(
@@ -541,9 +541,9 @@ class _DirectoryImport:
         """
         if not self.tier.cleaner_settings_for_topic(self.partition.topic).bloom:
             return None
-        return SidecarBuilder(source, None, self._hash_key_for_import(), counts_distinct_keys=True)
+        return SidecarBuilder(source, None, self._secret_hash_key_for_import(), counts_distinct_keys=True)
 
-    def _hash_key_for_import(self) -> bytes:
+    def _secret_hash_key_for_import(self) -> bytes:
         """Return the tier's hash key. If the tier does not exist yet, choose the key with which this import will create it."""
         if self.tier.catalog.state.tier_id:
             return self.tier.identity.hash_key()
@@ -559,7 +559,7 @@ class _DirectoryImport:
         :param head: the rest of a segment that a truncation cuts, not reported as added; None if no segment is cut.
         """
         # The broker's cleaner may have run while the segments were read.
-        self._require_not_cleaned_by_broker_beyond(addition.cut.offset if addition.cut else self.log.state.end_offset + 1)
+        self._require_log_uncleaned_by_broker_beyond(addition.cut.offset if addition.cut else self.log.state.end_offset + 1)
         tier, interval = self.tier, self.policy.index_interval_bytes
         require_free_space(tier.ports.layout.url, sum(max_segment_disk_bytes(member, interval) for member in new_segments))
         if not tier.catalog.state.tier_id:
@@ -567,11 +567,11 @@ class _DirectoryImport:
             tier.catalog.refresh()
         self.progress.at("uploading", sum(member.source.size for member in new_segments))
         sidecars = tier.open_sidecar_store(self.partition) if tier.cleaner_settings_for_topic(self.partition.topic).bloom else None
-        lineage = restore_removed_epochs(tier_lineage, addition.lineage)
+        lineage = restore_epochs_below_log_start(tier_lineage, addition.lineage)
         how = SegmentUploadSettings(tier, self.partition, self.policy, self.company.threads, sidecars, self._report_progress)
         check, members = self.identity.require_directory_unchanged, [head, *new_segments] if head else new_segments
         incoming = [SegmentUpload(how, member, lineage, check) for member in members]
-        if add_segments_to_tier(tier.ports, self.log, incoming, replace(addition, at_once=self.company.threads)):
+        if add_segments_to_tier_unless_present(tier.ports, self.log, incoming, replace(addition, at_once=self.company.threads)):
             self.done += new_segments
 
     def _report_progress(self, byte_count: int) -> None:
@@ -588,7 +588,7 @@ class _DirectoryImport:
 
     def _build_import_report(self) -> ImportReport:
         state = self.log.state
-        self.notes += describe_refused_files(self.held.refusals)
+        self.notes += describe_refused_staged_files(self.held.refusals)
         if not self.done:
             return ImportReport(0, 0, state.end_offset + 1, state.end_offset, tuple(self.notes))
         taken = [member for member in self.done if member.source.name.endswith(DELETED)]

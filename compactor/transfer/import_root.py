@@ -73,26 +73,28 @@ def partition_of_directory(log_dir: Path) -> TopicPartition | None:
         return None
 
 
-def topic_name_filter(topics: str | None) -> Callable[[TopicPartition], bool]:
+def topic_name_filter(topic_regex: str | None) -> Callable[[TopicPartition], bool]:
     """Return a function that tells whether a partition's topic matches ``topics``. Raises UsageError for an invalid expression.
 
     :param topics: a regular expression for whole topic names; None for all.
     """
     try:
-        wanted = re.compile(topics) if topics is not None else None
+        wanted = re.compile(topic_regex) if topic_regex is not None else None
     except re.error as error:
-        raise UsageError(f"--topics: {topics!r} is not a regular expression: {error}", hint="It is matched against whole names") from None
+        raise UsageError(
+            f"--topics: {topic_regex!r} is not a regular expression: {error}", hint="It is matched against whole names"
+        ) from None
     return lambda name: wanted is None or wanted.fullmatch(name.topic) is not None
 
 
-def list_partition_directories(root: Path, topics: str | None = None) -> list[tuple[TopicPartition, Path]]:
+def list_partition_directories(root: Path, topic_regex: str | None = None) -> list[tuple[TopicPartition, Path]]:
     """Return the partition directories in a broker's log directory, by topic and number.
 
     Directories that a broker is creating or deleting have other names and are left out.
 
     :param topics: a regular expression for whole topic names; None for all. Raises UsageError if it is invalid.
     """
-    wanted = topic_name_filter(topics)
+    wanted = topic_name_filter(topic_regex)
     found = [(name, path) for path in root.iterdir() if (name := partition_of_directory(path)) is not None and path.is_dir()]
     return sorted((name, path) for name, path in found if wanted(name) and name.topic != METADATA_LOG)
 
@@ -105,7 +107,7 @@ class CatalogChangeBatcher:
 
     def __init__(self, publish: Callable[[Mapping[TopicPartition, int]], None]) -> None:
         self._say = publish
-        self._forward_write = threading.Lock()
+        self._forward_write_request = threading.Lock()
         self._changed = threading.Lock()
         self._waiting: list[tuple[TopicPartition, int, Future[None]]] = []
 
@@ -117,7 +119,7 @@ class CatalogChangeBatcher:
         reported: Future[None] = Future()
         with self._changed:
             self._waiting.append((partition, slot, reported))
-        with self._forward_write:
+        with self._forward_write_request:
             if not reported.done():
                 self._write_pending_changes()
         reported.result()
@@ -139,7 +141,7 @@ class CatalogChangeBatcher:
 def import_partitions(
     tier: Tier,
     sources: Sequence[tuple[TopicPartition, Source]],
-    import_one: Callable[[TopicPartition, Source, ImportResources], ImportReport],
+    import_one_partition: Callable[[TopicPartition, Source, ImportResources], ImportReport],
     *,
     max_parallel: int,
     on_partition: Callable[[PartitionImportResult], None],
@@ -148,7 +150,7 @@ def import_partitions(
     (isolation, I9).
 
     :param sources: what to import each partition from.
-    :param import_one: imports one partition; called from threads, with the resources that they share.
+    :param import_one_partition: imports one partition; called from threads, with the resources that they share.
     :param max_parallel: number of partitions imported at the same time.
     :param on_partition: called with each result, by one thread at a time.
     """
@@ -157,7 +159,7 @@ def import_partitions(
 
     def import_source(source: tuple[TopicPartition, Source]) -> PartitionImportResult:
         try:
-            done = PartitionImportResult(source[0], import_one(*source, company))
+            done = PartitionImportResult(source[0], import_one_partition(*source, company))
         except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
             done = PartitionImportResult(source[0], None, error)
         with one_at_a_time:
@@ -165,7 +167,7 @@ def import_partitions(
         return done
 
     company = ImportResources(
-        1, lambda log: changes.record_partition_change(log.state.topic_partition, log.last_slot_if_still_stored()), threading.Lock()
+        1, lambda log: changes.record_partition_change(log.state.topic_partition, log.last_slot_if_stored_else_zero()), threading.Lock()
     )
     if sources:
         tier.identity.read_or_create_catalog()
@@ -190,11 +192,11 @@ def import_partition_directories(
     """
     options = replace(options, may_be_empty=True)
 
-    def import_one(partition: TopicPartition, path: Path, shared: ImportResources) -> ImportReport:
+    def import_one_partition(partition: TopicPartition, path: Path, shared: ImportResources) -> ImportReport:
         policy = tier.cleaner_settings_for_topic(partition.topic).cleaner_policy()
         progress = ImportProgressCallbacks(advance=partial(on_bytes, partition))
         return import_directory(tier, path, partition, policy, progress, options, shared)
 
     return import_partitions(
-        tier, directories, import_one, max_parallel=IMPORTS_PER_THREAD * tier.settings.daemon.threads, on_partition=on_partition
+        tier, directories, import_one_partition, max_parallel=IMPORTS_PER_THREAD * tier.settings.daemon.threads, on_partition=on_partition
     )

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
 from compactor.constants import TopicId
-from compactor.control.importing import record_incarnation_opening
+from compactor.control.importing import record_topic_incarnation_opening
 from compactor.control.incarnations import (
-    TopicIdRelation,
+    TopicIdRelationToTier,
     classify_topic_id,
-    current_incarnation,
+    latest_incarnation_of_partition,
     newest_successor_topic_id,
     topic_recreation_problem,
 )
@@ -31,7 +31,7 @@ from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 
-AskTopicIds = Callable[[Sequence[str]], ClusterTopicIds]
+TopicIdsQuery = Callable[[Sequence[str]], ClusterTopicIds]
 """Asks a cluster for the ids of topics by name. Raises StoreError."""
 
 
@@ -44,7 +44,7 @@ class TopicRecreationConfirmationSources:
     by_hand: whether a person has confirmed it for everything that is imported.
     """
 
-    ask: AskTopicIds | None = None
+    ask: TopicIdsQuery | None = None
     by_hand: bool = False
 
 
@@ -77,24 +77,24 @@ def find_or_open_incarnation(
         return state.topic_partition
     catalog = open_catalog(tier.ports)  # not the shared log, because several imports run in this process
     known = catalog.refresh()
-    latest = current_incarnation(state.topic_partition, known.incarnations_of_partition(state.topic_partition))
+    latest = latest_incarnation_of_partition(state.topic_partition, known.incarnations_of_partition(state.topic_partition))
     if latest.incarnation > state.incarnation:
         return latest
     former = known.superseded.get(state.topic, {})
     verdict = classify_topic_id(state.topic_id, topic_id, former)
-    if verdict is TopicIdRelation.CURRENT:
+    if verdict is TopicIdRelationToTier.CURRENT:
         return state.topic_partition
-    if verdict is TopicIdRelation.SUPERSEDED:
+    if verdict is TopicIdRelationToTier.SUPERSEDED:
         raise _superseded_topic_error(state, topic_id or state.topic_id, former, id_source)
     if state.has_segments and _has_equal_last_records(count_equal_records):
         raise log_of_other_topic_error(state, topic_id, id_source, "its records are the same as the tier's")
-    if verdict is TopicIdRelation.OTHER:
+    if verdict is TopicIdRelationToTier.OTHER:
         _record_topic_recreation(catalog, state, topic_id, id_source, confirmation, tier.ports.holder)
     following = tier.open_control_log_of_partition(partition_of_incarnation(state.topic, state.partition, state.incarnation + 1))
     if following.refresh().topic_id not in catalog.state.superseded.get(state.topic, {}):
-        record_incarnation_opening(following, topic_id, tier.ports.holder)
+        record_topic_incarnation_opening(following, topic_id, tier.ports.holder)
     # Listed before its first segment comes: its topic may be superseded until then, and the next one is found through it.
-    publish_partition_change_hints(catalog, {following.state.topic_partition: following.last_slot_if_still_stored()})
+    publish_partition_change_hints(catalog, {following.state.topic_partition: following.last_slot_if_stored_else_zero()})
     return following.state.topic_partition
 
 
@@ -105,7 +105,7 @@ def require_topic_not_superseded(tier: Tier, state: PartitionState, topic_id: To
         raise _superseded_topic_error(state, topic_id, former, id_source)
 
 
-def record_cluster_of_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicId], ask: AskTopicIds) -> None:
+def record_cluster_of_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicId], ask: TopicIdsQuery) -> None:
     """Record in the catalog which cluster has these topics, as far as that is not recorded yet. Raises StoreError.
 
     :param topic_ids: ids of imported topics, by name. Topics that the cluster does not have now under this name and id are left out.
@@ -122,7 +122,7 @@ def record_cluster_of_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicI
         new = {topic: given for topic, given in found.items() if given not in state.topic_clusters}
         return TopicsConfirmed(cluster_id=answer.cluster_id, topic_ids=new) if new and answer.cluster_id else None
 
-    catalog.append_until_done(build_missing_topics_confirmed_record)
+    catalog.append_due_records(build_missing_topics_confirmed_record)
     write_snapshot_if_due(catalog)
 
 
@@ -170,13 +170,13 @@ def _record_topic_recreation(
             raise log_of_other_topic_error(state, topic_id, id_source, problem)
         return body
 
-    catalog.append_until_done(build_missing_topic_recreated_record)
+    catalog.append_due_records(build_missing_topic_recreated_record)
     write_snapshot_if_due(catalog)
 
 
 def log_of_other_topic_error(state: PartitionState, topic_id: TopicId, id_source: str, reason: str) -> BadData:
-    """Return the error for a log that belongs to another topic than the tier's. ``reason``: why no new incarnation is opened; empty if
-    neither cluster nor person confirms that the topic was created again.
+    """Return the error for a log that belongs to another topic than the tier's. ``reason``: why the log of the new
+    topic is not imported beside the old one; empty if neither the cluster nor a person confirmed that the topic was created again.
     """
     return BadData(
         f"this is the log of topic id {topic_id}, and the tier has {state.topic_partition} of topic id {state.topic_id}:"

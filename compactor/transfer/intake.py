@@ -75,7 +75,7 @@ class SegmentAddition:
     cut: TailTruncated | None = None
 
 
-def add_segments_to_tier(
+def add_segments_to_tier_unless_present(
     ports: EnvironmentPorts, log: PartitionLog, incoming: Sequence[IncomingSegment], addition: SegmentAddition
 ) -> bool:
     """Add segments to the tier: all of them become readable, or none.

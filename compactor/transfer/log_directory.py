@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_checkpoint
-from checkpoint.lineage import EpochEntry, Lineage, restore_removed_epochs
+from checkpoint.lineage import EpochEntry, Lineage, restore_epochs_below_log_start
 from compactor.cleaner.passes.describe import (
     earliest_delete_horizon_ms,
     leader_epoch_lineage_from_batch_tables,
@@ -36,7 +36,7 @@ from compactor.kernels.common import FirstAndEndBatch
 from compactor.local.budget import BLOCK, round_up_to_disk_blocks
 from compactor.model.policy import MAX32, CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.records.balance import BalanceKey, batch_digest_sum_of_segment
+from compactor.records.balance import BalanceDigestKey, batch_digest_sum_of_segment
 from compactor.records.batches import HEADER, HORIZON, BatchTable
 from compactor.records.indexes import (
     OFFSET_ENTRY,
@@ -64,7 +64,7 @@ def segment_log_path(log_dir: Path, base_offset: int) -> Path:
     return log_dir / f"{base_offset:020d}.log"
 
 
-def staged_segment_path(log_dir: Path, base_offset: int) -> Path:
+def path_of_segment_staged_for_deletion(log_dir: Path, base_offset: int) -> Path:
     """Return the path of a segment's file that its broker has staged for deletion."""
     path = segment_log_path(log_dir, base_offset)
     return path.with_name(path.name + DELETED)
@@ -340,7 +340,7 @@ def _producer_states_at_offset(log_dir: Path, offset: int, replayed: ProducerSta
         given = parse_producer_snapshot_file(path.read_bytes(), path.name)
     except BadData:
         return replayed  # as Kafka does
-    return given if given.is_consistent_with_replay(offset, replayed) else replayed
+    return given if given.is_snapshot_consistent_with_replay(offset, replayed) else replayed
 
 
 def _open_txn_offset_by_producer(states: ProducerStates) -> dict[int, int]:
@@ -379,13 +379,13 @@ def lineage_from_batches(sources: Sequence[SourceSegment]) -> Lineage:
     return (EpochEntry(reported[0].epoch, Offset(sources[0].base)), *reported[1:]) if reported else ()
 
 
-def add_epochs_of_staged_files(log_lineage: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
+def lineage_with_epochs_of_staged_segments(log_lineage: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
     """Return the directory's lineage with the epochs of segments that are staged for deletion, which Kafka removes from the checkpoint.
 
     :param log_lineage: empty where the directory has no lineage; the epochs are then taken from all batches.
     """
     staged = [source for source in sources if source.name.endswith(DELETED) and (source.table.leader_epoch >= 0).all()]
-    return restore_removed_epochs(lineage_from_batches(staged), log_lineage) if log_lineage else log_lineage
+    return restore_epochs_below_log_start(lineage_from_batches(staged), log_lineage) if log_lineage else log_lineage
 
 
 def require_lineage_matches_batches(path: Path, log_lineage: Lineage, sources: Sequence[SourceSegment]) -> None:
@@ -413,7 +413,7 @@ def require_lineage_matches_batches(path: Path, log_lineage: Lineage, sources: S
 
 
 def prepare_segment_upload(
-    segment: SegmentToImport, new_id: str, lineage: Lineage, policy: CleanerPolicy, key: BalanceKey, folder: Path
+    segment: SegmentToImport, new_id: str, lineage: Lineage, policy: CleanerPolicy, key: BalanceDigestKey, folder: Path
 ) -> tuple[RemoteLogSegmentMetadata, dict[str, Path]]:
     """Return the metadata of one segment to upload, and its files by kind. Indexes are copied if they match the log, else built in
     ``folder``.

@@ -286,7 +286,7 @@ class LogIdentityCheck:
                 raise _unidentified_log_error(
                     self.log.state, self.given_id, self.partition_metadata_path, below, truncates=cut_offset is not None
                 )
-        self._settle_and_record_topic_id(evidence)
+        self._mark_log_as_known_and_record_topic_id(evidence)
 
     def is_known_to_be_same_log(self, equal_batches: int, count_equal_records: CountEqualRecords) -> bool:
         """Return whether the directory is known to have the tier's log. Called when the directory has nothing new to import. False means
@@ -301,10 +301,10 @@ class LogIdentityCheck:
         if compare_log_identity(evidence) is LogIdentityVerdict.UNKNOWN and self.given_id:
             evidence = replace(evidence, compared=count_equal_records(self.log.state.end_offset + 1))
         if compare_log_identity(evidence) is LogIdentityVerdict.SAME:
-            self._settle_and_record_topic_id(evidence)
+            self._mark_log_as_known_and_record_topic_id(evidence)
         return self.settled
 
-    def log_adoption_needed_note(self) -> str:
+    def topic_adoption_needed_note(self) -> str:
         """Return a note for people: the next segment will be refused until a person confirms, by `topics adopt`, that the directory has the
         tier's log.
         """
@@ -333,7 +333,7 @@ class LogIdentityCheck:
             same_directory=last is not None and (last.directory, last.opened_slot) == (self.directory, state.opened_slot),
         )
 
-    def _settle_and_record_topic_id(self, evidence: LogIdentityEvidence) -> None:
+    def _mark_log_as_known_and_record_topic_id(self, evidence: LogIdentityEvidence) -> None:
         self.settled = True
         if should_record_topic_id(evidence):
             why = "its seam was adopted" if evidence.adopted else f"{evidence.compared} records or batches compared equal"

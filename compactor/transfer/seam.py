@@ -33,12 +33,12 @@ from compactor.transfer.log_directory import (
     SegmentToImport,
     describe_batch_at_log_end,
     lineage_from_batches,
+    path_of_segment_staged_for_deletion,
     segment_log_path,
-    staged_segment_path,
 )
 from compactor.transfer.staged_file_rules import BrokerLiveLog, FileStagedForDeletion, TierEnd, choose_staged_files
 from compactor.transfer.staged_files import (
-    HeldOpenStagedFile,
+    HeldFileStagedForDeletion,
     OpenFilesStagedForDeletion,
     first_epoch_of_live_log,
     list_staged_files_before_live_log,
@@ -60,7 +60,7 @@ class SegmentListing:
     log_dir: Path
     bases: tuple[int, ...]
     end: int | None = None
-    staged: Mapping[int, HeldOpenStagedFile] = field(default_factory=dict)
+    staged: Mapping[int, HeldFileStagedForDeletion] = field(default_factory=dict)
 
     @property
     def total_size_bytes(self) -> ByteCount:
@@ -107,14 +107,16 @@ class SegmentListing:
         return replace(self, bases=self.bases[:count], end=end)
 
 
-def list_log_segments(log_dir: Path, *, is_live: bool) -> SegmentListing:
+def list_log_segments(log_dir: Path, *, is_written_by_broker: bool) -> SegmentListing:
     """List the segments of a log directory.
 
     :param is_live: leave out the newest segment, which a broker still writes.
     :raises UsageError: if it is not a log directory. Raises BadData for impossible names.
     """
-    bases = list_segment_base_offsets(log_dir, is_written_by_broker=is_live)
-    return SegmentListing(log_dir, tuple(bases[:-1]), bases[-1]) if is_live and bases else SegmentListing(log_dir, tuple(bases))
+    bases = list_segment_base_offsets(log_dir, is_written_by_broker=is_written_by_broker)
+    return (
+        SegmentListing(log_dir, tuple(bases[:-1]), bases[-1]) if is_written_by_broker and bases else SegmentListing(log_dir, tuple(bases))
+    )
 
 
 def read_file_into_memory(path: Path) -> Bytes:
@@ -133,7 +135,7 @@ def read_file_into_memory(path: Path) -> Bytes:
     return read_only_view(data)
 
 
-def open_listed_segments(listing: SegmentListing, policy: CleanerPolicy, *, is_live: bool) -> list[SourceSegment]:
+def open_listed_segments(listing: SegmentListing, policy: CleanerPolicy, *, is_written_by_broker: bool) -> list[SourceSegment]:
     """Open the listed segments, each with its bytes and its batch table. Raises BadData, OSError.
 
     :param is_live: whether a broker writes to the log. If so, files are read into memory, except those staged for deletion; if not, all
@@ -144,7 +146,7 @@ def open_listed_segments(listing: SegmentListing, policy: CleanerPolicy, *, is_l
     bases = listing.bases[len(staged) :]  # what is staged lies below the live log
     if not bases:
         return staged
-    read: Callable[[Path], Bytes] = read_file_into_memory if is_live else memory_map_file
+    read: Callable[[Path], Bytes] = read_file_into_memory if is_written_by_broker else memory_map_file
     opened_live = open_segments_of_directory(
         listing.log_dir, bases, listing.end, policy.index_interval_bytes, policy.max_decompressed_batch_bytes, read
     )
@@ -187,7 +189,7 @@ def listing_with_files_staged_for_deletion(
             held_files.refusals[segment.base] = reason
         else:
             segments.append(segment)
-    if list_log_segments(listing.log_dir, is_live=True) != listing:
+    if list_log_segments(listing.log_dir, is_written_by_broker=True) != listing:
         raise FileNotFoundError(f"{listing.log_dir}: a segment was rolled or staged while files were listed")
     choice = choose_staged_files(
         segments, BrokerLiveLog(live, first_epoch_of_live_log(listing.log_dir, live), first_uncleaned_offset), tier_end
@@ -197,11 +199,11 @@ def listing_with_files_staged_for_deletion(
     return replace(listing, bases=(*choice.taken, *listing.bases), staged=staged)
 
 
-def describe_refused_files(refusals: Mapping[int, str]) -> list[str]:
+def describe_refused_staged_files(reason_by_base_offset: Mapping[int, str]) -> list[str]:
     """Return a sentence for people about each staged file that is not imported, with the reason. ``refusals``: the reasons, by base
     offset.
     """
-    named = {staged_segment_path(Path(), base): reason for base, reason in sorted(refusals.items())}
+    named = {path_of_segment_staged_for_deletion(Path(), base): reason for base, reason in sorted(reason_by_base_offset.items())}
     return [f"{path} is staged for deletion and is not taken: {reason}" for path, reason in named.items()]
 
 
@@ -248,8 +250,8 @@ def require_no_gap_after_tier(
     state: PartitionState,
     end_offset: int,
     first_segment: SourceSegment,
-    fetched_from: int,
-    refusals: Mapping[int, str],
+    first_fetched_offset: int,
+    refusal_reason_by_base_offset: Mapping[int, str],
     *,
     allow_gaps: bool,
 ) -> None:
@@ -262,9 +264,9 @@ def require_no_gap_after_tier(
     :param refusals: why staged files were not taken, by base offset.
     :param allow_gaps: whether gaps are allowed.
     """
-    if end_offset + 1 < fetched_from:
+    if end_offset + 1 < first_fetched_offset:
         raise BadData(
-            f"{state.topic_partition} ends at {end_offset} by now, and segments were fetched from offset {fetched_from} on",
+            f"{state.topic_partition} ends at {end_offset} by now, and segments were fetched from offset {first_fetched_offset} on",
             segment=first_segment.name,
             hint="Another process was faster. Run the import again",
         )
@@ -272,7 +274,7 @@ def require_no_gap_after_tier(
         name = state.topic_partition
         gap = f"the directory begins at offset {first_segment.base}, and {name} ends at {end_offset} in the tier: it leaves a gap"
         raise BadData(
-            ". ".join([gap, *describe_refused_files(refusals)]),
+            ". ".join([gap, *describe_refused_staged_files(refusal_reason_by_base_offset)]),
             segment=first_segment.name,
             hint=f"Give a directory that begins at {end_offset + 1} or before; if the missing offsets are lost, use --allow-gaps",
         )

@@ -18,7 +18,7 @@ from compactor.local.spool import spool_folder_of_this_process
 from compactor.model.ids import TopicPartition
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.balance import BalanceKey
+from compactor.records.balance import BalanceDigestKey
 from compactor.storage.schemes import innermost_existing_folder_of_store
 from compactor.tier.sidecars import SidecarStore
 from compactor.transfer.log_directory import SegmentToImport, prepare_segment_upload, require_file_unchanged
@@ -61,7 +61,7 @@ class SegmentUpload:
     def upload_under_id(self, segment_id: str) -> RemoteLogSegmentMetadata | None:
         how = self.how
         with tempfile.TemporaryDirectory(prefix="import-", dir=spool_folder_of_this_process(how.tier.state_dir)) as scratch:
-            key = BalanceKey(how.tier.identity.hash_key())
+            key = BalanceDigestKey(how.tier.identity.hash_key())
             metadata, paths = prepare_segment_upload(self.member, segment_id, self.lineage, how.policy, key, Path(scratch))
             if how.tier.ports.layout.upload_segment(how.partition, metadata, paths):
                 return None

@@ -94,15 +94,16 @@ def choose_staged_files(segments: Sequence[SegmentStagedForDeletion], live_log: 
         return StagedFileChoice()
     missing = [segment for segment in segments if segment.last_offset >= max(segment.base, position)]
     refusals = {
-        segment.base: reason_replaced_by_live_file(segment, live_log) or reason_not_below_live_log(segment, live_log) for segment in missing
+        segment.base: segment_replaced_by_live_file_problem(segment, live_log) or segment_not_below_live_log_problem(segment, live_log)
+        for segment in missing
     }
     chain = longest_chain_to_live_log([segment for segment in missing if not refusals[segment.base]], live_log)
-    while tier_end.position is None and (reason := reason_cleaned_by_broker(chain, live_log, tier_end)):
+    while tier_end.position is None and (reason := live_log_cleaned_by_broker_problem(chain, live_log, tier_end)):
         refusals[chain[0].base], chain = reason, chain[1:]  # an empty tier may begin with what the cleaner has not reached
     problem = (
-        reason_not_continuing_tier(chain, tier_end)
-        or reason_epochs_contradict(chain, live_log, tier_end)
-        or reason_cleaned_by_broker(chain, live_log, tier_end)
+        chain_not_continuing_tier_problem(chain, tier_end)
+        or chain_epochs_contradict_tier_problem(chain, live_log, tier_end)
+        or live_log_cleaned_by_broker_problem(chain, live_log, tier_end)
     )
     linked_bases = {segment.base for segment in chain}
     for segment in missing:
@@ -113,7 +114,7 @@ def choose_staged_files(segments: Sequence[SegmentStagedForDeletion], live_log: 
     return StagedFileChoice(taken, {base: reason for base, reason in refusals.items() if reason})
 
 
-def reason_replaced_by_live_file(segment: SegmentStagedForDeletion, live_log: BrokerLiveLog) -> str:
+def segment_replaced_by_live_file_problem(segment: SegmentStagedForDeletion, live_log: BrokerLiveLog) -> str:
     """Return a message if the live log has a file with the segment's base offset, so that the segment is not imported; else an empty
     string.
 
@@ -122,7 +123,7 @@ def reason_replaced_by_live_file(segment: SegmentStagedForDeletion, live_log: Br
     return "a live segment has its base offset: it was replaced" if segment.base in live_log.bases else ""
 
 
-def reason_not_below_live_log(segment: SegmentStagedForDeletion, live_log: BrokerLiveLog) -> str:
+def segment_not_below_live_log_problem(segment: SegmentStagedForDeletion, live_log: BrokerLiveLog) -> str:
     """Return a message if the segment is not entirely below the lowest base offset of the live log, so that it is not imported; else an
     empty string.
 
@@ -150,7 +151,7 @@ def longest_chain_to_live_log(
     return tuple(chain)
 
 
-def reason_not_continuing_tier(chain: Sequence[SegmentStagedForDeletion], tier_end: TierEnd) -> str:
+def chain_not_continuing_tier_problem(chain: Sequence[SegmentStagedForDeletion], tier_end: TierEnd) -> str:
     """Return why a chain of segments does not continue the tier's end without a gap, or an empty string.
 
     Any chain continues an empty tier.
@@ -160,7 +161,7 @@ def reason_not_continuing_tier(chain: Sequence[SegmentStagedForDeletion], tier_e
     return f"the tier ends before offset {tier_end.position}, and what is staged begins at {chain[0].base}: it leaves a gap"
 
 
-def reason_epochs_contradict(chain: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
+def chain_epochs_contradict_tier_problem(chain: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
     """Return why the leader epochs of a chain of segments contradict the tier's lineage or the first live batch, or an empty string.
 
     Epochs never decrease along a log. Batches of v0 and v1 have none.
@@ -181,7 +182,7 @@ def reason_epochs_contradict(chain: Sequence[SegmentStagedForDeletion], live_log
     return ""
 
 
-def reason_cleaned_by_broker(chain: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
+def live_log_cleaned_by_broker_problem(chain: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
     """Return why a chain of segments cannot precede a live log that the broker's own cleaner has cleaned, or an empty string.
 
     The cleaner may have dropped a tombstone after retention had staged the key's older records. Importing these would bring the key back.

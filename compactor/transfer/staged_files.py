@@ -19,7 +19,7 @@ from compactor.constants import LeaderEpoch, Offset
 from compactor.model.policy import CleanerPolicy
 from compactor.records.batches import BatchTable, Bytes, read_only_view
 from compactor.records.indexes import parse_txn_index
-from compactor.transfer.log_directory import DELETED, read_epoch_checkpoint, segment_log_path, staged_segment_path
+from compactor.transfer.log_directory import DELETED, path_of_segment_staged_for_deletion, read_epoch_checkpoint, segment_log_path
 from compactor.transfer.staged_file_rules import FileStagedForDeletion, SegmentStagedForDeletion
 
 STAGED_NAME = re.compile(r"(\d{20})\.log\.deleted")
@@ -27,7 +27,7 @@ _MAGIC, _EPOCH = 16, slice(12, 16)
 
 
 @dataclass(frozen=True)
-class HeldOpenStagedFile:
+class HeldFileStagedForDeletion:
     """Staged file that this process holds open, with the bytes of its transaction index."""
 
     file: FileStagedForDeletion
@@ -50,7 +50,7 @@ class HeldOpenStagedFile:
 
         :param next_base_offset: base offset of the segment after this one, None if it is not known yet.
         """
-        file, limit, path = self.file, policy.max_decompressed_batch_bytes, staged_segment_path(log_dir, self.file.base)
+        file, limit, path = self.file, policy.max_decompressed_batch_bytes, path_of_segment_staged_for_deletion(log_dir, self.file.base)
         entries = parse_txn_index(self.txn_index, path.name.replace(".log", ".txnindex"))
 
         def read_from_open_file(path: Path) -> Bytes:
@@ -127,11 +127,11 @@ class OpenFilesStagedForDeletion:
         self.log_dir = log_dir
         self.refusals: dict[int, str] = {}
         self._directory = -1
-        self._held: dict[tuple[int, int], HeldOpenStagedFile] = {}
+        self._held: dict[tuple[int, int], HeldFileStagedForDeletion] = {}
         self._changing = threading.RLock()
 
     @property
-    def held_files(self) -> tuple[HeldOpenStagedFile, ...]:
+    def held_files(self) -> tuple[HeldFileStagedForDeletion, ...]:
         """Return the staged files that are open now, ascending by base offset."""
         with self._changing:
             return tuple(sorted(self._held.values(), key=lambda held: held.file.base))
@@ -156,7 +156,7 @@ class OpenFilesStagedForDeletion:
         inodes = {file.base: file.inode for file in listed_files}
         self.close_unwanted_files(lambda held: not moved and inodes.get(held.file.base, held.file.inode) == held.file.inode)
 
-    def close_unwanted_files(self, is_wanted: Callable[[HeldOpenStagedFile], bool]) -> None:
+    def close_unwanted_files(self, is_wanted: Callable[[HeldFileStagedForDeletion], bool]) -> None:
         """Close all staged files for which ``is_wanted`` returns False."""
         with self._changing:
             for inode, held in list(self._held.items()):
@@ -173,7 +173,7 @@ class OpenFilesStagedForDeletion:
 
     def _open_file(self, file: FileStagedForDeletion) -> None:
         """Open one staged file and add it to the open ones. Raises OSError, also if it is not the file that was listed."""
-        descriptor = os.open(staged_segment_path(self.log_dir, file.base), os.O_RDONLY)
+        descriptor = os.open(path_of_segment_staged_for_deletion(self.log_dir, file.base), os.O_RDONLY)
         try:
             stat = os.fstat(descriptor)
             if stat.st_nlink == 0 or describe_staged_file(file.base, stat) != file:
@@ -185,4 +185,4 @@ class OpenFilesStagedForDeletion:
         except OSError:
             os.close(descriptor)
             raise
-        self._held[file.inode] = HeldOpenStagedFile(file, descriptor, txn_index)
+        self._held[file.inode] = HeldFileStagedForDeletion(file, descriptor, txn_index)

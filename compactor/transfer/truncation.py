@@ -103,7 +103,7 @@ def segment_head_before_offset(
         return None
     key = layout.object_name(name, first, "log")
     path = segment_log_path(scratch, first.start_offset)
-    download_segment_file(layout, name, first, "log", path).require_recorded_content(key, first.files["log"])
+    download_segment_file(layout, name, first, "log", path).require_match_with_recorded_content(key, first.files["log"])
     limit = policy.max_decompressed_batch_bytes
     aborted = np.empty(0, TXN_ENTRY)
     if "txnindex" in first.files:

@@ -19,11 +19,11 @@ from compactor.control.state import CatalogState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 
-AskAboutTopics = Callable[[Sequence[TopicId]], ExistingAndMissingTopicIds]
+AskWhichTopicIdsExist = Callable[[Sequence[TopicId]], ExistingAndMissingTopicIds]
 """Asks the cluster about topic ids. Raises StoreError, UsageError."""
 
 
-def delete_partitions_of_missing_topics(tier: Tier, ask_about_topics: AskAboutTopics) -> list[TopicPartition]:
+def delete_tiered_data_of_missing_topics(tier: Tier, ask_about_topics: AskWhichTopicIdsExist) -> list[TopicPartition]:
     """Delete the partitions of topics that no longer exist, and return these partitions. The cluster is asked about all topic ids that are
     recorded as its own.
 
@@ -76,7 +76,7 @@ def _record_cluster_answers_about_topic_ids(
             return None
         return TopicsInspected(cluster_id=answers.cluster_id, missing=missing, present=present, asked_ms=asked_ms)
 
-    return catalog.append_until_done(decide_record_to_append)
+    return catalog.append_due_records(decide_record_to_append)
 
 
 def _is_first_confirmation_of_topic_deletion(state: CatalogState, topic_id: TopicId, asked_ms: int) -> bool:
@@ -98,10 +98,10 @@ def _delete_tiered_partitions_of_topics(tier: Tier, topic_ids: set[TopicId]) -> 
     """
     deleted = []
     for name in tier.list_partitions():
-        log = tier.open_control_log_of_partition(name, leads=True)
+        log = tier.open_control_log_of_partition(name, caller_runs_round=True)
         state = log.refresh()
         if state.topic_id in topic_ids and (state.has_segments or state.registrations or state.intent):
             delete_partition(tier.ports, log, tier.lease, deleted_topic_id=state.topic_id)
-            tier.control_log_change_notifier.publish_control_log_changes([log])
+            tier.control_log_change_notifier.announce_changed_control_logs([log])
             deleted.append(name)
     return deleted

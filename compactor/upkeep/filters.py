@@ -71,12 +71,15 @@ def sidecars_json(tier: Tier, partition: TopicPartition, now_ms: int) -> dict[st
         "target_rate": cleaner.bloom_false_positive_rate,
         "filter_bytes": record.bytes_read,
         "segment_bytes_saved": record.bytes_saved,
-        "segments": [_segment_json(segment, state, heads[segment.id], sizes.get(segment.id, 0), probes, now_ms) for segment in state.live],
+        "segments": [
+            _live_segment_sidecar_json(segment, state, heads[segment.id], sizes.get(segment.id, 0), probes, now_ms)
+            for segment in state.live
+        ],
     }
 
 
-def _segment_json(
-    segment: RemoteLogSegmentMetadata, state: PartitionState, head: SidecarHead, size: int, probes: int, now_ms: int
+def _live_segment_sidecar_json(
+    segment: RemoteLogSegmentMetadata, state: PartitionState, head: SidecarHead, size: int, filter_probe_count: int, now_ms: int
 ) -> dict[str, Any]:
     return {
         "id": segment.id,
@@ -85,11 +88,11 @@ def _segment_json(
         "bytes": segment.size_bytes,
         "clean": segment.end_offset < state.first_dirty_offset,
         "problem": head.problem,
-        "sidecar": None if head.sidecar is None else _sidecar_json(head.sidecar, size, probes, now_ms),
+        "sidecar": None if head.sidecar is None else _sidecar_json(head.sidecar, size, filter_probe_count, now_ms),
     }
 
 
-def _sidecar_json(sidecar: Sidecar, size: int, probes: int, now_ms: int) -> dict[str, Any]:
+def _sidecar_json(sidecar: Sidecar, size: int, filter_probe_count: int, now_ms: int) -> dict[str, Any]:
     made_for, due = sidecar.made_for, sidecar.due
     return {
         "bytes": size,
@@ -99,7 +102,7 @@ def _sidecar_json(sidecar: Sidecar, size: int, probes: int, now_ms: int) -> dict
         "bits_per_key": round(8 * made_for.bytes / max(1, made_for.keys), 1) if made_for else 0.0,
         "rate_per_key": made_for.rate if made_for else None,
         "made_for_keys": made_for.probes if made_for else None,
-        "useless_rate": sidecar.useless_read_probability(probes),
+        "useless_rate": sidecar.useless_read_probability(filter_probe_count),
         "due": due.reason_to_read_despite_filter(now_ms),
         "tombstones": due.tombstones,
         "next_horizon_ms": due.earliest_tombstone_horizon_ms if due.earliest_tombstone_horizon_ms != NEVER_MS else None,

@@ -29,7 +29,7 @@ def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) ->
     if ``new_log_start`` lies beyond the log's end or a rule forbids it, Leased if another compactor is at work, Fenced if one takes over,
     and StoreError.
     """
-    log = tier.open_control_log_of_partition(partition, leads=True)
+    log = tier.open_control_log_of_partition(partition, caller_runs_round=True)
 
     def choose_log_start(state: PartitionState) -> int | None:
         return None if new_log_start < state.log_start else new_log_start
@@ -48,11 +48,11 @@ def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) ->
         except RecordRefused as refused:
             raise UsageError(f"the log start of {partition} cannot be raised: {refused}", hint="Nothing was changed") from refused
         write_snapshot_if_due(log)
-    tier.control_log_change_notifier.publish_control_log_changes([log])
+    tier.control_log_change_notifier.announce_changed_control_logs([log])
     return before, after
 
 
-def undo_run_by_publishing_copies(tier: Tier, log: PartitionLog, run_id: str) -> PartitionState:
+def undo_compaction_run_by_publishing_copies(tier: Tier, log: PartitionLog, run_id: str) -> PartitionState:
     """Undo a run. Copies of the segments that it replaced are published in place of the segments that it wrote, and the cleaner offsets get
     their values from before the run again. An interrupted undo is completed. Return the resulting state.
 
@@ -67,11 +67,11 @@ def undo_run_by_publishing_copies(tier: Tier, log: PartitionLog, run_id: str) ->
     name = log.refresh().topic_partition
     cleaner, hash_key = tier.cleaner_settings_for_topic(name.topic), tier.identity.hash_key()
     work = RoundUndoingEarlierRun(tier.ports, cleaner, hash_key, tier.state_dir, run_id, tier.ports.clock_ms())
-    _require_undoable_run(log.state, run_id)
+    _require_run_can_be_undone(log.state, run_id)
     with hold_leadership(tier.ports, log, tier.lease) as leadership:
         if leadership.state.intent is None:
             record_broker_segments_in_control_log(leadership)  # what brokers have expired since is not taken back
-        _require_undoable_run(leadership.state, run_id)
+        _require_run_can_be_undone(leadership.state, run_id)
         sources = [source for one in groups_to_restore(leadership.state, run_id) for source in one.sources]
         damage = publication.stored_segments_problem(tier.ports, leadership.state, sources)
         if damage:
@@ -94,7 +94,7 @@ def undo_run_by_publishing_copies(tier: Tier, log: PartitionLog, run_id: str) ->
     return log.state
 
 
-def _require_undoable_run(state: PartitionState, run_id: str) -> None:
+def _require_run_can_be_undone(state: PartitionState, run_id: str) -> None:
     run = state.find_run(run_id)
     if run is None:
         raise UsageError(f"{state.topic_partition} has no run {run_id} that is remembered", hint="`runs list` shows those that are")

@@ -107,7 +107,7 @@ def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dr
             continue
         still = {one.object: one for one in _orphans_of_partition(tier, known[partition], now)}
         for one in mine:
-            if problem := _reason_not_to_delete(one, still.get(one.object), tier.retention.orphan_age_ms):
+            if problem := _reason_not_to_delete_orphan(one, still.get(one.object), tier.retention.orphan_age_ms):
                 kept[one.object] = problem
             else:
                 deleted.append(one)
@@ -116,7 +116,7 @@ def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dr
     return OrphanPurgeReport(deleted, kept)
 
 
-def _reason_not_to_delete(listed: Orphan, current: Orphan | None, min_age_ms: int) -> ReasonOrEmpty:
+def _reason_not_to_delete_orphan(listed: Orphan, current: Orphan | None, min_age_ms: int) -> ReasonOrEmpty:
     """Return why an object must not be deleted, or an empty string.
 
     :param listed: the orphan as it was listed.

@@ -36,17 +36,17 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RoundStatus, RunHistoryStatus
-from compactor.records.balance import BalanceKey, batch_digest_sum_of_segment
+from compactor.records.balance import BalanceDigestKey, batch_digest_sum_of_segment
 from compactor.records.indexes import encode_offset_and_time_index
 from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
 from compactor.round.delivery import segment_file_size_and_sha256
 from compactor.round.drive import run_round_as_leader
-from compactor.round.ports import LeadershipCheck, RoundWorkerSession, Stats
-from compactor.tier.contents import has_recorded_content, read_and_verify_segment_file
+from compactor.round.ports import LeadershipCheck, RoundDriverServicesForWorker, Stats
+from compactor.tier.contents import matches_recorded_content, read_and_verify_segment_file
 from compactor.upkeep.repair_sources import RepairSource, download_each_file_of_same_offsets
 from compactor.upkeep.segment_check import download_intact_files, raise_if_segment_exceeds_disk_budget
 
-ReportBytes = Callable[[int], None]
+ReportSegmentBytesRead = Callable[[int], None]
 _LOCAL_COPIES = 3
 """How many times a segment may lie on local disk at once: what the source has, what is put together of it, what the tier has."""
 
@@ -107,7 +107,7 @@ class RepairReport:
 
 
 def find_damaged_segments(
-    tier: Tier, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata], on_bytes: ReportBytes
+    tier: Tier, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata], on_bytes: ReportSegmentBytesRead
 ) -> list[DamagedSegment]:
     """Read all objects of segments and return the segments with objects that are missing or differ from their recorded digests.
 
@@ -130,7 +130,7 @@ def repair_partition(
     tier: Tier,
     partition: TopicPartition,
     sources: Sequence[RepairSource],
-    on_bytes: ReportBytes = lambda size: None,
+    on_bytes: ReportSegmentBytesRead = lambda size: None,
     *,
     dry_run: bool = False,
 ) -> RepairReport:
@@ -144,9 +144,9 @@ def repair_partition(
 
     Raises OutOfBudget and StoreError.
     """
-    log = tier.open_control_log_of_partition(partition, leads=True)
+    log = tier.open_control_log_of_partition(partition, caller_runs_round=True)
     state = log.refresh_and_check_gaps()
-    finder = _IntactFileFinder(tier, state, sources)
+    finder = _IntactSegmentFileFinder(tier, state, sources)
     decisions = _plan_repairs(tier, state, find_damaged_segments(tier, state, state.live, on_bytes), finder)
     if dry_run or all(one.action == "none" for one in decisions):
         return _repair_report(tier, state, decisions, {})
@@ -159,18 +159,20 @@ def repair_partition(
             replaced = [one.damage for one in decisions if one.action == "replace"]
             new_ids = _replace_damaged_segments(tier, leadership, replaced, finder) if replaced else {}
             write_snapshot_if_due(log)
-    tier.control_log_change_notifier.publish_control_log_changes([log])
+    tier.control_log_change_notifier.announce_changed_control_logs([log])
     return _repair_report(tier, state, decisions, new_ids)
 
 
-def _plan_repairs(tier: Tier, state: PartitionState, damaged: Sequence[DamagedSegment], finder: _IntactFileFinder) -> list[RepairDecision]:
+def _plan_repairs(
+    tier: Tier, state: PartitionState, damaged: Sequence[DamagedSegment], finder: _IntactSegmentFileFinder
+) -> list[RepairDecision]:
     """Return what to do about each damaged segment. Reads sources, and changes nothing."""
     decisions = []
     for damage in damaged:
         is_recorded, unknown = True, []
         for kind in damage.problems:
             with _temporary_scratch_folder(tier) as scratch:
-                is_recorded &= finder.fetch_or_build_file(damage.segment, kind, scratch / kind)
+                is_recorded &= finder.fetch_or_build_intact_segment_file(damage.segment, kind, scratch / kind)
                 unknown += [] if (scratch / kind).exists() else [kind]
         if unknown:
             decisions.append(_decide_repair_without_source(tier, state, damage, unknown, finder))
@@ -179,17 +181,17 @@ def _plan_repairs(tier: Tier, state: PartitionState, damaged: Sequence[DamagedSe
             can_create = is_recorded and damage.missing == damage.problems.keys()
             decisions.append(RepairDecision(damage, "create" if can_create else "replace"))
     undone = {one.run_id for one in decisions if one.action == "undo"}
-    return [one if one.action == "undo" else _replace_decision_by_undo_of_same_run(state, one, undone) for one in decisions]
+    return [one if one.action == "undo" else _decide_undo_if_run_is_undone_anyway(state, one, undone) for one in decisions]
 
 
-def _replace_decision_by_undo_of_same_run(state: PartitionState, decision: RepairDecision, undone_run_ids: set[str]) -> RepairDecision:
+def _decide_undo_if_run_is_undone_anyway(state: PartitionState, decision: RepairDecision, undone_run_ids: set[str]) -> RepairDecision:
     """Return the given decision. If the run that wrote the segment is among ``undone_run_ids``, return the decision ``undo`` instead."""
-    run_id = _id_of_undoable_run_of_segment(state, decision.damage.segment)
+    run_id = _id_of_reversible_run_or_empty(state, decision.damage.segment)
     return RepairDecision(decision.damage, "undo", run_id=run_id) if run_id in undone_run_ids else decision
 
 
 def _decide_repair_without_source(
-    tier: Tier, state: PartitionState, damage: DamagedSegment, kinds_without_source: Sequence[str], finder: _IntactFileFinder
+    tier: Tier, state: PartitionState, damage: DamagedSegment, kinds_without_source: Sequence[str], finder: _IntactSegmentFileFinder
 ) -> RepairDecision:
     """Return the decision about a segment that has damaged files which no source has: ``undo`` the run that wrote the segment if that is
     possible, else ``none``.
@@ -206,7 +208,7 @@ def _decide_repair_without_source(
     epoch = state.published_by.get(damage.segment.id)
     if epoch is None or any(run.leader_epoch == epoch and run.status == RunHistoryStatus.REPAIRED for run in state.runs):
         return RepairDecision(damage, "none", f"{nowhere}. Restore it from the store's versions or a backup")
-    run_id = _id_of_undoable_run_of_segment(state, damage.segment)
+    run_id = _id_of_reversible_run_or_empty(state, damage.segment)
     nowhere = f"{nowhere}. It is compacted, and so it is in no broker's log directory"
     if not run_id:
         return RepairDecision(damage, "none", f"{nowhere}; what it replaced is deleted")
@@ -222,12 +224,14 @@ def _decide_repair_without_source(
     return RepairDecision(damage, "undo", run_id=run_id)
 
 
-def _id_of_undoable_run_of_segment(state: PartitionState, segment: RemoteLogSegmentMetadata) -> str:
+def _id_of_reversible_run_or_empty(state: PartitionState, segment: RemoteLogSegmentMetadata) -> str:
     """Return the id of the run that wrote a segment. Return an empty string if the segments that the run replaced are deleted already."""
     return next((one.run_id for one in state.waiting if not one.undone and segment.id in one.replaced_by.values()), "")
 
 
-def _repair_report(tier: Tier, state: PartitionState, decisions: Sequence[RepairDecision], new_ids: Mapping[str, str]) -> RepairReport:
+def _repair_report(
+    tier: Tier, state: PartitionState, decisions: Sequence[RepairDecision], new_segment_id_by_damaged_id: Mapping[str, str]
+) -> RepairReport:
     layout = tier.ports.layout
     repaired: list[RepairedObject] = []
     unrepaired: list[UnrepairedObject] = []
@@ -239,8 +243,12 @@ def _repair_report(tier: Tier, state: PartitionState, decisions: Sequence[Repair
                 unrepaired.append(UnrepairedObject(key, f"{problem}; {one.reason}"))
                 continue
             how = {"create": "created", "replace": "replaced", "undo": "undone"}[one.action]
-            new = segment.model_copy(update={"id": new_ids.get(segment.id, segment.id)})
-            new_key = "" if how == "undone" or (how == "replaced" and not new_ids) else layout.object_name(state.topic_partition, new, kind)
+            new = segment.model_copy(update={"id": new_segment_id_by_damaged_id.get(segment.id, segment.id)})
+            new_key = (
+                ""
+                if how == "undone" or (how == "replaced" and not new_segment_id_by_damaged_id)
+                else layout.object_name(state.topic_partition, new, kind)
+            )
             repaired.append(RepairedObject(key, how, new_key, segment.recorded_size_and_digests(kind).size))
     return RepairReport(tuple(repaired), tuple(unrepaired))
 
@@ -252,7 +260,7 @@ def _temporary_scratch_folder(tier: Tier) -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class _IntactFileFinder:
+class _IntactSegmentFileFinder:
     """Finder of files of a partition's segments whose bytes have the recorded digest, in the tier and in the given sources."""
 
     tier: Tier
@@ -265,7 +273,7 @@ class _IntactFileFinder:
     def description_of_sources(self) -> str:
         return ", ".join(one.description for one in self.sources)
 
-    def fetch_or_build_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> bool:
+    def fetch_or_build_intact_segment_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> bool:
         """Write a segment's file to ``path``, from the tier or another source, or built from the segment's log if no source has it. Return
         whether the file has the recorded digest. If not, the path holds a built file that differs from the recorded one, or nothing.
         """
@@ -273,7 +281,7 @@ class _IntactFileFinder:
         # What an earlier repair replaced may be whole again.
         replaced = download_each_file_of_same_offsets(self.tier, self.state, segment, file_kind, path)
         for _ in chain(replaced, *(source.write_each_copy_of_file(segment, file_kind, path) for source in self.sources)):
-            if has_recorded_content(path, recorded):
+            if matches_recorded_content(path, recorded):
                 return True
             path.unlink(missing_ok=True)
         if file_kind == "log":
@@ -285,7 +293,7 @@ class _IntactFileFinder:
         if built is None:
             return False
         path.write_bytes(built)
-        return has_recorded_content(path, recorded)
+        return matches_recorded_content(path, recorded)
 
     def _fetch_intact_log(self, segment: RemoteLogSegmentMetadata, path: Path) -> bool:
         """Write the segment's log to ``path``, from the tier itself if it is intact there, else from a source. Return whether a log with
@@ -293,9 +301,9 @@ class _IntactFileFinder:
         """
         only_log = segment.model_copy(update={"files": {"log": segment.recorded_size_and_digests("log")}})
         intact, _ = download_intact_files(self.tier, self.state.topic_partition, only_log, path.parent)
-        return "log" in intact or self.fetch_or_build_file(segment, "log", path)
+        return "log" in intact or self.fetch_or_build_intact_segment_file(segment, "log", path)
 
-    def fetch_all_files(self, segment: RemoteLogSegmentMetadata, folder: Path) -> dict[str, Path]:
+    def fetch_or_build_all_segment_files(self, segment: RemoteLogSegmentMetadata, folder: Path) -> dict[str, Path]:
         """Write all files of a segment into a folder and return them by kind. Files come intact from the tier, else from a source, else
         they are built from the log. Raises BadData if a file cannot be obtained in any of these ways.
         """
@@ -304,7 +312,7 @@ class _IntactFileFinder:
         for kind in [one.file for one in problems]:
             path = folder / kind
             path.unlink(missing_ok=True)
-            self.fetch_or_build_file(segment, kind, path)
+            self.fetch_or_build_intact_segment_file(segment, kind, path)
             if not path.exists():
                 where = self.tier.ports.layout.object_name(self.state.topic_partition, segment, kind)
                 raise BadData("no source has its recorded bytes any more, and it cannot be built", segment=where)
@@ -361,13 +369,13 @@ class _IntactFileFinder:
         if before.id not in self.snapshots:  # kept, because the next segment's snapshot may be damaged as well
             with _temporary_scratch_folder(self.tier) as scratch:
                 path = scratch / "snapshot"
-                self.snapshots[before.id] = path.read_bytes() if self.fetch_or_build_file(before, "snapshot", path) else None
+                self.snapshots[before.id] = path.read_bytes() if self.fetch_or_build_intact_segment_file(before, "snapshot", path) else None
         known = self.snapshots[before.id]
         return None if known is None else parse_producer_snapshot_file(known, "snapshot")
 
 
 def _create_missing_objects(
-    tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactFileFinder
+    tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactSegmentFileFinder
 ) -> None:
     """Create the missing objects of segments again under their keys. `retire` deletes nothing meanwhile, because only the leader runs it.
     Raises Unavailable if a source no longer has a file.
@@ -380,7 +388,7 @@ def _create_missing_objects(
         with _temporary_scratch_folder(tier) as scratch:
             paths = {kind: scratch / kind for kind in damage.missing}
             for kind, path in paths.items():
-                if not finder.fetch_or_build_file(segment, kind, path):
+                if not finder.fetch_or_build_intact_segment_file(segment, kind, path):
                     raise Unavailable(
                         f"{finder.description_of_sources} no longer has the {kind} of segment {segment.id}", hint="Run it again"
                     )
@@ -392,7 +400,7 @@ def _create_missing_objects(
 
 
 def _replace_damaged_segments(
-    tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactFileFinder
+    tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactSegmentFileFinder
 ) -> dict[str, str]:
     """Replace segments one to one in a round. Return the id of the new segment by the id of the damaged one.
 
@@ -414,7 +422,7 @@ class RepairRound:
     """
 
     tier: Tier
-    finder: _IntactFileFinder
+    finder: _IntactSegmentFileFinder
     damaged: tuple[DamagedSegment, ...]
 
     def is_round_due(self, state: PartitionState) -> bool:
@@ -465,11 +473,11 @@ class RepairRound:
             ),
         )
 
-    def raise_if_plan_exceeds_rate_limit(self, plan: CompactionPlan) -> None:
+    def raise_if_plan_exceeds_record_rate_limit(self, plan: CompactionPlan) -> None:
         """Do nothing: repairs have no rate limit, because a person asked for them."""
 
-    def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession, inputs: PartitionState | None
+    def run_compaction_tasks(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker, inputs: PartitionState | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         for task in tasks:
             session.raise_if_leadership_lost()
@@ -493,10 +501,10 @@ class RepairRound:
         """
         layout = self.tier.ports.layout
         with _temporary_scratch_folder(self.tier) as scratch:
-            paths = self.finder.fetch_all_files(segment, scratch)
+            paths = self.finder.fetch_or_build_all_segment_files(segment, scratch)
             source = self.finder.open_segment_log(segment, paths["log"])
             source.verify_batch_crcs_unless_verified(0, len(source.table))
-            held = batch_digest_sum_of_segment(source.buf, BalanceKey(self.tier.identity.hash_key()))
+            held = batch_digest_sum_of_segment(source.buf, BalanceDigestKey(self.tier.identity.hash_key()))
             # What the broker or a round recorded of the log stays true, because the log is the same.
             others = {kind: segment_file_size_and_sha256(path) for kind, path in paths.items() if kind != "log"}
             made = segment.model_copy(

@@ -34,8 +34,8 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import SCOUTED, finish_or_undo_open_intent, scratch_key_prefix
 from compactor.round.ports import RoundSteps
 from compactor.storage.port import ObjectStore
-from compactor.tier.ports import AnnouncedSegment, ListedObject, SegmentIdAndStart, SegmentLayout, SegmentRef
-from compactor.tier.sidecars import segment_id_in_sidecar_key, sidecar_prefix
+from compactor.tier.ports import AnnouncedSegment, ListedObject, SegmentIdAndStartOffset, SegmentLayout, SegmentRef
+from compactor.tier.sidecars import segment_id_in_sidecar_key, sidecar_key_prefix
 
 DueAndWaitingSegments = tuple[tuple[RemoteLogSegmentMetadata, ...], tuple[RemoteLogSegmentMetadata, ...]]
 """Segments that may be deleted now, and segments whose grace is not over."""
@@ -106,7 +106,7 @@ class ObjectsToDeleteNowOrLater:
 
 @dataclass(frozen=True)
 class RetireReport:
-    """Result of ``retire_partition``; with ``dry_run`` the deletions that it would make.
+    """Result of ``retire_replaced_segments_and_orphans``; with ``dry_run`` the deletions that it would make.
 
     deleted: keys of the objects of replaced segments that were deleted.
     swept: keys of the orphans that were deleted.
@@ -127,7 +127,7 @@ class RetireReport:
         return sum(self.sizes[key] for key in (*self.deleted, *self.swept))
 
 
-def retire_partition(
+def retire_replaced_segments_and_orphans(
     ports: EnvironmentPorts,
     log: PartitionLog,
     lease: LeaseDurations,
@@ -153,12 +153,12 @@ def retire_partition(
     if dry_run or found.has_nothing_to_delete:
         return _retire_report(ports.layout, log.state.topic_partition, found, is_dry_run=dry_run)
     with hold_leadership(ports, log, lease) as leadership:
-        report = retire_as_leader(leadership, retention, clock=clock, round_steps=round_steps)
+        report = retire_replaced_segments_as_leader(leadership, retention, clock=clock, round_steps=round_steps)
         write_snapshot_if_due(log)
         return report
 
 
-def retire_as_leader(
+def retire_replaced_segments_as_leader(
     leadership: Leadership, retention: ObjectRetention, *, clock: GraceClock = STORES_OWN, round_steps: RoundSteps[Any] | None = None
 ) -> RetireReport:
     """Delete a partition's replaced segments whose grace (time before deletion) is over and the objects that no record names, under a
@@ -168,7 +168,7 @@ def retire_as_leader(
     :raises Fenced: if another compactor has become the leader.
     """
     ports, log = leadership.ports, leadership.log
-    ports.require_data_root_ownership(is_recheck=True)
+    ports.require_data_root_ownership(repeat_if_passed_before=True)
     gone = _complete_begun_deletions(leadership, RoundStageTracker(RoundStage.RETIRE_BEGUN)) + _delete_segments_after_grace(
         leadership, retention, clock
     )
@@ -182,7 +182,7 @@ def retire_as_leader(
         )
     found = find_objects_to_delete_now_or_later(ports, log, retention, clock)  # the LIST comes before the fold
     leadership.require_leadership_in_state(log.state)
-    left: list[SegmentRef] = [*dict.fromkeys(SegmentIdAndStart(item.segment_id, item.start_offset) for item in found.orphans)]
+    left: list[SegmentRef] = [*dict.fromkeys(SegmentIdAndStartOffset(item.segment_id, item.start_offset) for item in found.orphans)]
     reported = {segment.id for segment in found.strays}
     left = [segment for segment in left if segment.id not in reported] + list(found.strays)
     ordering.require_segments_deletable(log.state, log.incarnation, leadership.epoch, [segment.id for segment in left])
@@ -201,12 +201,12 @@ def find_objects_to_delete_now_or_later(
     listed = list(ports.layout.list_objects(log.state.topic_partition))
     scratch = list(ports.control.list(scratch_key_prefix(log)))
     beats = [match for info in ports.control.list(f"{log.prefix}/heartbeat/") if (match := _HEARTBEAT.fullmatch(info.key))]
-    sidecars = [info.key for info in ports.control.list(sidecar_prefix(log.prefix))]
+    sidecars = [info.key for info in ports.control.list(sidecar_key_prefix(log.prefix))]
     state = log.refresh_and_check_gaps()
     due, waiting = _split_segments_by_expired_grace(ports, log, retention, clock)
     known = ordering.segment_ids_protected_from_deletion(state).union(segment.id for segment in state.retiring)
     unknown = [item for item in listed if item.segment_id and item.segment_id not in known]
-    reported = ports.publisher.find_announced_unrecorded_segments(state.topic_partition, known)
+    reported = ports.publisher.find_segments_unknown_to_control_log(state.topic_partition, known)
     cut_off = [one for one in reported or () if one.cut_off_ms >= 0]
     strays = tuple(one for one in cut_off if clock.now_ms(ports.control) >= one.cut_off_ms + retention.grace_ms)
     if reported is None:
@@ -248,7 +248,7 @@ def _next_deletion_due_ms(
         return 0
     moments = [item.modified_ms + retention.orphan_age_ms for item in young]
     if state.waiting or state.registrations:
-        now, since = clock.now_ms(ports.control), read_grace_start_ms_by_slot(ports, log)
+        now, since = clock.now_ms(ports.control), read_grace_start_ms_by_control_log_slot(ports, log)
         moments += [grace.earliest_deletion_time_ms(group, retention, since, now) for group in state.waiting]
         moments += [grace.import_abandoned_at_ms(entry, retention, since, now) for entry in state.registrations.values()]
     return min(moments, default=NEVER_MS)
@@ -312,7 +312,7 @@ def _split_segments_by_expired_grace(
     waiting: list[RemoteLogSegmentMetadata] = []
     if log.state.waiting:
         now = clock.now_ms(ports.control)
-        since = read_grace_start_ms_by_slot(ports, log)
+        since = read_grace_start_ms_by_control_log_slot(ports, log)
         for group in log.state.waiting:
             (due if now >= grace.earliest_deletion_time_ms(group, retention, since, now) else waiting).extend(group.segments)
     return tuple(due), tuple(waiting)
@@ -323,26 +323,26 @@ def _ids_of_stale_imports(ports: EnvironmentPorts, log: PartitionLog, retention:
     if not log.state.registrations:
         return ()
     now = (STORES_OWN if clock.spares_young else clock).now_ms(ports.control)
-    since = read_grace_start_ms_by_slot(ports, log)
+    since = read_grace_start_ms_by_control_log_slot(ports, log)
     entries = log.state.registrations.values()
     return tuple(entry.import_id for entry in entries if now >= grace.import_abandoned_at_ms(entry, retention, since, now))
 
 
-def read_grace_start_ms_by_slot(ports: EnvironmentPorts, log: PartitionLog) -> dict[int, int]:
+def read_grace_start_ms_by_control_log_slot(ports: EnvironmentPorts, log: PartitionLog) -> dict[int, int]:
     """Return the store's time, in milliseconds, of each control-log record that starts a grace period, by the record's position (slot). For
     records that were deleted, the times come from the snapshot. The result is empty if records are being deleted during the call.
     """
     try:
-        return _grace_start_ms_by_slot(ports, log)
+        return _grace_start_ms_by_control_log_slot(ports, log)
     except NotFound:
         log.reload_from_snapshot()
     try:
-        return _grace_start_ms_by_slot(ports, log)
+        return _grace_start_ms_by_control_log_slot(ports, log)
     except NotFound:
         return {}  # cut again meanwhile; the next call reads them
 
 
-def _grace_start_ms_by_slot(ports: EnvironmentPorts, log: PartitionLog) -> dict[int, int]:
+def _grace_start_ms_by_control_log_slot(ports: EnvironmentPorts, log: PartitionLog) -> dict[int, int]:
     entries: list[GroupAwaitingDeletion | OpenImport] = [*log.state.waiting, *log.state.registrations.values()]
     return {entry.slot: _grace_start_ms_of_entry(ports, log, entry) for entry in entries}
 

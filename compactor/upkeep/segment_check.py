@@ -71,7 +71,7 @@ def download_intact_files(
         except NotFound:
             problems.append(SegmentFileProblem(kind, "missing", "the object is not in the store"))
             continue
-        if arrived.has_recorded_content(file):
+        if arrived.matches_recorded_content(file):
             paths[kind] = path
         elif arrived.size != file.size:
             problems.append(SegmentFileProblem(kind, "size", f"it has {arrived.size} bytes, recorded are {file.size}"))

@@ -53,7 +53,7 @@ def find_unfinished_uploads(tier: Tier, now_ms: int) -> list[UnfinishedUploadOfT
     return list(found.values())
 
 
-def abort_due_uploads(tier: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[ObjectUrl, ...]:
+def abort_stale_multipart_uploads(tier: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[ObjectUrl, ...]:
     """Abort the unfinished uploads that are due, and return the URLs of their objects. If the credentials forbid listing
     uploads, do nothing and return an empty tuple. Raises StoreError.
 

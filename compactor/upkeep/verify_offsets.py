@@ -31,13 +31,13 @@ def verify_control_logs(
     :param on_partition: called when a partition is done.
     """
 
-    def verify_one_partition(partition: TopicPartition) -> list[SegmentProblem]:
+    def verify_control_log_of_partition(partition: TopicPartition) -> list[SegmentProblem]:
         found = verify_control_log(tier, partition)
         on_partition()
         return found
 
     with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="verify") as pool:
-        return [finding for found in pool.map(verify_one_partition, partitions) for finding in found]
+        return [finding for found in pool.map(verify_control_log_of_partition, partitions) for finding in found]
 
 
 def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentProblem]:

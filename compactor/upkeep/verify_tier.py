@@ -17,7 +17,7 @@ from compactor.local.spool import spool_folder_of_this_process
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.balance import BalanceKey, batch_digest_sum_of_segment
+from compactor.records.balance import BalanceDigestKey, batch_digest_sum_of_segment
 from compactor.upkeep.retire import GraceClock, find_objects_to_delete_now_or_later
 from compactor.upkeep.segment_check import (
     SegmentProblem,
@@ -36,7 +36,7 @@ def verify_tier_wide_control_log(tier: Tier) -> list[SegmentProblem]:
     it does not name are not verified.
     """
     try:
-        tier.identity.check_data_root_owner()
+        tier.identity.require_data_root_not_of_other_tier()
         tier.catalog.refresh_and_check_gaps()
     except BadData as error:
         return [SegmentProblem("error", "control-log", "", -1, error.segment, error.cause)]
@@ -58,7 +58,7 @@ def find_stale_upload_problems(tier: Tier) -> list[SegmentProblem]:
 
 
 def verify_partition(
-    tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None, *, deep: bool = False
+    tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None, *, compares_batch_digest_sums: bool = False
 ) -> list[SegmentProblem]:
     """Return all problems and notes of one partition. Corrupt data is reported, not raised.
 
@@ -73,8 +73,8 @@ def verify_partition(
     except BadData as error:
         return [SegmentProblem("error", "control-log", partition.topic, partition.partition, error.segment, error.message)]
     found = list(_offset_gap_problems(state))
-    found += _uneven_round_balance_problems(state) if deep else []
-    key = BalanceKey(tier.identity.hash_key()) if deep and state.has_segments else None
+    found += _uneven_round_balance_problems(state) if compares_batch_digest_sums else []
+    key = BalanceDigestKey(tier.identity.hash_key()) if compares_batch_digest_sums and state.has_segments else None
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=spool_folder_of_this_process(tier.state_dir)) as scratch:
         previous_last = -1
@@ -106,7 +106,7 @@ class _SegmentVerifier(NamedTuple):
     segment: RemoteLogSegmentMetadata
     scratch: Path
     inflate_limit: int
-    balance_key: BalanceKey | None
+    balance_key: BalanceDigestKey | None
 
     def verify_segment(self, previous_last_offset: int) -> ProblemsAndLastOffset:
         """Return two values: the segment's problems, and the last offset of its batches (-1 if it has none). If its log cannot be read, the
@@ -131,7 +131,7 @@ class _SegmentVerifier(NamedTuple):
         if negative:
             detail = f"{negative} records have negative timestamps: a round does not rewrite a batch that keeps one, like Kafka's cleaner"
             found.append(self._segment_problem("negative-timestamp", "log", detail, severity="note"))
-        if detail := _content_sum_mismatch(segment, source, self.balance_key):
+        if detail := _batch_digest_sum_mismatch(segment, source, self.balance_key):
             found.append(self._segment_problem("balance", "log", detail))
         if detail := _metadata_mismatch(segment, source):
             found.append(self._segment_problem("metadata", "log", detail))
@@ -158,7 +158,7 @@ def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment)
     return ""
 
 
-def _content_sum_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment, key: BalanceKey | None) -> ReasonOrEmpty:
+def _batch_digest_sum_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment, key: BalanceDigestKey | None) -> ReasonOrEmpty:
     """Return how a log's batches differ from the number and digest sum recorded when it was written, or an empty string. It is also empty
     if no key is given or no sum was recorded.
     """

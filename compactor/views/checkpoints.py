@@ -1,7 +1,7 @@
 """Checkpoint views: cleaner offsets by compactor epoch, who led when, who published what, which records were void; and
 Kafka's own checkpoint files.
 
-Everything here only reads. ``read_only_tier`` enforces this, so that inspecting a tier in use cannot disturb it.
+Everything here only reads. ``read_only_copy_of_tier`` enforces this, so that inspecting a tier in use cannot disturb it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import CompactorEpochAndEnding, FencedAppend, PartitionState, RunHistoryEntry
 from compactor.errors import UsageError
 from compactor.storage.forwarding import ReadOnlyStore
-from compactor.tier.publishers import ReadOnlyPublisher
+from compactor.tier.publishers import RefusingPublisherOfReadOnlyTier
 
 
-def read_only_tier(tier: Tier) -> Tier:
+def read_only_copy_of_tier(tier: Tier) -> Tier:
     """Return a copy of the tier whose stores refuse every write. On a broker-managed tier it also refuses to publish segments."""
     viewed = tier.with_stores(control=ReadOnlyStore(tier.ports.control), data=ReadOnlyStore(tier.ports.data))
     if not tier.kind.is_broker_managed:
         return viewed  # what readers see is in the control store, which refuses
-    return replace(viewed, ports=replace(viewed.ports, publisher=ReadOnlyPublisher()))
+    return replace(viewed, ports=replace(viewed.ports, publisher=RefusingPublisherOfReadOnlyTier()))
 
 
 Document = dict[str, Any]

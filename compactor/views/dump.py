@@ -29,7 +29,7 @@ SegmentDocument = dict[str, Any]
 
 
 def list_segments(
-    state: PartitionState, sidecar_bytes_by_segment_id: Mapping[str, int], other_rows: Sequence[SegmentDocument] = ()
+    state: PartitionState, sidecar_bytes_by_segment_id: Mapping[str, int], rows_of_broker_only_segments: Sequence[SegmentDocument] = ()
 ) -> list[SegmentDocument]:
     """Return a row for each live segment, and for each other segment that still has objects: replaced ones, half-deleted ones, and those
     that an open round has uploaded.
@@ -43,7 +43,7 @@ def list_segments(
     found += [_segment_row(segment, SegmentState.DELETE_SEGMENT_STARTED) for segment in state.retiring]
     for receipt in state.intent.receipts if state.intent else ():
         found.append(_segment_row(receipt.segment, SegmentState.COPY_SEGMENT_STARTED))
-    found += other_rows
+    found += rows_of_broker_only_segments
     for row in found:
         row["sidecar"] = {"bytes": sidecar_bytes_by_segment_id[row["id"]]} if row["id"] in sidecar_bytes_by_segment_id else None
     return found
@@ -104,7 +104,7 @@ def dump_segment(
     (segment,) = matching
     with (
         open_reader_of_given_segments(tier, partition, [segment], "dump") as reading,
-        reading.open_segment(0, reads_txn_index=False) as source,
+        reading.open_segment(0, include_txn_index=False) as source,
     ):
         batches = [
             batch
@@ -133,7 +133,7 @@ def _batch_documents(
 
 
 def _batch_document(
-    source: SourceSegment, chunk: BatchChunk, batch: int, rows: RecordRows, record_rows: range, *, show_everything: bool
+    source: SourceSegment, chunk: BatchChunk, batch_number: int, rows: RecordRows, record_row_indexes: range, *, show_everything: bool
 ) -> SegmentDocument:
     """Return one batch with its records as a document.
 
@@ -142,39 +142,43 @@ def _batch_document(
     :param record_rows: indexes in ``rows`` of the batch's records.
     """
     table = source.table
-    attributes = int(table.attributes[batch])
-    control = int(table.control[batch])
+    attributes = int(table.attributes[batch_number])
+    control = int(table.control[batch_number])
     return {
-        "position": int(table.position[batch]),
-        "size": int(table.size[batch]),
-        "magic": int(table.magic[batch]),
-        "base_offset": int(table.base_offset[batch]),
-        "last_offset": int(table.last_offset[batch]),
-        "leader_epoch": int(table.leader_epoch[batch]),
-        "codec": codecs.CODEC_NAMES[int(table.codec_ids[batch])],
+        "position": int(table.position[batch_number]),
+        "size": int(table.size[batch_number]),
+        "magic": int(table.magic[batch_number]),
+        "base_offset": int(table.base_offset[batch_number]),
+        "last_offset": int(table.last_offset[batch_number]),
+        "leader_epoch": int(table.leader_epoch[batch_number]),
+        "codec": codecs.CODEC_NAMES[int(table.codec_ids[batch_number])],
         "kind": "data" if control == NOT_CONTROL else {ABORT: "abort", COMMIT: "commit"}.get(control, "control"),
-        "transactional": bool(table.transactional_flags[batch]),
+        "transactional": bool(table.transactional_flags[batch_number]),
         "timestamp_type": "LogAppendTime" if attributes & LOG_APPEND else "CreateTime",
-        "delete_horizon_ms": int(table.base_timestamp[batch]) if attributes & HORIZON else None,
-        "max_timestamp": int(table.max_timestamp[batch]),
-        "producer_id": int(table.producer_id[batch]),
-        "producer_epoch": int(table.producer_epoch[batch]),
-        "base_sequence": int(table.base_sequence[batch]),
+        "delete_horizon_ms": int(table.base_timestamp[batch_number]) if attributes & HORIZON else None,
+        "max_timestamp": int(table.max_timestamp[batch_number]),
+        "producer_id": int(table.producer_id[batch_number]),
+        "producer_epoch": int(table.producer_epoch[batch_number]),
+        "base_sequence": int(table.base_sequence[batch_number]),
         "records": [
             {
                 "offset": int(rows.offset[row]),
                 "timestamp": int(rows.timestamp[row]),
-                "key": _text_or_base64(chunk, int(rows.key_start[row]), int(rows.key_length[row]), show_everything=show_everything),
-                "value": _text_or_base64(chunk, int(rows.value_start[row]), int(rows.value_length[row]), show_everything=show_everything),
+                "key": _chunk_bytes_as_text_or_base64(
+                    chunk, int(rows.key_start[row]), int(rows.key_length[row]), show_everything=show_everything
+                ),
+                "value": _chunk_bytes_as_text_or_base64(
+                    chunk, int(rows.value_start[row]), int(rows.value_length[row]), show_everything=show_everything
+                ),
                 "value_bytes": int(rows.value_length[row]),
-                **({"headers": list(_header_documents(chunk, rows, row))} if show_everything else {}),
+                **({"headers": list(_record_header_documents(chunk, rows, row))} if show_everything else {}),
             }
-            for row in record_rows
+            for row in record_row_indexes
         ],
     }
 
 
-def _header_documents(chunk: BatchChunk, rows: RecordRows, row: int) -> Iterator[SegmentDocument]:
+def _record_header_documents(chunk: BatchChunk, rows: RecordRows, row: int) -> Iterator[SegmentDocument]:
     """Yield a record's headers, which ``parse_records`` has validated. Records of magic 0 and 1 have none."""
     if int(rows.flags[row]) & LEGACY:
         return
@@ -184,12 +188,12 @@ def _header_documents(chunk: BatchChunk, rows: RecordRows, row: int) -> Iterator
         parts = []
         for _ in ("name", "value"):
             length, at = read_varint(chunk.buf, at, end)
-            parts.append(_text_or_base64(chunk, at, length, show_everything=True))
+            parts.append(_chunk_bytes_as_text_or_base64(chunk, at, length, show_everything=True))
             at += max(length, 0)
         yield {"key": parts[0], "value": parts[1]}
 
 
-def _text_or_base64(chunk: BatchChunk, start: int, length: int, *, show_everything: bool) -> str | None:
+def _chunk_bytes_as_text_or_base64(chunk: BatchChunk, start: int, length: int, *, show_everything: bool) -> str | None:
     """Return ``length`` bytes of a chunk as text if they are printable UTF-8, else as ``base64:...``; None if ``length`` is negative
     (null).
 

@@ -74,7 +74,7 @@ def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Exp
     found = assess_round(state, cleaner, now_ms)
     outlook = retention_outlook(state, found, cleaner, now_ms)
     facts = (
-        *_status_facts(state, lease, now_ms),
+        *_partition_status_facts(state, lease, now_ms),
         *_dirty_segment_facts(state, found, cleaner, now_ms),
         *_retention_facts(state, outlook, tier.first_readable_offset(state)),
         *_deletion_and_import_facts(state, tier, now_ms),
@@ -136,7 +136,7 @@ def _quarantine_advice(state: PartitionState) -> str:
     return f"`verify {state.topic_partition}` names all damage; {restore}. The next `run` tries again."
 
 
-def _status_facts(state: PartitionState, lease: LeaseInfo | None, now_ms: int) -> Iterator[ExplanationFact]:
+def _partition_status_facts(state: PartitionState, lease: LeaseInfo | None, now_ms: int) -> Iterator[ExplanationFact]:
     """Yield facts about offsets, leadership, an open round and quarantine."""
     clean = " ".join(f"{entry.leader_epoch}:{entry.offset}" for entry in state.vector) or "none"
     dirty = f"dirty from {state.first_dirty_offset}" if state.first_dirty_offset <= state.end_offset else "nothing is dirty"
@@ -298,8 +298,8 @@ def explain_key(
     """
 
     def explain_key_in_state(state: PartitionState) -> Explanation:
-        """Explain the key in this state of the partition."""
-        all_found = list(RecordSearch(tier, partition, on_bytes).find_records(state.live, key=key))
+        """Return where this state has records of the key, and why records of it were kept or removed."""
+        all_found = list(RecordSearch(tier, partition, on_bytes).find_records_by_key_or_offset(state.live, key=key))
         log_start = tier.first_readable_offset(state)
         found = [record for record in all_found if record.offset >= log_start]
         below = [record for record in all_found if record.offset < log_start]
@@ -331,12 +331,16 @@ def explain_offset(tier: Tier, partition: TopicPartition, offset: int, now_ms: i
             where = f"offsets {state.start_offset} to {state.end_offset}" if state.has_segments else "nothing"
             return Explanation(f"Offset {offset} is not in the tier, which holds {where}.", ())
         later_segments = [segment for segment in state.live if segment.end_offset >= offset]
-        here = next(RecordSearch(tier, partition, on_bytes).find_records(later_segments, offset=offset), None)
+        here = next(RecordSearch(tier, partition, on_bytes).find_records_by_key_or_offset(later_segments, offset=offset), None)
         if here is None:
             return _explain_removed_offset(tier, state, later_segments, offset, on_bytes)
         later: list[FoundRecord] = []
         if here.key is not None and not here.control:
-            later = [s for s in RecordSearch(tier, partition, on_bytes).find_records(later_segments, key=here.key) if s.offset >= offset]
+            later = [
+                s
+                for s in RecordSearch(tier, partition, on_bytes).find_records_by_key_or_offset(later_segments, key=here.key)
+                if s.offset >= offset
+            ]
         outlook = _RecordExplainer(state, now_ms, tier.kind.compacts)
         return Explanation(outlook.answer_about_offset(here, later), tuple(outlook.facts_about_records(later or [here])))
 
@@ -376,7 +380,7 @@ def _explain_removed_offset(
         return Explanation(answer, (ExplanationFact("removed", _describe_record(old), _record_document(old)),))
     later = [
         s
-        for s in RecordSearch(tier, state.topic_partition, on_bytes).find_records(later_segments, key=old.key)
+        for s in RecordSearch(tier, state.topic_partition, on_bytes).find_records_by_key_or_offset(later_segments, key=old.key)
         if s.sets_value_of_key and s.offset > offset
     ]
     answer = f"Offset {offset} held {_format_key(old.key)} and was cleaned away by run {group.run_id}: "
@@ -414,7 +418,7 @@ def _find_removed_records(
         segments = [s for s in group.segments if offset < 0 or s.start_offset <= offset <= s.end_offset]
         try:
             # Markers further on are not passed here, so that outcomes of transactions may be unknown.
-            seen = list(RecordSearch(tier, state.topic_partition, on_bytes).find_records(segments, key=key, offset=offset))
+            seen = list(RecordSearch(tier, state.topic_partition, on_bytes).find_records_by_key_or_offset(segments, key=key, offset=offset))
         except NotFound:
             continue  # retired meanwhile
         found += [(group, record) for record in seen if record.offset not in still]

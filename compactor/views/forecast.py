@@ -12,7 +12,7 @@ from compactor.config.units import count_noun
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition, partition_of_incarnation
-from compactor.round.offload import expected_reads_of_dirty_range, reason_to_run_on_spark
+from compactor.round.offload import expected_scan_count_of_dirty_range, reason_to_run_on_spark
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.skip import (
     BloomFilterUsageStatistics,
@@ -170,7 +170,7 @@ def forecast_next_round(tier: Tier, partition: TopicPartition, now_ms: int, *, f
 def forecast_round_from_summary(
     tier: Tier,
     summary: PartitionSummary,
-    frees_space: bool | None,
+    deletion_frees_space: bool | None,
     now_ms: int,
     *,
     force: bool = False,
@@ -179,7 +179,7 @@ def forecast_round_from_summary(
 ) -> RoundForecast:
     """Return the forecast of the next round over a partition. Makes no request.
 
-    :param frees_space: whether deleting objects frees space in the store; None if unknown.
+    :param deletion_frees_space: whether deleting objects frees space in the store; None if unknown.
     :param force: as for `run --force`: a round is due if anything is dirty.
     :param sidecar_evidence: facts from sidecars; None to use no sidecar.
     :param prices: prices of the store; None for those of the tier's kind of store.
@@ -212,7 +212,7 @@ def forecast_round_from_summary(
     writing = sizes["rewrite"] + sizes["filter"]
     offloaded = reason_to_run_on_spark(cleaner, tier.settings.spark, found)
     engine = "spark" if offloaded else choose_key_engine(cleaner.map_engine, keys, cleaner.map_budget_bytes)
-    passes = (expected_reads_of_dirty_range(cleaner, found) if engine == "partitioned" else 1) if writing else 0
+    passes = (expected_scan_count_of_dirty_range(cleaner, found) if engine == "partitioned" else 1) if writing else 0
     files = {s.id: s.file_count for s in summary.live}
     touched = [files[s.id] for s in segments if s.action == "rewrite"] + [files[s.id] for s in segments if s.action == "filter"]
     objects_read = passes * len(found.dirty) + sum(touched) + len(heads) + count["filter"] if writing else 0
@@ -220,7 +220,7 @@ def forecast_round_from_summary(
     requests = objects_read + 2 * objects_written + CONTROL_WRITES + len(touched) if writing else 0
     usd = prices.price_of_requests_usd(objects_read, objects_written + CONTROL_WRITES + len(touched))
     late = [s for s in segments if s.action == "rewrite"] if not dirty else []
-    saving, why = _expected_saving_and_reason(summary, writing, dirty, frees_space, _count_tombstones(late, heads))
+    saving, why = _expected_saving_and_reason(summary, writing, dirty, deletion_frees_space, _count_tombstones_from_sidecars(late, heads))
     return RoundForecast(
         topic=summary.topic,
         partition=summary.partition,
@@ -280,10 +280,10 @@ def _segment_forecasts(
 
     def expected_action(segment: SegmentSummary) -> ActionAndReason:
         """Return the expected action on a segment and the reason. The reason says so if the segment is rewritten alone, not in a group."""
-        action, why = action_ignoring_solo_rewrite(segment)
+        action, why = expected_action_apart_from_grouping(segment)
         return action, f"{why}; alone, because brokers expire it soon" if action != "skip" and segment.id in alone else why
 
-    def action_ignoring_solo_rewrite(segment: SegmentSummary) -> ActionAndReason:
+    def expected_action_apart_from_grouping(segment: SegmentSummary) -> ActionAndReason:
         """Return the expected action on a segment and the reason, whether or not the segment is rewritten alone."""
         if segment.id in gone:
             return "expire", outlook.reason
@@ -314,19 +314,23 @@ def _segment_forecasts(
     return [SegmentActionForecast(s.id, s.start_offset, s.end_offset, s.size_bytes, *expected_action(s)) for s in summary.live]
 
 
-def _expected_peak_disk_bytes(cleaner: CleanerSettings, wanted_bytes: int) -> int:
+def _expected_peak_disk_bytes(cleaner: CleanerSettings, peak_bytes_without_budget: int) -> int:
     """Return the expected peak use of local disk in bytes: ``wanted_bytes``, or the disk budget if that is less."""
-    return min(wanted_bytes, cleaner.disk_budget_bytes) if isinstance(cleaner.disk_budget_bytes, int) else wanted_bytes
+    return (
+        min(peak_bytes_without_budget, cleaner.disk_budget_bytes)
+        if isinstance(cleaner.disk_budget_bytes, int)
+        else peak_bytes_without_budget
+    )
 
 
-def _count_tombstones(segments: Sequence[SegmentActionForecast], heads: Mapping[str, SidecarHead]) -> int | None:
+def _count_tombstones_from_sidecars(segments: Sequence[SegmentActionForecast], heads: Mapping[str, SidecarHead]) -> int | None:
     """Return the number of tombstones in these segments, as their sidecars count them; None if a segment has no sidecar in ``heads``."""
     known = [head.sidecar.due.tombstones for s in segments if (head := heads.get(s.id)) is not None and head.sidecar is not None]
     return sum(known) if len(known) == len(segments) else None
 
 
 def _expected_saving_and_reason(
-    summary: PartitionSummary, bytes_to_write: int, dirty_bytes: int, frees_space: bool | None, tombstone_count: int | None
+    summary: PartitionSummary, bytes_to_write: int, dirty_bytes: int, deletion_frees_space: bool | None, tombstone_count: int | None
 ) -> SavedBytesAndReason:
     """Return by how many bytes the store will shrink, and what the number is based on. If it is unknown, return None and the reason why.
 
@@ -335,9 +339,9 @@ def _expected_saving_and_reason(
     """
     if not bytes_to_write:
         return 0, "nothing is rewritten"
-    if frees_space is None:
+    if deletion_frees_space is None:
         return None, "the store does not show whether it keeps deleted objects; `config check` names the missing right"
-    if not frees_space:
+    if not deletion_frees_space:
         return None, "the bucket keeps deleted objects (versioning or Object Lock), so that deleting saves nothing until they expire"
     if dirty_bytes:
         rate = summary.saved_per_dirty_byte

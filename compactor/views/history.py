@@ -54,14 +54,14 @@ def run_history_entry_document(state: PartitionState, run: RunHistoryEntry) -> d
         "segments_out": run.outputs,
         "reason": run.reason,
         "segment": run.segment,
-        "undoable": undo_problem(state, run.run_id) == "",
+        "undoable": reason_run_cannot_be_undone(state, run.run_id) == "",
         "stats": run.stats,
         "balance": run.balance,
         "content": run.content,
     }
 
 
-def find_state_and_run_id(
+def find_partition_state_and_full_run_id(
     tier: Tier, run_id: str, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
 ) -> StateAndRunId | None:
     """Search the partitions' run histories for a run. Return the state of the partition that has it, and the run's complete id; None if
@@ -87,7 +87,7 @@ def find_state_and_run_id(
     return None
 
 
-def undo_problem(state: PartitionState, run_id: str) -> RuleViolationOrEmpty:
+def reason_run_cannot_be_undone(state: PartitionState, run_id: str) -> RuleViolationOrEmpty:
     """Return the reason why `undo` would refuse this run now, or an empty string.
 
     For information only: when the run is undone, the rules in ``control.ordering`` decide again.

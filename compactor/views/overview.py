@@ -64,7 +64,7 @@ def read_partition_summaries_or_errors(
         fresh = (
             known is not None
             and tier.min_last_record_number_of_control_log(name) <= known[0].slot
-            and is_summary_fresh(*known, hints.get(str(name), 0), now, max_age_ms)
+            and is_cached_summary_fresh(*known, hints.get(str(name), 0), now, max_age_ms)
         )
         if fresh and check_for_restored_logs:
             trusted.add(name)
@@ -80,7 +80,7 @@ def read_partition_summaries_or_errors(
         if known and partition in trusted and _control_log_still_has_last_read_record(tier, partition, known[0]):
             result = PartitionSummaryOrError(partition, known[1])
         else:
-            result = _read_partition_summary(tier, partition, hints.get(str(partition), 0), known, confirmed, now)
+            result = _read_summary_or_reuse_cached_one(tier, partition, hints.get(str(partition), 0), known, confirmed, now)
         on_partition()
         return result
 
@@ -88,12 +88,12 @@ def read_partition_summaries_or_errors(
         with ThreadPoolExecutor(min(OVERVIEW_THREADS, len(unread)), thread_name_prefix="summaries") as pool:
             found |= zip(unread, pool.map(read_partition_summary_or_error, unread), strict=True)
     if tier.local and confirmed:
-        tier.local.save_control_log_check_times(confirmed)
+        tier.local.save_control_log_read_progress(confirmed)
     return [found[name] for name in partitions]
 
 
-def is_summary_fresh(
-    progress: ControlLogReadProgress, summary: PartitionSummary, latest_hint_number: int, now_ms: int, max_age_ms: int
+def is_cached_summary_fresh(
+    progress: ControlLogReadProgress, summary: PartitionSummary, latest_catalog_record_number: int, now_ms: int, max_age_ms: int
 ) -> bool:
     """Return whether a summary from local state is still valid.
 
@@ -101,12 +101,12 @@ def is_summary_fresh(
     that the partition's log has grown), so that the log itself must be read.
 
     :param progress: how far the control log was read, and when.
-    :param latest_hint_number: number of the latest catalog record about the partition.
+    :param latest_catalog_record_number: number of the latest catalog record about the partition.
     :param max_age_ms: age in milliseconds from which the summary is no longer valid.
     """
     led = summary.leader is not None and not summary.leader.released
     at_work = led or summary.open_run or summary.imports
-    return progress.hint == latest_hint_number and 0 <= now_ms - progress.checked_ms < max_age_ms and not at_work
+    return progress.hint == latest_catalog_record_number and 0 <= now_ms - progress.checked_ms < max_age_ms and not at_work
 
 
 def _control_log_still_has_last_read_record(tier: Tier, partition: TopicPartition, progress: ControlLogReadProgress) -> bool:
@@ -119,17 +119,17 @@ def _control_log_still_has_last_read_record(tier: Tier, partition: TopicPartitio
         return False
 
 
-def _read_partition_summary(
+def _read_summary_or_reuse_cached_one(
     tier: Tier,
     partition: TopicPartition,
-    latest_hint_number: int,
+    latest_catalog_record_number: int,
     cached: CachedSummary | None,
     confirmed_progress: dict[TopicPartition, ControlLogReadProgress],
     now_ms: int,
 ) -> PartitionSummaryOrError:
     """Return a partition's summary from the tier, or the error that prevented it.
 
-    :param latest_hint_number: number of the latest catalog record about the partition.
+    :param latest_catalog_record_number: number of the latest catalog record about the partition.
     :param cached: the summary in local state, or None. It is returned if the control log has no newer record.
     :param confirmed_progress: receives an entry with the time of this check if ``cached`` is returned.
     """
@@ -139,11 +139,11 @@ def _read_partition_summary(
             if not open_control_log_of_partition(
                 tier.ports, partition, tier.min_last_record_number_of_control_log(partition)
             ).has_changed_since(seen.slot, seen.mark):
-                confirmed_progress[partition] = seen.model_copy(update={"hint": latest_hint_number, "checked_ms": now_ms})
+                confirmed_progress[partition] = seen.model_copy(update={"hint": latest_catalog_record_number, "checked_ms": now_ms})
                 return PartitionSummaryOrError(partition, summary)
         log = tier.open_control_log_of_partition(partition)
         state = log.refresh()
-        tier.control_log_change_notifier.cache_control_log_state_locally(log, latest_hint_number)
+        tier.control_log_change_notifier.cache_control_log_state_locally(log, latest_catalog_record_number)
         return PartitionSummaryOrError(partition, summarize_state(state))
     except CompactorError as error:
         return PartitionSummaryOrError(partition, error=error)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from compactor.config.settings import CleanerSettings
 from compactor.constants import NEVER_MS
 from compactor.control.summary import PartitionStateOrSummary
-from compactor.round.expiry import S, find_expired_segments, is_retention_enabled, next_expiry_ms
+from compactor.round.expiry import S, find_expired_segments, is_retention_enabled, next_retention_expiry_time_ms
 from compactor.round.plan import RoundAssessment, count_segments_expiring_soon, margin_before_broker_expiry_ms
 from compactor.views.time_formats import count_noun, format_duration, format_iso_time, format_size
 
@@ -46,7 +46,7 @@ def retention_outlook(
         return RetentionOutlook(0, 0, state.log_start)
     if state.mirrored:
         return _retention_outlook_under_brokers(state, assessment, cleaner, now_ms)
-    expired, next_ms = find_expired_segments(state, cleaner, now_ms), next_expiry_ms(state, cleaner)
+    expired, next_ms = find_expired_segments(state, cleaner, now_ms), next_retention_expiry_time_ms(state, cleaner)
     if expired is not None:
         kept = "" if expired.log_start_offset <= state.end_offset else "; the newest segment stays, unread, until another one has arrived"
         text = f"the next `run` removes {count_noun(expired.segments, 'segment')}, {format_size(expired.bytes)}, before it cleans: "

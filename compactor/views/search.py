@@ -71,7 +71,7 @@ class RecordSearch:
         self._on_bytes = on_bytes
         self._known: dict[int, int] = {}
 
-    def find_records(
+    def find_records_by_key_or_offset(
         self, segments: Sequence[RemoteLogSegmentMetadata], *, key: bytes | None = None, keys: Collection[bytes] = (), offset: int = -1
     ) -> Iterator[FoundRecord]:
         """Yield the records with one of the keys (``key`` and ``keys``) and the record at ``offset``, latest first.
@@ -85,8 +85,12 @@ class RecordSearch:
         wanted = frozenset(keys) if key is None else frozenset((*keys, key))
         with open_reader_of_given_segments(self._tier, self._name, segments, self._purpose) as reading:
             for ordinal, segment in reversed(list(enumerate(segments))):
-                with reading.open_segment(ordinal, reads_txn_index=False) as source:
-                    found = list(self._search_segment(source, segment, self._transaction_outcome_by_batch_number(source), wanted, offset))
+                with reading.open_segment(ordinal, include_txn_index=False) as source:
+                    found = list(
+                        self._search_segment_by_key_or_offset(
+                            source, segment, self._transaction_outcome_by_batch_number(source), wanted, offset
+                        )
+                    )
                 yield from reversed(found)
                 self._on_bytes(segment.size_bytes)
 
@@ -99,7 +103,7 @@ class RecordSearch:
         data = np.flatnonzero((table.control == NOT_CONTROL) & table.transactional_flags)
         return {batch: _OUTCOMES.get(int(kinds[batch]), "open") for batch in data.tolist()}
 
-    def _search_segment(
+    def _search_segment_by_key_or_offset(
         self,
         source: SourceSegment,
         segment: RemoteLogSegmentMetadata,
@@ -123,12 +127,12 @@ class RecordSearch:
             for chunk in source.read_chunks(first, last, wanted[first:last], self._limit, None):
                 rows, first_row = parse_records(table, chunk, buffers, source.name)
                 batch_of = np.repeat(np.arange(chunk.first, chunk.last), np.diff(first_row))
-                for row in np.flatnonzero(_rows_with_keys(chunk, rows, keys) | (rows.offset == offset)).tolist():
+                for row in np.flatnonzero(_flag_rows_with_keys(chunk, rows, keys) | (rows.offset == offset)).tolist():
                     batch = int(batch_of[row])
                     yield _found_record_of_row(source, segment, chunk, rows, row, batch, outcome_by_batch.get(batch, ""))
 
 
-def _rows_with_keys(chunk: BatchChunk, rows: RecordRows, keys: frozenset[bytes]) -> Flags:
+def _flag_rows_with_keys(chunk: BatchChunk, rows: RecordRows, keys: frozenset[bytes]) -> Flags:
     """Return a flag for each row of a chunk: whether its key is one of these."""
     matches = np.zeros(len(rows), np.bool_)
     for length in {len(key) for key in keys}:
@@ -144,7 +148,13 @@ def _rows_with_keys(chunk: BatchChunk, rows: RecordRows, keys: frozenset[bytes])
 
 
 def _found_record_of_row(
-    source: SourceSegment, segment: RemoteLogSegmentMetadata, chunk: BatchChunk, rows: RecordRows, row: int, batch: int, outcome: str
+    source: SourceSegment,
+    segment: RemoteLogSegmentMetadata,
+    chunk: BatchChunk,
+    rows: RecordRows,
+    row_index: int,
+    batch_number: int,
+    transaction_outcome: str,
 ) -> FoundRecord:
     """Return the record in one row of a chunk.
 
@@ -152,16 +162,16 @@ def _found_record_of_row(
     :param outcome: outcome of the record's transaction; empty outside a transaction.
     """
     table = source.table
-    control = int(table.control[batch])
-    start, length = int(rows.key_start[row]), int(rows.key_length[row])
+    control = int(table.control[batch_number])
+    start, length = int(rows.key_start[row_index]), int(rows.key_length[row_index])
     return FoundRecord(
-        offset=int(rows.offset[row]),
-        timestamp=int(rows.timestamp[row]),
+        offset=int(rows.offset[row_index]),
+        timestamp=int(rows.timestamp[row_index]),
         key=chunk.buf[start : start + length].tobytes() if length >= 0 else None,
-        value_bytes=int(rows.value_length[row]),
+        value_bytes=int(rows.value_length[row_index]),
         segment=segment,
-        producer_id=int(table.producer_id[batch]),
-        horizon_ms=int(table.base_timestamp[batch]) if int(table.attributes[batch]) & HORIZON else None,
-        outcome=outcome,
+        producer_id=int(table.producer_id[batch_number]),
+        horizon_ms=int(table.base_timestamp[batch_number]) if int(table.attributes[batch_number]) & HORIZON else None,
+        outcome=transaction_outcome,
         control="" if control == NOT_CONTROL else _OUTCOMES.get(control, "control"),
     )

@@ -24,7 +24,7 @@ from compactor.web.documents import (
     ServiceStatusDocument,
 )
 from compactor.web.listing import PartitionListColumn, PartitionListQuery
-from compactor.web.status_page import MOST_SHOWN, ORDER, format_command, runbook_link, service_status_document
+from compactor.web.status_page import MOST_SHOWN, ORDER, format_partition_command_line, runbook_link, service_status_document
 
 MOST_PENDING = 100
 """Largest number of waiting segments on a partition's page. The totals cover all of them."""
@@ -125,7 +125,7 @@ class AgentPages:
             return None
         pending = [
             SegmentPendingUpload(start_offset=f.base, end_offset=f.end - 1, bytes=f.size, sealed_ms=f.mtime_ms)
-            for f in upload_state.pending_segments
+            for f in upload_state.segments_pending_upload
         ]
         begun = status.running.get(partition)
         return PartitionUploadDocument(
@@ -142,7 +142,7 @@ class AgentPages:
             active_offset=upload_state.seen.active_base if upload_state.seen.active_base >= 0 else None,
             pending=tuple(pending[:MOST_PENDING]),
             checked_ms=upload_state.checked_ms or None,
-            commands=tuple(format_command(verb, partition, self.config) for verb in ("segments list", "verify", "explain")),
+            commands=tuple(format_partition_command_line(verb, partition, self.config) for verb in ("segments list", "verify", "explain")),
         )
 
 
@@ -190,7 +190,7 @@ def _agent_totals(status: AgentStatus, led: list[_BrokerLedPartitionEntry], fail
     )
 
 
-def _failing_upload_entry(upload_state: PartitionUploadState, config: str, runbook_url: str) -> PartitionNeedingAttention:
+def _failing_upload_entry(upload_state: PartitionUploadState, config_path: str, runbook_url: str) -> PartitionNeedingAttention:
     """Return the entry of a failing partition for the page's list of problems, with the first command to run.
 
     The entry has no command if the cause lies outside the partition, such as a store that cannot be reached.
@@ -204,7 +204,7 @@ def _failing_upload_entry(upload_state: PartitionUploadState, config: str, runbo
         since_ms=upload_state.troubled_ms or None,
         failures=upload_state.failures,
         next_try_ms=upload_state.retry_at_ms or None,
-        commands=() if trouble in PASSING else (format_command("checkpoints show", upload_state.partition, config),),
+        commands=() if trouble in PASSING else (format_partition_command_line("checkpoints show", upload_state.partition, config_path),),
         runbook=runbook_link(runbook_url, "alert-tieredcompactoragentrefuses"),
     )
 

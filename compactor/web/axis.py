@@ -13,7 +13,7 @@ from compactor.control.state import RunHistoryEntry
 from compactor.control.summary import SegmentSummary
 from compactor.daemon.partition_history import PartitionHistory
 from compactor.daemon.scheduling import PartitionStatus
-from compactor.web.documents import LeaderEpochSpan, OffsetAxis, OffsetStateBand, ReplacedSegmentsSpan, SegmentSpan
+from compactor.web.documents import LeaderEpochSpan, OffsetAxis, OffsetAxisSegmentSpan, OffsetStateBand, ReplacedSegmentsSpan
 
 MOST_SPANS = 240
 """Largest number of segments drawn one by one. More would be thinner than a pixel, so that similar neighbours are drawn as one."""
@@ -42,18 +42,18 @@ def offset_axis(status: PartitionStatus, segments: Sequence[SegmentSummary], his
         first_dirty_offset=dirty,
         first_uncleanable_offset=uncleanable,
         bands=tuple(OffsetStateBand(state=state, start_offset=low, end_offset=high) for state, low, high in cuts if low < high),
-        segments=tuple(_segment_spans(segments, dirty, uncleanable, spared)),
+        segments=tuple(_segment_spans_on_offset_axis(segments, dirty, uncleanable, spared)),
         replaced=tuple(ReplacedSegmentsSpan(run=each.run_id, **each.model_dump(exclude={"run_id"})) for each in replaced),
         leader_epochs=tuple(_leader_epoch_spans(history.lineage if history else (), start, end)),
     )
 
 
-def _segment_spans(
+def _segment_spans_on_offset_axis(
     segments: Sequence[SegmentSummary],
     first_dirty_offset: int,
     first_uncleanable_offset: int,
     skipped_ranges: Sequence[SkippedSegmentRange],
-) -> Iterable[SegmentSpan]:
+) -> Iterable[OffsetAxisSegmentSpan]:
     """Yield a span (drawn part of the axis) for each segment. If there are more than MOST_SPANS segments, draw neighbours with the same
     state and the same reason as one.
 
@@ -62,7 +62,7 @@ def _segment_spans(
     :param skipped_ranges: offset ranges that the latest published round skipped, with the reasons.
     """
     step = -(-len(segments) // MOST_SPANS) if segments else 1
-    found: list[SegmentSpan] = []
+    found: list[OffsetAxisSegmentSpan] = []
     for segment in segments:
         state = (
             "cleaned"
@@ -79,7 +79,7 @@ def _segment_spans(
             found[-1] = last.model_copy(update=grown)
         else:
             found.append(
-                SegmentSpan(
+                OffsetAxisSegmentSpan(
                     start_offset=segment.start_offset,
                     end_offset=segment.end_offset,
                     segments=1,

@@ -38,11 +38,11 @@ def read_static_file(name: str) -> bytes:
 
 def render_template(template: str, **values: Any) -> bytes:
     """Return a page as HTML in UTF-8. ``template``: file name of the template. ``values``: its variables."""
-    return _template_environment().get_template(template).render(**values).encode()
+    return _jinja_template_environment().get_template(template).render(**values).encode()
 
 
 @cache
-def _template_environment() -> Environment:
+def _jinja_template_environment() -> Environment:
     """Return the Jinja environment with the filters and globals that the page templates use."""
     found = Environment(
         loader=PackageLoader("compactor.web"),
@@ -63,10 +63,10 @@ def _template_environment() -> Environment:
         "share": _format_percentage,
         "path": lambda text: quote(str(text), safe=""),
         "x": lambda offset, axis: offset_position_percent(axis, offset),
-        "width": _axis_width_percent,
+        "width": _offset_distance_percent_of_axis,
         "ticks": offset_axis_ticks,
         "usd": _format_usd,
-        "spark": _line_chart_points,
+        "spark": _svg_line_chart_points,
     }
     found.globals |= {"asset_url": asset_url, "STATE_WORDS": STATE_WORDS}
     return found
@@ -91,13 +91,13 @@ def _format_usd(amount: float) -> str:
     return f"{text} USD"
 
 
-def _line_chart_points(values: Sequence[int]) -> str:
+def _svg_line_chart_points(values: Sequence[int]) -> str:
     """Return values as points of a small line chart: an SVG polyline in a box of 100 by 30, with the largest value at the top."""
     most, steps = max(values, default=0) or 1, max(1, len(values) - 1)
     return " ".join(f"{100 * place / steps:.2f},{29 - 28 * value / most:.2f}" for place, value in enumerate(values))
 
 
-def _axis_width_percent(axis: OffsetAxis, low_offset: int, high_offset: int) -> float:
+def _offset_distance_percent_of_axis(axis: OffsetAxis, low_offset: int, high_offset: int) -> float:
     """Return the distance between two offsets on the axis in percent of the axis's width."""
     return round(offset_position_percent(axis, high_offset) - offset_position_percent(axis, low_offset), 4)
 
@@ -187,11 +187,11 @@ class RequestRouter:
             return HttpResponse(HTTPStatus.OK, JSON, _to_json_bytes(self._pages.status_page_document(parse_partition_list_query(query))))
         if path.startswith("/api/partitions/"):
             found = self._find_partition_document(path.removeprefix("/api/partitions/"))
-            return HttpResponse(HTTPStatus.OK, JSON, _to_json_bytes(found)) if found else _not_found_response()
+            return HttpResponse(HTTPStatus.OK, JSON, _to_json_bytes(found)) if found else _partition_not_found_response()
         if path.startswith("/partitions/"):
             found = self._find_partition_document(path.removeprefix("/partitions/"))
             page = render_template(self._pages.partition_template, document=found, root="../") if found else None
-            return HttpResponse(HTTPStatus.OK, HTML, page) if page else _not_found_response()
+            return HttpResponse(HTTPStatus.OK, HTML, page) if page else _partition_not_found_response()
         if path in ("/topics", "/api/topics") and (topics := self._pages.topics_document()):
             if path == "/api/topics":
                 return HttpResponse(HTTPStatus.OK, JSON, _to_json_bytes(topics))
@@ -234,7 +234,7 @@ def text_response(code: HTTPStatus, text: str) -> HttpResponse:
     return HttpResponse(code, TEXT, f"{text}\n".encode())
 
 
-def _not_found_response() -> HttpResponse:
+def _partition_not_found_response() -> HttpResponse:
     """Return the response for a partition that does not exist."""
     return text_response(HTTPStatus.NOT_FOUND, "the tier has no such partition")
 

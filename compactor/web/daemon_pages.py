@@ -13,7 +13,7 @@ from compactor.constants import NEVER_MS
 from compactor.control.state import CompactorEpochAndEnding, RunHistoryEntry
 from compactor.control.summary import LastRoundSummary
 from compactor.daemon.metrics import daemon_metrics
-from compactor.daemon.progress import RunningJob
+from compactor.daemon.progress import RunningJobSnapshot
 from compactor.daemon.scheduling import (
     OutputSchedule,
     PartitionCondition,
@@ -33,21 +33,21 @@ from compactor.web.axis import offset_axis
 from compactor.web.documents import (
     STATE_WORDS,
     CompactorEpochSpan,
+    DaemonPartitionPageDocument,
+    DaemonPartitionRow,
     DaemonTotals,
     NextPartitionAction,
-    PartitionDocument,
     PartitionNeedingAttention,
     PartitionOutputState,
-    PartitionRow,
     RecentRound,
-    RoundEntry,
+    RoundEntryWithCosts,
     RoundOutcome,
     RunningJobProgress,
     ServiceStatusDocument,
     TopicsDocument,
 )
 from compactor.web.listing import PartitionListColumn, PartitionListQuery
-from compactor.web.status_page import MOST_SHOWN, ORDER, format_command, runbook_link, service_status_document
+from compactor.web.status_page import MOST_SHOWN, ORDER, format_partition_command_line, runbook_link, service_status_document
 from compactor.web.topic_pages import hourly_storage_bytes, queue_empty_ms, topics_document
 
 DAY_MS = 86_400_000
@@ -131,7 +131,7 @@ class DaemonPages:
         """
         return render_metrics(daemon_metrics(self.status(), include_kafka_names=with_kafka_names))
 
-    def status_page_document(self, query: PartitionListQuery) -> ServiceStatusDocument[DaemonTotals, PartitionRow]:
+    def status_page_document(self, query: PartitionListQuery) -> ServiceStatusDocument[DaemonTotals, DaemonPartitionRow]:
         """Return the document of the daemon's start page, whose list holds the partitions that ``query`` selects."""
         status = self.status()
         working = {work.job.partition for work in status.running_jobs}
@@ -145,13 +145,13 @@ class DaemonPages:
         )
         totals = _daemon_totals(status, len(failing_partitions))
         return service_status_document(
-            ServiceStatusDocument[DaemonTotals, PartitionRow],
+            ServiceStatusDocument[DaemonTotals, DaemonPartitionRow],
             "daemon",
             status,
             seen,
             PARTITION_COLUMNS,
             query,
-            lambda each: _partition_row(each.schedule, each.condition, status.now_ms),
+            lambda each: _daemon_partition_row(each.schedule, each.condition, status.now_ms),
             totals=totals,
             needs_attention=[
                 _failing_partition_entry(schedule, status.now_ms, self.config, self.runbook_url)
@@ -165,14 +165,14 @@ class DaemonPages:
         """Return the document of the page of topics."""
         return topics_document(self.status(), self.cleaner_settings_for_topic)
 
-    def partition_document(self, partition: TopicPartition) -> PartitionDocument | None:
+    def partition_document(self, partition: TopicPartition) -> DaemonPartitionPageDocument | None:
         """Return the document of one partition, or None if the tier does not hold it."""
         found = self.details(partition)
         if found is None:
             return None
         schedule, history, seen, output = found.schedule, found.history, found.schedule.status, found.schedule.output
-        row = _partition_row(schedule, partition_condition(schedule, is_job_running=found.running_job is not None), found.now_ms)
-        return PartitionDocument(
+        row = _daemon_partition_row(schedule, partition_condition(schedule, is_job_running=found.running_job is not None), found.now_ms)
+        return DaemonPartitionPageDocument(
             version=__version__,
             now_ms=found.now_ms,
             row=row,
@@ -184,11 +184,12 @@ class DaemonPages:
             axis=offset_axis(seen, found.segments, history) if seen is not None and seen.segments else None,
             leader_epoch=seen.leader_epoch if seen is not None and seen.leader_epoch >= 0 else None,
             fenced_appends=history.fenced if history else None,
-            rounds=tuple(_round_entry(run, self.prices) for run in reversed(history.runs)) if history else (),
+            rounds=tuple(_round_entry_with_costs(run, self.prices) for run in reversed(history.runs)) if history else (),
             prices=str(self.prices) if self.prices.stored_gib_month_usd else "",
             compactor_epochs=tuple(_compactor_epoch_entry(entry) for entry in reversed(history.epochs)) if history else (),
             commands=tuple(
-                format_command(verb, partition, self.config) for verb in ("explain", "plan", "runs list", "checkpoints lineage", "verify")
+                format_partition_command_line(verb, partition, self.config)
+                for verb in ("explain", "plan", "runs list", "checkpoints lineage", "verify")
             ),
         )
 
@@ -245,7 +246,7 @@ def _latest_round_of_each_partition(statuses: Sequence[PartitionStatus]) -> tupl
     return tuple(RecentRound(partition=name, round=_round_outcome(last)) for _, name, last in newest)
 
 
-def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: str, runbook_url: str) -> PartitionNeedingAttention:
+def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config_path: str, runbook_url: str) -> PartitionNeedingAttention:
     """Return the entry of a failing partition for the page's list of problems, with the first commands to run."""
     seen, step = schedule.status, planned_action(schedule, now_ms)
     kind = "unreadable" if schedule.unreadable else "failing" if schedule.problem else "quarantined"
@@ -259,12 +260,12 @@ def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: s
         since_ms=failing_since_ms(schedule) or None,
         failures=failures,
         next_try_ms=step.at_ms if step.at_ms < NEVER_MS else None,
-        commands=tuple(format_command(verb, schedule.partition, config) for verb in verbs),
+        commands=tuple(format_partition_command_line(verb, schedule.partition, config_path) for verb in verbs),
         runbook=runbook_link(runbook_url, RUNBOOK_SECTIONS[kind]),
     )
 
 
-def _running_job_entry(job: RunningJob, now_ms: int) -> RunningJobProgress:
+def _running_job_entry(job: RunningJobSnapshot, now_ms: int) -> RunningJobProgress:
     """Return the entry of a running job for the page's list of jobs, with its progress and expected end."""
     return RunningJobProgress(
         partition=str(job.job.partition),
@@ -291,10 +292,10 @@ def _describe_partition_condition(condition: PartitionCondition, status: Partiti
     return f"Clean, {format_size(status.waiting_bytes)} {until}"
 
 
-def _partition_row(schedule: PartitionSchedule, condition: PartitionCondition, now_ms: int) -> PartitionRow:
+def _daemon_partition_row(schedule: PartitionSchedule, condition: PartitionCondition, now_ms: int) -> DaemonPartitionRow:
     """Return the row that the page's list has for a partition."""
     seen, step = schedule.status, planned_action(schedule, now_ms)
-    return PartitionRow(
+    return DaemonPartitionRow(
         partition=str(schedule.partition),
         condition=condition.value,
         state=_describe_partition_condition(condition, seen, now_ms),
@@ -329,18 +330,18 @@ def _round_outcome(last: LastRoundSummary) -> RoundOutcome:
     )
 
 
-def _round_entry(run: RunHistoryEntry, prices: PriceTable) -> RoundEntry:
+def _round_entry_with_costs(run: RunHistoryEntry, prices: PriceTable) -> RoundEntryWithCosts:
     """Return a round of the run history as the partition's page shows it.
 
     Its cost and its saving are computed from ``prices``; None if the store costs nothing, or the round's sizes were not recorded.
     """
 
-    def read_statistic(name: str) -> int | None:
+    def run_statistic_or_none(name: str) -> int | None:
         return int(run.stats[name]) if name in run.stats else None
 
-    before, after = read_statistic("bytes_before"), read_statistic("bytes_written")
+    before, after = run_statistic_or_none("bytes_before"), run_statistic_or_none("bytes_written")
     billed = bool(prices.stored_gib_month_usd) and before is not None and after is not None
-    return RoundEntry(
+    return RoundEntryWithCosts(
         run=run.run_id,
         status=run.status,
         holder=run.holder,
@@ -352,10 +353,10 @@ def _round_entry(run: RunHistoryEntry, prices: PriceTable) -> RoundEntry:
         segments_out=run.outputs,
         bytes_before=before,
         bytes_after=after,
-        records_read=read_statistic("records_read"),
-        records_kept=read_statistic("records_kept"),
-        cost_bytes_read=read_statistic("bytes_read"),
-        cost_bytes_written=read_statistic("bytes_written"),
+        records_read=run_statistic_or_none("records_read"),
+        records_kept=run_statistic_or_none("records_kept"),
+        cost_bytes_read=run_statistic_or_none("bytes_read"),
+        cost_bytes_written=run_statistic_or_none("bytes_written"),
         cost_ms=max(0, run.ended_ms - run.started_ms) if run.ended_ms >= 0 else None,
         cost_usd=prices.price_of_round_requests_usd(run.sources, run.outputs) if billed else None,
         saved_usd_month=prices.price_of_storage_usd_per_month((before or 0) - (after or 0)) if billed else None,

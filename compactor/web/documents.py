@@ -112,7 +112,7 @@ class PartitionListRow(StrictFrozenModel):
     next: NextPartitionAction
 
 
-class PartitionRow(PartitionListRow):
+class DaemonPartitionRow(PartitionListRow):
     """A partition in the daemon's list.
 
     ``condition``: attention (it fails), working (a job runs), due (for a round), waiting (replaced segments are in grace), paused, unseen
@@ -142,7 +142,8 @@ class PartitionUploadRow(PartitionListRow):
     ``condition``: attention (it fails), working (an upload runs), due (segments wait for upload), unseen (state unknown) or quiet (up to
         date).
     ``tier_end_offset``: last offset in the tier, inclusive.
-    ``lag_deadline_ms``: when the broker will delete the first of the ``lag_staged_segments`` segments.
+    ``lag_staged_segments``: number of segments not yet uploaded that the broker has renamed for deletion.
+    ``lag_deadline_ms``: when the broker will delete the first of them.
     """
 
     leader_epoch: int | None
@@ -155,7 +156,7 @@ class PartitionUploadRow(PartitionListRow):
     lag_deadline_ms: int | None
 
 
-RowT = TypeVar("RowT", PartitionRow, PartitionUploadRow)
+RowT = TypeVar("RowT", DaemonPartitionRow, PartitionUploadRow)
 
 
 class PartitionListPage(StrictFrozenModel, Generic[RowT]):
@@ -343,7 +344,7 @@ class OffsetRange(StrictFrozenModel):
     end_offset: int
 
 
-class SegmentSpan(OffsetRange):
+class OffsetAxisSegmentSpan(OffsetRange):
     """A segment on the offset axis, or several similar neighbours drawn as one.
 
     ``segments``: number of these segments.
@@ -396,12 +397,12 @@ class OffsetAxis(OffsetRange):
     first_dirty_offset: int
     first_uncleanable_offset: int
     bands: tuple[OffsetStateBand, ...]
-    segments: tuple[SegmentSpan, ...]
+    segments: tuple[OffsetAxisSegmentSpan, ...]
     replaced: tuple[ReplacedSegmentsSpan, ...]
     leader_epochs: tuple[LeaderEpochSpan, ...]
 
 
-class RoundEntry(StrictFrozenModel):
+class RoundEntryWithCosts(StrictFrozenModel):
     """A round of the run history.
 
     ``cost_bytes_read``, ``cost_bytes_written``: bytes that the round read from the tier and wrote to it.
@@ -479,19 +480,19 @@ class PartitionOutputState(StrictFrozenModel):
     problem: str
 
 
-class PartitionDocument(PartitionPageDocument):
+class DaemonPartitionPageDocument(PartitionPageDocument):
     """Document of a partition's page and of ``/api/partitions/T-P``. Rounds and epochs come newest first.
 
     ``prices``: the price table that was used; empty if the store costs nothing.
     ``output``: null if no output is configured, or its state is not known yet.
     """
 
-    row: PartitionRow
+    row: DaemonPartitionRow
     output: PartitionOutputState | None
     axis: OffsetAxis | None
     leader_epoch: int | None
     fenced_appends: int | None
-    rounds: tuple[RoundEntry, ...]
+    rounds: tuple[RoundEntryWithCosts, ...]
     prices: str
     compactor_epochs: tuple[CompactorEpochSpan, ...]
 

@@ -87,13 +87,13 @@ def service_status_document(
     )
 
 
-def format_command(verb: str, partition: TopicPartition, config: str) -> str:
+def format_partition_command_line(verb: str, partition: TopicPartition, config_path: str) -> str:
     """Return a command line of ``tiered-compactor`` about a partition, for people to copy.
 
     :param verb: command and subcommand, such as ``segments list``.
     :param config: path of the configuration file that the service was started with; empty for none.
     """
-    return f"tiered-compactor {verb} {partition}" + (f" --config {shlex.quote(config)}" if config else "")
+    return f"tiered-compactor {verb} {partition}" + (f" --config {shlex.quote(config_path)}" if config_path else "")
 
 
 def service_verdict(

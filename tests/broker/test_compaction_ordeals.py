@@ -28,8 +28,8 @@ STOPPED_BEFORE = """
 import os, signal, threading
 from compactor.brokers.metadata_topic.codec import decode_record
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
-from compactor.brokers.conditions import BrokerPublicationCheck
-BrokerPublicationCheck.__init__.__kwdefaults__["max_age_s"] = 0.0
+from compactor.brokers.conditions import ClusterSettingsCheckBeforePublication
+ClusterSettingsCheckBeforePublication.__init__.__kwdefaults__["max_age_s"] = 0.0
 plain, left = ConfluentKafkaMetadataTopicClient.append, [1]
 def append(topic, partition, value):
     if left and decode_record(value).state.name == "{state}":

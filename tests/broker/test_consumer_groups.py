@@ -25,7 +25,7 @@ from compactor.model.ids import TopicPartition
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions
 from compactor.upkeep.operator_changes import delete_records
-from compactor.upkeep.retire import GraceClock, retire_partition
+from compactor.upkeep.retire import GraceClock, retire_replaced_segments_and_orphans
 from tests.support.kafka_admin import ClusterAdmin, wait_until
 from tests.support.kafka_broker import KafkaCluster
 from tests.support.kafka_traffic import BrokerRecord, DraftRecord, Writer, WrittenPartition
@@ -77,7 +77,7 @@ class TieredTopic:
     def compact(self, name: TopicPartition) -> None:
         """Run a round and delete at once what it replaced."""
         compact(self.tier, name, NOW_MS, force=True)
-        retire_partition(
+        retire_replaced_segments_and_orphans(
             self.tier.ports,
             self.tier.open_control_log_of_partition(name),
             self.tier.lease,

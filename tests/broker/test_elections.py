@@ -175,7 +175,7 @@ def test_while_brokers_are_killed_one_after_the_other_whoever_lives_is_asked_and
                 assert (topic.identity(), facts.describe_cluster().cluster_id) == before
                 assert all(bounds.start >= 0 and bounds.end >= whole[number] for number, bounds in topic.bounds().items())
             wait_until(lambda: topic.bounds().keys() == numbers, "all partitions to be led by the one that lives")
-            assert facts.describe_metadata_topic(lists_missing_append_right=True).partitions.keys() == numbers
+            assert facts.describe_metadata_topic(reports_missing_append_permission=True).partitions.keys() == numbers
             assert ours.process("run")["partitions"][0]["status"] in ("cleaned", "nothing_to_do")
             cluster.start()
         topic.close()

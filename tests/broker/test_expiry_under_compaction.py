@@ -20,14 +20,14 @@ DAY_MS = 86_400_000
 TEN_YEARS_MS = 3650 * DAY_MS
 PAUSED_ONCE_BEGUN = """
 import pathlib, time
-from compactor.brokers.publisher import KafkaPublisher
-plain = KafkaPublisher._delete_unfinished_copies_and_unhide_segments
+from compactor.brokers.publisher import MetadataTopicSegmentPublisher
+plain = MetadataTopicSegmentPublisher._delete_unfinished_copies_and_unhide_segments
 def stopped(self, name, replacements):
     plain(self, name, replacements)
     pathlib.Path({begun!r}).touch()
     while not pathlib.Path({go_on!r}).exists():
         time.sleep(0.1)
-KafkaPublisher._delete_unfinished_copies_and_unhide_segments = stopped
+MetadataTopicSegmentPublisher._delete_unfinished_copies_and_unhide_segments = stopped
 """
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic import chain
-from compactor.brokers.metadata_topic.admin import KafkaAdmin, metadata_topic_problem
+from compactor.brokers.metadata_topic.admin import KafkaAdmin, metadata_topic_write_refusal_reason
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
 from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
@@ -131,11 +131,11 @@ def test_rights(new_cluster: Callable[..., KafkaCluster]) -> None:
     with pytest.raises(Refused, match="not authorized"):
         topic.append(0, b"x")
     assert topic.bounds() == bounds
-    facts = admin.describe_metadata_topic(lists_missing_append_right=True)
+    facts = admin.describe_metadata_topic(reports_missing_append_permission=True)
     assert {(one.resource, one.operation) for one in facts.missing_rights} == {
         (f"topic {METADATA_TOPIC}", "WRITE"), (f"topic {METADATA_TOPIC}", "DESCRIBE_CONFIGS")
     }  # fmt: skip
-    assert "is unknown" in metadata_topic_problem(facts)
+    assert "is unknown" in metadata_topic_write_refusal_reason(facts)
     [missing] = admin.describe_cluster().missing_rights
     assert missing.operation == "DESCRIBE_CONFIGS"
     topic.close()
@@ -156,8 +156,8 @@ def test_the_cluster_and_its_metadata_topic(broker: KafkaCluster) -> None:
     facts = admin.describe_cluster()
     assert ([one.id for one in facts.brokers], facts.brokers[0].version, facts.missing_rights) == ([1], "4.4", ())
     assert KafkaAdmin(KafkaConnection(broker.bootstrap)).cluster_id() == facts.cluster_id
-    topic = admin.describe_metadata_topic(lists_missing_append_right=True)
-    assert (metadata_topic_problem(topic), topic.missing_rights) == ("", ())
+    topic = admin.describe_metadata_topic(reports_missing_append_permission=True)
+    assert (metadata_topic_write_refusal_reason(topic), topic.missing_rights) == ("", ())
     assert admin.describe_metadata_topic() is not None
 
 
@@ -177,7 +177,7 @@ def test_an_older_broker(new_cluster: Callable[..., KafkaCluster], tmp_path: Pat
     cluster = new_cluster("3.9.2")
     admin = KafkaAdmin(KafkaConnection(cluster.bootstrap))
     assert [one.version for one in admin.describe_cluster().brokers] == ["3.9"]
-    assert metadata_topic_problem(admin.describe_metadata_topic(lists_missing_append_right=True)) == ""
+    assert metadata_topic_write_refusal_reason(admin.describe_metadata_topic(reports_missing_append_permission=True)) == ""
     with ClusterAdmin(cluster) as theirs:
         story = TopicStory(cluster, theirs, "older").create()
         story.plain(count=300)

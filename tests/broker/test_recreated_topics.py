@@ -14,7 +14,7 @@ from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.leaders import KafkaAgentClusterQueries
 from compactor.brokers.topic_ids import ExistingAndMissingTopicIds, query_which_topic_ids_exist
 from compactor.control.incarnations import CONFIRMATION_MS
-from compactor.upkeep.deleted_topics import delete_partitions_of_missing_topics
+from compactor.upkeep.deleted_topics import delete_tiered_data_of_missing_topics
 from tests.support.agents import beside
 from tests.support.deployment import Deployment
 from tests.support.kafka_admin import ClusterAdmin, wait_until
@@ -77,7 +77,7 @@ def test_a_topic_that_is_created_again_has_a_log_of_its_own_and_the_former_one_g
         def ask_at(later_ms: int) -> list[str]:
             opened = with_clocks(tier, cluster, later_ms)
             return [
-                str(name) for name in delete_partitions_of_missing_topics(opened, lambda ids: query_which_topic_ids_exist(connection, ids))
+                str(name) for name in delete_tiered_data_of_missing_topics(opened, lambda ids: query_which_topic_ids_exist(connection, ids))
             ]
 
         assert ask_at(0) == ask_at(CONFIRMATION_MS - 1) == ask_at(CONFIRMATION_MS) == []

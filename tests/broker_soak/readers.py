@@ -255,7 +255,7 @@ class Findings:
         return 0 < excused == len(judged)
 
 
-class LogBounds(Protocol):
+class LogStartAndEndOffset(Protocol):
     """What is known of a partition beside its reads."""
 
     def tiered_end(self, written: WrittenPartition) -> int:
@@ -268,7 +268,7 @@ class LogBounds(Protocol):
         """Return the offset at which the leader epochs begin that a broker knows, -1 if it is not known."""
 
 
-def read_and_judge(reader: LogReader, written: WrittenPartition, findings: Findings, bounds: LogBounds) -> bool:
+def read_and_judge(reader: LogReader, written: WrittenPartition, findings: Findings, bounds: LogStartAndEndOffset) -> bool:
     """Read one partition once and judge what was found. Returns whether the pass came to its end.
 
     bounds: asked after the pass.
@@ -322,7 +322,7 @@ def read_until(
     reader: LogReader,
     choose: Callable[[], WrittenPartition],
     findings: Findings,
-    bounds: LogBounds,
+    bounds: LogStartAndEndOffset,
     pause_s: Callable[[], float],
 ) -> None:
     """Read one partition after the other until told to stop."""

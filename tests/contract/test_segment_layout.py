@@ -23,7 +23,7 @@ from compactor.errors import BadData, CannotCopy, NotFound, Unavailable
 from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.segment import FILE_KINDS, EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.build import NO_PRODUCER, prepend_batch_header
-from compactor.records.headers import header_digest_if_batch_crcs_match
+from compactor.records.headers import verified_batch_header_digest_or_empty
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ComposeSource, FileRange, ObjectRangeToCopy, ObjectStore
@@ -35,8 +35,8 @@ from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.layouts.pinterest.keys import PinterestObjectKeys, segment_id_from_base_offset
 from compactor.tier.layouts.pinterest.layout import PinterestLayout
 from compactor.tier.names import TopicIdLookup, segment_object_name_stem
-from compactor.tier.plain import ComposableLayout, ParsedFileName
-from compactor.tier.ports import ListedObject, SegmentIdAndStart, SegmentLayout, SegmentRef, WholeLogUploadLayout
+from compactor.tier.plain import ComposableLogLayout, ParsedFileName
+from compactor.tier.ports import ListedObject, SegmentIdAndStartOffset, SegmentLayout, SegmentRef, WholeLogUploadLayout
 from tests.support.memory_store import Clock, MemoryStore
 
 NAME = TopicPartition("orders", 0)
@@ -82,7 +82,7 @@ class Rig:
         return {info.key for info in self.store.list("")}
 
 
-class FlatLayout(ComposableLayout):
+class FlatLayout(ComposableLogLayout):
     """A layout as somebody would add one: ``flat/<partition>/<offset>-<id>.<kind>``."""
 
     NAME = re.compile(rf"(\d{{20}})-([A-Za-z0-9_-]{{22}})\.({'|'.join(FILE_KINDS)})")
@@ -205,7 +205,7 @@ class TestReading:
             assert rig.layout.download_file(NAME, segment, kind, tmp_path / kind) > 0
             assert (tmp_path / kind).read_bytes() == data
             assert read_and_verify_segment_file(rig.layout, NAME, segment, kind) == data
-            assert download_segment_file(rig.layout, NAME, segment, kind, tmp_path / f"{kind} again").has_recorded_content(
+            assert download_segment_file(rig.layout, NAME, segment, kind, tmp_path / f"{kind} again").matches_recorded_content(
                 segment.files[kind]
             )
 
@@ -226,8 +226,10 @@ class TestReading:
         folder = rig.layout.partition_folder(NAME)
         assert folder.endswith("/")
         assert all(one.key.startswith(folder) for one in listed)
-        assert rig.layout.required_object_kinds <= {one.kind for one in listed if one.segment_id == segment.id}
-        assert {rig.layout.object_name(NAME, segment, part) for part in rig.layout.required_object_kinds} <= {one.key for one in listed}
+        assert rig.layout.object_kinds_required_for_reading <= {one.kind for one in listed if one.segment_id == segment.id}
+        assert {rig.layout.object_name(NAME, segment, part) for part in rig.layout.object_kinds_required_for_reading} <= {
+            one.key for one in listed
+        }
 
     def test_what_is_not_there_is_not_found(self, rig: Rig, tmp_path: Path) -> None:
         segment = rig.segment(0, rig.contents(3))
@@ -314,7 +316,7 @@ class TestWriting:
         before = rig.objects()
         gone = {item.key for item in rig.layout.list_objects(NAME) if item.segment_id != segments[1].id}
         # Of one of them nothing is known but its name, as of a plan that was never carried out.
-        rig.layout.delete_segments(NAME, [segments[0], SegmentIdAndStart(segments[2].id, segments[2].start_offset)])
+        rig.layout.delete_segments(NAME, [segments[0], SegmentIdAndStartOffset(segments[2].id, segments[2].start_offset)])
         assert rig.objects() == before - gone
         rig.layout.delete_segments(NAME, segments[:1])  # absent ones are fine
         assert known(rig.layout.list_objects(NAME)) == {segments[1].id}
@@ -355,7 +357,7 @@ class TestPuttingTogether:
         assert layout.stored_segment_problem(NAME, made) == ""
         assert layout.read_file(NAME, made, "log", 0, len(spliced.log) + 1) == spliced.log
         assert {kind: layout.read_file(NAME, made, kind) for kind in spliced.beside} == spliced.beside
-        assert download_segment_file(layout, NAME, made, "log", tmp_path / "down").has_recorded_content(made.files["log"])
+        assert download_segment_file(layout, NAME, made, "log", tmp_path / "down").matches_recorded_content(made.files["log"])
         assert read_and_verify_segment_file(layout, NAME, made, "log") == spliced.log
         about = spliced.rig.store.head(layout.object_name(NAME, made, "log")).metadata
         assert about == {"batches": made.files["log"].batches, "mtime_ms": "1700000000001"}
@@ -487,7 +489,7 @@ def log_of(*texts: bytes) -> bytes:
 
 def digest_of(scratch: Path, log: bytes) -> str:
     (scratch / "digested").write_bytes(log)
-    return header_digest_if_batch_crcs_match(scratch / "digested")
+    return verified_batch_header_digest_or_empty(scratch / "digested")
 
 
 def flipped(data: bytes) -> bytes:

@@ -12,7 +12,7 @@ from compactor.constants import LeaderEpoch
 from compactor.errors import Unavailable, UsageError
 from compactor.model.plan import Replacement
 from compactor.model.segment import SegmentState
-from compactor.tier.ports import AnnouncedSegment, SegmentIdAndStart, SegmentPublisher
+from compactor.tier.ports import AnnouncedSegment, SegmentIdAndStartOffset, SegmentPublisher
 from compactor.tier.publishers import ControlLogPublisher
 from tests.contract.test_segment_layout import NAME, contents_of, segment_of
 from tests.support.kafka_publishing import BrokerWorld, introduced, named
@@ -94,14 +94,14 @@ def test_what_is_withdrawn_or_gone_records_nothing_and_may_be_said_twice(publish
         publisher.withdraw_segments(
             NAME, [AnnouncedSegment(NEW.id, NEW.start_offset, NEW.end_offset, NEW.leader_epochs)], include_unannounced=True
         )
-        publisher.record_finished_segment_deletion(NAME, [SegmentIdAndStart(NEW.id, NEW.start_offset)])
+        publisher.record_finished_segment_deletion(NAME, [SegmentIdAndStartOffset(NEW.id, NEW.start_offset)])
     assert log.records == []
 
 
 def test_what_it_has_published_or_withdrawn_is_no_stray(publisher: SegmentPublisher) -> None:
     known = [segment.id for segment in (*OLD, NEW)]
     publisher.announce_segment(NAME, NEW)
-    assert not publisher.find_announced_unrecorded_segments(NAME, known)
+    assert not publisher.find_segments_unknown_to_control_log(NAME, known)
     publisher.publish_replacements(NAME, SWITCH, lambda: None, lambda cut_off: None)
-    assert not publisher.find_announced_unrecorded_segments(NAME, known)
-    assert publisher.withdraw_announced_unrecorded_segments(NAME, [NEW], known) == 0
+    assert not publisher.find_segments_unknown_to_control_log(NAME, known)
+    assert publisher.withdraw_segments_unknown_to_control_log(NAME, [NEW], known) == 0

@@ -21,8 +21,8 @@ from compactor.model.plan import CompactionPlan
 from compactor.round import compaction
 from compactor.round.compaction import RoundReport
 from compactor.transfer.export import export_partition
-from compactor.upkeep.operator_changes import undo_run_by_publishing_copies
-from compactor.upkeep.retire import retire_partition
+from compactor.upkeep.operator_changes import undo_compaction_run_by_publishing_copies
+from compactor.upkeep.retire import retire_replaced_segments_and_orphans
 from compactor.views.difference import PartitionHistoryInControlLog
 from compactor.views.explain import ExplanationFact, explain_partition
 from compactor.views.forecast import forecast_next_round
@@ -51,7 +51,7 @@ class Expiring:
         return self.brokers.opened()
 
     def state(self) -> PartitionState:
-        return self.opened().open_control_log_of_partition(NAME, leads=True).refresh()
+        return self.opened().open_control_log_of_partition(NAME, caller_runs_round=True).refresh()
 
     def readers_state(self) -> PartitionState:
         return self.opened().open_control_log_of_partition(NAME).refresh()
@@ -82,14 +82,18 @@ class Expiring:
 
     def retire(self) -> None:
         tier = self.opened()
-        retire_partition(tier.ports, tier.open_control_log_of_partition(NAME, leads=True), tier.lease, tier.retention)
+        retire_replaced_segments_and_orphans(
+            tier.ports, tier.open_control_log_of_partition(NAME, caller_runs_round=True), tier.lease, tier.retention
+        )
 
     def undo(self) -> PartitionState:
         tier = self.opened()
-        return undo_run_by_publishing_copies(tier, tier.open_control_log_of_partition(NAME, leads=True), self.state().published[-1])
+        return undo_compaction_run_by_publishing_copies(
+            tier, tier.open_control_log_of_partition(NAME, caller_runs_round=True), self.state().published[-1]
+        )
 
     def published(self) -> RoundPublished:
-        records = PartitionHistoryInControlLog(self.opened().open_control_log_of_partition(NAME, leads=True)).records
+        records = PartitionHistoryInControlLog(self.opened().open_control_log_of_partition(NAME, caller_runs_round=True)).records
         return [record.body for record in records if isinstance(record.body, RoundPublished)][-1]
 
 

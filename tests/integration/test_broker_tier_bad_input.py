@@ -14,7 +14,7 @@ from checkpoint.lineage import EpochEntry
 from compactor.brokers import publisher as kafka
 from compactor.brokers.metadata_topic.chain import BrokerView, lineage_from_segments, segment_read_ranges
 from compactor.brokers.metadata_topic.ports import PollResult
-from compactor.brokers.publisher import KafkaPublisher
+from compactor.brokers.publisher import MetadataTopicSegmentPublisher
 from compactor.constants import LeaderEpoch, Offset, TopicId
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Refused, Unavailable
@@ -22,7 +22,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.round import mirroring
-from compactor.round.mirroring import raise_if_newest_segment_contradicts_lineage, read_missing_metadata_fields
+from compactor.round.mirroring import complete_metadata_from_segment_objects, raise_if_newest_segment_contradicts_lineage
 from compactor.storage.factory import open_store
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
 from tests.simulation.memory_topic import MemoryMetadataTopic
@@ -39,7 +39,7 @@ class PartitionVersion(MemoryMetadataTopic):
         return PollResult([], {}) if self.stands else super().poll(limit, timeout_s)
 
 
-def behind(world: BrokerWorld, monkeypatch: pytest.MonkeyPatch) -> tuple[KafkaPublisher, PartitionVersion]:
+def behind(world: BrokerWorld, monkeypatch: pytest.MonkeyPatch) -> tuple[MetadataTopicSegmentPublisher, PartitionVersion]:
     reading = PartitionVersion(world.log)
     monkeypatch.setattr(kafka, "READ_BACK_TIMEOUT_S", 1.0)
     monkeypatch.setattr("tests.support.kafka_publishing.MemoryMetadataTopic", lambda log: reading)
@@ -102,7 +102,7 @@ class TestObjects:
         (folder / "a chunk").write_bytes(b"not Kafka's")
         layout = KafkaLocalLayout(open_store(str(tmp_path)), lambda name: TopicId("topic-id"))
         with pytest.raises(BadData) as refused:
-            read_missing_metadata_fields(layout, NAME, described(0, 0, 9).model_copy(update={"files": {}}))
+            complete_metadata_from_segment_objects(layout, NAME, described(0, 0, 9).model_copy(update={"files": {}}))
         assert "log does not exist" in refused.value.message
 
     def test_a_newest_segment_whose_lineage_is_another_one(self) -> None:
@@ -129,7 +129,9 @@ class TestObjects:
         view = BrokerView(segment_read_ranges(cache, lineage_from_segments(cache)), lineage_from_segments(cache), cache.applied)
         text = format_leader_epoch_checkpoint((EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(2), Offset(150))))
         kinds = {"leader-epoch-checkpoint": SegmentFile(size=len(text))}
-        monkeypatch.setattr(mirroring, "read_missing_metadata_fields", lambda layout, name, one: one.model_copy(update={"files": kinds}))
+        monkeypatch.setattr(
+            mirroring, "complete_metadata_from_segment_objects", lambda layout, name, one: one.model_copy(update={"files": kinds})
+        )
         monkeypatch.setattr(mirroring, "read_and_verify_segment_file", lambda *_: text.encode())
         layout = SimpleNamespace(object_name=lambda name, one, kind: f"{one.id}.{kind}")
         leadership = SimpleNamespace(

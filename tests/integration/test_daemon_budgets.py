@@ -62,8 +62,8 @@ def test_a_partition_that_fits_only_by_itself_is_done_alone_and_one_that_never_f
     work(daemon, rounds=6)  # each of three: beside the others, then alone
     status = daemon.status()
     assert status.totals.jobs == {("round", "out_of_budget"): 6}
-    assert len(status.blocked_schedules) == 3
-    assert all("disk budget" in schedule.blocked_reason for schedule in status.blocked_schedules)
+    assert len(status.schedules_with_blocked_rounds) == 3
+    assert all("disk budget" in schedule.blocked_reason for schedule in status.schedules_with_blocked_rounds)
     assert daemon.start_due_jobs() == []
     assert any("disk_budget_bytes" in line for line in told)
 

@@ -132,7 +132,7 @@ def test_a_target_that_refuses_is_tried_again_and_holds_no_round_up(house: House
     idle(daemon)
     assert daemon.status().totals.jobs[("round", "cleaned")] == 1
     assert daemon.status().totals.jobs[("output", "failed")] == 1
-    assert daemon.status().blocked_schedules == ()
+    assert daemon.status().schedules_with_blocked_rounds == ()
     assert b"tiered_compactor_generations_failing 1.0" in render_metrics(daemon_metrics(daemon.status()))
     assert any("access denied" in line for line in told)
     idle(daemon)

@@ -21,8 +21,8 @@ from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import SegmentState
 from compactor.service.retry_delay import RETRY_MS
 from compactor.transfer.export import export_partition
-from compactor.upkeep.operator_changes import undo_run_by_publishing_copies
-from compactor.views.history import undo_problem
+from compactor.upkeep.operator_changes import undo_compaction_run_by_publishing_copies
+from compactor.views.history import reason_run_cannot_be_undone
 from tests.builders import LogBuilder
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic
 from tests.support.deployment import GrowingLog
@@ -414,6 +414,8 @@ def test_no_segment_without_a_record_is_made_where_a_neighbour_has_one(world: Wo
     opened = world.brokers.opened()
     state = opened.open_control_log_of_partition(ORDERS).refresh()
     assert (len(state.live), state.live[0].records) == (2, 1)
-    assert undo_problem(state, state.published[-1]) == ""
-    undo_run_by_publishing_copies(opened, opened.open_control_log_of_partition(ORDERS, leads=True), state.published[-1])
+    assert reason_run_cannot_be_undone(state, state.published[-1]) == ""
+    undo_compaction_run_by_publishing_copies(
+        opened, opened.open_control_log_of_partition(ORDERS, caller_runs_round=True), state.published[-1]
+    )
     assert opened.open_control_log_of_partition(ORDERS).refresh().live[0].records == 140

@@ -18,7 +18,7 @@ from compactor.control.stages import RoundStage
 from compactor.errors import StoreError
 from compactor.model.ids import TopicPartition
 from compactor.storage.keys import RESERVED
-from compactor.tier.ports import SegmentIdAndStart
+from compactor.tier.ports import SegmentIdAndStartOffset
 from tests.builders import LZ4, LogBuilder
 from tests.support.bucket_cli import BucketCli
 from tests.support.s3_server import Bucket
@@ -181,7 +181,9 @@ def test_what_is_being_written_is_a_holder(topic: Topic) -> None:
     import_id, new_id = opened.ports.new_id(), opened.ports.new_id()
     importing.register_import(opened.ports, log, import_id, [new_id])
     source = topic.cli.tier / opened.ports.layout.object_name(name, segment, "log")
-    shutil.copy(source, topic.cli.tier / opened.ports.layout.object_name(name, SegmentIdAndStart(new_id, segment.start_offset), "log"))
+    shutil.copy(
+        source, topic.cli.tier / opened.ports.layout.object_name(name, SegmentIdAndStartOffset(new_id, segment.start_offset), "log")
+    )
     assert ("importing", "record") in topic.holders("c")
 
 

@@ -10,8 +10,8 @@ from compactor.upkeep.erasure.partition import KeySearchRequest, survey_objects_
 from compactor.upkeep.erasure.topic import (
     ErasureReportHeader,
     erasure_report_json,
-    expedite_erasure,
     partitions_of_topic,
+    run_rounds_and_retire_to_erase_keys,
     survey_objects_holding_keys_in_topic,
 )
 from tests.builders import LogBuilder
@@ -46,7 +46,7 @@ def test_what_is_needed_is_done_up_to_the_brokers_newest_segment(tmp_path: Path)
     assert held(opened, question) == [("live", "superseded"), ("live", "tombstone")]
     told: list[str] = []
     brokers.hurried_ms += 1_000
-    found = expedite_erasure(
+    found = run_rounds_and_retire_to_erase_keys(
         opened, survey_objects_holding_keys(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, report_step=told.append
     )
     assert found.holders == (), (told, found.holders)
@@ -87,7 +87,7 @@ def test_what_lies_behind_the_end_up_to_which_a_segment_is_read(tmp_path: Path) 
     assert held(opened, asked(brokers, b"x")) == [("live", "value")]
     told: list[str] = []
     brokers.hurried_ms += 1_000
-    found = expedite_erasure(
+    found = run_rounds_and_retire_to_erase_keys(
         opened, survey_objects_holding_keys(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, report_step=told.append
     )
     assert found.holders == (), (told, found.movable, found.holders)

@@ -64,12 +64,12 @@ class House(GrowingTier):
     def update(self) -> OutputReport:
         opened = self.opened()
         opened.identity.read_catalog()
-        return IcebergOutput().update_output(opened, opened.latest_incarnation(ORDERS), DiskBudget(1 << 30))
+        return IcebergOutput().update_output_to_published_view(opened, opened.latest_incarnation(ORDERS), DiskBudget(1 << 30))
 
     @contextmanager
     def topic_table(self) -> Iterator[Callable[[], TopicTable | None]]:
         opened = self.opened()
-        settings = opened.settings.outputs.iceberg.table_settings("orders")
+        settings = opened.settings.outputs.iceberg.iceberg_table_settings("orders")
         assert settings is not None
         with open_table_loader(settings, opened.identity.read_catalog().tier_id, "orders", create_if_missing=False) as read:
             yield read
@@ -307,7 +307,7 @@ def test_a_commit_on_top_of_another_snapshot_is_planned_again(house: House, monk
 
 def test_a_view_that_changes_while_files_are_written_is_not_committed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     house.cli.run()
-    write, views = iceberg._TableUpdateAttempt._write_missing_files, list[int]()
+    write, views = iceberg._TableUpdateAttempt._write_data_files_of_changed_slices, list[int]()
 
     def write_slowly(update: Any, *rest: Any) -> float:
         checked = write(update, *rest)
@@ -319,7 +319,7 @@ def test_a_view_that_changes_while_files_are_written_is_not_committed(house: Hou
             house.cli.do("retire")
         return checked
 
-    monkeypatch.setattr(iceberg._TableUpdateAttempt, "_write_missing_files", write_slowly)
+    monkeypatch.setattr(iceberg._TableUpdateAttempt, "_write_data_files_of_changed_slices", write_slowly)
     assert house.update().status == "written"
     assert len(house.table().snapshots()) == 1
     house.check()
@@ -389,7 +389,7 @@ def test_two_partitions_share_a_table(house: House) -> None:
     house.update()
     opened = house.opened()
     opened.identity.read_catalog()
-    IcebergOutput().update_output(opened, TopicPartition("orders", 1), DiskBudget(1 << 30))
+    IcebergOutput().update_output_to_published_view(opened, TopicPartition("orders", 1), DiskBudget(1 << 30))
     assert house.entry(0).cleaner_offset > house.entry(1).cleaner_offset > 0
     rows = [row for row in house.scan().to_pylist() if row["key"] == b"a"]
     assert sorted((row["partition"], row["value"]) for row in rows) == [(0, b"3"), (1, b"of the other partition")]
@@ -406,7 +406,7 @@ def test_a_table_of_another_topic_is_refused(house: House) -> None:
     outputs = opened.settings.outputs.model_copy(update={"iceberg": settings})
     opened.settings.__dict__["outputs"] = outputs
     with pytest.raises(UsageError, match="belongs to topic orders"):
-        IcebergOutput().update_output(opened, TopicPartition("payments", 0), DiskBudget(1 << 30))
+        IcebergOutput().update_output_to_published_view(opened, TopicPartition("payments", 0), DiskBudget(1 << 30))
 
 
 def test_a_commit_of_another_program_hides_no_entry(house: House) -> None:

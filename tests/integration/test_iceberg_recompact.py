@@ -22,7 +22,7 @@ from compactor.spark import table_files
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.cluster.jobs import JobListener, SparkCluster
 from compactor.spark.cluster.session import start_cluster
-from compactor.spark.table_files import ClusterDataFileWriter
+from compactor.spark.table_files import SparkTaskDataFileWriter
 from tests.builders import LogBuilder
 from tests.integration.test_iceberg import ORDERS, House, show_view_below
 from tests.support.spark_tier import HereCluster
@@ -31,8 +31,8 @@ from tests.support.spark_tier import HereCluster
 def update_on_cluster(house: House, cluster: Any) -> OutputReport:
     opened = house.opened()
     opened.identity.read_catalog()
-    writer = ClusterDataFileWriter(cast(SparkCluster, cluster), TaskCost(), JobListener())
-    return IcebergOutput(writer).update_output(opened, opened.latest_incarnation(ORDERS), DiskBudget(1 << 30))
+    writer = SparkTaskDataFileWriter(cast(SparkCluster, cluster), TaskCost(), JobListener())
+    return IcebergOutput(writer).update_output_to_published_view(opened, opened.latest_incarnation(ORDERS), DiskBudget(1 << 30))
 
 
 @pytest.fixture

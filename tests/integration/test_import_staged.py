@@ -11,7 +11,7 @@ import pytest
 
 from compactor.transfer import seam
 from compactor.transfer.import_ import _DirectoryImport
-from compactor.transfer.staged_files import HeldOpenStagedFile, list_staged_files_before_live_log
+from compactor.transfer.staged_files import HeldFileStagedForDeletion, list_staged_files_before_live_log
 from tests.support.side_broker import SideScene
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -66,7 +66,7 @@ def test_an_empty_tier_takes_what_is_staged_before_the_live_log(tmp_path: Path) 
 
 def test_nothing_staged_is_read_that_the_tier_has(scene: SideScene) -> None:
     scene.replica.stage_until(8)
-    with patch.object(HeldOpenStagedFile, "describe_segment", side_effect=AssertionError("it was read")):
+    with patch.object(HeldFileStagedForDeletion, "describe_segment", side_effect=AssertionError("it was read")):
         assert imported(scene)["segments"] == 0
 
 

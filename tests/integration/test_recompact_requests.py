@@ -52,7 +52,7 @@ def test_a_small_partition_of_two_segments_takes_few_requests(tmp_path: Path, mo
         NOW_MS,
         TaskCost(),
         RecompactionListener(JobListener(), lambda finished: None),
-        min_benefit=1,
+        min_benefit_bytes=1,
     )
     assert not [finished.error for finished in done if finished.error]
     assert [finished.report.status for finished in done if finished.report] == ["cleaned"] * PARTITIONS

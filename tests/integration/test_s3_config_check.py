@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from compactor.cli.commands import config_check as config_command
-from compactor.config.settings import LimitSettings
+from compactor.config.settings import RateLimitSettings
 from compactor.storage import factory
 from compactor.storage.factory import RateLimits
 from tests.support.bucket_cli import BucketCli, Minutes, through
@@ -188,11 +188,11 @@ class Slept:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 0.0
-        self.made: dict[LimitSettings, RateLimits] = {}
+        self.made: dict[RateLimitSettings, RateLimits] = {}
         self.sleepers: set[str] = set()
         monkeypatch.setattr(factory, "_shared_rate_limits", self.buckets)
 
-    def buckets(self, limits: LimitSettings) -> RateLimits:
+    def buckets(self, limits: RateLimitSettings) -> RateLimits:
         if limits not in self.made:
             self.made[limits] = RateLimits(limits, clock=lambda: self.seconds, sleep=self.sleep)
         return self.made[limits]
@@ -219,7 +219,7 @@ def test_limits_hold_over_a_whole_run(
     cli.set(limits={limit: rate}, lease={"ttl_ms": 600_000})
     document = cli.do("run", "--force")
     assert document["partitions"][0]["status"] == "cleaned"
-    assert len(slept.made.keys() - {LimitSettings()}) == 1
+    assert len(slept.made.keys() - {RateLimitSettings()}) == 1
     amount = used(document["store"])
     assert amount > 3 * rate, "or this test shows nothing"
     # Before each request or transfer that is over the limit somebody slept until its share was there.
@@ -247,10 +247,10 @@ def test_a_heartbeat_does_not_wait_for_its_turn(
 
 def test_threads_that_fetch_parts_share_the_limit(s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept = Slept(monkeypatch)
-    store = s3_bucket.open(limits=LimitSettings(max_read_bytes_per_s=4 << 20))
+    store = s3_bucket.open(limits=RateLimitSettings(max_read_bytes_per_s=4 << 20))
     (tmp_path / "large").write_bytes(random.Random(1).randbytes(20 << 20))
     store.create_from_file("large", tmp_path / "large")
-    other = s3_bucket.open(limits=LimitSettings(max_read_bytes_per_s=4 << 20))
+    other = s3_bucket.open(limits=RateLimitSettings(max_read_bytes_per_s=4 << 20))
     assert slept.seconds == 0
     for each in (store, other):
         each.download("large", tmp_path / "copy")

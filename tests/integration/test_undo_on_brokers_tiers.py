@@ -19,9 +19,9 @@ from compactor.errors import BadData, CompactorError, Unavailable, UsageError
 from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.segment import SegmentState
 from compactor.transfer.export import export_partition
-from compactor.upkeep.operator_changes import undo_run_by_publishing_copies
-from compactor.upkeep.retire import retire_partition
-from compactor.views.history import undo_problem
+from compactor.upkeep.operator_changes import undo_compaction_run_by_publishing_copies
+from compactor.upkeep.retire import retire_replaced_segments_and_orphans
+from compactor.views.history import reason_run_cannot_be_undone
 from tests.builders import LogBuilder, read
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic
 from tests.support.deployment import GrowingLog
@@ -56,15 +56,17 @@ class Undoing:
         return [raw for _, raw in self.view()]
 
     def state(self) -> PartitionState:
-        return self.opened.open_control_log_of_partition(NAME, leads=True).refresh()
+        return self.opened.open_control_log_of_partition(NAME, caller_runs_round=True).refresh()
 
     def undo(self, opened: Tier | None = None) -> PartitionState:
         tier = opened or self.brokers.opened()
-        return undo_run_by_publishing_copies(tier, tier.open_control_log_of_partition(NAME, leads=True), self.run_id)
+        return undo_compaction_run_by_publishing_copies(tier, tier.open_control_log_of_partition(NAME, caller_runs_round=True), self.run_id)
 
     def retire(self) -> None:
         tier = self.brokers.opened()
-        retire_partition(tier.ports, tier.open_control_log_of_partition(NAME, leads=True), tier.lease, tier.retention)
+        retire_replaced_segments_and_orphans(
+            tier.ports, tier.open_control_log_of_partition(NAME, caller_runs_round=True), tier.lease, tier.retention
+        )
 
     def assert_whole(self) -> None:
         opened = self.brokers.opened()
@@ -96,7 +98,7 @@ def test_readers_get_what_they_had_before_the_round_and_the_offsets_go_back(undo
     compacted = undoing.batches()
     whole = [raw for _, raw in undoing.before]
     assert compacted != whole
-    assert undo_problem(undoing.state(), undoing.run_id) == ""
+    assert reason_run_cannot_be_undone(undoing.state(), undoing.run_id) == ""
     state = undoing.undo()
     assert undoing.batches() == whole
     assert (state.first_dirty_offset, state.published, state.intent) == (0, (), None)
@@ -174,7 +176,10 @@ def test_where_brokers_delete_in_mid_undo_it_is_told_that_a_part_is_not_taken_ba
         undoing.undo()
     state = undoing.state()
     assert state.intent is None
-    assert [(run.status, not undo_problem(state, run.run_id)) for run in state.runs] == [("reverted_in_part", False), ("restored", False)]
+    assert [(run.status, not reason_run_cannot_be_undone(state, run.run_id)) for run in state.runs] == [
+        ("reverted_in_part", False),
+        ("restored", False),
+    ]
     assert state.runs[0].reason == f"1 of {len(made)} groups stay: brokers had deleted segments of them"
     with pytest.raises(UsageError, match=f"undone in part: 1 of {len(made)} groups stay"):
         undoing.undo()
@@ -201,13 +206,15 @@ def test_where_brokers_have_tiered_a_part_again_it_is_refused_before_anything_is
         undoing.undo()
     assert (undoing.state().intent, undoing.state().quarantine) == (None, None)
     assert undoing.brokers.log.logs == before
-    assert "is read in part" in undo_problem(undoing.state(), undoing.run_id)
+    assert "is read in part" in reason_run_cannot_be_undone(undoing.state(), undoing.run_id)
 
 
 def test_what_is_deleted_or_built_on_is_refused(undoing: Undoing) -> None:
     before = undoing.batches()
     with pytest.raises(UsageError, match="no run nothing that is remembered"):
-        undo_run_by_publishing_copies(undoing.opened, undoing.opened.open_control_log_of_partition(NAME, leads=True), "nothing")
+        undo_compaction_run_by_publishing_copies(
+            undoing.opened, undoing.opened.open_control_log_of_partition(NAME, caller_runs_round=True), "nothing"
+        )
     undoing.retire()
     with pytest.raises(UsageError, match="cannot be undone: retiring what run .* replaced has begun"):
         undoing.undo()

@@ -84,7 +84,7 @@ def test_chunks_cover_the_log_and_the_object(chunk_size: int, file_size: int, da
         index = data.draw(st.sampled_from([index, chunk_index_of_compressed_log(chunk_size, file_size, lengths)]))
     start = data.draw(st.integers(0, file_size - 1))
     end = data.draw(st.integers(start + 1, file_size))
-    chunks = [index.stored_chunk(number) for number in index.chunk_numbers(start, end)]
+    chunks = [index.stored_chunk(number) for number in index.chunk_numbers_of_byte_range(start, end)]
     assert chunks[0].start <= start < chunks[0].start + chunks[0].size
     assert chunks[-1].start < end <= chunks[-1].start + chunks[-1].size
     for one, following in pairwise(chunks):

@@ -30,13 +30,13 @@ class DiskBudget:
     def __init__(self, limit: int = 1 << 40) -> None:
         self.limit, self.used, self.peak = limit, 0, 0
 
-    def reserve_bytes(self, nbytes: int) -> None:
+    def reserve_bytes_on_disk(self, nbytes: int) -> None:
         if self.used + nbytes > self.limit:
             raise OutOfBudget("the disk budget is used up")
         self.used += nbytes
         self.peak = max(self.peak, self.used)
 
-    def release_bytes(self, nbytes: int) -> None:
+    def release_bytes_on_disk(self, nbytes: int) -> None:
         self.used -= nbytes
         assert self.used >= 0
 
@@ -68,12 +68,12 @@ def on_disk(dirty: Hashes, clean: Hashes, calls: int, budget: DiskBudget, **sett
         with DiskOffsetMap(path, budget, **settings) as engine:
             for part in np.array_split(np.arange(len(dirty)), calls):
                 engine.add_keys_of_dirty_rows(dirty[part], part.astype(np.uint32))
-            mine = engine.flag_keys_in_part(dirty)
+            mine = engine.flag_keys_assigned_to_map(dirty)
             assert kept_of(*engine.iterate_dirty_key_hashes()) == kept_of(dirty[mine])
             for part in np.array_split(np.arange(len(clean)), calls):
                 engine.add_keys_of_clean_rows(clean[part], (part + len(dirty)).astype(np.uint32))
             bitmap = engine.survivor_bitmap(rows)
-            assert path.stat().st_size == engine.written_bytes == budget.used
+            assert path.stat().st_size == engine.bytes_written_to_map_file == budget.used
             assert engine.peak_bytes <= settings["map_budget_bytes"]
         assert list(Path(directory).iterdir()) == []
     assert budget.used == 0

@@ -21,7 +21,7 @@ from compactor.brokers.metadata_topic import rules
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.chain import lineage_from_segments, offset_gaps, segment_read_ranges
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord
-from compactor.brokers.publisher import KafkaPublisher
+from compactor.brokers.publisher import MetadataTopicSegmentPublisher
 from compactor.errors import Refused, Unavailable
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.plan import Replacement
@@ -79,7 +79,7 @@ class Story:
             self.holds[made.id] = {ALIVE} if number == put else {DEAD} if number == dead else set()
         self.check()
 
-    def publisher(self, faults: float) -> KafkaPublisher:
+    def publisher(self, faults: float) -> MetadataTopicSegmentPublisher:
         def fate() -> Loss:
             drawn = self.rng.random()
             return Loss(before=drawn < faults, lost=faults <= drawn < 2 * faults)
@@ -145,7 +145,7 @@ class Story:
     def process(self, faults: float) -> None:
         """A run: what is left of the last one, or a new round; then retire."""
         publisher, control = self.publisher(faults), self.control
-        publisher.withdraw_announced_unrecorded_segments(NAME, [new.segment for new in control.plan if control.begun], self.known())
+        publisher.withdraw_segments_unknown_to_control_log(NAME, [new.segment for new in control.plan if control.begun], self.known())
         if control.plan and not control.begun and (self.rng.random() < 0.4 or not self.whole()):
             away = [new.segment for new in control.plan]
             control.withdrawn += [AnnouncedSegment(one.id, one.start_offset, one.end_offset, one.leader_epochs) for one in away]
@@ -165,7 +165,7 @@ class Story:
         self.objects -= set(control.replaced)
         publisher.record_finished_segment_deletion(NAME, self.refs(control.replaced))
         control.replaced = []
-        left = publisher.find_announced_unrecorded_segments(NAME, self.known()) or ()
+        left = publisher.find_segments_unknown_to_control_log(NAME, self.known()) or ()
         self.objects -= {one.id for one in left}
         publisher.record_finished_segment_deletion(NAME, left)
 
@@ -293,8 +293,8 @@ def nobody_waits(patch: pytest.MonkeyPatch) -> None:
 
 def nobody_cuts_off(patch: pytest.MonkeyPatch) -> None:
     """cut off."""
-    patch.setattr(KafkaPublisher, "withdraw_announced_unrecorded_segments", lambda *_: 0)
-    patch.setattr(KafkaPublisher, "withdraw_segments", lambda *_, **__: None)
+    patch.setattr(MetadataTopicSegmentPublisher, "withdraw_segments_unknown_to_control_log", lambda *_: 0)
+    patch.setattr(MetadataTopicSegmentPublisher, "withdraw_segments", lambda *_, **__: None)
 
 
 def begun_rounds_are_undone(patch: pytest.MonkeyPatch) -> None:
@@ -335,7 +335,7 @@ class WayBack(Story):
 
     def back(self, faults: float, *, backwards: bool) -> None:
         publisher, control = self.publisher(faults), self.control
-        publisher.withdraw_announced_unrecorded_segments(NAME, [new.segment for new in control.plan if control.begun], self.known())
+        publisher.withdraw_segments_unknown_to_control_log(NAME, [new.segment for new in control.plan if control.begun], self.known())
         if not control.begun:
             for new in control.plan:
                 publisher.announce_segment(NAME, new.segment)

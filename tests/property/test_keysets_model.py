@@ -38,7 +38,7 @@ def test_a_key_set_is_a_set(calls: list[tuple[str, list[tuple[int, int]]]]) -> N
             key_set.flag_contained_keys(hashes, answer)
             assert answer.tolist() == [key_of(row) in model for row in some]
         else:
-            assert key_set.grow_within_budget()
+            assert key_set.enlarge_key_set_if_budget_allows()
         assert key_set.key_count == len(model)
     assert {key_of((int(a), int(b))) for chunk in key_set.iterate_key_hashes() for a, b in chunk} == model
 

@@ -15,7 +15,7 @@ from compactor.records.indexes import TXN_ENTRY
 from compactor.records.producer_runs import (
     batch_table_from_runs_and_markers,
     extract_producer_runs_and_markers,
-    reason_markers_must_be_read,
+    reason_to_read_segment_for_its_markers,
 )
 from compactor.records.producers import ProducerStates
 
@@ -112,4 +112,4 @@ def test_a_segment_is_due_exactly_when_its_batches_say_so(log: list[list[tuple[i
                 wanted |= bool(verdict.aborted[i]) and table.count[i] > 0
             elif table.control[i] in (kafka.ABORT, kafka.COMMIT) and verdict.discardable[i]:
                 wanted |= not table.attributes[i] & kafka.HORIZON or table.base_timestamp[i] <= now
-        assert bool(reason_markers_must_be_read(stand_in, other.aborted, other.discardable, now)) == wanted
+        assert bool(reason_to_read_segment_for_its_markers(stand_in, other.aborted, other.discardable, now)) == wanted

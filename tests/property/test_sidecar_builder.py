@@ -12,7 +12,11 @@ from bloom.sidecar import decode_sidecar, encode_sidecar
 from bloom.siphash import hash_keys, siphash_key_halves
 from bloom.sizing import design_filter_if_worthwhile
 from compactor.cleaner.offline import open_log_directory
-from compactor.cleaner.passes.sidecar_builder import build_sidecar, substitute_segment_from_sidecar, verdicts_of_segment_from_substitute
+from compactor.cleaner.passes.sidecar_builder import (
+    build_sidecar,
+    create_substitute_segment_from_sidecar,
+    txn_verdicts_from_substitute_segment,
+)
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.constants import NEVER_MS, TimestampMs
@@ -35,11 +39,11 @@ def test_verdicts_are_the_same_whoever_is_stood_in_for(log: LogBuilder, hidden: 
         for source in sources:
             if source.ordinal in hidden:
                 sidecar = build_sidecar(ID, source, None, KEY, LIMIT, workers, counts_distinct_keys=False)
-                mixed[source.ordinal] = substitute_segment_from_sidecar(
+                mixed[source.ordinal] = create_substitute_segment_from_sidecar(
                     source.ordinal, source.name, source.base, source.end, source.mtime_ms, sidecar
                 )
         for source, mine, verdicts, truth in zip(sources, mixed, transaction_verdicts_by_source(mixed), whole, strict=True):
-            found = verdicts_of_segment_from_substitute(source, mine, verdicts) if mine is not source else verdicts
+            found = txn_verdicts_from_substitute_segment(source, mine, verdicts) if mine is not source else verdicts
             # An event has no batches that were emptied before: of those nothing is left to be removed.
             data = (source.table.control == NOT_CONTROL) & (source.table.producer_id >= 0)
             markers = (source.table.control != NOT_CONTROL) & (source.table.producer_id >= 0)

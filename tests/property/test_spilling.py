@@ -32,10 +32,10 @@ class NoLimit:
     def __init__(self) -> None:
         self.used = 0
 
-    def reserve_bytes(self, nbytes: int) -> None:
+    def reserve_bytes_on_disk(self, nbytes: int) -> None:
         self.used += nbytes
 
-    def release_bytes(self, nbytes: int) -> None:
+    def release_bytes_on_disk(self, nbytes: int) -> None:
         self.used -= nbytes
 
 
@@ -84,11 +84,11 @@ class Log:
         try:
             for _ in range(parts):
                 for source, wanted in reversed(self.one.dirty_segments_and_wanted_batch_flags()):
-                    found.scan_dirty_segment(source, wanted, self.workers)
+                    found.scan_dirty_segment_keys(source, wanted, self.workers)
                 for source in self.sources:
                     if source.base < self.first_dirty and source.ordinal not in skip:
-                        found.scan_clean_segment(source, self.one.flag_batches_below_dirty_range(source), self.workers)
-                found.find_survivors_of_current_key_part()
+                        found.scan_clean_segment_keys(source, self.one.flag_batches_below_dirty_range(source), self.workers)
+                found.mark_survivors_and_end_key_part()
         finally:
             found.close()
         assert self.disk.used == 0
@@ -170,7 +170,7 @@ def test_the_keys_that_filters_are_asked_about(tmp_path: Path) -> None:
 
     def asked(found: KeyScanSpillingToDisk) -> set[tuple[int, int]]:
         for source, wanted in reversed(log.one.dirty_segments_and_wanted_batch_flags()):
-            found.scan_dirty_segment(source, wanted, log.workers)
+            found.scan_dirty_segment_keys(source, wanted, log.workers)
         keys = {(int(h0) & 0xFFFFFFFF, int(h1)) for chunk in found.iterate_dirty_key_hashes() for h0, h1 in chunk}
         found.close()
         return keys

@@ -28,14 +28,14 @@ A, B, C = (TopicPartition("orders", number) for number in range(3))
 
 def until(bucket: MetadataTokenBucket, written: dict[int, int], name: TopicPartition, records: int, now_ms: int = NOW) -> int:
     """Return until when a round has to wait under a cap of 10 records, 0 if it is admitted."""
-    wait = bucket.admit_round(written, name, records, 10, now_ms)[1]
+    wait = bucket.bucket_after_admission_or_delay(written, name, records, 10, now_ms)[1]
     return wait.until_ms if wait else 0
 
 
 def after(
     bucket: MetadataTokenBucket, written: dict[int, int], name: TopicPartition, records: int, now_ms: int = NOW
 ) -> MetadataTokenBucket:
-    return bucket.admit_round(written, name, records, 10, now_ms)[0]
+    return bucket.bucket_after_admission_or_delay(written, name, records, 10, now_ms)[0]
 
 
 class TestAdmission:
@@ -172,9 +172,9 @@ def test_every_round_is_admitted_and_no_hour_exceeds_the_cap_unless_one_round_do
                 speaks.setdefault(minute + one.grace, []).append((number, True))
         for number in sorted(number for number, at in asks.items() if at <= minute):
             one = arrivals[number]
-            bucket, wait = bucket.admit_round(written, names[number], one.first, per_hour, now_ms)
+            bucket, wait = bucket.bucket_after_admission_or_delay(written, names[number], one.first, per_hour, now_ms)
             if wait is None:
-                bucket, wait = bucket.admit_round(written, names[number], one.records, per_hour, now_ms)
+                bucket, wait = bucket.bucket_after_admission_or_delay(written, names[number], one.records, per_hour, now_ms)
             if wait is not None:
                 assert wait.until_ms > now_ms
                 asks[number] = minute + -(-(wait.until_ms - now_ms) // MINUTE_MS)

@@ -10,7 +10,7 @@ from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.config.settings import CleanerSettings
 from compactor.constants import Offset
 from compactor.control.deletion import raise_log_start
-from compactor.control.identity import DataRootOwnershipByTierId
+from compactor.control.identity import DataRootOwnershipCheckByTierId
 from compactor.control.importing import record_tail_truncation, register_import
 from compactor.control.leadership import RecordRefused, hold_leadership
 from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_control_log_of_partition
@@ -22,8 +22,8 @@ from compactor.errors import BadData, Fenced, NotFound, OutOfBudget, StoreError,
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import finish_or_undo_open_intent, run_round
 from compactor.round.expiry import find_expired_segments
-from compactor.transfer.intake import SegmentAddition, add_segments_to_tier
-from compactor.upkeep.retire import retire_partition
+from compactor.transfer.intake import SegmentAddition, add_segments_to_tier_unless_present
+from compactor.upkeep.retire import retire_replaced_segments_and_orphans
 from tests.simulation.losses import Losses
 from tests.simulation.oracle import Oracle
 from tests.simulation.symbolic import Broker, Row, Rows, SymbolicPlanner, SymbolicRound, SymbolicWorker, describe, encode, upload, view
@@ -118,7 +118,9 @@ class Actors:
         if dice < self.runs:
             run_round(ports, log, LEASE, self.work(ports, fails=True))
         elif dice < self.runs + self.retires:
-            retire_partition(ports, log, LEASE, RETENTION, round_steps=self.work(ports) if self.world.rng.random() < 0.6 else None)
+            retire_replaced_segments_and_orphans(
+                ports, log, LEASE, RETENTION, round_steps=self.work(ports) if self.world.rng.random() < 0.6 else None
+            )
         elif dice < 0.92:
             if log.refresh().published:
                 self.take_back(ports, log)
@@ -156,7 +158,9 @@ class Actors:
 
     def sweeper(self, ports: EnvironmentPorts, log: PartitionLog) -> None:
         """With another configuration, where there is one: what was recorded with what waits counts, too."""
-        retire_partition(ports, log, LEASE, HASTY if ports.retention else RETENTION, dry_run=self.world.rng.random() < 0.2)
+        retire_replaced_segments_and_orphans(
+            ports, log, LEASE, HASTY if ports.retention else RETENTION, dry_run=self.world.rng.random() < 0.2
+        )
 
     def importer(self, ports: EnvironmentPorts, log: PartitionLog) -> None:
         """One or two segments at the end of the tier, through the real intake; what the broker has discarded is discarded first."""
@@ -177,7 +181,7 @@ class Actors:
         chosen = [SymbolicIncoming(self, ports, rows) for rows in missing[: rng.choice((1, 1, 2))]]
         last = chosen[-1].rows[-1][0]
         tail = (LastImportedBatch(base_offset=Offset(last), last_offset=Offset(last), digest=str(chosen[-1].rows[-1])),)
-        add_segments_to_tier(ports, log, chosen, SegmentAddition(broker.lineage(last + 1), tail))
+        add_segments_to_tier_unless_present(ports, log, chosen, SegmentAddition(broker.lineage(last + 1), tail))
 
     def elect(self) -> None:
         """The broker's log loses its end, most often some of what the tier has."""
@@ -203,13 +207,13 @@ class Actors:
 
     def stranger(self, ports: EnvironmentPorts, log: PartitionLog) -> None:
         """Somebody whose control store was mistyped: an empty one over the same data. He imports nothing, and would sweep everything."""
-        mine = replace(ports, control=self.world.mistyped, ownership=DataRootOwnershipByTierId())
+        mine = replace(ports, control=self.world.mistyped, ownership=DataRootOwnershipCheckByTierId())
         owner, catalog = mine.ownership, open_catalog(mine)
-        assert isinstance(owner, DataRootOwnershipByTierId)
+        assert isinstance(owner, DataRootOwnershipCheckByTierId)
         owner.require_data_root_is_unowned(mine, catalog.refresh())
         owner.tier_id = create_tier(mine, kind="object-log", layout="native").tier_id
-        mine.require_data_root_ownership(is_recheck=True)
-        retire_partition(mine, open_control_log_of_partition(mine, self.name), LEASE, RETENTION)
+        mine.require_data_root_ownership(repeat_if_passed_before=True)
+        retire_replaced_segments_and_orphans(mine, open_control_log_of_partition(mine, self.name), LEASE, RETENTION)
 
     def lose(self) -> None:
         """An object that waits for grace is lost. Nobody reads it; but who goes back to it must notice."""

@@ -36,7 +36,7 @@ from compactor.brokers.metadata_topic.codec import (
 from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
 from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
 from compactor.brokers.metadata_topic.ports import PollResult
-from compactor.brokers.publisher import KafkaPublisher
+from compactor.brokers.publisher import MetadataTopicSegmentPublisher
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, LeaderEpoch
 from compactor.control.logs import PartitionLog, open_control_log_of_partition
@@ -50,9 +50,9 @@ from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, Segme
 from compactor.records.producers import ProducerStates, format_producer_snapshot
 from compactor.round.drive import run_round
 from compactor.round.plan import PlanInputs, assess_round, plan_round
-from compactor.round.ports import RoundWorkerSession
+from compactor.round.ports import RoundDriverServicesForWorker
 from compactor.tier.layouts.native import NativeLayout
-from compactor.upkeep.retire import retire_partition
+from compactor.upkeep.retire import retire_replaced_segments_and_orphans
 from tests.read_checker import FoundRecord, PartitionHistory, Read, SentRecord, judge_read
 from tests.simulation import symbolic
 from tests.simulation.actors import LEASE
@@ -397,12 +397,12 @@ class Simulated:
                 read_ranges_with_each_segment_once(segment_read_ranges(found.cache, lineage), lineage), lineage, found.cache.applied
             )
 
-        publisher = KafkaPublisher(
+        publisher = MetadataTopicSegmentPublisher(
             followed,
             SimTopic(self),
             lambda name: uuid_text(WHERE.topic_id),
             clock_ms=lambda: int(self.world.now_ms),
-            max_delivery_ms=LATE_MS,
+            max_late_metadata_delivery_ms=LATE_MS,
         )
 
         def log_start(name: TopicPartition) -> int:
@@ -444,7 +444,7 @@ class Simulated:
                         if world.rng.random() < 0.7:
                             run_round(ports, log, LEASE, self.work(ports, world.rng))
                         else:
-                            retire_partition(
+                            retire_replaced_segments_and_orphans(
                                 ports, log, LEASE, KEPT, round_steps=self.work(ports, world.rng) if world.rng.random() < 0.6 else None
                             )
                     except StoreError:
@@ -494,7 +494,7 @@ class Simulated:
             if done.status == "quarantined" and "the segments that brokers read are not a complete log" in done.reason:
                 self.refused = done.reason  # they deleted records, and with them what they found below by another leader epoch
                 return
-            retire_partition(ports, log, LEASE, KEPT, round_steps=self.work(ports, random.Random(1), fails=0))
+            retire_replaced_segments_and_orphans(ports, log, LEASE, KEPT, round_steps=self.work(ports, random.Random(1), fails=0))
             if done.status == "nothing_to_do" and not log.state.waiting and not self.left():
                 break
         self.check_end(log)
@@ -544,7 +544,7 @@ class PlanWorker:
         self.fails = fails
 
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         name, by_id = session.state.topic_partition, session.state.live_segments_by_id()
         latest: dict[str, int] = {}

@@ -11,7 +11,7 @@ from unittest.mock import patch
 from compactor.brokers import publisher as kafka
 from compactor.brokers.metadata_topic import rules
 from compactor.brokers.metadata_topic.codec import uuid_bytes
-from compactor.brokers.publisher import KafkaPublisher
+from compactor.brokers.publisher import MetadataTopicSegmentPublisher
 from compactor.control import broker_expiry, mirror, publication
 from compactor.control.leadership import Leadership, RecordRefused
 from compactor.errors import CompactorError
@@ -75,7 +75,7 @@ def unasked(*patches: AbstractContextManager[Any]) -> Iterator[None]:
 
 def sources_first() -> AbstractContextManager[Any]:
     def switched(
-        self: KafkaPublisher, name: TopicPartition, replacement: Replacement, expired: Any, *, must_withdraw: bool
+        self: MetadataTopicSegmentPublisher, name: TopicPartition, replacement: Replacement, expired: Any, *, must_withdraw: bool
     ) -> kafka._ReaderSwitchOutcome:
         where, cache = self._read_newest_metadata(name)
         left = [cache.segments[raw] for raw in map(uuid_bytes, replacement.sources) if raw in cache.segments]
@@ -86,7 +86,7 @@ def sources_first() -> AbstractContextManager[Any]:
         self._append_copy_finished_record(where, cache.segments[uuid_bytes(replacement.segment.id)])
         return kafka._ReaderSwitchOutcome.SWITCHED
 
-    return unasked(patch.object(KafkaPublisher, "_switch_readers_to_replacement", switched))
+    return unasked(patch.object(MetadataTopicSegmentPublisher, "_switch_readers_to_replacement", switched))
 
 
 def sorting(descends: Callable[[Any], bool]) -> AbstractContextManager[Any]:
@@ -98,10 +98,10 @@ def sorting(descends: Callable[[Any], bool]) -> AbstractContextManager[Any]:
 
 
 def never_begun() -> AbstractContextManager[Any]:
-    plain = KafkaPublisher.publish_replacements
+    plain = MetadataTopicSegmentPublisher.publish_replacements
 
     def publish(
-        self: KafkaPublisher,
+        self: MetadataTopicSegmentPublisher,
         name: TopicPartition,
         replacements: Sequence[Replacement],
         begun: Callable[[], None],
@@ -110,13 +110,17 @@ def never_begun() -> AbstractContextManager[Any]:
     ) -> None:
         plain(self, name, replacements, lambda: None, record, **way)
 
-    return unasked(patch.object(KafkaPublisher, "publish_replacements", publish))
+    return unasked(patch.object(MetadataTopicSegmentPublisher, "publish_replacements", publish))
 
 
 def not_behind() -> AbstractContextManager[Any]:
-    plain = KafkaPublisher._switch_readers_to_replacement
+    plain = MetadataTopicSegmentPublisher._switch_readers_to_replacement
     return unasked(
-        patch.object(KafkaPublisher, "_switch_readers_to_replacement", lambda *group, must_withdraw: plain(*group, must_withdraw=False))
+        patch.object(
+            MetadataTopicSegmentPublisher,
+            "_switch_readers_to_replacement",
+            lambda *group, must_withdraw: plain(*group, must_withdraw=False),
+        )
     )
 
 
@@ -124,7 +128,7 @@ def no_look() -> AbstractContextManager[Any]:
     """The sources go whatever became of the segment that should stand for them."""
 
     def switched(
-        self: KafkaPublisher, name: TopicPartition, replacement: Replacement, expired: Any, *, must_withdraw: bool
+        self: MetadataTopicSegmentPublisher, name: TopicPartition, replacement: Replacement, expired: Any, *, must_withdraw: bool
     ) -> kafka._ReaderSwitchOutcome:
         where, cache = self._read_newest_metadata(name)
         known = cache.segments.get(uuid_bytes(replacement.segment.id))
@@ -137,7 +141,7 @@ def no_look() -> AbstractContextManager[Any]:
         )
         return kafka._ReaderSwitchOutcome.SWITCHED
 
-    return unasked(patch.object(KafkaPublisher, "_switch_readers_to_replacement", switched))
+    return unasked(patch.object(MetadataTopicSegmentPublisher, "_switch_readers_to_replacement", switched))
 
 
 def expired_without_log_start() -> AbstractContextManager[Any]:
@@ -174,18 +178,18 @@ def present_log_start_counts() -> AbstractContextManager[Any]:
 KAFKA_MUTATIONS: dict[str, Mutation] = {
     "R3": sources_first,
     "R3b": lambda: sorting(lambda one: not hasattr(one, "sources")),
-    "R8": lambda: unasked(patch.object(rules, "highest_offset_markers", lambda *_: [])),
+    "R8": lambda: unasked(patch.object(rules, "highest_offset_markers_before_finish", lambda *_: [])),
     "ascending": lambda: sorting(lambda one: hasattr(one, "sources")),
     "publish begun": never_begun,
     "look": no_look,
     "behind": not_behind,
     "grace": lambda: patch.object(brokers, "KEPT", replace(brokers.KEPT, grace_ms=0, undo_window_ms=0)),
     "cut off": lambda: unasked(
-        patch.object(KafkaPublisher, "withdraw_announced_unrecorded_segments", lambda *_: 0),
-        patch.object(KafkaPublisher, "withdraw_segments", lambda *_, **__: None),
+        patch.object(MetadataTopicSegmentPublisher, "withdraw_segments_unknown_to_control_log", lambda *_: 0),
+        patch.object(MetadataTopicSegmentPublisher, "withdraw_segments", lambda *_, **__: None),
     ),
     "wait": lambda: unasked(patch.object(publication, "_wait_until_former_leaders_cannot_write", lambda leadership: None)),
-    "in flight": lambda: patch.object(KafkaPublisher, "_delete_unfinished_copies_and_unhide_segments", lambda *_: None),
+    "in flight": lambda: patch.object(MetadataTopicSegmentPublisher, "_delete_unfinished_copies_and_unhide_segments", lambda *_: None),
     "tiered again": lambda: patch.object(mirror, "_first_offset_read_from_other_segment", lambda *_: None),
 }
 

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from compactor.constants import TopicId
 from compactor.control import incarnations as rule
-from compactor.control.importing import record_incarnation_opening
+from compactor.control.importing import record_topic_incarnation_opening
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError
 from compactor.model.ids import TopicPartition, partition_of_incarnation as named
@@ -54,7 +54,7 @@ def superseded_topics_come_back() -> Iterator[None]:
     """An id that was superseded is one like any other."""
     judge, problem = rule.classify_topic_id, rule.topic_recreation_problem
 
-    def forgetful(recorded_id: str, given_id: str, superseded: Any) -> rule.TopicIdRelation:
+    def forgetful(recorded_id: str, given_id: str, superseded: Any) -> rule.TopicIdRelationToTier:
         return judge(TopicId(recorded_id), TopicId(given_id), {})
 
     def careless(state: Any, body: Any) -> str:
@@ -94,7 +94,7 @@ def incarnations_are_listed_late() -> Iterator[None]:
             following = tier.open_control_log_of_partition(named(state.topic, state.partition, state.incarnation + 1))
             found = find(tier, state, TopicId(topic_id), *means)
             if found != state.topic_partition and found == following.state.topic_partition:
-                record_incarnation_opening(following, TopicId(topic_id), "")
+                record_topic_incarnation_opening(following, TopicId(topic_id), "")
             return found
 
     with patch.object(import_, "find_or_open_incarnation", late):
@@ -115,19 +115,19 @@ def one_answer_is_enough() -> Iterator[None]:
 @contextmanager
 def contradictions_do_not_count() -> Iterator[None]:
     """That a topic exists after all does not matter."""
-    delete = deleted_topics.delete_partitions_of_missing_topics
+    delete = deleted_topics.delete_tiered_data_of_missing_topics
 
     def deaf(tier: Any, ask: Any) -> Any:
         return delete(tier, lambda topic_ids: replace(ask(topic_ids), present=()))
 
-    with patch.object(deleted_topics, "delete_partitions_of_missing_topics", deaf):
+    with patch.object(deleted_topics, "delete_tiered_data_of_missing_topics", deaf):
         yield
 
 
 @contextmanager
 def answers_of_any_cluster_count() -> Iterator[None]:
     """Nobody looks which cluster says that a topic does not exist: all answers are taken for those of the recorded one."""
-    delete = deleted_topics.delete_partitions_of_missing_topics
+    delete = deleted_topics.delete_tiered_data_of_missing_topics
 
     def careless(tier: Any, ask: Any) -> Any:
         def recorded(topic_ids: Any) -> Any:
@@ -135,7 +135,7 @@ def answers_of_any_cluster_count() -> Iterator[None]:
 
         return delete(tier, recorded)
 
-    with patch.object(deleted_topics, "delete_partitions_of_missing_topics", careless):
+    with patch.object(deleted_topics, "delete_tiered_data_of_missing_topics", careless):
         yield
 
 
@@ -168,7 +168,7 @@ OPENING_MUTATIONS: Mapping[str, Mutation] = {
 
 COVERED_MUTATIONS: Mapping[str, Mutation] = {
     "incarnations are opened twice": without(rule.topic_incarnation_in_use_problem),
-    "incarnations need not be opened": without(rule.check_incarnation_was_opened),
+    "incarnations need not be opened": without(rule.check_topic_incarnation_was_opened),
     "a deletion is any topic's": without(rule.check_deleted_topic_id_matches),
 }
 """Writers ask these rules before they append, so that lives do not notice: tests/unit/test_control_incarnations.py does."""

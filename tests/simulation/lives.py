@@ -36,9 +36,9 @@ from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions
 from compactor.transfer.incarnations import TopicRecreationConfirmationSources, record_cluster_of_topics
 from compactor.upkeep import deleted_topics
-from compactor.upkeep.deleted_topics import delete_partitions_of_missing_topics
+from compactor.upkeep.deleted_topics import delete_tiered_data_of_missing_topics
 from compactor.upkeep.operator_changes import delete_records
-from compactor.upkeep.retire import retire_partition
+from compactor.upkeep.retire import retire_replaced_segments_and_orphans
 from tests.simulation.actors import LEASE, RETENTION
 from tests.simulation.directories import DELETED, Directories, DiskReplica
 from tests.simulation.schedule import ZOMBIES, Outcome, watched
@@ -326,11 +326,11 @@ class Life(WayIn):
             if not tier.catalog.refresh().tier_id:
                 return
             name = self.dice.choice(opened.list_partitions() or [NAME])
-            log = opened.open_control_log_of_partition(name, leads=True)
+            log = opened.open_control_log_of_partition(name, caller_runs_round=True)
             state = log.refresh()
             if dice < 0.3:
                 asked_ms, current = self.world.now_ms, self.brokers.topic_id
-                delete_partitions_of_missing_topics(opened, self.ask_about)
+                delete_tiered_data_of_missing_topics(opened, self.ask_about)
                 self.asked[current] = asked_ms
             elif not state.live:
                 return
@@ -338,7 +338,7 @@ class Life(WayIn):
                 compact(opened, name, opened.ports.clock_ms(), force=True)
                 opened.ports.sleep(1.1 * RETENTION_MS / 1000)
             elif dice < 0.8:
-                retire_partition(opened.ports, log, LEASE, RETENTION)
+                retire_replaced_segments_and_orphans(opened.ports, log, LEASE, RETENTION)
             elif dice < 0.9 and state.published:
                 undo_round(opened.ports, log, LEASE, state.published[-1])
             elif dice >= 0.9:
@@ -429,7 +429,7 @@ def run_life(seed: int, *, steps: int = STEPS, trace: bool = False) -> Outcome:
         stack.enter_context(patch.object(staged_files, "inode_change_ms", brokers.inode_change_ms))
         play(life, steps)
         for holder in life.holders:
-            holder.close_files(NAME)
+            holder.close_staged_files_of_partition(NAME)
     counts: dict[str, int] = {}
     for oracle in life.oracles:
         counts = {kind: counts.get(kind, 0) + oracle.counts.get(kind, 0) for kind in {*counts, *oracle.counts}}
@@ -488,7 +488,7 @@ def end_life(life: Life) -> None:
     if world.violations:
         return
     for oracle in [oracle for oracle in life.oracles if oracle.state.slot]:
-        log = tier.open_control_log_of_partition(oracle.name, leads=True)
+        log = tier.open_control_log_of_partition(oracle.name, caller_runs_round=True)
         for _ in range(3):
             with passing(world):
                 compact(tier, oracle.name, tier.ports.clock_ms(), force=True)
@@ -496,7 +496,7 @@ def end_life(life: Life) -> None:
         for _ in range(20):
             world.wait(ORPHAN_AGE_MS / 10)
         with passing(world):
-            retire_partition(tier.ports, log, LEASE, RETENTION)
+            retire_replaced_segments_and_orphans(tier.ports, log, LEASE, RETENTION)
         oracle.check_view()
         oracle.check_leftovers()
     tier.catalog.refresh()

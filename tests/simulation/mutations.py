@@ -32,14 +32,14 @@ from compactor.control import (
     undo as undoing,
 )
 from compactor.control.control_log import ControlLog
-from compactor.control.identity import DataRootOwnershipByTierId
+from compactor.control.identity import DataRootOwnershipCheckByTierId
 from compactor.control.leadership import Leadership, RecordRefused
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import EnvironmentPorts, ObjectRetention
 from compactor.control.state import OpenImport, PartitionState
 from compactor.control.summary import GroupAwaitingDeletionSummary
 from compactor.errors import CompactorError
-from compactor.tier.ports import SegmentIdAndStart
+from compactor.tier.ports import SegmentIdAndStartOffset
 from compactor.transfer import intake
 from compactor.upkeep import retire
 from tests.simulation.schedule import run_schedule
@@ -121,20 +121,21 @@ def boundary_not_read_again() -> Iterator[None]:
         self._state = state
         return state
 
-    with patch.object(ControlLog, "_fold_to_log_end", settle):
+    with patch.object(ControlLog, "_apply_records_up_to_log_end", settle):
         yield
 
 
 @contextmanager
 def ours_by_content() -> Iterator[None]:
     """A slot is called ours where its body is what we wanted to write."""
-    with patch.object(control_log, "is_same_attempt", lambda stored, attempted: stored.body == attempted.body):
+    with patch.object(control_log, "is_record_of_same_append_attempt", lambda stored, attempted: stored.body == attempted.body):
         yield
 
 
 def objects_of(leads: Leadership, intent: Any) -> list[str]:
     return [
-        object_key(leads.log.state.topic_partition, SegmentIdAndStart(task.new_segment_id, task.start_offset)) for task in intent.plan.tasks
+        object_key(leads.log.state.topic_partition, SegmentIdAndStartOffset(task.new_segment_id, task.start_offset))
+        for task in intent.plan.tasks
     ]
 
 
@@ -176,8 +177,8 @@ def grace_by_the_publishers_clock() -> Iterator[None]:
     def since(ports: EnvironmentPorts, log: PartitionLog) -> dict[int, int]:
         return real(ports, log) | {run.published_slot: run.ended_ms for run in log.state.runs}
 
-    real = retire.read_grace_start_ms_by_slot
-    with patch.object(retire, "read_grace_start_ms_by_slot", since):
+    real = retire.read_grace_start_ms_by_control_log_slot
+    with patch.object(retire, "read_grace_start_ms_by_control_log_slot", since):
         yield
 
 
@@ -239,12 +240,12 @@ def slots_deleted_before_the_boundary() -> Iterator[None]:
 @contextmanager
 def times_not_kept() -> Iterator[None]:
     """A snapshot forgets the times of the slots that it stands in for."""
-    kept = logs.PARTITION.state_with_modification_times
-    object.__setattr__(logs.PARTITION, "state_with_modification_times", lambda state, modified: state)
+    kept = logs.PARTITION.state_with_store_times_of_records
+    object.__setattr__(logs.PARTITION, "state_with_store_times_of_records", lambda state, modified: state)
     try:
         yield
     finally:
-        object.__setattr__(logs.PARTITION, "state_with_modification_times", kept)
+        object.__setattr__(logs.PARTITION, "state_with_store_times_of_records", kept)
 
 
 @contextmanager
@@ -302,7 +303,7 @@ def blind_import() -> Iterator[None]:
             import_id=import_id, segments=tuple(segments), lineage=tuple(lineage), tail=tuple(tail), topic_id=TopicId(topic_id)
         )
         start = log.refresh().slot
-        return log.append_until_done(lambda state: None if state.slot > start else body)
+        return log.append_due_records(lambda state: None if state.slot > start else body)
 
     with patch.object(intake, "record_tiered_segments", tier), patch.object(importing, "record_tiered_segments", tier):
         yield
@@ -380,8 +381,8 @@ def changed_sources_are_taken() -> Iterator[None]:
 def whoever_has_the_data() -> Iterator[None]:
     """Nobody asks whose the data root is."""
     with (
-        patch.object(DataRootOwnershipByTierId, "_require_same_tier_id", lambda *_: None),
-        patch.object(identity, "_find_object_unknown_to_catalog", lambda *_: ""),
+        patch.object(DataRootOwnershipCheckByTierId, "_require_same_tier_id", lambda *_: None),
+        patch.object(identity, "_find_object_key_unknown_to_catalog", lambda *_: ""),
     ):
         yield
 
@@ -420,7 +421,7 @@ def always(where: Any, name: str, answer: Any) -> Mutation:
 FENCING: Mutation = without(ordering.check_writer_leads)
 OPEN_INTENT: Mutation = together(without(ordering.check_intent_is_open, ordering.check_replacements_match_receipts), tolerant_fold)
 LIVE: Mutation = together(without(ordering.check_replacements_cover_sources), nowhere("_plan_source_not_live_problem"), tolerant_fold)
-VECTOR: Mutation = together(without(ordering.check_new_cleaner_offsets), nowhere("_cleaner_offsets_changed_problem"))
+VECTOR: Mutation = together(without(ordering.check_new_cleaner_offsets_match_plan), nowhere("_cleaner_offsets_changed_problem"))
 
 MUTATIONS: dict[str, Mutation] = {
     "vector advanced inside a round": vector_advanced_inside_the_round,
@@ -433,7 +434,7 @@ MUTATIONS: dict[str, Mutation] = {
     "fenced process cleans up": fenced_process_cleans_up,
     "slots deleted before the boundary": slots_deleted_before_the_boundary,
     "times not kept in the snapshot": times_not_kept,
-    "epochs may repeat": together(without(ordering.check_epoch_follows_last), blind_acquisition),
+    "epochs may repeat": together(without(ordering.check_compactor_epoch_follows_last), blind_acquisition),
     "voided imports count": together(tiered_unregistered, blind_import),
     "imports need not continue the log": without(ordering.check_segments_continue_log),
     "lineage truncation does not clamp": truncation_does_not_clamp,
@@ -460,7 +461,7 @@ MUTATIONS: dict[str, Mutation] = {
     "truncation below the log start": without(log_start.check_truncation_above_log_start),
     "removed ids are not checked": without(log_start.check_removed_segments_lie_below_log_start),
     "removed balance is not checked": without(log_start.check_digest_sums_of_removed_segments),
-    "imported log start is not checked": without(log_start.check_imported_log_start),
+    "imported log start is not checked": without(log_start.check_log_start_lies_in_first_import),
     "segments come before a raised log start": without(log_start.check_log_start_never_raised),
     "no fencing": FENCING,
     "no check at append": no_check_at_append,

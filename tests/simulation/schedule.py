@@ -14,7 +14,7 @@ from compactor.access.tier import Tier
 from compactor.config.settings import Settings
 from compactor.control import leadership as leading, records
 from compactor.control.control_log import ControlLog
-from compactor.control.identity import DataRootOwnershipByTierId
+from compactor.control.identity import DataRootOwnershipCheckByTierId
 from compactor.control.leadership import Leadership
 from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_control_log_of_partition
 from compactor.control.ports import EnvironmentPorts, LeaseDurations
@@ -23,7 +23,7 @@ from compactor.errors import Leased
 from compactor.round.drive import run_round
 from compactor.storage.counting import RequestCounters
 from compactor.upkeep import retire as upkeep
-from compactor.upkeep.retire import retire_partition
+from compactor.upkeep.retire import retire_replaced_segments_and_orphans
 from compactor.upkeep.verify_offsets import verify_control_log
 from tests.simulation.actors import LEASE, RETENTION, Actors
 from tests.simulation.losses import Losses
@@ -111,9 +111,9 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False, scheme: st
 
 def _add_hazards(world: World, oracle: Oracle, actors: Actors, ports: EnvironmentPorts, steps: int) -> None:
     """Objects that get lost, disks that are full, workers that hang, and somebody with a mistyped control store."""
-    owner = DataRootOwnershipByTierId()
+    owner = DataRootOwnershipCheckByTierId()
     owner.tier_id = create_tier(ports, kind="object-log", layout="native").tier_id
-    owner.require_data_root_is_own(ports)
+    owner.require_data_root_owned_by_this_tier(ports)
 
     def may_vanish(key: str) -> bool:
         intent = oracle.state.intent
@@ -152,7 +152,7 @@ def _finish(world: World, actors: Actors, ports: EnvironmentPorts) -> None:
         world.wait(2000)
     for _ in range(40):  # whatever beats is heard meanwhile
         world.wait(ORPHAN_AGE_MS / 20)
-    retire_partition(ports, log, LEASE, RETENTION, round_steps=actors.work(ports))
+    retire_replaced_segments_and_orphans(ports, log, LEASE, RETENTION, round_steps=actors.work(ports))
     oracle.check_view()
     oracle.check_end()
 
@@ -162,7 +162,7 @@ def watched(world: World, *oracles: Oracle) -> Iterator[None]:
     """Shows each partition's oracle what every process comes to believe, and decodes each object once (values are frozen)."""
     judges = {str(oracle.name): oracle for oracle in oracles}
     settle, acquire, decode, survey = (
-        ControlLog._fold_to_log_end,
+        ControlLog._apply_records_up_to_log_end,
         leading.acquire_leadership,
         records.decode_checksummed_json,
         upkeep.find_objects_to_delete_now_or_later,
@@ -192,7 +192,7 @@ def watched(world: World, *oracles: Oracle) -> Iterator[None]:
 
     with (
         without_threads(),
-        patch.object(ControlLog, "_fold_to_log_end", watched_settle),
+        patch.object(ControlLog, "_apply_records_up_to_log_end", watched_settle),
         patch.object(leading, "acquire_leadership", watched_acquire),
         patch.object(upkeep, "find_objects_to_delete_now_or_later", watched_survey),
         patch.object(records, "decode_checksummed_json", lru_cache(maxsize=2000)(decode)),

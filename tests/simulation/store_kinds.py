@@ -75,7 +75,7 @@ class SimulatedOptions(StoreOptions):
 
 
 class SimulatedClient:
-    """Single requests to a simulated store (``ObjectClient``), as a kind of store answers them."""
+    """Single requests to a simulated store (``SingleRequestObjectClient``), as a kind of store answers them."""
 
     def __init__(self, world: KindOfWorld, store: SimStore) -> None:
         self._store = store

@@ -23,7 +23,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, SkippedSegment
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
-from compactor.round.ports import PlanWorker, RoundWorkerSession
+from compactor.round.ports import PlanWorker, RoundDriverServicesForWorker
 from tests.simulation.world import RETENTION_MS
 from tests.support.keys import object_key
 
@@ -217,7 +217,7 @@ class SymbolicRound:
     def round_resumption_problem(self, intent: RoundIntent) -> str:
         return self._resumable(intent.plan)
 
-    def raise_if_plan_exceeds_rate_limit(self, plan: CompactionPlan) -> None:
+    def raise_if_plan_exceeds_record_rate_limit(self, plan: CompactionPlan) -> None:
         """There is no budget of records."""
 
     @contextmanager
@@ -227,8 +227,8 @@ class SymbolicRound:
     def make_plan(self, facts: PartitionState, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
         return self._planner(facts, self._now_ms, leader_epoch, new_id)
 
-    def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession, facts: PartitionState | None
+    def run_compaction_tasks(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker, facts: PartitionState | None
     ) -> Iterable[CompactionReceipt | CompactionFailure]:
         return self._worker(plan, tasks, session)
 
@@ -248,7 +248,7 @@ class SymbolicWorker:
         self.fails = fails
 
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         by_id = session.state.live_segments_by_id()
         latest = self._pass_one(plan, session, by_id)
@@ -274,7 +274,9 @@ class SymbolicWorker:
                 bytes_written=len(data),
             )
 
-    def _pass_one(self, plan: CompactionPlan, session: RoundWorkerSession, by_id: Mapping[str, RemoteLogSegmentMetadata]) -> dict[str, int]:
+    def _pass_one(
+        self, plan: CompactionPlan, session: RoundDriverServicesForWorker, by_id: Mapping[str, RemoteLogSegmentMetadata]
+    ) -> dict[str, int]:
         """Key -> its last offset in the dirty range; kept as a scratch object where survivors are kept."""
         for item in session.scratch_objects_of_earlier_survivor_scan:
             found: dict[str, int] = json.loads(self.ports.control.get(item.key))
@@ -291,7 +293,9 @@ class SymbolicWorker:
                 self.ports.control.create(key, data)
             except AlreadyExists:
                 pass
-            session.record_survivor_objects([ScratchObject(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest())])
+            session.record_scratch_objects_of_survivor_scan(
+                [ScratchObject(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest())]
+            )
         return latest
 
     def _rows(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Rows:

@@ -22,7 +22,7 @@ SCHEDULES = 300
 @contextmanager
 def remembering(seed: int) -> Iterator[list[int]]:
     """Yields the ages, in slots, of the states that were gone on from."""
-    rng, settle = random.Random(seed), ControlLog._fold_to_log_end
+    rng, settle = random.Random(seed), ControlLog._apply_records_up_to_log_end
     kept: list[tuple[PartitionState, StateIdentity]] = []
     ages: list[int] = []
 
@@ -41,7 +41,7 @@ def remembering(seed: int) -> Iterator[list[int]]:
         return log
 
     with (
-        patch.object(ControlLog, "_fold_to_log_end", keeping),
+        patch.object(ControlLog, "_apply_records_up_to_log_end", keeping),
         patch.object(actors, "open_control_log_of_partition", opened),
         patch.object(schedule, "open_control_log_of_partition", opened),
     ):

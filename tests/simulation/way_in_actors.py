@@ -37,7 +37,7 @@ from compactor.consumer.feed import PartitionPrefetchFailure, TierPrefetcher
 from compactor.consumer.messages import OFFSET_BEGINNING, Place
 from compactor.consumer.reading import LogChanged
 from compactor.control.deletion import delete_partition
-from compactor.control.identity import DataRootOwnershipByTierId
+from compactor.control.identity import DataRootOwnershipCheckByTierId
 from compactor.control.leadership import RecordRefused
 from compactor.control.logs import open_catalog
 from compactor.control.ports import EnvironmentPorts
@@ -51,7 +51,7 @@ from compactor.transfer import import_root
 from compactor.transfer.from_tier import import_tier
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions
-from compactor.upkeep.retire import retire_partition
+from compactor.upkeep.retire import retire_replaced_segments_and_orphans
 from tests.simulation.actors import LEASE, RETENTION, void
 from tests.simulation.directories import Directories, DiskReplica
 from tests.simulation.symbolic import NAME
@@ -117,7 +117,7 @@ def in_one_thread(world: World) -> Iterator[None]:
         while not feed._queue and feed._due_reads:
             turn = feed._due_reads.popleft()
             try:
-                item = feed._prefetch_next_records(turn)
+                item = feed._queue_next_records_or_return_last_item(turn)
             except LogChanged:
                 feed._requeue_partition(turn)
                 continue
@@ -168,7 +168,7 @@ class Side:
         ports = self.world.ports(process, self.control, self.data)
         folder = str(self.root / process.holder / self.control.name)
         state = self.settings.tier.model_copy(update={"state_dir": folder, "url": self.data.url, "control_url": self.control.url})
-        ownership = DataRootOwnershipByTierId()
+        ownership = DataRootOwnershipCheckByTierId()
         settings = self.settings.model_copy(update={"tier": state})
         ports = replace(ports, ownership=ownership, retention=RETENTION)
         return Tier(settings, ports, open_catalog(ports), RequestCounters(), ownership=ownership)
@@ -293,7 +293,10 @@ class WayIn:
                     counted_ms,
                 )
                 watch = known[0] = replace(
-                    watch, held=holder.open_wanted_files(NAME, disk.folder, watch.uploadable_staged_files, is_upload_running=False)
+                    watch,
+                    held=holder.open_wanted_and_close_other_files(
+                        NAME, disk.folder, watch.uploadable_staged_files, is_upload_running=False
+                    ),
                 )
                 ends = disk.start == self.mine.oracle.state.end_offset + 1
                 hides = (agent.allow_gaps or ends) and self.hides_truncation(self.mine, disk)
@@ -389,7 +392,7 @@ class WayIn:
 
         def act() -> None:
             dice = self.world.rng.random()
-            log = tier.open_control_log_of_partition(NAME, leads=True)
+            log = tier.open_control_log_of_partition(NAME, caller_runs_round=True)
             if not log.refresh().live:
                 return
             if dice < 0.5:
@@ -397,7 +400,7 @@ class WayIn:
                     compact(tier, NAME, tier.ports.clock_ms(), force=True)
                     tier.ports.sleep(1.1 * RETENTION_MS / 1000)
             elif dice < 0.8:
-                retire_partition(tier.ports, log, LEASE, RETENTION)
+                retire_replaced_segments_and_orphans(tier.ports, log, LEASE, RETENTION)
             elif log.state.published:
                 undo_round(tier.ports, log, LEASE, log.state.published[-1])
 
@@ -411,7 +414,7 @@ class WayIn:
                 rows = side.oracle.rows
                 chain = self.brokers.chain(self.brokers.led.log[-1][2])
                 if rows and rows[0][3] not in chain.values() and self.world.rng.random() < 0.3:
-                    delete_partition(tier.ports, tier.open_control_log_of_partition(NAME, leads=True), LEASE)
+                    delete_partition(tier.ports, tier.open_control_log_of_partition(NAME, caller_runs_round=True), LEASE)
 
             return act
 

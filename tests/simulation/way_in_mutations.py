@@ -97,9 +97,9 @@ def cut_before_checks() -> Iterator[None]:
 def cleaned_logs_accepted() -> AbstractContextManager[Any]:
     """A log may continue the tier, however far it was compacted."""
     return together(
-        lambda: patch.object(import_, "require_not_cleaned_beyond", lambda *_, **__: None),
-        lambda: patch.object(from_tier, "require_not_cleaned_beyond", lambda *_, **__: None),
-        lambda: patch.object(broker_cleaning, "require_not_cleaned_beyond", lambda *_, **__: None),
+        lambda: patch.object(import_, "require_not_compacted_beyond", lambda *_, **__: None),
+        lambda: patch.object(from_tier, "require_not_compacted_beyond", lambda *_, **__: None),
+        lambda: patch.object(broker_cleaning, "require_not_compacted_beyond", lambda *_, **__: None),
     )()
 
 
@@ -153,16 +153,23 @@ WAY_IN_MUTATIONS: Mapping[str, Mutation] = {
     "staged files are not taken": lambda: patch.object(import_, "listing_with_files_staged_for_deletion", lambda found, *_: found),
     "staged files need not lead to the live log": without_rules("longest_chain_to_live_log"),
     "staged files need not lie below the live log": without_rules(
-        "longest_chain_to_live_log", "reason_not_below_live_log", "reason_replaced_by_live_file"
+        "longest_chain_to_live_log", "segment_not_below_live_log_problem", "segment_replaced_by_live_file_problem"
     ),
-    "staged files need not continue the tier": without_rules("reason_not_continuing_tier"),
-    "staged files may have any leader epoch": without_rules("reason_epochs_contradict"),
-    "staged files go with a cleaned log": without_rules("reason_cleaned_by_broker"),
+    "staged files need not continue the tier": without_rules("chain_not_continuing_tier_problem"),
+    "staged files may have any leader epoch": without_rules("chain_epochs_contradict_tier_problem"),
+    "staged files go with a cleaned log": without_rules("live_log_cleaned_by_broker_problem"),
     "staged files need no leadership": leadership_not_compared,
-    "staged files need neither leadership nor epochs": together(leadership_not_compared, without_rules("reason_epochs_contradict")),
+    "staged files need neither leadership nor epochs": together(
+        leadership_not_compared, without_rules("chain_epochs_contradict_tier_problem")
+    ),
     "staged files need nothing": together(
         leadership_not_compared,
-        without_rules("longest_chain_to_live_log", "reason_not_below_live_log", "reason_epochs_contradict", "reason_not_continuing_tier"),
+        without_rules(
+            "longest_chain_to_live_log",
+            "segment_not_below_live_log_problem",
+            "chain_epochs_contradict_tier_problem",
+            "chain_not_continuing_tier_problem",
+        ),
     ),
 }
 

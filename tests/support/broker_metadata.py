@@ -28,7 +28,7 @@ class MemoryCluster:
         self.known = dict(topics)
         self.wrong = ""
 
-    def cluster_problem(self) -> str:
+    def cluster_compaction_refusal_reason(self) -> str:
         return self.wrong
 
     def cluster_id(self) -> str:

@@ -15,7 +15,7 @@ from compactor.control.skipped_ranges import SKIPPED_RANGES_STAT, SkippedSegment
 from compactor.control.state import CompactorEpochAndEnding, CompactorLeader, RunHistoryEntry
 from compactor.control.summary import LastRoundSummary, SegmentSummary
 from compactor.daemon.partition_history import PartitionHistory, ReplacedOffsetRange
-from compactor.daemon.progress import RunningJob
+from compactor.daemon.progress import RunningJobSnapshot
 from compactor.daemon.scheduling import DaemonAction, PartitionJob, PartitionSchedule, PartitionStatus
 from compactor.daemon.status import DaemonStatus, DurationHistogram, JobTotals, PartitionDetails
 from compactor.daemon.trend import HourlyStorageFigures, TierStorageTrend
@@ -42,7 +42,7 @@ def daemon_status(partitions: int, *, trouble: bool = True) -> DaemonStatus:
         schedules[13] = replace(schedules[13], partition=LONGEST)
     second = schedules[5 % partitions]
     working = (
-        RunningJob(
+        RunningJobSnapshot(
             PartitionJob(schedules[0].partition, DaemonAction.ROUND),
             NOW - 204_000,
             "rewrite",
@@ -53,7 +53,7 @@ def daemon_status(partitions: int, *, trouble: bool = True) -> DaemonStatus:
             0.7,
             NOW + 88_000,
         ),
-        RunningJob(
+        RunningJobSnapshot(
             PartitionJob(second.partition, DaemonAction.ROUND),
             NOW - 31_000,
             "index",
@@ -64,7 +64,7 @@ def daemon_status(partitions: int, *, trouble: bool = True) -> DaemonStatus:
             0.11,
             NOW + 246_000,
         ),
-        RunningJob(PartitionJob(schedules[6 % partitions].partition, DaemonAction.RETIRE), NOW - 800, "retire"),
+        RunningJobSnapshot(PartitionJob(schedules[6 % partitions].partition, DaemonAction.RETIRE), NOW - 800, "retire"),
     )
     taken = DurationHistogram().with_duration(0.3).with_duration(2.0).with_duration(48.0)
     return DaemonStatus(
@@ -232,7 +232,7 @@ def picture(segments: int = 36, *, trouble: bool = False) -> PartitionDetails:
         replaced=(_gone(live[2], live[7], undone=False), _gone(live[9], live[10], undone=False), _gone(live[14], live[15], undone=True)),
         fenced=1,
     )
-    work = RunningJob(
+    work = RunningJobSnapshot(
         PartitionJob(name, DaemonAction.ROUND), NOW - 75_000, "rewrite", "Yk2hS0x1QeqLr3zUu0aZpA", 4, 9, "groups", 0.72, NOW + 29_000
     )
     if trouble:

@@ -59,7 +59,7 @@ class Author:
             return body
 
         self.log.refresh()
-        return self.log.append_until_done(decide)
+        return self.log.append_due_records(decide)
 
     def lead(self) -> PartitionState:
         self.epoch = self.log.refresh().next_compactor_epoch

@@ -195,7 +195,7 @@ def kind_of(method: str, target: str, copies: bool = False) -> str:
     if _HADOOP_PATH.match(target):
         return hdfs.request_kind_for_metering(method, target)
     if target.startswith(f"/{ACCOUNT}/"):
-        return azure.request_kind_for_metering(method, target, copies=copies)
+        return azure.request_kind_for_metering(method, target, is_copy=copies)
     parts = urlsplit(target)
     query = parse_qs(parts.query, keep_blank_values=True)
     is_object = parts.path.strip("/").count("/") > 0

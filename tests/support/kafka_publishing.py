@@ -19,7 +19,7 @@ from compactor.brokers.metadata_topic.codec import (
 )
 from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader, metadata_partition
 from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
-from compactor.brokers.publisher import KafkaPublisher
+from compactor.brokers.publisher import MetadataTopicSegmentPublisher
 from compactor.constants import LeaderEpoch, Offset, TimestampMs
 from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, SegmentState
@@ -58,15 +58,19 @@ class BrokerWorld:
     time_ms: int = 1_000
 
     def publisher(
-        self, fate: Callable[[], Loss] = Loss, *, max_delivery_ms: int = 0, appending: MemoryMetadataTopic | None = None
-    ) -> KafkaPublisher:
+        self, fate: Callable[[], Loss] = Loss, *, max_late_metadata_delivery_ms: int = 0, appending: MemoryMetadataTopic | None = None
+    ) -> MetadataTopicSegmentPublisher:
         """Of one process: its own consumer, its own fold. ``appending``: through which it appends."""
         topic = appending or MemoryMetadataTopic(self.log, fate=fate)
         followed = FoldingMetadataTopicReader(
             MemoryMetadataTopic(self.log), FoldedMetadataStore(KeptNowhere()), clock_ms=lambda: self.time_ms
         )
-        return KafkaPublisher(
-            followed, topic, lambda name: uuid_text(TOPIC_ID), clock_ms=lambda: self.time_ms, max_delivery_ms=max_delivery_ms
+        return MetadataTopicSegmentPublisher(
+            followed,
+            topic,
+            lambda name: uuid_text(TOPIC_ID),
+            clock_ms=lambda: self.time_ms,
+            max_late_metadata_delivery_ms=max_late_metadata_delivery_ms,
         )
 
     def tier(self, number: int, start: int, end: int, epochs: Mapping[int, int] | None = None) -> RemoteLogSegmentMetadata:

@@ -12,4 +12,4 @@ def record_lineage(log: PartitionLog, lineage: Sequence[EpochEntry], end_offset:
     """Append the broker's lineage, with the end of its log (exclusive), unless it is the one that the log has."""
     body = LineageRecorded(lineage=tuple(lineage), end_offset=end_offset)
     log.refresh()
-    return log.append_until_done(lambda state: None if (state.lineage, state.lineage_end) == (body.lineage, end_offset) else body)
+    return log.append_due_records(lambda state: None if (state.lineage, state.lineage_end) == (body.lineage, end_offset) else body)

@@ -15,7 +15,7 @@ from typing import Any
 from compactor.access.metadata import BrokerManagedTierMetadataSource
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
-from compactor.brokers.conditions import topic_settings_problem
+from compactor.brokers.conditions import topic_settings_refusal_reason
 from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
@@ -26,14 +26,14 @@ from compactor.brokers.metadata_topic.codec import (
 )
 from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
 from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
-from compactor.brokers.publisher import KafkaPublisher
+from compactor.brokers.publisher import MetadataTopicSegmentPublisher
 from compactor.brokers.view import LiveBrokerMetadata, TopicStatus
 from compactor.config.settings import load_settings
 from compactor.errors import Refused
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import SegmentState
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
-from compactor.tier.ports import SegmentIdAndStart
+from compactor.tier.ports import SegmentIdAndStartOffset
 from compactor.transfer.import_ import import_directory
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
 from tests.support.broker_metadata import MemoryCluster
@@ -105,7 +105,7 @@ class MemoryBrokers:
         for one in going:
             for state in (SegmentState.DELETE_SEGMENT_STARTED, SegmentState.DELETE_SEGMENT_FINISHED):
                 self.write(RemoteLogSegmentMetadataUpdateRecord(cache.partition, one.segment_id, BROKER, 6, state))
-            opened.ports.layout.delete_segments(name, [SegmentIdAndStart(one.id, one.start_offset)])
+            opened.ports.layout.delete_segments(name, [SegmentIdAndStartOffset(one.id, one.start_offset)])
         return [one.id for one in going]
 
     def write(self, *records: MetadataRecord) -> None:
@@ -123,13 +123,15 @@ class MemoryBrokers:
 
         def conditions(name: TopicPartition) -> None:
             policy = made.settings.cleaner_settings_for_topic(name.topic).cleanup_policy
-            if why := self.cluster.cluster_problem() or topic_settings_problem(name.topic, self.cluster.known[name.topic].settings, policy):
+            if why := self.cluster.cluster_compaction_refusal_reason() or topic_settings_refusal_reason(
+                name.topic, self.cluster.known[name.topic].settings, policy
+            ):
                 raise Refused(why)
 
         metadata = BrokerManagedTierMetadataSource(brokers)
         topic = appending or MemoryMetadataTopic(self.log)
-        publisher = KafkaPublisher(
-            followed, topic, metadata.topic_id, clock_ms=self.clock_ms, max_delivery_ms=0, require_allowed=conditions
+        publisher = MetadataTopicSegmentPublisher(
+            followed, topic, metadata.topic_id, clock_ms=self.clock_ms, max_late_metadata_delivery_ms=0, require_allowed=conditions
         )
         layout = KafkaLocalLayout(made.ports.data, metadata.topic_id)
         ports = replace(

@@ -14,7 +14,7 @@ from pathlib import Path
 from compactor.control.ports import EnvironmentPorts
 from compactor.errors import AlreadyExists, CannotCopy, NotFound, Unavailable
 from compactor.storage.counting import RequestCounters
-from compactor.storage.keys import check_byte_range, check_object_key, check_object_key_prefix, check_object_metadata
+from compactor.storage.keys import check_byte_range, check_object_key, check_object_key_prefix, require_storable_object_metadata
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, UnfinishedUpload
 from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.publishers import ControlLogPublisher
@@ -65,7 +65,7 @@ class MemoryStore:
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_object_key(key)
-        check_object_metadata(metadata)
+        require_storable_object_metadata(metadata)
         self._ask("put")
         with self._lock:
             if key in self._objects:
@@ -77,7 +77,7 @@ class MemoryStore:
 
     def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_object_key(key)
-        check_object_metadata(metadata)
+        require_storable_object_metadata(metadata)
         with self._lock:
             if key in self._objects:
                 raise AlreadyExists(f"{key} exists already")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from compactor.constants import MAX_OFFSET, TopicId
-from compactor.consumer.broker import FetchResult, LogBounds
+from compactor.consumer.broker import FetchResult, LogStartAndEndOffset
 from compactor.consumer.messages import TierMessage
 from compactor.model.ids import TopicPartition
 from tests.plain_format import Batch, Record
@@ -93,8 +93,8 @@ class PlainBroker:
         self.handed_out += len(mine)
         return FetchResult(mine)
 
-    def log_bounds(self, name: TopicPartition) -> LogBounds:
-        return LogBounds(self.start, consumed(self.batches, committed=self.committed)[1] if self.batches else self.start)
+    def log_start_and_end_offset(self, name: TopicPartition) -> LogStartAndEndOffset:
+        return LogStartAndEndOffset(self.start, consumed(self.batches, committed=self.committed)[1] if self.batches else self.start)
 
     def topic_id(self, name: TopicPartition) -> TopicId:
         return TopicId(self.id_of_topic)

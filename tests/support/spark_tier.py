@@ -24,7 +24,7 @@ from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.ports import RoundCosts
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.cluster.jobs import JobListener, SparkCluster, TaskOutcome, TaskWork, run_task
-from compactor.spark.round.worker import SparkWorker
+from compactor.spark.round.worker import SparkRoundWorker
 from compactor.transfer.import_ import import_directory
 from tests.support.tier_cli import MADE, typed
 
@@ -47,7 +47,7 @@ class HereCluster:
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def distribute_items(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
+    def create_rdd_with_task_per_item(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
         return list(enumerate(items))
 
     def shuffle_answers_to_targets(
@@ -136,8 +136,8 @@ def state_of(tier: Tier) -> PartitionState:
     return tier.open_control_log_of_partition(NAME).refresh()
 
 
-def spark_worker(cluster: Any, tier: Tier, cost: TaskCost, stats: RoundCosts) -> SparkWorker:
-    return SparkWorker(lambda: cast(SparkCluster, cluster), tier, tier.settings.cleaner_settings_for_topic(NAME.topic), stats, cost)
+def spark_worker(cluster: Any, tier: Tier, cost: TaskCost, stats: RoundCosts) -> SparkRoundWorker:
+    return SparkRoundWorker(lambda: cast(SparkCluster, cluster), tier, tier.settings.cleaner_settings_for_topic(NAME.topic), stats, cost)
 
 
 def from_offset(

@@ -19,7 +19,7 @@ from compactor.agent.leadership import (
     LeadershipInterval,
     leadership_at_deletion_rename,
     leadership_intervals_with_answer_added,
-    make_staged_file_refusal_check,
+    make_upload_refusal_check_by_leadership,
 )
 from compactor.agent.plan import (
     PartitionDirectoryListing,
@@ -113,8 +113,8 @@ def test_a_staged_file_counts_as_lag_with_its_deadline() -> None:
     assert upload_lag(UNDECIDED).staged == 1
     assert upload_lag(replace(WATCH, position=40)) == upload_lag(UNKNOWN) == UploadLag(0, 0, 0)
     two = replace(WATCH, seen=replace(SEEN, staged=(FILE, replace(FILE, base=30, inode=(1, 8)))))
-    assert [(file.base, file.end) for file in two.pending_segments] == [(20, 30), (30, 40)]
-    assert [file.base for file in replace(two, position=30).pending_segments] == [30]
+    assert [(file.base, file.end) for file in two.segments_pending_upload] == [(20, 30), (30, 40)]
+    assert [file.base for file in replace(two, position=30).segments_pending_upload] == [30]
 
 
 def test_an_upload_waits_until_the_leaders_next_answer_decides_about_a_staged_file() -> None:
@@ -143,10 +143,10 @@ def test_a_file_of_unknown_leadership_is_untaken_while_offsets_are_missing() -> 
 
 
 def test_the_upload_asks_for_the_same_leadership() -> None:
-    assert make_staged_file_refusal_check(LED)(FILE) == ""
-    assert "in one leader epoch" in make_staged_file_refusal_check(UNKNOWN.leadership)(FILE)
+    assert make_upload_refusal_check_by_leadership(LED)(FILE) == ""
+    assert "in one leader epoch" in make_upload_refusal_check_by_leadership(UNKNOWN.leadership)(FILE)
     with pytest.raises(BadData, match="a moment ago"):
-        make_staged_file_refusal_check(UNDECIDED.leadership)(FILE)
+        make_upload_refusal_check_by_leadership(UNDECIDED.leadership)(FILE)
 
 
 def test_a_dropped_leadership_rule_is_noticed() -> None:
@@ -169,7 +169,7 @@ def stage(folder: Path, base: int, data: bytes) -> FileStagedForDeletion:
 def test_a_file_that_is_held_stays_readable_after_it_was_unlinked(tmp_path: Path) -> None:
     holder, folder = OpenFilesStagedForDeletionByPartition(), tmp_path / "orders-0"
     file = stage(folder, 20, b"its bytes")
-    holder.open_wanted_files(ORDERS, folder, [file], is_upload_running=False)
+    holder.open_wanted_and_close_other_files(ORDERS, folder, [file], is_upload_running=False)
     (folder / f"{20:020}.log.deleted").unlink()
     assert holder.close_files_with_reused_names(ORDERS, [], is_upload_running=False) == (file,)
     held = holder.held_files(ORDERS)
@@ -177,34 +177,34 @@ def test_a_file_that_is_held_stays_readable_after_it_was_unlinked(tmp_path: Path
     assert held.held_files[0].is_unlinked
     assert held.held_files[0].map_bytes().tobytes() == b"its bytes"
     held.refusals[20] = "it leaves a gap"
-    holder.open_wanted_files(ORDERS, folder, [file], is_upload_running=True)
+    holder.open_wanted_and_close_other_files(ORDERS, folder, [file], is_upload_running=True)
     assert holder.held_files(ORDERS) is held, "an upload reads it"
-    holder.open_wanted_files(ORDERS, folder, [file], is_upload_running=False)
+    holder.open_wanted_and_close_other_files(ORDERS, folder, [file], is_upload_running=False)
     assert holder.held_files(ORDERS) is None, "refused and deleted"
 
 
 def test_deleted_files_are_closed_while_the_disk_has_no_room(tmp_path: Path) -> None:
     holder, folder = OpenFilesStagedForDeletionByPartition(), tmp_path / "orders-0"
     files = [stage(folder, 20, b"deleted"), stage(folder, 30, b"on the disk")]
-    holder.open_wanted_files(ORDERS, folder, files, is_upload_running=False)
+    holder.open_wanted_and_close_other_files(ORDERS, folder, files, is_upload_running=False)
     (folder / f"{20:020}.log.deleted").unlink()
-    assert holder.open_wanted_files(ORDERS, folder, files, is_upload_running=False) == tuple(files)
-    assert holder.open_wanted_files(ORDERS, folder, files, is_upload_running=False, has_free_space=False) == (files[1],)
-    holder.close_files(ORDERS)
+    assert holder.open_wanted_and_close_other_files(ORDERS, folder, files, is_upload_running=False) == tuple(files)
+    assert holder.open_wanted_and_close_other_files(ORDERS, folder, files, is_upload_running=False, has_free_space=False) == (files[1],)
+    holder.close_staged_files_of_partition(ORDERS)
 
 
 def test_a_file_that_is_no_longer_wanted_is_closed(tmp_path: Path) -> None:
     before, holder = os.listdir("/proc/self/fd"), OpenFilesStagedForDeletionByPartition()
     file = stage(tmp_path / "orders-0", 20, b"its bytes")
-    holder.open_wanted_files(ORDERS, tmp_path / "orders-0", [file], is_upload_running=False)
+    holder.open_wanted_and_close_other_files(ORDERS, tmp_path / "orders-0", [file], is_upload_running=False)
     assert len(os.listdir("/proc/self/fd")) == len(before) + 2, "the file and its directory"
-    holder.open_wanted_files(ORDERS, tmp_path / "orders-0", [], is_upload_running=False)
+    holder.open_wanted_and_close_other_files(ORDERS, tmp_path / "orders-0", [], is_upload_running=False)
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_files_of_a_topic_that_was_created_again_are_closed(tmp_path: Path) -> None:
     holder, folder = OpenFilesStagedForDeletionByPartition(), tmp_path / "orders-0"
-    holder.open_wanted_files(ORDERS, folder, [stage(folder, 20, b"of the old topic")], is_upload_running=False)
+    holder.open_wanted_and_close_other_files(ORDERS, folder, [stage(folder, 20, b"of the old topic")], is_upload_running=False)
     folder.rename(tmp_path / "orders-0.0123abc-delete")
     folder.mkdir()
     assert holder.close_files_with_reused_names(ORDERS, [], is_upload_running=False) == ()

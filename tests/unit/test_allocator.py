@@ -15,7 +15,7 @@ import ctypes, threading
 from compactor.local import allocator
 
 if {few}:
-    assert allocator.limit_malloc_heaps()
+    assert allocator.limit_malloc_heaps_if_glibc()
 together = threading.Barrier(12)
 def work():
     together.wait()

@@ -49,13 +49,13 @@ def test_no_filter_where_none_pays() -> None:
     size = sizing.filter_size_bytes(1_000, sizing.false_positive_rate_per_key(1_000_000))
     assert sizing.design_filter_if_worthwhile(1_000, 1_000_000, segment_bytes=4 * size) is None  # half skipped, twice the filter: no gain
     assert sizing.design_filter_if_worthwhile(1_000, 1_000_000, segment_bytes=5 * size) is not None
-    assert sizing.design_filter_if_worthwhile(1_000, 1_000_000, segment_bytes=5 * size, skip_rate=0.1) is None
-    assert sizing.design_filter_if_worthwhile(1_000, 1_000_000, segment_bytes=1 << 30, skip_rate=0.0) is None
+    assert sizing.design_filter_if_worthwhile(1_000, 1_000_000, segment_bytes=5 * size, segment_skip_rate=0.1) is None
+    assert sizing.design_filter_if_worthwhile(1_000, 1_000_000, segment_bytes=1 << 30, segment_skip_rate=0.0) is None
     assert sizing.design_filter_if_worthwhile(0, 1_000_000, segment_bytes=1 << 30) is None
 
 
 def test_a_filter_follows_the_configured_rate_of_useless_reads() -> None:
-    made = sizing.design_filter_if_worthwhile(1_000_000, 10_000, segment_bytes=1 << 30, useless_rate=0.1)
+    made = sizing.design_filter_if_worthwhile(1_000_000, 10_000, segment_bytes=1 << 30, max_useless_read_rate=0.1)
     assert made is not None
     assert sizing.useless_read_probability_of_filter(made.rate, 10_000) == pytest.approx(0.1)
 

@@ -56,20 +56,20 @@ class Answers:
             raise Refused("a:9092 refuses the login", hint="Check sasl.mechanism")
         return self.facts
 
-    def describe_metadata_topic(self, *, lists_missing_append_right: bool = False) -> TopicDescription:
+    def describe_metadata_topic(self, *, reports_missing_append_permission: bool = False) -> TopicDescription:
         return self.metadata
 
-    def describe_topics(self, names: Sequence[str], *, lists_missing_append_right: bool = False) -> dict[str, TopicDescription]:
+    def describe_topics(self, names: Sequence[str], *, reports_missing_append_permission: bool = False) -> dict[str, TopicDescription]:
         return {name: self.known[name] for name in names}
 
 
 def test_a_sound_cluster_has_no_findings() -> None:
-    assert check_brokers_and_metadata_topic(Answers(), "a:9092", lists_missing_append_right=True) == []
+    assert check_brokers_and_metadata_topic(Answers(), "a:9092", reports_missing_append_permission=True) == []
     assert check_topic_settings_and_permissions(Answers(), ["orders"]) == []
 
 
 def test_brokers_that_refuse_are_one_line() -> None:
-    [found] = check_brokers_and_metadata_topic(Answers(refuses=True), "a:9092", lists_missing_append_right=False)
+    [found] = check_brokers_and_metadata_topic(Answers(refuses=True), "a:9092", reports_missing_append_permission=False)
     assert (found.severity, found.kind, found.detail, found.hint) == (
         "error",
         "brokers",
@@ -82,14 +82,14 @@ def test_an_old_broker_and_one_that_does_not_tell() -> None:
     old = ClusterDescription(
         "cluster", (BrokerDescription(1, "a:9092", "3.7"), BrokerDescription(2, "b:9092", "3.8"), BrokerDescription(3, "c:9092"))
     )
-    found = check_brokers_and_metadata_topic(Answers(old), "a:9092", lists_missing_append_right=False)
+    found = check_brokers_and_metadata_topic(Answers(old), "a:9092", reports_missing_append_permission=False)
     assert [(one.severity, one.object) for one in found] == [("warning", "broker 1 (a:9092)"), ("note", "broker 3 (c:9092)")]
 
 
 def test_a_metadata_topic_that_forgets_comes_with_its_mending() -> None:
     for name, value in (("cleanup.policy", "compact"), ("retention.ms", "604800000")):
         wrong = replace(METADATA, settings=FOREVER | {name: KafkaSetting(value, "topic")})
-        [found] = check_brokers_and_metadata_topic(Answers(metadata=wrong), "a:9092", lists_missing_append_right=False)
+        [found] = check_brokers_and_metadata_topic(Answers(metadata=wrong), "a:9092", reports_missing_append_permission=False)
         assert (found.severity, found.kind) == ("error", "metadata-topic")
         assert f"kafka-configs --alter --topic {TOPIC} --add-config {name}=" in found.detail
 
@@ -98,7 +98,7 @@ def test_rights_that_are_missing_come_with_the_acl() -> None:
     read = MissingPermission(f"topic {TOPIC}", "READ", "its records cannot be read")
     describe = MissingPermission("the cluster", "DESCRIBE_CONFIGS", "versions are unknown")
     answers = Answers(replace(SOUND, missing_rights=(describe,)), replace(METADATA, missing_rights=(read,)))
-    found = check_brokers_and_metadata_topic(answers, "a:9092", lists_missing_append_right=False)
+    found = check_brokers_and_metadata_topic(answers, "a:9092", reports_missing_append_permission=False)
     assert [(one.severity, one.hint) for one in found] == [
         ("warning", "kafka-acls --add --allow-principal User:... --operation DescribeConfigs --cluster"),
         ("error", f"kafka-acls --add --allow-principal User:... --operation Read --topic {TOPIC}"),

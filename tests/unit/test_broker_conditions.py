@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.brokers.conditions import BrokerPublicationCheck, broker_version_problem, topic_settings_problem
+from compactor.brokers.conditions import ClusterSettingsCheckBeforePublication, too_old_broker_reason, topic_settings_refusal_reason
 from compactor.brokers.metadata_topic.admin import BrokerDescription, ClusterDescription, KafkaSetting, TopicDescription
 from compactor.config.settings import load_settings
 from compactor.errors import NotFound, Refused, UsageError
@@ -22,15 +22,19 @@ def settings(**changes: str | None) -> dict[str, str]:
 
 
 def test_a_topic_that_brokers_keep_whole_may_be_compacted() -> None:
-    assert topic_settings_problem("orders", settings(), "compact") == ""
+    assert topic_settings_refusal_reason("orders", settings(), "compact") == ""
 
 
 def test_a_topic_that_brokers_expire_may_be_compacted_where_our_policy_says_so() -> None:
     finite = settings(retention_ms="604800000")
-    assert topic_settings_problem("orders", finite, "compact,delete") == ""
-    assert 'cleanup_policy = "compact,delete"' in topic_settings_problem("orders", finite, "compact")
-    assert topic_settings_problem("orders", settings(retention_ms=None), "compact,delete").startswith("retention.ms of orders is unknown")
-    assert topic_settings_problem("orders", settings(retention_bytes="1"), "compact,delete").startswith("retention.bytes of orders is 1")
+    assert topic_settings_refusal_reason("orders", finite, "compact,delete") == ""
+    assert 'cleanup_policy = "compact,delete"' in topic_settings_refusal_reason("orders", finite, "compact")
+    assert topic_settings_refusal_reason("orders", settings(retention_ms=None), "compact,delete").startswith(
+        "retention.ms of orders is unknown"
+    )
+    assert topic_settings_refusal_reason("orders", settings(retention_bytes="1"), "compact,delete").startswith(
+        "retention.bytes of orders is 1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,12 +48,12 @@ def test_a_topic_that_brokers_expire_may_be_compacted_where_our_policy_says_so()
     ],
 )
 def test_others_are_refused_with_the_setting(setting: str, value: str | None, said: str) -> None:
-    assert topic_settings_problem("orders", settings(**{setting: value}), "compact").startswith(said)
+    assert topic_settings_refusal_reason("orders", settings(**{setting: value}), "compact").startswith(said)
 
 
 @pytest.mark.parametrize(("version", "refused"), [("3.7", True), ("3.8", False), ("3.9", False), ("4", False), ("", False), ("2.8", True)])
 def test_brokers_before_3_8_are_refused(version: str, refused: bool) -> None:
-    problem = broker_version_problem(
+    problem = too_old_broker_reason(
         ClusterDescription("cluster", (BrokerDescription(1, "host:1", "4"), BrokerDescription(2, "host:2", version)))
     )
     assert problem == (f"broker 2 is of version {version}, it must be 3.8 or newer" if refused else "")
@@ -89,8 +93,8 @@ class Cluster:
         self.asked.append("cluster")
         return ClusterDescription("cluster", (BrokerDescription(1, "host:1", self.version),))
 
-    def describe_metadata_topic(self, *, lists_missing_append_right: bool = False) -> TopicDescription:
-        assert lists_missing_append_right
+    def describe_metadata_topic(self, *, reports_missing_append_permission: bool = False) -> TopicDescription:
+        assert reports_missing_append_permission
         self.asked.append("metadata topic")
         return facts("__remote_log_metadata")
 
@@ -110,11 +114,11 @@ ORDERS = TopicPartition("orders", 0)
 
 def test_the_cluster_is_asked_once_for_all_topics_and_each_topic_once_in_a_while() -> None:
     cluster = Cluster()
-    conditions = BrokerPublicationCheck(cluster)
+    conditions = ClusterSettingsCheckBeforePublication(cluster)
     for name in (ORDERS, TopicPartition("orders", 1), TopicPartition("payments", 0), ORDERS):
         conditions.require_publishing_allowed(name)
     assert cluster.asked == ["metadata topic", "cluster", "orders", "payments"]
-    impatient = BrokerPublicationCheck(cluster, max_age_s=0)
+    impatient = ClusterSettingsCheckBeforePublication(cluster, max_age_s=0)
     impatient.require_publishing_allowed(ORDERS)
     cluster.known["orders"] = facts("orders", retention_ms="1")
     with pytest.raises(Refused, match="retention.ms of orders is 1"):
@@ -128,7 +132,7 @@ def test_the_cluster_is_asked_once_for_all_topics_and_each_topic_once_in_a_while
 
 def test_a_topic_that_was_made_anew_is_refused_to_what_is_at_work_and_no_longer() -> None:
     cluster = Cluster()
-    conditions = BrokerPublicationCheck(cluster, max_age_s=0)
+    conditions = ClusterSettingsCheckBeforePublication(cluster, max_age_s=0)
     conditions.require_publishing_allowed(ORDERS)
     cluster.known["orders"] = facts("orders", b"j" * 16)
     with pytest.raises(Refused, match="topic orders was deleted and created again"):

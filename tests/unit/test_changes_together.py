@@ -94,7 +94,7 @@ def test_a_store_that_is_away_loses_hints_only(listed: bool, tmp_path: Path, mon
     def away(*_: object, **__: object) -> None:
         raise Unavailable("the store is away")
 
-    monkeypatch.setattr(tier.catalog, "append_until_done", away)
+    monkeypatch.setattr(tier.catalog, "append_due_records", away)
     if listed:
         publish_partition_change_hints(tier.catalog, dict.fromkeys(NAMES[:2], 2))
     else:

@@ -6,7 +6,7 @@ import pytest
 
 from checkpoint.offsets import (
     CleanerOffset,
-    Vector,
+    CleanerOffsetVector,
     advance_cleaner_vector,
     cap_cleaner_offsets,
     cleaner_vector_problem,
@@ -17,7 +17,7 @@ from checkpoint.offsets import (
 from compactor.constants import CompactorEpoch, Offset
 
 
-def vector(**entries: int) -> Vector:
+def vector(**entries: int) -> CleanerOffsetVector:
     """``vector(e0=100, e1=155)``"""
     return tuple(CleanerOffset(CompactorEpoch(int(name[1:])), Offset(offset)) for name, offset in entries.items())
 
@@ -68,5 +68,5 @@ def test_a_truncated_lineage_clamps_every_entry() -> None:
         (CleanerOffset(CompactorEpoch(1), Offset(1)), CleanerOffset(CompactorEpoch(1), Offset(2))),
     ],
 )
-def test_what_is_no_vector(bad: Vector) -> None:
+def test_what_is_no_vector(bad: CleanerOffsetVector) -> None:
     assert cleaner_vector_problem(bad)

@@ -17,8 +17,8 @@ def test_the_cluster_id_needs_no_answer_from_a_broker_that_has_just_died(monkeyp
         raise Unavailable("settings of broker 3: Timed out", hint="Try again")
 
     admin = KafkaAdmin(KafkaConnection("a:9092"))
-    monkeypatch.setattr(admin, "_describe_settings", refuse)
+    monkeypatch.setattr(admin, "_request_settings_of_resources", refuse)
     monkeypatch.setattr(
-        admin, "_session", SimpleNamespace(client=None, cluster_metadata=lambda what: SimpleNamespace(cluster_id="some cluster"))
+        admin, "_session", SimpleNamespace(client=None, request_cluster_metadata=lambda what: SimpleNamespace(cluster_id="some cluster"))
     )
     assert AdminClusterQueries(admin).cluster_id() == "some cluster"

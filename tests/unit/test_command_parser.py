@@ -238,7 +238,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 
 def test_whole_numbers() -> None:
-    parser = command_parser.Parser(prog="x")
+    parser = command_parser.CommandLineParser(prog="x")
     parser.add_argument("--now", type=command_parser.whole_number_parser())
     parser.add_argument("--threads", type=command_parser.whole_number_parser(1, 4))
     assert parser.parse_args(["--now", "0", "--threads", "4"]) == Namespace(now=0, threads=4)
@@ -284,7 +284,7 @@ def test_progress_as_json_lines() -> None:
     progress = Progress("reading", None, "records", "json", stderr, clock)
     clock.now = 3
     progress.advance(5)
-    progress.begin_step_with_new_total("writing", 7)
+    progress.begin_progress_step_with_new_total("writing", 7)
     clock.now = 9
     progress.advance(1)
     progress.close()
@@ -316,7 +316,7 @@ def test_steps_that_are_not_counted_show_no_number() -> None:
     stderr, clock = io.StringIO(), Clock()
     progress = Progress("cleaning", None, "", "table", stderr, clock)
     clock.now += 100
-    progress.begin_step_with_new_total("round: announced")
+    progress.begin_progress_step_with_new_total("round: announced")
     assert stderr.getvalue() == "round: announced\n"
 
 

@@ -19,7 +19,7 @@ from compactor.control.ports import ObjectRetention
 from compactor.errors import BadData, StoreError, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.transfer.import_ import import_directory
-from compactor.upkeep.retire import GraceClock, retire_partition
+from compactor.upkeep.retire import GraceClock, retire_replaced_segments_and_orphans
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, read
 from tests.plain_format import Batch, Record
 from tests.support.keys import object_key
@@ -69,7 +69,7 @@ def import_log(tier: Tier, folder: Path) -> None:
 def compact_and_retire(tier: Tier) -> None:
     """Run a round and delete everything that it replaced."""
     compact(tier, NAME, NOW_MS, force=True)
-    retire_partition(
+    retire_replaced_segments_and_orphans(
         tier.ports,
         tier.open_control_log_of_partition(NAME),
         tier.lease,
@@ -420,7 +420,7 @@ def test_a_state_restored_while_rounds_run_is_complete(
     seed: int, way: str, tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SegmentReader.piece_positions_and_sizes_last_first, "__defaults__", (300,))
-    monkeypatch.setattr(SegmentReader.read_piece, "__defaults__", (300,))
+    monkeypatch.setattr(SegmentReader.read_piece_at_byte_position, "__defaults__", (300,))
     growing = GrowingLog(seed + 80, tmp_path / "log", tier, committed=True)
     for _ in range(7):
         growing.write()

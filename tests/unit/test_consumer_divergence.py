@@ -30,7 +30,7 @@ from compactor.control.ports import ObjectRetention
 from compactor.errors import BadData
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions
-from compactor.upkeep.retire import GraceClock, retire_partition
+from compactor.upkeep.retire import GraceClock, retire_replaced_segments_and_orphans
 from tests.builders import TOPIC_ID, LogBuilder, read
 from tests.support.plain_broker import PlainBroker
 from tests.support.spark_tier import NAME, NOW_MS, Twins, state_of
@@ -209,7 +209,7 @@ def test_a_range_whose_log_is_truncated_while_it_is_read_is_not_mixed(tier: Tier
     read_selected_records = reader.read_selected_records()
     assert len(next(read_selected_records)) == 20
     cut_and_refilled(tier, tmp_path / "new")
-    retire_partition(
+    retire_replaced_segments_and_orphans(
         tier.ports,
         tier.open_control_log_of_partition(NAME),
         tier.lease,

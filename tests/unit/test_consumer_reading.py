@@ -16,7 +16,7 @@ from typing_extensions import override
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
-from compactor.consumer.broker import LogBounds
+from compactor.consumer.broker import LogStartAndEndOffset
 from compactor.consumer.pieces import SegmentReader
 from compactor.consumer.ranges import read_record_blocks
 from compactor.consumer.reading import OffsetRangeReader, OffsetRangeToRead, ReadOptions
@@ -103,7 +103,7 @@ def with_counting_layout(tier: Tier) -> tuple[Tier, CountingLayout]:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for method in (SegmentReader.read_piece, SegmentReader.piece_end_position_from_index):
+    for method in (SegmentReader.read_piece_at_byte_position, SegmentReader.find_piece_end_by_offset_index):
         monkeypatch.setattr(method, "__defaults__", (600,))
 
 
@@ -170,9 +170,9 @@ class UnreachableBroker(PlainBroker):
             raise Unavailable("no broker answers")
 
     @override
-    def log_bounds(self, name: TopicPartition) -> LogBounds:
+    def log_start_and_end_offset(self, name: TopicPartition) -> LogStartAndEndOffset:
         self._asked()
-        return super().log_bounds(name)
+        return super().log_start_and_end_offset(name)
 
     @override
     def start_reading_from(

@@ -29,7 +29,7 @@ def catalog(play: Play) -> CatalogLog:
 def append(log: CatalogLog, times: int) -> CatalogState:
     for _ in range(times):
         before = log.state.slot
-        log.append_until_done(lambda state, before=before: None if state.slot > before else PartitionChanged(topic="t", partition=before))  # type: ignore[misc]
+        log.append_due_records(lambda state, before=before: None if state.slot > before else PartitionChanged(topic="t", partition=before))  # type: ignore[misc]
     return log.state
 
 
@@ -48,7 +48,7 @@ def test_an_append_against_a_taken_slot_folds_on_and_decides_anew(play: Play) ->
         seen.append(state.slot)
         return PartitionChanged(topic="other", partition=1) if "other-1" not in state.partitions else None
 
-    second.append_until_done(decide)
+    second.append_due_records(decide)
     assert seen == [1, 3, 4]
 
 
@@ -291,7 +291,7 @@ def test_racing_writers_on_a_directory_lose_nothing_and_write_nothing_twice(tmp_
         log = open_catalog(ports(str(number)))
         for turn in range(each):
             body = PartitionChanged(topic=f"t{number}", partition=turn)
-            log.append_until_done(lambda state, body=body: None if f"{body.topic}-{body.partition}" in state.partitions else body)  # type: ignore[misc]
+            log.append_due_records(lambda state, body=body: None if f"{body.topic}-{body.partition}" in state.partitions else body)  # type: ignore[misc]
             log.write_snapshot_and_delete_records(10)
 
     with ThreadPoolExecutor(writers) as pool:

@@ -18,7 +18,7 @@ def catalog(play: Play) -> CatalogLog:
 def append(log: CatalogLog, times: int) -> CatalogState:
     for _ in range(times):
         before = log.state.slot
-        log.append_until_done(lambda state, before=before: None if state.slot > before else PartitionChanged(topic="t", partition=before))  # type: ignore[misc]
+        log.append_due_records(lambda state, before=before: None if state.slot > before else PartitionChanged(topic="t", partition=before))  # type: ignore[misc]
     return log.state
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from checkpoint.lineage import EpochEntry, first_contradicting_offset, restore_removed_epochs, truncate_lineage_at
+from checkpoint.lineage import EpochEntry, first_contradicting_offset, restore_epochs_below_log_start, truncate_lineage_at
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.constants import LeaderEpoch, Offset
 from compactor.control import ordering
@@ -18,7 +18,7 @@ from compactor.control.ports import ObjectRetention
 from compactor.control.records import LastImportedBatch, SegmentsPrepended, TailTruncated
 from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, UsageError
-from compactor.transfer.intake import SegmentAddition, add_segments_to_tier
+from compactor.transfer.intake import SegmentAddition, add_segments_to_tier_unless_present
 from tests.simulation.actors import LEASE, SymbolicIncoming
 from tests.simulation.play import Actor, Play, playing, uploaded
 from tests.simulation.symbolic import NAME, describe, encode, upload
@@ -50,11 +50,11 @@ def truncated_at(play: Play, actor: Actor, offset: int) -> TailTruncated:
 
 class TestLineages:
     def test_retention_cuts_a_checkpoint_and_nothing_is_forgotten(self) -> None:
-        assert restore_removed_epochs((ZERO, ONE), (EpochEntry(LeaderEpoch(1), Offset(60)), TWO)) == (ZERO, ONE, TWO)
-        assert restore_removed_epochs((ZERO, ONE), (TWO,)) == (ZERO, ONE, TWO)
-        assert restore_removed_epochs((), (ONE,)) == (ONE,)
-        assert restore_removed_epochs((ONE,), ()) == (ONE,)
-        assert restore_removed_epochs((ONE,), (ZERO, ONE, TWO)) == (ZERO, ONE, TWO)
+        assert restore_epochs_below_log_start((ZERO, ONE), (EpochEntry(LeaderEpoch(1), Offset(60)), TWO)) == (ZERO, ONE, TWO)
+        assert restore_epochs_below_log_start((ZERO, ONE), (TWO,)) == (ZERO, ONE, TWO)
+        assert restore_epochs_below_log_start((), (ONE,)) == (ONE,)
+        assert restore_epochs_below_log_start((ONE,), ()) == (ONE,)
+        assert restore_epochs_below_log_start((ONE,), (ZERO, ONE, TWO)) == (ZERO, ONE, TWO)
 
     @pytest.mark.parametrize(
         ("given", "end", "parted"),
@@ -175,13 +175,13 @@ class TestTruncation:
         last = actor.state().live[-1]
         again = [SymbolicIncoming(play.actors, actor.ports, play.broker[3])]
         arrival = SegmentAddition((EpochEntry(LeaderEpoch(0), Offset(0)),))
-        assert add_segments_to_tier(actor.ports, actor.log, again, arrival)
+        assert add_segments_to_tier_unless_present(actor.ports, actor.log, again, arrival)
         whole = actor.state()
         record_tail_truncation(actor.ports, actor.log, truncated_at(play, actor, last.end_offset + 1))
         assert actor.state().end_offset == last.end_offset
-        assert add_segments_to_tier(actor.ports, actor.log, again, arrival)
+        assert add_segments_to_tier_unless_present(actor.ports, actor.log, again, arrival)
         assert actor.state().end_offset == whole.end_offset
-        assert not add_segments_to_tier(actor.ports, actor.log, again, arrival)
+        assert not add_segments_to_tier_unless_present(actor.ports, actor.log, again, arrival)
 
     def test_a_cut_below_the_cleaner_offset_needs_an_accepted_loss(self, play: Play) -> None:
         play.importing(5)

@@ -31,11 +31,11 @@ from compactor.daemon.scheduling import (
     PartitionJob,
     PartitionSchedule,
     PartitionStatus,
+    action_to_take_now,
     choose_jobs,
     failing_since_ms,
     needs_poll,
     new_partition_schedule,
-    next_action,
     next_time_round_may_be_due_ms,
     partition_status,
     schedule_restored_after_restart,
@@ -43,7 +43,7 @@ from compactor.daemon.scheduling import (
     with_failed_poll,
     with_job_outcome,
     with_poll_result,
-    with_suspension,
+    with_round_suspension_set_or_ended,
 )
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
@@ -207,37 +207,37 @@ class TestLooking:
 
 class TestWanted:
     def test_nothing(self) -> None:
-        assert next_action(schedule(), NOW) is None
+        assert action_to_take_now(schedule(), NOW) is None
 
     def test_a_round_that_is_due(self) -> None:
-        assert next_action(schedule(due=True), NOW) is DaemonAction.ROUND
+        assert action_to_take_now(schedule(due=True), NOW) is DaemonAction.ROUND
 
     def test_a_quarantined_partition_waits_longer_with_every_failure(self) -> None:
         for failures, pause in ((1, RETRY_MS), (2, 2 * RETRY_MS), (40, MAX_RETRY_MS)):
             waits = replace(schedule(due=True, quarantine="bad", quarantine_ms=NOW, quarantine_failures=failures), next_poll_ms=NEVER_MS)
-            assert next_action(waits, NOW + pause - 1) is None
-            assert next_action(waits, NOW + pause) is DaemonAction.ROUND
+            assert action_to_take_now(waits, NOW + pause - 1) is None
+            assert action_to_take_now(waits, NOW + pause) is DaemonAction.ROUND
 
     def test_what_waits_is_retired_when_it_is_due(self) -> None:
-        assert next_action(schedule(retire_at_ms=NOW + 5), NOW + 4) is None
-        assert next_action(schedule(retire_at_ms=NOW + 5), NOW + 5) is DaemonAction.RETIRE
+        assert action_to_take_now(schedule(retire_at_ms=NOW + 5), NOW + 4) is None
+        assert action_to_take_now(schedule(retire_at_ms=NOW + 5), NOW + 5) is DaemonAction.RETIRE
 
     def test_deletion_goes_before_a_round_so_that_a_partition_that_is_always_due_gets_it(self) -> None:
         due = schedule(due=True, retire_at_ms=NOW)
-        assert next_action(due, NOW) is DaemonAction.RETIRE
-        assert next_action(replace(due, retire_at_ms=NOW + RETRY_MS), NOW) is DaemonAction.ROUND
+        assert action_to_take_now(due, NOW) is DaemonAction.RETIRE
+        assert action_to_take_now(replace(due, retire_at_ms=NOW + RETRY_MS), NOW) is DaemonAction.ROUND
 
     def test_a_round_goes_before_a_deletion_that_fails(self) -> None:
-        assert next_action(replace(schedule(due=True, retire_at_ms=NOW), failures=1), NOW) is DaemonAction.ROUND
+        assert action_to_take_now(replace(schedule(due=True, retire_at_ms=NOW), failures=1), NOW) is DaemonAction.ROUND
 
     def test_an_interrupted_round_goes_before_deletion(self) -> None:
-        assert next_action(schedule(due=True, open_run="run", retire_at_ms=NOW), NOW) is DaemonAction.ROUND
+        assert action_to_take_now(schedule(due=True, open_run="run", retire_at_ms=NOW), NOW) is DaemonAction.ROUND
 
     def test_what_an_undone_round_left_is_swept_once(self) -> None:
         left = schedule(undone_slot=6)
-        assert next_action(left, NOW) is DaemonAction.RETIRE
+        assert action_to_take_now(left, NOW) is DaemonAction.RETIRE
         assert (
-            next_action(
+            action_to_take_now(
                 with_job_outcome(left, PartitionJob(A, DaemonAction.RETIRE), JobOutcome("retired", partition=left.status), NOW, TTL), NOW
             )
             is None
@@ -253,7 +253,7 @@ class TestFinished:
     def test_a_partition_that_somebody_else_leads_is_left_alone_for_one_ttl(self) -> None:
         for status in ("leased", "fenced"):
             after = self.end(schedule(due=True), status, due=True)
-            assert next_action(after, NOW + TTL - 1) is None
+            assert action_to_take_now(after, NOW + TTL - 1) is None
             assert needs_poll(after, NOW + TTL)
 
     def test_failures_of_this_process_back_off_and_are_forgotten_after_a_success(self) -> None:
@@ -267,7 +267,7 @@ class TestFinished:
     def test_what_does_not_fit_beside_others_is_done_alone_and_fails_only_then(self) -> None:
         after = self.end(schedule(due=True), "out_of_budget", due=True)
         assert (after.exclusive, after.failures) == (True, 0)
-        assert next_action(after, NOW) is DaemonAction.ROUND
+        assert action_to_take_now(after, NOW) is DaemonAction.ROUND
         again = self.end(after, "out_of_budget", PartitionJob(A, DaemonAction.ROUND, exclusive=True), due=True)
         assert (again.exclusive, again.failures) == (False, 1)
 
@@ -276,7 +276,7 @@ class TestFinished:
         asked = with_job_outcome(
             asked, PartitionJob(A, DaemonAction.ROUND, force=True), JobOutcome("waiting", "why", asked.status, NOW + 1_000_000), NOW, TTL
         )
-        assert next_action(asked, NOW + 999_999) is None
+        assert action_to_take_now(asked, NOW + 999_999) is None
         assert choose_jobs([asked], {}, 1, NOW + 1_000_000) == [PartitionJob(A, DaemonAction.ROUND, force=True)]
         large = with_job_outcome(
             large,
@@ -292,10 +292,10 @@ class TestFinished:
         for _ in range(4):
             current = self.end(current, "cleaned", due=True, end_offset=9)
             pauses.append(current.next_repeat_ms - NOW)
-        assert next_action(current, NOW + 4 * RETRY_MS - 1) is None
+        assert action_to_take_now(current, NOW + 4 * RETRY_MS - 1) is None
         assert pauses == [0, RETRY_MS, 2 * RETRY_MS, 4 * RETRY_MS]
         grown = PartitionStatus(A, 9, due=True, end_offset=19)
-        assert next_action(with_poll_result(current, grown, NOW, 0), NOW) is DaemonAction.ROUND
+        assert action_to_take_now(with_poll_result(current, grown, NOW, 0), NOW) is DaemonAction.ROUND
         assert self.end(current, "cleaned", due=True, end_offset=19).repeats == 0
 
     def test_what_the_store_does_not_take_as_due_yet_is_tried_again_later(self) -> None:
@@ -342,12 +342,12 @@ def test_what_is_suspended_begins_no_round_and_what_failed_meanwhile_is_tried_at
     failing = PartitionSchedule(
         A, status=seen, next_poll_ms=NEVER_MS, next_round_ms=NOW + RETRY_MS, failures=1, problem="refused", retire_at_ms=NEVER_MS
     )
-    waits = with_suspension(failing, "retention.ms is wrong")
-    assert (next_action(waits, NOW + MAX_RETRY_MS), waits.blocked_reason) == (None, "retention.ms is wrong")
-    again = with_suspension(waits, "")
-    assert (next_action(again, NOW), again.blocked_reason) == (DaemonAction.ROUND, "")
-    assert with_suspension(failing, "") is failing
-    assert next_action(replace(waits, retire_at_ms=NOW), NOW) is DaemonAction.RETIRE
+    waits = with_round_suspension_set_or_ended(failing, "retention.ms is wrong")
+    assert (action_to_take_now(waits, NOW + MAX_RETRY_MS), waits.blocked_reason) == (None, "retention.ms is wrong")
+    again = with_round_suspension_set_or_ended(waits, "")
+    assert (action_to_take_now(again, NOW), again.blocked_reason) == (DaemonAction.ROUND, "")
+    assert with_round_suspension_set_or_ended(failing, "") is failing
+    assert action_to_take_now(replace(waits, retire_at_ms=NOW), NOW) is DaemonAction.RETIRE
 
 
 def test_where_no_round_may_begin_open_ones_are_finished_and_the_rest_goes_on() -> None:

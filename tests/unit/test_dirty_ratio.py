@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compactor.config.settings import CleanerSettings, Settings
-from compactor.config.store_sections import StoreCosts
+from compactor.config.store_sections import SegmentReplacementCosts
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.dirty_ratio import CHOICES, DirtyRatioThreshold, dirty_ratio_threshold
 from compactor.round.plan import assess_round
@@ -31,7 +31,7 @@ def threshold(
     saved: float | None = None,
 ) -> DirtyRatioThreshold:
     """Of a partition with so many segments, whose dirty ones were written within ``days``."""
-    cleaner = CleanerSettings(min_cleanable_dirty_ratio="auto").with_store_costs(StoreCosts(prices, replaced_ms))
+    cleaner = CleanerSettings(min_cleanable_dirty_ratio="auto").with_segment_replacement_costs(SegmentReplacementCosts(prices, replaced_ms))
 
     def segments(count: int, stamp: int) -> list[RemoteLogSegmentMetadata]:
         return [segment(n * 10, n * 10 + 9, size, first_timestamp_ms=DAY_MS, max_timestamp_ms=DAY_MS + stamp) for n in range(count)]
@@ -88,10 +88,12 @@ def test_kafkas_default_holds_where_nothing_can_be_computed(case: DirtyRatioThre
 
 
 def test_the_choice_decides_whether_a_round_is_due() -> None:
-    costs = StoreCosts(S3, 0)
+    costs = SegmentReplacementCosts(S3, 0)
     old, new = (segment(n * 10, n * 10 + 9, GIB, first_timestamp_ms=1, max_timestamp_ms=NOW) for n in (0, 1))
     live = (*(segment(n, n, GIB) for n in range(-8, 0)), old, new)
-    auto = assess_round(state(*live, clean=10), CleanerSettings(min_cleanable_dirty_ratio="auto").with_store_costs(costs), NOW)
+    auto = assess_round(
+        state(*live, clean=10), CleanerSettings(min_cleanable_dirty_ratio="auto").with_segment_replacement_costs(costs), NOW
+    )
     assert auto.threshold.saved_usd_month is not None
     assert auto.due is (auto.dirty_ratio > auto.threshold.ratio)
     assert f"{auto.threshold.ratio:g} (auto)" in auto.reason

@@ -22,7 +22,7 @@ from compactor.local.budget import (
     DiskBudget,
     DiskReservationExceeded,
     DiskSpaceReservation,
-    DiskUsage,
+    RoundDiskUsage,
     is_disk_full_error,
     retry_until_disk_has_space,
     round_up_to_disk_blocks,
@@ -36,13 +36,13 @@ class TestGrants:
 
     def test_more_than_the_whole_budget_is_refused_with_the_figure(self) -> None:
         with pytest.raises(OutOfBudget, match="group 3 needs 101 B of local disk.* at least 101"):
-            DiskBudget(100).reserve_space(DiskUsage(), 101, "group 3")
+            DiskBudget(100).reserve_space(RoundDiskUsage(), 101, "group 3")
 
     def test_waits_until_somebody_gives_back(self) -> None:
-        budget, mine = DiskBudget(100), DiskUsage()
+        budget, mine = DiskBudget(100), RoundDiskUsage()
         first = budget.reserve_space(mine, 60, "a")
         got: list[DiskSpaceReservation] = []
-        waiter = threading.Thread(target=lambda: got.append(budget.reserve_space(DiskUsage(), 50, "b")))
+        waiter = threading.Thread(target=lambda: got.append(budget.reserve_space(RoundDiskUsage(), 50, "b")))
         waiter.start()
         waiter.join(0.2)
         assert not got
@@ -53,12 +53,12 @@ class TestGrants:
 
     def test_first_come_first_served_so_that_a_large_one_is_not_passed_by_small_ones(self) -> None:
         budget = DiskBudget(100)
-        held = budget.reserve_space(DiskUsage(), 50, "held")
+        held = budget.reserve_space(RoundDiskUsage(), 50, "held")
         order: list[str] = []
 
         def wait_for(size: int, name: str) -> threading.Thread:
             def run() -> None:
-                with budget.reserve_space(DiskUsage(), size, name):
+                with budget.reserve_space(RoundDiskUsage(), size, name):
                     order.append(name)
 
             thread = threading.Thread(target=run)
@@ -70,7 +70,7 @@ class TestGrants:
         threads: list[threading.Thread] = []
         threads.append(wait_for(100, "large"))
         threads.append(wait_for(10, "small"))
-        assert budget.reserve_bytes_for_prefetch_if_free(DiskUsage(), 10) is None  # nor by what could wait
+        assert budget.reserve_bytes_for_prefetch_if_free(RoundDiskUsage(), 10) is None  # nor by what could wait
         held.release_all_reserved_disk_bytes()
         for thread in threads:
             thread.join(10)
@@ -78,17 +78,17 @@ class TestGrants:
 
     def test_more_than_foreseen_is_taken_from_what_is_free_or_overruns(self) -> None:
         budget = DiskBudget(100)
-        with budget.reserve_space(DiskUsage(), 40, "a") as grant:
-            grant.reserve_bytes(70)
+        with budget.reserve_space(RoundDiskUsage(), 40, "a") as grant:
+            grant.reserve_bytes_on_disk(70)
             assert budget.used == 70
             with pytest.raises(DiskReservationExceeded, match="at least 110"):
-                grant.reserve_bytes(40)
+                grant.reserve_bytes_on_disk(40)
         assert budget.used == 0
 
     def test_what_is_handed_over_is_what_was_taken(self) -> None:
         budget = DiskBudget(100)
-        with budget.reserve_space(DiskUsage(), 90, "a") as grant:
-            grant.reserve_bytes(30)
+        with budget.reserve_space(RoundDiskUsage(), 90, "a") as grant:
+            grant.reserve_bytes_on_disk(30)
             other = grant.move_used_bytes_to_new_reservation()
             assert budget.used == 30
         assert budget.used == 30
@@ -103,32 +103,32 @@ class TestKeeping:
         def dropping(name: str) -> Callable[[], None]:
             return lambda: gone.append(name)
 
-        kept = {name: budget.cache_file_if_bytes_are_free(DiskUsage(), 30, dropping(name)) for name in "abc"}
+        kept = {name: budget.cache_file_if_bytes_are_free(RoundDiskUsage(), 30, dropping(name)) for name in "abc"}
         assert kept["a"] is not None
         assert budget.pin_file_unless_deleted(kept["a"])
         budget.unpin_file(kept["a"])
-        budget.reserve_space(DiskUsage(), 40, "x")
+        budget.reserve_space(RoundDiskUsage(), 40, "x")
         assert gone == ["b"]
         assert kept["b"] is not None
         assert not budget.pin_file_unless_deleted(kept["b"])
 
     def test_pinned_files_stay_and_are_waited_for(self) -> None:
         budget, gone = DiskBudget(100), list[int]()
-        kept = budget.cache_file_if_bytes_are_free(DiskUsage(), 60, lambda: gone.append(1))
+        kept = budget.cache_file_if_bytes_are_free(RoundDiskUsage(), 60, lambda: gone.append(1))
         assert kept is not None
         assert budget.pin_file_unless_deleted(kept)
-        with budget.reserve_space(DiskUsage(), 40, "x") as grant, pytest.raises(DiskReservationExceeded):
-            grant.reserve_bytes(41)
+        with budget.reserve_space(RoundDiskUsage(), 40, "x") as grant, pytest.raises(DiskReservationExceeded):
+            grant.reserve_bytes_on_disk(41)
         threading.Timer(0.2, budget.unpin_file, (kept,)).start()
-        budget.reserve_space(DiskUsage(), 50, "y")
+        budget.reserve_space(RoundDiskUsage(), 50, "y")
         assert gone == [1]
 
     def test_files_that_are_wanted_go_last(self) -> None:
         budget, gone = DiskBudget(100), list[str]()
-        wanted = budget.cache_file_if_bytes_are_free(DiskUsage(), 30, lambda: gone.append("wanted"))
-        budget.cache_file_if_bytes_are_free(DiskUsage(), 30, lambda: gone.append("other"))
+        wanted = budget.cache_file_if_bytes_are_free(RoundDiskUsage(), 30, lambda: gone.append("wanted"))
+        budget.cache_file_if_bytes_are_free(RoundDiskUsage(), 30, lambda: gone.append("other"))
         assert wanted is not None
-        with budget.reserve_space(DiskUsage(), 60, "x", (wanted,)):
+        with budget.reserve_space(RoundDiskUsage(), 60, "x", (wanted,)):
             assert gone == ["other"]
             assert wanted.pins == 1
             budget.unpin_file(wanted)
@@ -147,7 +147,7 @@ class TestKeeping:
 
         def work(seed: int) -> None:
             rng = random.Random(seed)
-            usage = DiskUsage()
+            usage = RoundDiskUsage()
             for _ in range(300):
                 size = rng.randrange(1, 20) * BLOCK
                 with budget.reserve_space(usage, size, "x") as grant:
@@ -157,8 +157,8 @@ class TestKeeping:
                         continue
                     more = rng.randrange(1, 30) * BLOCK
                     try:
-                        grant.reserve_bytes(size)
-                        grant.reserve_bytes(more)
+                        grant.reserve_bytes_on_disk(size)
+                        grant.reserve_bytes_on_disk(more)
                         change(more)
                         size += more
                     except DiskReservationExceeded:
@@ -189,7 +189,7 @@ class TestFullDisk:
 
     def test_pauses_gives_what_it_can_and_goes_on(self) -> None:
         budget, events = DiskBudget(100), list[str]()
-        budget.cache_file_if_bytes_are_free(DiskUsage(), 10, lambda: events.append("dropped"))
+        budget.cache_file_if_bytes_are_free(RoundDiskUsage(), 10, lambda: events.append("dropped"))
         attempts = iter([OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota"), None])
 
         def work() -> int:

@@ -170,7 +170,7 @@ class Cluster:
     def describe_cluster(self) -> ClusterDescription:
         return ClusterDescription("cluster", (BrokerDescription(1, "a:9092", "3.9"),))
 
-    def describe_metadata_topic(self, *, lists_missing_append_right: bool = False) -> TopicDescription:
+    def describe_metadata_topic(self, *, reports_missing_append_permission: bool = False) -> TopicDescription:
         return replace(self.known, topic=TOPIC, settings={"cleanup.policy": KafkaSetting("compact", "topic")})
 
     def describe_topics(self, names: Sequence[str]) -> Mapping[str, TopicDescription]:

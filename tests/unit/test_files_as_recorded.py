@@ -13,7 +13,7 @@ from compactor.errors import BadData
 from compactor.local.staging import DiskBudget, FileToStage, StagingFolder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.records.headers import HeaderDigestBuilder
+from compactor.records.headers import BatchHeaderDigestBuilder
 from compactor.storage.counting import RequestCounters
 from compactor.tier import contents
 from compactor.tier.contents import stored_file_problem
@@ -83,9 +83,9 @@ def layout_with(damage: Callable[[bytes], bytes], times: int) -> Flipping:
 
 
 def batches_of(data: bytes) -> str:
-    digest = HeaderDigestBuilder()
+    digest = BatchHeaderDigestBuilder()
     digest.add_log_bytes_to_digest(data)
-    return digest.header_digest_or_empty()
+    return digest.batch_header_digest_or_empty()
 
 
 SEGMENT = segment_of({"log": LOG}).model_copy(update={"files": {"log": SegmentFile(size=len(LOG), batches=batches_of(LOG))}})
@@ -107,7 +107,7 @@ class TestFetching:
     def test_what_is_damaged_on_its_way_is_fetched_once_more(self, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
         layout = layout_with(damage, 1)
         arrived = contents.download_segment_file(layout, NAME, SEGMENT, "log", tmp_path / "log")
-        arrived.require_recorded_content("log", SEGMENT.files["log"])
+        arrived.require_match_with_recorded_content("log", SEGMENT.files["log"])
         assert (tmp_path / "log").read_bytes() == LOG
         assert (arrived.size, arrived.transferred, layout.asked) == (len(LOG), len(LOG) + len(damage(LOG)), 2)
         assert contents.read_and_verify_segment_file(layout_with(damage, 1), NAME, SEGMENT, "log") == LOG
@@ -116,9 +116,9 @@ class TestFetching:
     def test_what_is_damaged_where_it_lies_is_refused(self, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
         cause = f"it has {len(LOG) - 1} bytes" if damage is cut else "its digest is not the one that was recorded"
         arrived = contents.download_segment_file(layout_with(damage, 2), NAME, SEGMENT, "log", tmp_path / "log")
-        assert not arrived.has_recorded_content(SEGMENT.files["log"])
+        assert not arrived.matches_recorded_content(SEGMENT.files["log"])
         with pytest.raises(BadData, match=f"bad data in the-object: the object was changed or damaged: {cause}"):
-            arrived.require_recorded_content("the-object", SEGMENT.files["log"])
+            arrived.require_match_with_recorded_content("the-object", SEGMENT.files["log"])
         with pytest.raises(BadData, match=cause):
             contents.read_and_verify_segment_file(layout_with(damage, 2), NAME, SEGMENT, "log")
 
@@ -128,7 +128,7 @@ class TestFetching:
         both = SEGMENT.files["log"].model_copy(update={"sha256": hashlib.sha256(damage(LOG)).hexdigest(), "size": len(damage(LOG))})
         segment = SEGMENT.model_copy(update={"files": {"log": both}})
         arrived = contents.download_segment_file(layout_with(damage, 1), NAME, segment, "log", tmp_path / "log")
-        assert arrived.has_recorded_content(both)
+        assert arrived.matches_recorded_content(both)
         assert arrived.found.batches == ""
 
     @pytest.mark.parametrize("damage", DAMAGE)
@@ -144,13 +144,16 @@ class TestFetching:
 class TestStaging:
     @pytest.mark.parametrize("staging", [(in_a_payload, 1)], indirect=True)
     def test_damaged_on_its_way(self, staging: StagingFolder) -> None:
-        with staging.staged_file(FileToStage(NAME, SEGMENT, "log", LOCAL)) as path:
+        with staging.pinned_local_copy_of_file(FileToStage(NAME, SEGMENT, "log", LOCAL)) as path:
             assert path.read_bytes() == LOG
         assert staging.bytes_fetched == 2 * len(LOG)
 
     @pytest.mark.parametrize("staging", [(in_a_payload, 2)], indirect=True)
     def test_damaged_where_it_lies(self, staging: StagingFolder) -> None:
-        with pytest.raises(BadData, match="its digest is not the one"), staging.staged_file(FileToStage(NAME, SEGMENT, "log", LOCAL)):
+        with (
+            pytest.raises(BadData, match="its digest is not the one"),
+            staging.pinned_local_copy_of_file(FileToStage(NAME, SEGMENT, "log", LOCAL)),
+        ):
             pytest.fail("it came")
         assert list(staging.folder.iterdir()) == []
 
@@ -162,6 +165,8 @@ class TestStaging:
         (tmp_path / "broker" / LOCAL).write_bytes(lies_there)
         known = {"sha256": hashlib.sha256(LOG).hexdigest(), "batches": batches_of(LOG)}
         file = SegmentFile.model_validate({"size": len(LOG), **{what: told for what, told in known.items() if what == digest}})
-        with staging.staged_file(FileToStage(NAME, SEGMENT.model_copy(update={"files": {"log": file}}), "log", LOCAL)) as path:
+        with staging.pinned_local_copy_of_file(
+            FileToStage(NAME, SEGMENT.model_copy(update={"files": {"log": file}}), "log", LOCAL)
+        ) as path:
             assert path.read_bytes() == LOG
         assert staging.bytes_fetched == (0 if digest and lies_there == LOG else len(LOG))

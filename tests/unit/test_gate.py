@@ -139,7 +139,7 @@ def test_a_table_that_the_cleaner_read_wrong_is_refused(many: Round, field: str)
     source.table = source.table.replace_columns(**{field: column})
     gate._crcs.clear()
     with pytest.raises(GateFailed, match=f"the cleaner read {field}"):
-        gate.prepare_for_chunks_of_segment(source)
+        gate.begin_checks_of_segment_chunks(source)
 
 
 def test_bad_data_is_not_the_gates_business(tmp_path: Path) -> None:
@@ -271,8 +271,8 @@ def test_key_table_has_the_last_record_of_each_key_of_its_range(
         while (done := table.put_rows_until_full(left)) < len(left):
             table.halve_hash_range(point)
             left = left[done:]
-    held = dict(enumerate(table.flag_keys_in_range(hashes_of(list(range(61)))).tolist()))
-    assert all(held.values()) == (table.range_count == 1)
+    held = dict(enumerate(table.flag_keys_in_table_hash_range(hashes_of(list(range(61)))).tolist()))
+    assert all(held.values()) == (table.hash_range_count == 1)
     for some in outside:
         table.add_expected_fingerprints_outside_dirty_range(
             rows([(key, offset, digest, False) for key, offset, digest, _ in some]), bounds, found

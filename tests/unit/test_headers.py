@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from compactor.kernels.crc import combine_crc32c, crc_after_zero_bytes, crc_tables_for_zero_bytes_by_power
+from compactor.kernels.crc import combine_crc32c, crc_after_zero_bytes, crc_tables_for_power_of_two_zero_bytes
 from compactor.records import headers
 from compactor.records.batches import parse_batch_headers_of_segment, read_only_view
 from compactor.records.build import NO_PRODUCER, prepend_batch_header
 from compactor.records.headers import (
     HEADER_BYTES,
-    HeaderDigestBuilder,
+    BatchHeaderDigestBuilder,
     copy_batch_headers,
     crc32c_of_batches_from_headers,
-    header_digest_if_batch_crcs_match,
     sha256_of_batch_headers,
+    verified_batch_header_digest_or_empty,
 )
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, wrapper
 from tests.plain_format import Batch, read_batches
@@ -56,9 +56,9 @@ def headers_in(data: bytes) -> headers.HeaderBytes:
 
 
 def digest_of(data: bytes) -> str:
-    digest = HeaderDigestBuilder()
+    digest = BatchHeaderDigestBuilder()
     digest.add_log_bytes_to_digest(data)
-    return digest.header_digest_or_empty()
+    return digest.batch_header_digest_or_empty()
 
 
 class TestDigest:
@@ -69,7 +69,7 @@ class TestDigest:
         expected = plain_digest(list(read_batches(data)))
         assert sha256_of_batch_headers(headers_in(data)) == expected
         assert digest_of(data) == expected
-        assert header_digest_if_batch_crcs_match(tmp_path / "log") == expected
+        assert verified_batch_header_digest_or_empty(tmp_path / "log") == expected
 
     def test_a_range_s_headers(self) -> None:
         data = log_of()
@@ -81,7 +81,7 @@ class TestDigest:
         (tmp_path / "log").touch()
         nothing = copy_batch_headers(read_only_view(np.empty(0, np.uint8)), np.empty(0, np.int64))
         assert nothing.shape == (0, HEADER_BYTES)
-        assert header_digest_if_batch_crcs_match(tmp_path / "log") == sha256_of_batch_headers(nothing) == plain_digest([])
+        assert verified_batch_header_digest_or_empty(tmp_path / "log") == sha256_of_batch_headers(nothing) == plain_digest([])
 
     @pytest.mark.parametrize("size", [0, 60, 100])
     def test_a_header_outside_is_a_bug(self, size: int) -> None:
@@ -91,25 +91,25 @@ class TestDigest:
     @given(st.lists(st.integers(0, 40_000), max_size=12), st.integers(0, 3))
     def test_pieces_may_end_anywhere(self, cuts: list[int], seed: int) -> None:
         data = log_of(seed, 12)
-        digest = HeaderDigestBuilder()
+        digest = BatchHeaderDigestBuilder()
         for start, end in itertools.pairwise([0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]):
             digest.add_log_bytes_to_digest(data[start:end])
-        assert digest.header_digest_or_empty() == plain_digest(list(read_batches(data)))
+        assert digest.batch_header_digest_or_empty() == plain_digest(list(read_batches(data)))
 
     def test_byte_by_byte_it_is_there_at_every_batch_s_end_and_nowhere_else(self) -> None:
         data = log_of(2, 6)
         batches = list(read_batches(data))
         ends = dict(zip(itertools.accumulate(len(batch.raw) for batch in batches), itertools.count(1)))
-        digest = HeaderDigestBuilder()
+        digest = BatchHeaderDigestBuilder()
         for at in range(len(data)):
             digest.add_log_bytes_to_digest(data[at : at + 1])
-            assert digest.header_digest_or_empty() == (plain_digest(batches[: ends[at + 1]]) if at + 1 in ends else ""), at
+            assert digest.batch_header_digest_or_empty() == (plain_digest(batches[: ends[at + 1]]) if at + 1 in ends else ""), at
 
     def test_large_files_are_looked_at_in_pieces(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         data = log_of()
         (tmp_path / "log").write_bytes(data)
         monkeypatch.setattr(headers, "SCAN_BYTES", 100)
-        assert header_digest_if_batch_crcs_match(tmp_path / "log") == plain_digest(list(read_batches(data)))
+        assert verified_batch_header_digest_or_empty(tmp_path / "log") == plain_digest(list(read_batches(data)))
 
 
 class TestDamage:
@@ -150,7 +150,7 @@ class TestDamage:
         for size in range(len(data) + 1):
             assert bool(digest_of(data[:size])) == (size in ends), size
         (tmp_path / "log").write_bytes(data[:-1])
-        assert header_digest_if_batch_crcs_match(tmp_path / "log") == ""
+        assert verified_batch_header_digest_or_empty(tmp_path / "log") == ""
 
     @pytest.mark.parametrize("magic", [0, 1])
     @pytest.mark.parametrize("packed", [False, True])
@@ -160,7 +160,7 @@ class TestDamage:
         old = wrapper(magic, 0, [old], GZIP) if packed else old
         new = log_of(1, 3)
         (tmp_path / "log").write_bytes({"alone": old, "first": old + new, "last": new + old}[place])
-        assert header_digest_if_batch_crcs_match(tmp_path / "log") == ""
+        assert verified_batch_header_digest_or_empty(tmp_path / "log") == ""
 
     @pytest.mark.parametrize("length", [-(2**31), -1, 0, 48])
     def test_a_batch_that_claims_less_than_its_header(self, length: int) -> None:
@@ -169,10 +169,10 @@ class TestDamage:
         assert digest_of(bytes(data)) == ""
 
     def test_what_comes_after_damage_does_not_heal_it(self) -> None:
-        digest, data = HeaderDigestBuilder(), log_of(1, 2)
+        digest, data = BatchHeaderDigestBuilder(), log_of(1, 2)
         digest.add_log_bytes_to_digest(b"\0" * 61)
         digest.add_log_bytes_to_digest(data)
-        assert digest.header_digest_or_empty() == ""
+        assert digest.batch_header_digest_or_empty() == ""
 
 
 class TestRanges:
@@ -191,6 +191,6 @@ class TestRanges:
 
     @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
     def test_zeros_by_powers_are_zeros(self, first: int, second: int, size: int) -> None:
-        assert int(crc_after_zero_bytes(crc_tables_for_zero_bytes_by_power(), np.uint64(first), size)) ^ second == combine_crc32c(
+        assert int(crc_after_zero_bytes(crc_tables_for_power_of_two_zero_bytes(), np.uint64(first), size)) ^ second == combine_crc32c(
             first, second, size
         )

@@ -13,7 +13,7 @@ from compactor.errors import Refused, Unavailable
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
-from compactor.tier.ports import AnnouncedSegment, SegmentIdAndStart
+from compactor.tier.ports import AnnouncedSegment, SegmentIdAndStartOffset
 from tests.simulation.memory_topic import Loss
 from tests.support.broker_lookups import highest_offset
 from tests.support.kafka_publishing import NAME, BrokerWorld, described, introduced, named
@@ -77,7 +77,7 @@ def test_a_round_in_its_order() -> None:
     assert told(world, 10) == ["S 51", "S 50", "F 50", "D 0", "D 1", "F 51", "D 2", "D 3"]
     assert world.served() == [(named(50), 0, 19), (named(51), 20, 39), (live[4].id, 40, 49)]
     assert (control.said, control.cut) == (["publish begun", "round published"], [])
-    publisher.record_finished_segment_deletion(NAME, [SegmentIdAndStart(one.id, one.start_offset) for one in live[:4]])
+    publisher.record_finished_segment_deletion(NAME, [SegmentIdAndStartOffset(one.id, one.start_offset) for one in live[:4]])
     assert world.states() == {named(50): S.COPY_SEGMENT_FINISHED, named(51): S.COPY_SEGMENT_FINISHED, named(4): S.COPY_SEGMENT_FINISHED}
 
 
@@ -152,15 +152,15 @@ def test_whoever_comes_after_a_crash_ends_with_the_same(at: int, lost: bool) -> 
     begun = any(state is S.COPY_SEGMENT_FINISHED for name, state in world.states().items() if name in (named(50), named(51)))
     publisher, control = world.publisher(), Control()
     known = [segment.id for segment in (*live, *(new.segment for new in round_))]
-    publisher.withdraw_announced_unrecorded_segments(NAME, [], known)
+    publisher.withdraw_segments_unknown_to_control_log(NAME, [], known)
     if not begun:
         for new in round_:
             publisher.announce_segment(NAME, new.segment)
     publisher.publish_replacements(NAME, round_, control.begun, control.record)
     assert (control.said, control.cut) == (["publish begun", "round published"], [])
     assert world.served() == [(named(50), 0, 19), (named(51), 20, 39), (live[4].id, 40, 49)]
-    publisher.withdraw_announced_unrecorded_segments(NAME, [], known)
-    publisher.record_finished_segment_deletion(NAME, [*live[:4], *(publisher.find_announced_unrecorded_segments(NAME, known) or ())])
+    publisher.withdraw_segments_unknown_to_control_log(NAME, [], known)
+    publisher.record_finished_segment_deletion(NAME, [*live[:4], *(publisher.find_segments_unknown_to_control_log(NAME, known) or ())])
     assert {name for name, state in world.states().items() if state is not S.COPY_SEGMENT_FINISHED} == set()
 
 
@@ -257,7 +257,7 @@ class TestStrays:
         assert told(world, 10) == ["S 50", "D 50"]
         with pytest.raises(Refused, match="was cut off"):
             late.announce_segment(NAME, new)
-        publisher.record_finished_segment_deletion(NAME, [SegmentIdAndStart(new.id, 0)])
+        publisher.record_finished_segment_deletion(NAME, [SegmentIdAndStartOffset(new.id, 0)])
         assert world.states() == {one.id: S.COPY_SEGMENT_FINISHED for one in live}
 
     def test_a_withdrawn_one_of_this_process_is_cut_off_only_where_it_was_introduced(self) -> None:
@@ -281,16 +281,18 @@ class TestStrays:
         publisher.announce_segment(NAME, bigger.segment)
         world.write(introduced(described(50, 0, 9), COMPACTOR_BROKER_ID)._replace(segment_id=b"\7" * 16))  # another one's START
         publisher.publish_replacements(NAME, [bigger], control.begun, control.record)
-        publisher.record_finished_segment_deletion(NAME, [SegmentIdAndStart(first.segment.id, 0), SegmentIdAndStart(second.segment.id, 10)])
+        publisher.record_finished_segment_deletion(
+            NAME, [SegmentIdAndStartOffset(first.segment.id, 0), SegmentIdAndStartOffset(second.segment.id, 10)]
+        )
         # A producer that comes back: START and COPY_SEGMENT_FINISHED of what is finished.
         world.write(introduced(first.segment, COMPACTOR_BROKER_ID), world.said(named(50), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID))
         assert world.served()[0] == (named(50), 0, 9)
         known = [bigger.segment.id, *(one.id for one in live)]
         after = len(list(world.steps()))
-        assert publisher.withdraw_announced_unrecorded_segments(NAME, [bigger.segment], known) == 2
+        assert publisher.withdraw_segments_unknown_to_control_log(NAME, [bigger.segment], known) == 2
         assert told(world, after) == ["F 60", f"D {'marker'}", "D 50"] or told(world, after)[0] == "F 60"
         assert world.served()[0] == (named(60), 0, 29)
-        assert {one.id for one in publisher.find_announced_unrecorded_segments(NAME, known) or ()} == {named(50), uuid_text(b"\7" * 16)}
+        assert {one.id for one in publisher.find_segments_unknown_to_control_log(NAME, known) or ()} == {named(50), uuid_text(b"\7" * 16)}
 
 
 class TestTheRulesRefuse:
@@ -376,7 +378,7 @@ def test_a_group_that_has_expired_is_withdrawn_and_those_behind_it_are_switched(
     world.delete(*gone)
     since = sum(1 for _ in world.steps())
     publisher.publish_replacements(
-        NAME, round_, control.begun, control.record, find_expired=lambda asked: [one for one in asked if one in gone]
+        NAME, round_, control.begun, control.record, find_segments_expired_by_brokers=lambda asked: [one for one in asked if one in gone]
     )
     assert told(world, since) == ["D 50"] * introduced_too + ["F 51", "D 2", "D 3"]
     assert control.cut == [named(50)]
@@ -391,7 +393,11 @@ def test_a_group_of_which_a_part_has_expired_is_switched_as_if_it_were_whole() -
     world.delete(live[0].id)
     since = sum(1 for _ in world.steps())
     publisher.publish_replacements(
-        NAME, [new], control.begun, control.record, find_expired=lambda asked: [one for one in asked if one == live[0].id]
+        NAME,
+        [new],
+        control.begun,
+        control.record,
+        find_segments_expired_by_brokers=lambda asked: [one for one in asked if one == live[0].id],
     )
     assert told(world, since) == ["F 50", "D 1", "D 2"]
     assert control.cut == []
@@ -406,7 +412,7 @@ def test_a_group_that_was_switched_and_has_expired_since_cuts_off_none_behind_it
     publisher.publish_replacements(NAME, round_[:1], control.begun, lambda cut_off: None)
     world.delete(named(50))
     publisher.publish_replacements(
-        NAME, round_, control.begun, control.record, find_expired={named(50)}.intersection, is_begun_recorded=True
+        NAME, round_, control.begun, control.record, find_segments_expired_by_brokers={named(50)}.intersection, is_begun_recorded=True
     )
     assert control.cut == [named(50)]
     assert world.served() == [(named(51), 20, 39), (live[4].id, 40, 49)]

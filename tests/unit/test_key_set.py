@@ -151,7 +151,7 @@ def test_growing_keeps_every_entry_findable_from_its_home() -> None:
     key_set = KeyHashSet(MEGABYTE)
     hashes = random_hashes(3_000, 3_000)
     first_seen(key_set, hashes)
-    while key_set.grow_within_budget():
+    while key_set.enlarge_key_set_if_budget_allows():
         assert all(contained(key_set, hashes))
     cells = key_set.table.reshape(-1, 3)
     assert np.count_nonzero(cells[:, 0]) == key_set.key_count

@@ -158,7 +158,7 @@ def test_a_later_look_moves_the_hint_only(folder: Path) -> None:
     full = state(random.Random(2))
     local.cache_partition_state(full, MARK, last_hint_number=5, now_ms=99)
     seen, summary = local.cached_summaries_by_partition_name()["orders-0"]
-    local.save_control_log_check_times({NAME: seen.model_copy(update={"hint": 8, "checked_ms": 200})})
+    local.save_control_log_read_progress({NAME: seen.model_copy(update={"hint": 8, "checked_ms": 200})})
     again, same = local.cached_summaries_by_partition_name()["orders-0"]
     assert (again.hint, again.checked_ms, again.slot) == (8, 200, 7)
     assert same == summary
@@ -269,7 +269,7 @@ def test_one_of_another_tier_is_thrown_away_in_one_line(folder: Path, lines: lis
     kept_in(folder)
     local = LocalState(folder)
     local.cached_catalog()
-    local.bind_to_tier("tier" if diverged else "another", has_diverged=diverged)
+    local.bind_to_tier("tier" if diverged else "another", is_from_diverged_copy=diverged)
     assert local.cached_summaries_by_partition_name() == {}
     assert local.cached_partition_state(NAME) is None
     assert len(lines) == 1

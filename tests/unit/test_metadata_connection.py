@@ -16,7 +16,7 @@ from compactor.brokers.metadata_topic.admin import (
     KafkaSetting,
     PartitionLeaderAndOffsets,
     TopicDescription,
-    metadata_topic_problem,
+    metadata_topic_write_refusal_reason,
 )
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
 from compactor.brokers.metadata_topic.connection import ClientErrorRecorder, KafkaConnection, store_error_from_kafka_error
@@ -135,7 +135,7 @@ def topic(log_start: int = 0, **settings: str) -> TopicDescription:
     ],
 )
 def test_a_metadata_topic_that_loses_records_is_a_problem(facts: TopicDescription, said: str) -> None:
-    found: Any = metadata_topic_problem(facts)
+    found: Any = metadata_topic_write_refusal_reason(facts)
     assert (said in found) if said else found == ""
 
 

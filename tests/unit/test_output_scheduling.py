@@ -14,7 +14,7 @@ from compactor.daemon.scheduling import (
     PartitionJob,
     PartitionSchedule,
     PartitionStatus,
-    next_action,
+    action_to_take_now,
     with_job_outcome,
     with_poll_result,
 )
@@ -36,25 +36,25 @@ def end(before: PartitionSchedule, status: str, **outcome: Any) -> PartitionSche
 
 
 def test_nobody_wants_any() -> None:
-    assert next_action(replace(schedule(), output=None), NOW) is None
+    assert action_to_take_now(replace(schedule(), output=None), NOW) is None
 
 
 def test_whatever_the_log_has_beyond_what_was_shown() -> None:
-    assert next_action(schedule(), NOW) is DaemonAction.OUTPUT
-    assert next_action(schedule(output=OutputSchedule(written_slot=7)), NOW) is None
-    assert next_action(end(schedule(), "written", written_slot=7), NOW) is None
-    assert next_action(schedule(output=OutputSchedule(written_slot=6)), NOW) is DaemonAction.OUTPUT
+    assert action_to_take_now(schedule(), NOW) is DaemonAction.OUTPUT
+    assert action_to_take_now(schedule(output=OutputSchedule(written_slot=7)), NOW) is None
+    assert action_to_take_now(end(schedule(), "written", written_slot=7), NOW) is None
+    assert action_to_take_now(schedule(output=OutputSchedule(written_slot=6)), NOW) is DaemonAction.OUTPUT
 
 
 def test_an_empty_partition_is_looked_at_as_what_it_had_may_have_been_deleted() -> None:
     empty = replace(schedule(), status=PartitionStatus(A, 7))
-    assert next_action(empty, NOW) is DaemonAction.OUTPUT
-    assert next_action(end(empty, "removed", written_slot=7), NOW) is None
+    assert action_to_take_now(empty, NOW) is DaemonAction.OUTPUT
+    assert action_to_take_now(end(empty, "removed", written_slot=7), NOW) is None
 
 
 def test_a_round_goes_first_but_not_two() -> None:
     due = schedule(due=True)
-    assert next_action(due, NOW) is DaemonAction.ROUND
+    assert action_to_take_now(due, NOW) is DaemonAction.ROUND
     after = with_job_outcome(
         due,
         PartitionJob(A, DaemonAction.ROUND),
@@ -62,39 +62,39 @@ def test_a_round_goes_first_but_not_two() -> None:
         NOW,
         TTL,
     )
-    assert next_action(after, NOW) is DaemonAction.OUTPUT
-    assert next_action(end(after, "written", written_slot=9), NOW + RETRY_MS) is DaemonAction.ROUND
+    assert action_to_take_now(after, NOW) is DaemonAction.OUTPUT
+    assert action_to_take_now(end(after, "written", written_slot=9), NOW + RETRY_MS) is DaemonAction.ROUND
 
 
 def test_a_target_that_fails_holds_no_round_up() -> None:
     once = end(replace(schedule(due=True), output=OutputSchedule(rounds=3)), "failed")
-    assert next_action(once, NOW) is DaemonAction.ROUND
+    assert action_to_take_now(once, NOW) is DaemonAction.ROUND
     assert once.blocked_reason == ""
     assert once.output is not None
     assert (once.output.failures, once.output.problem) == (1, "why")
     twice = end(schedule(output=once.output), "failed")
     assert twice.output is not None
     assert twice.output.retry_at_ms == NOW + 2 * RETRY_MS
-    assert next_action(twice, NOW + 2 * RETRY_MS - 1) is None
-    assert next_action(twice, NOW + 2 * RETRY_MS) is DaemonAction.OUTPUT
+    assert action_to_take_now(twice, NOW + 2 * RETRY_MS - 1) is None
+    assert action_to_take_now(twice, NOW + 2 * RETRY_MS) is DaemonAction.OUTPUT
     assert end(twice, "appended", written_slot=7).output == OutputSchedule(7)
 
 
 def test_somebody_else_who_writes_it_is_waited_for() -> None:
-    assert next_action(end(schedule(), "leased"), NOW + TTL - 1) is None
-    assert next_action(end(schedule(), "leased"), NOW + TTL) is DaemonAction.OUTPUT
+    assert action_to_take_now(end(schedule(), "leased"), NOW + TTL - 1) is None
+    assert action_to_take_now(end(schedule(), "leased"), NOW + TTL) is DaemonAction.OUTPUT
 
 
 def test_the_next_deletion_has_its_time() -> None:
     waits = end(schedule(), "written", written_slot=7, next_deletion_ms=NOW + 10_000)
-    assert next_action(waits, NOW + 10_000 + CLOCK_RESOLUTION_MS - 1) is None
-    assert next_action(waits, NOW + 10_000 + CLOCK_RESOLUTION_MS) is DaemonAction.OUTPUT
+    assert action_to_take_now(waits, NOW + 10_000 + CLOCK_RESOLUTION_MS - 1) is None
+    assert action_to_take_now(waits, NOW + 10_000 + CLOCK_RESOLUTION_MS) is DaemonAction.OUTPUT
 
 
 def test_a_log_that_was_begun_anew_is_shown_anew() -> None:
     shown = schedule(20, OutputSchedule(20))
     assert (
-        next_action(replace(with_poll_result(shown, PartitionStatus(A, 3, segments=1), NOW, 0.5), next_poll_ms=NEVER_MS), NOW)
+        action_to_take_now(replace(with_poll_result(shown, PartitionStatus(A, 3, segments=1), NOW, 0.5), next_poll_ms=NEVER_MS), NOW)
         is DaemonAction.OUTPUT
     )
 

@@ -18,7 +18,7 @@ from compactor.daemon.scheduling import (
     DaemonAction,
     PartitionCondition,
     PartitionSchedule,
-    next_action,
+    action_to_take_now,
     partition_condition,
     planned_action,
 )
@@ -229,9 +229,9 @@ def test_the_next_step_is_what_the_scheduler_will_want() -> None:
         step = planned_action(schedule, NOW)
         told.add(step.action)
         assert step.at_ms >= NOW
-        assert next_action(schedule, step.at_ms) is step.action, (schedule, step)
+        assert action_to_take_now(schedule, step.at_ms) is step.action, (schedule, step)
         if step.at_ms > NOW:
-            assert next_action(schedule, step.at_ms - 1) is None, (schedule, step)
+            assert action_to_take_now(schedule, step.at_ms - 1) is None, (schedule, step)
     assert told == {DaemonAction.POLL, DaemonAction.ROUND, DaemonAction.RETIRE}
 
 

@@ -18,7 +18,7 @@ from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.constants import NEVER_MS, LeaderEpoch, Offset, TimestampMs
 from compactor.model.balance import Balance, CountAndDigestSum
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
-from compactor.records.balance import BalanceKey, digest_sum_of_headers
+from compactor.records.balance import BalanceDigestKey, digest_sum_of_headers
 from compactor.records.batches import HORIZON, BatchTable, select_batches_of_table
 from compactor.records.encode import COPY
 from compactor.records.headers import copy_batch_headers, sha256_of_batch_headers
@@ -41,7 +41,7 @@ from tests.builders import LogBuilder
 
 NOW = 1_000
 BATCHES = 4
-KEY = BalanceKey(b"k" * 16)
+KEY = BalanceDigestKey(b"k" * 16)
 READ = np.array([1, 3])
 """Batches that are read; 0 and 2 are copied."""
 

@@ -44,8 +44,8 @@ def test_keys() -> None:
     assert plain.file_key(name, 42, "log") == "my-cluster/my-topic-3/00000000000000000042.log"
     assert spread.file_key(name, 42, "index") == "000010111001/my-cluster/my-topic-3/00000000000000000042.index"
     for keys in (plain, spread):
-        assert keys.partition_of_key(keys.file_key(name, 42, "log")) == name
-        assert keys.partition_of_key(keys.partition_folder(name) + "_metadata") == name
+        assert keys.partition_of_object_key(keys.file_key(name, 42, "log")) == name
+        assert keys.partition_of_object_key(keys.partition_folder(name) + "_metadata") == name
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_keys() -> None:
     ],
 )
 def test_what_lies_elsewhere_is_no_partition_of_this_cluster(key: str) -> None:
-    assert PinterestObjectKeys("my-cluster").partition_of_key(key) is None
+    assert PinterestObjectKeys("my-cluster").partition_of_object_key(key) is None
 
 
 def test_without_a_cluster_there_are_no_keys() -> None:
@@ -166,7 +166,7 @@ def test_a_generation_goes_on_only_where_nothing_before_has_changed() -> None:
     )
     for changed in (("a",), ("a", "x"), ("x", "b", "c"), (), ("b", "c")):
         assert generation.segments_to_append_unless_new_generation_due(live(*changed), 0) is None
-    assert generation.segment_timestamp_bounds == (SegmentTimestampBound(0, 0),)
+    assert generation.largest_timestamp_of_each_object == (SegmentTimestampBound(0, 0),)
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/by agents", "s3://bucket/%20", "s3://bucket/für", "bucket"])

@@ -33,7 +33,7 @@ def states(*entries: tuple[int, int, int, int]) -> ProducerStates:
 
 
 def test_what_the_log_says_is_of_it(replayed: ProducerStates) -> None:
-    assert replayed.is_consistent_with_replay(25, replayed)
+    assert replayed.is_snapshot_consistent_with_replay(25, replayed)
     assert replayed.first_offset_of_open_transaction() == 23
 
 
@@ -49,7 +49,7 @@ def test_what_the_log_says_is_of_it(replayed: ProducerStates) -> None:
     ],
 )
 def test_a_snapshot_may_know_more(snapshot: ProducerStates, replayed: ProducerStates) -> None:
-    assert snapshot.is_consistent_with_replay(25, replayed)
+    assert snapshot.is_snapshot_consistent_with_replay(25, replayed)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_snapshot_may_know_more(snapshot: ProducerStates, replayed: ProducerSt
     ],
 )
 def test_one_of_another_time_is_not(snapshot: ProducerStates, replayed: ProducerStates) -> None:
-    assert not snapshot.is_consistent_with_replay(25, replayed)
+    assert not snapshot.is_snapshot_consistent_with_replay(25, replayed)
 
 
 def test_a_snapshot_is_taken_back_to_where_its_segment_is_read(replayed: ProducerStates) -> None:

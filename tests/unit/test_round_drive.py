@@ -25,7 +25,7 @@ from compactor.errors import BadData, Fenced, StoreError, UsageError
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, Replacement
 from compactor.model.status import RunHistoryStatus
 from compactor.round.drive import run_round
-from compactor.round.ports import RoundWorkerSession
+from compactor.round.ports import RoundDriverServicesForWorker
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Actor, Play, playing
 from tests.simulation.symbolic import NAME, SymbolicPlanner, SymbolicRound, SymbolicWorker
@@ -135,7 +135,7 @@ class TestTheTable:
         acquire_leadership(b.ports, b.log, LEASE)
         body = RunEnded(leader_epoch=leadership.epoch, run_id="x", status="cleaned")
         a.log.refresh()
-        a.log.append_until_done(lambda state: None if state.fenced else body)
+        a.log.append_due_records(lambda state: None if state.fenced else body)
         [fenced] = play.process("c").state().fenced
         assert (fenced.leader_epoch, fenced.by, fenced.type) == (0, "a", "run_ended")
         assert "epoch 1" in fenced.reason
@@ -332,7 +332,7 @@ class TestFailures:
         """It would fail again each time it is resumed, and hold up `retire` with it."""
 
         def buggy(
-            plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession
+            plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
         ) -> Iterator[CompactionReceipt | CompactionFailure]:
             yield from islice(SymbolicWorker(actor.ports)(plan, tasks, session), 1)
             raise OverflowError("too large")

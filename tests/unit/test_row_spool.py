@@ -24,12 +24,12 @@ class Disk:
     def __init__(self, limit: int = 1 << 30) -> None:
         self.limit, self.used = limit, 0
 
-    def reserve_bytes(self, nbytes: int) -> None:
+    def reserve_bytes_on_disk(self, nbytes: int) -> None:
         if self.used + nbytes > self.limit:
             raise OutOfBudget("the disk budget is used up")
         self.used += nbytes
 
-    def release_bytes(self, nbytes: int) -> None:
+    def release_bytes_on_disk(self, nbytes: int) -> None:
         self.used -= nbytes
 
 
@@ -66,8 +66,8 @@ def test_rows_come_back_by_range_in_the_order_in_which_they_were_added(
                 for section in (0, 1):
                     total = 0
                     for number in range(count):
-                        read = [tuple(row) for rows in spool.read_rows_of_range(section, number) for row in rows.tolist()]
-                        assert spool.count_rows_of_range(section, number) == len(read)
+                        read = [tuple(row) for rows in spool.read_rows_of_section_and_hash_range(section, number) for row in rows.tolist()]
+                        assert spool.count_rows_of_section_and_hash_range(section, number) == len(read)
                         found[section] += read
                         total += len(read)
                     assert sum(len(rows) for rows in spool.read_rows_of_section(section)) == total
@@ -94,7 +94,7 @@ def test_a_row_that_the_disk_has_changed_is_an_error_and_not_an_answer(tmp_path:
         data[-1] ^= 1
         path.write_bytes(data)
         with pytest.raises(StoreError, match="the rows in .*/rows have changed on the disk"):
-            list(chain.from_iterable(spool.read_rows_of_range(0, number) for number in range(4)))
+            list(chain.from_iterable(spool.read_rows_of_section_and_hash_range(0, number) for number in range(4)))
         with pytest.raises(StoreError, match="have changed"):
             list(spool.read_rows_of_section(0))
 

@@ -15,14 +15,14 @@ from compactor.records.indexes import TXN_ENTRY
 from compactor.spark.round import bundles, range_rows
 from compactor.spark.round.bundles import (
     BatchScanSummary,
+    PassOneResultOfSegment,
+    PassOneResultOfSegmentBundle,
     RowNumberRange,
-    SegmentBundleIndexedInPassOne,
-    SegmentIndexedInPassOne,
     decode_pass_one_result_of_bundle,
     decode_scan_summaries,
     encode_pass_one_result_of_bundle,
+    merge_segments_into_row_number_ranges,
     plan_segment_bundles,
-    row_number_ranges,
 )
 from compactor.spark.round.exchange import StoredKeyRows, pack_arrays_for_object_end, read_arrays_at_object_end
 from compactor.spark.round.gate_rows import StoredGateRows
@@ -52,8 +52,8 @@ def test_neighbours_go_together_by_bytes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert plan_segment_bundles([], task_slots=2, disk_bytes=1) == []
 
 
-def indexed(name: str, first: int, ordinals: int) -> SegmentIndexedInPassOne:
-    return SegmentIndexedInPassOne(
+def indexed(name: str, first: int, ordinals: int) -> PassOneResultOfSegment:
+    return PassOneResultOfSegment(
         name, 3, np.array([1]), BatchTable.allocate_rows(1), np.empty(0, TXN_ENTRY), False, first, ordinals, ordinals
     )
 
@@ -61,22 +61,25 @@ def indexed(name: str, first: int, ordinals: int) -> SegmentIndexedInPassOne:
 def test_rows_of_bundles_that_lie_between_each_other() -> None:
     """Segments with transactions are read again, in bundles of their own: 9, 7 and 6 lie in one, 8 and 5 in the other."""
     order = [(0, indexed("9", 0, 5)), (1, indexed("8", 0, 4)), (0, indexed("7", 8, 2)), (0, indexed("6", 16, 9)), (1, indexed("5", 8, 1))]
-    assert row_number_ranges(order) == (RowNumberRange(0, 0, 5), RowNumberRange(1, 0, 4), RowNumberRange(0, 8, 25), RowNumberRange(1, 8, 9))
-    assert row_number_ranges([(0, indexed("2", 0, 5)), (0, indexed("1", 8, 5))]) == (RowNumberRange(0, 0, 13),)
+    assert merge_segments_into_row_number_ranges(order) == (
+        RowNumberRange(0, 0, 5),
+        RowNumberRange(1, 0, 4),
+        RowNumberRange(0, 8, 25),
+        RowNumberRange(1, 8, 9),
+    )
+    assert merge_segments_into_row_number_ranges([(0, indexed("2", 0, 5)), (0, indexed("1", 8, 5))]) == (RowNumberRange(0, 0, 13),)
 
 
 def test_a_bundle_says_what_was_found(tmp_path: Path) -> None:
     store = Twins(tmp_path).remote.ports.control
     segments = (
         indexed("b", 0, 11),
-        SegmentIndexedInPassOne("headers", 2, np.array([0, 1]), BatchTable.allocate_rows(2), np.zeros(2, TXN_ENTRY), True),
+        PassOneResultOfSegment("headers", 2, np.array([0, 1]), BatchTable.allocate_rows(2), np.zeros(2, TXN_ENTRY), True),
     )
     keys = StoredKeyRows("scratch/keys-x", 0, 7, 11, 9, 2)
     gate = StoredGateRows("scratch/gate-x", 500, 7, 9, 2)
     facts = {"b": BatchScanSummary(np.array([True, False, True]), np.array([3, 3, 5]))}
-    data = b"rows" + pack_arrays_for_object_end(
-        encode_pass_one_result_of_bundle(SegmentBundleIndexedInPassOne(segments, keys, gate), facts)
-    )
+    data = b"rows" + pack_arrays_for_object_end(encode_pass_one_result_of_bundle(PassOneResultOfSegmentBundle(segments, keys, gate), facts))
     store.create(keys.key, data)
     tail = read_arrays_at_object_end(store, keys.key, len(data))
     again = decode_pass_one_result_of_bundle(tail, keys.key, len(data))

@@ -29,7 +29,7 @@ from compactor.spark.datasource import SPARK_TYPES, KafkaTieredSource, ReadSplit
 from compactor.spark.options import COLUMN_TYPES, ReadRequest, parse_read_options
 from compactor.transfer.import_ import import_directory
 from compactor.upkeep.operator_changes import delete_records
-from compactor.upkeep.retire import GraceClock, retire_partition
+from compactor.upkeep.retire import GraceClock, retire_replaced_segments_and_orphans
 from tests.builders import LZ4, NONE, TOPIC_ID, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import client_rounds, names, unpack
 from tests.support.keys import object_key
@@ -136,7 +136,7 @@ def test_all_that_a_read_committed_consumer_sees(seed: int, twins: Twins, tmp_pa
 
 @pytest.mark.parametrize("seed", range(4))
 def test_pieces_smaller_than_a_segment(seed: int, twins: Twins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces.SegmentReader.read_piece, "__defaults__", (300,))
+    monkeypatch.setattr(pieces.SegmentReader.read_piece_at_byte_position, "__defaults__", (300,))
     monkeypatch.setattr(pieces.SegmentReader.piece_positions_and_sizes_last_first, "__defaults__", (300,))
     monkeypatch.setattr(outcomes, "MAX_HELD_PIECES", seed)
     folder = log_of(seed + 50).write(tmp_path / "log")
@@ -392,7 +392,7 @@ def test_readers_fold_again_where_an_object_has_gone(view: str, tmp_path: Path) 
     splits = plan_splits(tier, request_of(tier, topic="orders", view=view, splitBytes=500))
     before = visible(folder)
     assert compact(tier, NAME, NOW_MS, force=True).status == "cleaned"
-    retire_partition(
+    retire_replaced_segments_and_orphans(
         tier.ports,
         tier.open_control_log_of_partition(NAME),
         tier.lease,
@@ -425,7 +425,7 @@ def test_a_control_log_that_has_lost_a_record_is_no_older_view(lost: slice, view
     log = tier.open_control_log_of_partition(NAME)
     log.refresh()
     tier.identity.read_catalog()
-    tier.control_log_change_notifier.publish_control_log_changes([log])
+    tier.control_log_change_notifier.announce_changed_control_logs([log])
     keys = sorted(info.key for info in tier.ports.control.list(f"{log.prefix}/log/"))
     read(open_tier(tier.settings), view=view)
     tier.ports.control.delete(keys[lost])

@@ -30,7 +30,7 @@ from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.round import segment_index, worker
 from compactor.spark.round.bundles import decode_pass_one_result_of_bundle
 from compactor.spark.round.exchange import read_arrays_at_object_end
-from compactor.upkeep.retire import retire_partition
+from compactor.upkeep.retire import retire_replaced_segments_and_orphans
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.keys import object_key
 from tests.support.spark_tier import NAME, NOW_MS, HereCluster, Twins, scratch_of, spark_worker, state_of
@@ -225,7 +225,7 @@ def test_what_a_killed_driver_read_before_its_plan_is_not_read_again(tmp_path: P
     ]
     spared = sum(sizes[segment.id] for bundle in left for segment in bundle.segments)
     assert len(left) >= 2
-    retire_partition(
+    retire_replaced_segments_and_orphans(
         it.twins.remote.ports, it.twins.remote.open_control_log_of_partition(NAME), it.twins.remote.lease, it.twins.remote.retention
     )
     assert spread(it.twins.remote, HereCluster(), cost=rest, now_ms=NOW_MS + 500).status == "cleaned"
@@ -270,13 +270,13 @@ def test_survivors_whose_record_may_have_counted_stay(tmp_path: Path, monkeypatc
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
     create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_control_log_of_partition(NAME))
-    store = publication.record_survivor_objects
+    store = publication.record_scratch_objects_of_survivor_scan
 
     def unanswered(*args: Any) -> None:
         store(*args)
         raise Unavailable("the store does not answer", hint="")
 
-    monkeypatch.setattr(publication, "record_survivor_objects", unanswered)
+    monkeypatch.setattr(publication, "record_scratch_objects_of_survivor_scan", unanswered)
     with pytest.raises(Unavailable):
         spread(it.twins.remote, HereCluster())
     monkeypatch.undo()
@@ -291,13 +291,13 @@ def test_a_filter_that_goes_between_the_look_and_the_question_costs_a_read(tmp_p
     it.tail("s2-k7=new")
     before = state_of(it.twins.remote).live[0]
     gone = tmp_path / "spark" / "a tier" / ".tiered-compactor" / it.twins.remote.open_sidecar_store(NAME).sidecar_object_key(before.id)
-    read = segment_index.PassOneSegmentResults.index_segments
+    read = segment_index.PassOneSegmentResults.read_segment_keys_and_headers
 
     def read_and_lose(*args: Any) -> None:
         read(*args)
         gone.unlink(missing_ok=True)
 
-    monkeypatch.setattr(segment_index.PassOneSegmentResults, "index_segments", read_and_lose)
+    monkeypatch.setattr(segment_index.PassOneSegmentResults, "read_segment_keys_and_headers", read_and_lose)
     report = spread(it.twins.remote, HereCluster())
     assert next(segment.why for segment in report.segments if segment.action == "rewritten") == "its filter cannot be read"
     assert report.filters.useless == 1

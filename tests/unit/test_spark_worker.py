@@ -25,7 +25,7 @@ from compactor.spark.round.exchange import (
     try_decode_row_number_gaps_to_bitmap,
 )
 from compactor.spark.round.gate_rows import ExpectedRecordSums, StoredGateRows
-from compactor.upkeep.retire import retire_partition
+from compactor.upkeep.retire import retire_replaced_segments_and_orphans
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import cleaner_round, names, unpack
 from tests.support.keys import object_key
@@ -190,14 +190,14 @@ def test_rows_of_the_gate_that_the_store_has_changed(tmp_path: Path, monkeypatch
     _, folder = growing(tmp_path / "log", 5)
     twins.bring(folder)
     before = state_of(twins.remote)
-    rows = StoredGateRows.read_rows
+    rows = StoredGateRows.read_stored_rows_by_row_number
 
     def changed(self: StoredGateRows, *place: Any) -> Any:
         found = rows(self, *place).copy()
         found[0, 2] ^= np.uint64(1)
         return found
 
-    monkeypatch.setattr(StoredGateRows, "read_rows", changed)
+    monkeypatch.setattr(StoredGateRows, "read_stored_rows_by_row_number", changed)
     report = _spark_round(twins, TaskCost())
     assert report.status == "quarantined"
     assert "the gate's rows in a scratch object are not what was written" in report.reason
@@ -391,7 +391,9 @@ def test_a_driver_that_died_is_followed_by_one_that_goes_on(what: str, after: in
     assert ("pass 1" in done) == (what == "pass 1")  # what is there is not done again
     # An object whose writing nobody heard of any more is all that may be left.
     assert len(scratch_of(twins.remote)) <= 1
-    retire_partition(twins.remote.ports, twins.remote.open_control_log_of_partition(NAME), twins.remote.lease, twins.remote.retention)
+    retire_replaced_segments_and_orphans(
+        twins.remote.ports, twins.remote.open_control_log_of_partition(NAME), twins.remote.lease, twins.remote.retention
+    )
     assert scratch_of(twins.remote) == []
 
 
@@ -401,7 +403,7 @@ def test_what_an_earlier_version_recorded_for_the_gate_is_not_taken_for_sums(tmp
     twins.bring(folder)
     with monkeypatch.context() as earlier:
         earlier.setattr(gate_ranges, "GATE_SUMS_NAME", "sample")
-        earlier.setattr(ExpectedRecordSums, "to_arrays", lambda self: {"hashes": np.zeros(3, np.uint64)})
+        earlier.setattr(ExpectedRecordSums, "encode_expected_sums_as_arrays", lambda self: {"hashes": np.zeros(3, np.uint64)})
         with pytest.raises(Unavailable):
             twins.round(Dying("pass 2", 0))
     assert _spark_round(twins, TaskCost(), HereCluster()).status == "resumed"

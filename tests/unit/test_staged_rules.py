@@ -17,13 +17,13 @@ from compactor.transfer.staged_file_rules import (
     SegmentStagedForDeletion,
     StagedFileChoice,
     TierEnd,
+    chain_epochs_contradict_tier_problem,
+    chain_not_continuing_tier_problem,
     choose_staged_files,
+    live_log_cleaned_by_broker_problem,
     longest_chain_to_live_log,
-    reason_cleaned_by_broker,
-    reason_epochs_contradict,
-    reason_not_below_live_log,
-    reason_not_continuing_tier,
-    reason_replaced_by_live_file,
+    segment_not_below_live_log_problem,
+    segment_replaced_by_live_file_problem,
 )
 
 
@@ -55,14 +55,14 @@ def test_an_empty_staged_file_is_passed_over() -> None:
 
 
 def test_a_file_whose_base_is_live_was_replaced() -> None:
-    assert reason_replaced_by_live_file(SECOND, BrokerLiveLog((40, 80)))
-    assert not reason_replaced_by_live_file(SECOND, LIVE)
+    assert segment_replaced_by_live_file_problem(SECOND, BrokerLiveLog((40, 80)))
+    assert not segment_replaced_by_live_file_problem(SECOND, LIVE)
 
 
 def test_a_truncated_or_merged_file_is_not_wholly_below_the_live_log() -> None:
-    assert not reason_not_below_live_log(SECOND, LIVE)
-    assert reason_not_below_live_log(SegmentStagedForDeletion(60, 70), BrokerLiveLog((40, 80)))
-    assert reason_not_below_live_log(SegmentStagedForDeletion(50, 60), LIVE)
+    assert not segment_not_below_live_log_problem(SECOND, LIVE)
+    assert segment_not_below_live_log_problem(SegmentStagedForDeletion(60, 70), BrokerLiveLog((40, 80)))
+    assert segment_not_below_live_log_problem(SegmentStagedForDeletion(50, 60), LIVE)
 
 
 def test_a_chain_ends_where_two_files_end_at_one_offset() -> None:
@@ -74,9 +74,9 @@ def test_a_chain_ends_where_two_files_end_at_one_offset() -> None:
 
 
 def test_a_chain_begins_at_the_tiers_end_or_before() -> None:
-    assert not reason_not_continuing_tier([FIRST, SECOND], replace(TIER, position=20))
-    assert reason_not_continuing_tier([FIRST, SECOND], replace(TIER, position=19))
-    assert not reason_not_continuing_tier([FIRST, SECOND], TierEnd(None))
+    assert not chain_not_continuing_tier_problem([FIRST, SECOND], replace(TIER, position=20))
+    assert chain_not_continuing_tier_problem([FIRST, SECOND], replace(TIER, position=19))
+    assert not chain_not_continuing_tier_problem([FIRST, SECOND], TierEnd(None))
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_epochs_fit_the_tier_and_the_first_live_batch(
     epochs: tuple[tuple[int, int], ...], live: int, tier: tuple[tuple[int, int], ...], fits: bool
 ) -> None:
     chain = [SegmentStagedForDeletion(20, 59, lineage(*epochs))]
-    assert bool(reason_epochs_contradict(chain, replace(LIVE, first_epoch=live), TierEnd(30, lineage(*tier)))) is not fits
+    assert bool(chain_epochs_contradict_tier_problem(chain, replace(LIVE, first_epoch=live), TierEnd(30, lineage(*tier)))) is not fits
 
 
 def test_a_live_log_that_was_cleaned_later_may_lack_tombstones_for_what_is_staged() -> None:
     cleaned = replace(LIVE, cleaned=60)
-    assert reason_cleaned_by_broker([FIRST, SECOND], cleaned, TIER)
-    assert not reason_cleaned_by_broker([FIRST, SECOND], cleaned, replace(TIER, position=60))
-    assert not reason_cleaned_by_broker([FIRST, SECOND], replace(LIVE, cleaned=20), TierEnd(None))
+    assert live_log_cleaned_by_broker_problem([FIRST, SECOND], cleaned, TIER)
+    assert not live_log_cleaned_by_broker_problem([FIRST, SECOND], cleaned, replace(TIER, position=60))
+    assert not live_log_cleaned_by_broker_problem([FIRST, SECOND], replace(LIVE, cleaned=20), TierEnd(None))
 
 
 def test_an_empty_tier_begins_with_the_staged_files_that_the_cleaner_has_not_reached() -> None:
@@ -116,22 +116,22 @@ def test_an_empty_tier_begins_with_the_staged_files_that_the_cleaner_has_not_rea
 
 
 WITHOUT_REASON: dict[str, Callable[..., Any]] = {
-    "reason_replaced_by_live_file": lambda *_: "",
-    "reason_not_below_live_log": lambda *_: "",
+    "segment_replaced_by_live_file_problem": lambda *_: "",
+    "segment_not_below_live_log_problem": lambda *_: "",
     "longest_chain_to_live_log": lambda segments, live: tuple(sorted(segments, key=lambda segment: segment.base)),
-    "reason_not_continuing_tier": lambda *_: "",
-    "reason_epochs_contradict": lambda *_: "",
-    "reason_cleaned_by_broker": lambda *_: "",
+    "chain_not_continuing_tier_problem": lambda *_: "",
+    "chain_epochs_contradict_tier_problem": lambda *_: "",
+    "live_log_cleaned_by_broker_problem": lambda *_: "",
 }
 """Each rule as it is when it is dropped."""
 
 REFUSED: dict[str, tuple[list[SegmentStagedForDeletion], BrokerLiveLog, TierEnd]] = {
-    "reason_replaced_by_live_file": ([SegmentStagedForDeletion(60, 70)], LIVE, TIER),
-    "reason_not_below_live_log": ([SegmentStagedForDeletion(40, 65)], LIVE, TIER),
+    "segment_replaced_by_live_file_problem": ([SegmentStagedForDeletion(60, 70)], LIVE, TIER),
+    "segment_not_below_live_log_problem": ([SegmentStagedForDeletion(40, 65)], LIVE, TIER),
     "longest_chain_to_live_log": ([FIRST, replace(SECOND, last_offset=55)], LIVE, TIER),
-    "reason_not_continuing_tier": ([SECOND], LIVE, TIER),
-    "reason_epochs_contradict": ([FIRST, SECOND], LIVE, replace(TIER, lineage=lineage((1, 0)))),
-    "reason_cleaned_by_broker": ([FIRST, SECOND], replace(LIVE, cleaned=60), TierEnd(None)),
+    "chain_not_continuing_tier_problem": ([SECOND], LIVE, TIER),
+    "chain_epochs_contradict_tier_problem": ([FIRST, SECOND], LIVE, replace(TIER, lineage=lineage((1, 0)))),
+    "live_log_cleaned_by_broker_problem": ([FIRST, SECOND], replace(LIVE, cleaned=60), TierEnd(None)),
 }
 """Files that this rule refuses."""
 

@@ -20,9 +20,9 @@ from compactor.web.daemon_pages import DaemonPages
 from compactor.web.documents import (
     DOCUMENT_SCHEMA_VERSION,
     AgentTotals,
+    DaemonPartitionPageDocument,
+    DaemonPartitionRow,
     DaemonTotals,
-    PartitionDocument,
-    PartitionRow,
     PartitionUploadDocument,
     PartitionUploadRow,
     ServiceStatusDocument,
@@ -33,9 +33,9 @@ from tests.support import console_samples
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "status-api.md"
 BEGIN = "## `/api/status` of a daemon\n"
 DOCUMENTS: dict[str, type[BaseModel]] = {
-    "`/api/status` of a daemon": ServiceStatusDocument[DaemonTotals, PartitionRow],
+    "`/api/status` of a daemon": ServiceStatusDocument[DaemonTotals, DaemonPartitionRow],
     "`/api/topics` of a daemon": TopicsDocument,
-    "`/api/partitions/T-P` of a daemon": PartitionDocument,
+    "`/api/partitions/T-P` of a daemon": DaemonPartitionPageDocument,
     "`/api/status` of an agent": ServiceStatusDocument[AgentTotals, PartitionUploadRow],
     "`/api/partitions/T-P` of an agent": PartitionUploadDocument,
 }

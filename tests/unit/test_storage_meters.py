@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from compactor.config.settings import LimitSettings
+from compactor.config.settings import RateLimitSettings
 from compactor.config.store_sections import S3Settings
 from compactor.errors import NotFound, Refused, Unavailable
 from compactor.storage.counting import RequestCounters, StoreUsage
@@ -221,7 +221,7 @@ class TestThrottle:
 
     def test_each_limit_is_its_own_and_zero_is_none(self, tmp_path: Path) -> None:
         clock, counters = Clock(), RequestCounters()
-        buckets = RateLimits(LimitSettings(max_read_bytes_per_s=100, max_requests_per_s=1), clock.time, clock.sleep)
+        buckets = RateLimits(RateLimitSettings(max_read_bytes_per_s=100, max_requests_per_s=1), clock.time, clock.sleep)
         meter = RateLimitingRequestMeter(counters, buckets)
         meter.record_bytes_written(10**9)
         assert clock.slept == []
@@ -254,7 +254,7 @@ def test_a_directory_counts_what_it_does(tmp_path: Path) -> None:
 def test_settings_travel_and_stores_are_opened_where_they_arrive(tmp_path: Path) -> None:
     settings = (
         S3Settings(endpoint_url="http://x", region="r"),
-        LimitSettings(max_requests_per_s=5),
+        RateLimitSettings(max_requests_per_s=5),
         RetrySettings(deadline_s=1),
         TransferSettings(threads=2),
     )

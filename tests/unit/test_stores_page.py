@@ -126,8 +126,8 @@ partition only. Not tried: more than one machine.
 
 ## Another store
 
-A store is one module below `compactor/storage` (an `ObjectClient` of `cloud.py`, whose single requests `CloudStore` makes into the
-port), one row in `schemes.py`, and one fixture in `tests/support/servers.py`. If it has settings, they are a section of
+A store is one module below `compactor/storage` (a `SingleRequestObjectClient` of `cloud.py`, whose single requests `CloudStore` makes into
+the port), one row in `schemes.py`, and one fixture in `tests/support/servers.py`. If it has settings, they are a section of
 `config/store_sections.py`, named in `settings.py` and `conf/default.toml`; if it needs a library, an extra of `extras.py` and
 `pyproject.toml`. No other file of the program knows a scheme. Of the tests, `store_costs.py` has a column for it, the contract suite a
 parameter, and `fault_proxy.py` must know its interface if that is a new one. HDFS was added in this way.

@@ -23,7 +23,7 @@ from compactor.upkeep.verify_offsets import (
     segment_beyond_cleaner_offset_problems,
     verify_control_log,
 )
-from compactor.views.checkpoints import read_only_tier
+from compactor.views.checkpoints import read_only_copy_of_tier
 from tests.support.crafted import ORDERS, Author, Crafted, kip_table, segment, vector
 
 
@@ -35,7 +35,7 @@ def crafted() -> Crafted:
 def verify(crafted: Crafted) -> list[SegmentProblem]:
     ports = crafted.author("viewer").ports
     tier = Tier(Settings(tier=TierSettings(url="file:///nowhere")), ports, open_catalog(ports), crafted.counters)
-    return verify_control_log(read_only_tier(tier), ORDERS)
+    return verify_control_log(read_only_copy_of_tier(tier), ORDERS)
 
 
 def errors(crafted: Crafted) -> list[tuple[str, str]]:

@@ -126,7 +126,7 @@ class KafkaAdmin:
 
     def cluster_id(self) -> str:
         """Return the cluster id. Needs an answer from one broker only, so that a broker that has just died does not matter."""
-        return self._session.cluster_metadata("ask for the cluster id").cluster_id or self.describe_cluster().cluster_id
+        return self._session.request_cluster_metadata("ask for the cluster id").cluster_id or self.describe_cluster().cluster_id
 
     def describe_cluster(self) -> ClusterDescription:
         """Return the cluster id and the brokers with their versions."""
@@ -136,7 +136,7 @@ class KafkaAdmin:
         missing = []
         for node in described.nodes:
             try:
-                self._broker_settings[node.id] = self._describe_settings("BROKER", [str(node.id)])[str(node.id)]
+                self._broker_settings[node.id] = self._request_settings_of_resources("BROKER", [str(node.id)])[str(node.id)]
             except Refused as error:
                 missing = [MissingPermission("the cluster", "DESCRIBE_CONFIGS", f"versions of brokers are unknown ({error.message})")]
             except Unavailable:
@@ -147,10 +147,10 @@ class KafkaAdmin:
         )
         return ClusterDescription(described.cluster_id, tuple(sorted(brokers, key=lambda one: one.id)), tuple(missing))
 
-    def describe_topics(self, topics: Sequence[str], *, lists_missing_append_right: bool = False) -> dict[str, TopicDescription]:
+    def describe_topics(self, topics: Sequence[str], *, reports_missing_append_permission: bool = False) -> dict[str, TopicDescription]:
         """Return descriptions of these topics by topic name: partitions, offsets, settings and missing permissions.
 
-        :param lists_missing_append_right: whether a missing permission to append to a topic is listed, too.
+        :param reports_missing_append_permission: whether a missing permission to append to a topic is listed, too.
         """
         if not topics:
             return {}
@@ -167,16 +167,18 @@ class KafkaAdmin:
         )
         settings = self._request_topic_settings(list(described))
         return {
-            name: self._describe_topic(name, topic, offsets, settings[name], lists_missing_append_right=lists_missing_append_right)
+            name: self._describe_topic(
+                name, topic, offsets, settings[name], reports_missing_append_permission=reports_missing_append_permission
+            )
             for name, topic in described.items()
         }
 
-    def describe_metadata_topic(self, *, lists_missing_append_right: bool = False) -> TopicDescription:
+    def describe_metadata_topic(self, *, reports_missing_append_permission: bool = False) -> TopicDescription:
         """Describe ``__remote_log_metadata``. Raises Refused if it does not exist, because nothing was ever tiered.
 
-        :param lists_missing_append_right: whether a missing permission to append to the topic is listed in the description, too.
+        :param reports_missing_append_permission: whether a missing permission to append to the topic is listed in the description, too.
         """
-        return self.describe_topics([TOPIC], lists_missing_append_right=lists_missing_append_right)[TOPIC]
+        return self.describe_topics([TOPIC], reports_missing_append_permission=reports_missing_append_permission)[TOPIC]
 
     def log_start_offset(self, topic: str, partition: int) -> int:
         """Ask the partition's leader for its log start offset. Return 0 if the cluster lists no such topic any more. Raise
@@ -185,9 +187,9 @@ class KafkaAdmin:
         kafka = load_confluent_kafka()
         wanted = kafka.TopicPartition(topic, partition)
         try:
-            found = self._list_offsets([wanted], kafka.admin.OffsetSpec.earliest(), kafka.IsolationLevel.READ_UNCOMMITTED)
+            found = self._request_offsets_of_partitions([wanted], kafka.admin.OffsetSpec.earliest(), kafka.IsolationLevel.READ_UNCOMMITTED)
         except StoreError:
-            if topic in self._session.cluster_metadata("ask for the topics").topics:
+            if topic in self._session.request_cluster_metadata("ask for the topics").topics:
                 raise
             return 0  # Nothing of a deleted topic counts as expired; the round finds that its sources are gone.
         offset = int(found[topic, partition].offset)
@@ -236,7 +238,7 @@ class KafkaAdmin:
         leaders: Mapping[TopicAndNumber, PartitionLeaderAndOffsets],
         settings: Mapping[str, KafkaSetting] | Refused,
         *,
-        lists_missing_append_right: bool,
+        reports_missing_append_permission: bool,
     ) -> TopicDescription:
         """Return the description of one topic, combined from several answers. Permissions that this user lacks are listed in
         ``missing_rights``.
@@ -244,10 +246,12 @@ class KafkaAdmin:
         :param topic: the admin client's description.
         :param leaders: offsets and leader epoch of each partition whose leader has answered.
         :param settings: the topic's settings, or the error if this user may not read them.
-        :param lists_missing_append_right: whether a missing permission to append to the topic is listed, too.
+        :param reports_missing_append_permission: whether a missing permission to append to the topic is listed, too.
         """
         allowed = {operation.name for operation in topic.authorized_operations or ()}
-        needed = {"READ": "its records cannot be read"} | ({"WRITE": "nothing can be published"} if lists_missing_append_right else {})
+        needed = {"READ": "its records cannot be read"} | (
+            {"WRITE": "nothing can be published"} if reports_missing_append_permission else {}
+        )
         missing = [MissingPermission(f"topic {name}", right, why) for right, why in needed.items() if allowed and right not in allowed]
         if isinstance(settings, Refused):
             missing.append(MissingPermission(f"topic {name}", "DESCRIBE_CONFIGS", f"its settings are unknown ({settings.message})"))
@@ -271,9 +275,9 @@ class KafkaAdmin:
         if not wanted:
             return {}
         asked = (
-            self._list_offsets(wanted, spec.earliest(), isolation.READ_UNCOMMITTED),
-            self._list_offsets(wanted, spec.latest(), isolation.READ_UNCOMMITTED),
-            self._list_offsets(wanted, spec.latest(), isolation.READ_COMMITTED),
+            self._request_offsets_of_partitions(wanted, spec.earliest(), isolation.READ_UNCOMMITTED),
+            self._request_offsets_of_partitions(wanted, spec.latest(), isolation.READ_UNCOMMITTED),
+            self._request_offsets_of_partitions(wanted, spec.latest(), isolation.READ_COMMITTED),
         )
         found = {}
         for where in wanted:
@@ -284,7 +288,7 @@ class KafkaAdmin:
             found[where.topic, where.partition] = PartitionLeaderAndOffsets(-1, LeaderEpoch(epoch), start.offset, end.offset, stable.offset)
         return found
 
-    def _list_offsets(self, partitions: Sequence[Any], spec: Any, isolation: Any) -> dict[TopicAndNumber, Any]:
+    def _request_offsets_of_partitions(self, partitions: Sequence[Any], spec: Any, isolation: Any) -> dict[TopicAndNumber, Any]:
         """Send a ListOffsets request for these partitions, and return the answers by topic and partition.
 
         :param spec: offset to ask for (confluent-kafka's OffsetSpec).
@@ -303,13 +307,13 @@ class KafkaAdmin:
         topic if the cluster refuses the joint one.
         """
         try:
-            return dict(self._describe_settings("TOPIC", topics))
+            return dict(self._request_settings_of_resources("TOPIC", topics))
         except Refused as error:
             if len(topics) == 1:
                 return {topics[0]: error}
         return {name: found for one in topics for name, found in self._request_topic_settings([one]).items()}
 
-    def _describe_settings(self, resource_type: str, resource_names: Sequence[str]) -> dict[str, dict[str, KafkaSetting]]:
+    def _request_settings_of_resources(self, resource_type: str, resource_names: Sequence[str]) -> dict[str, dict[str, KafkaSetting]]:
         """Return settings by resource name: those in TOPIC_SETTINGS for topics, all for brokers.
 
         :param resource_type: ``TOPIC`` or ``BROKER``.
@@ -323,7 +327,7 @@ class KafkaAdmin:
         return {resource.name: _parse_settings(entries, resource_type) for resource, entries in found.items()}
 
 
-def metadata_topic_problem(topic: TopicDescription) -> ReasonOrEmpty:
+def metadata_topic_write_refusal_reason(topic: TopicDescription) -> ReasonOrEmpty:
     """Return why nothing may be written to this metadata topic, or an empty string. An unknown setting counts as a problem."""
     wanted = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
     for name, value in wanted.items():

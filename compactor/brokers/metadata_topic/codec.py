@@ -159,7 +159,7 @@ def decode_record(value: bytes | None, *, offset: int = -1, topic: str = TOPIC) 
     except (IndexError, struct.error):
         cause, position = "it is cut short", len(value or b"")
     raise BadData(
-        f"{cause} ({_describe_bytes(value)})",
+        f"{cause} ({_byte_count_and_hex_text(value)})",
         segment=topic,
         position=position,
         offset=offset,
@@ -172,7 +172,7 @@ def encode_record(record: MetadataRecord) -> bytes:
     if isinstance(record, RemoteLogSegmentMetadataRecord):
         if record.state is not SegmentState.COPY_SEGMENT_STARTED:
             raise ValueError("a segment is introduced in COPY_SEGMENT_STARTED")
-        if problem := _segment_metadata_problem(record):
+        if problem := _kafka_constructor_refusal_reason(record):
             raise ValueError(problem)
         return bytes((_FRAME_VERSION, SEGMENT_METADATA, _VERSION)) + encode_unframed_segment_metadata(record)
     nested = iter(record.nested)
@@ -273,7 +273,7 @@ def _decode_record_value(value: bytes | None) -> MetadataRecord:
     record: MetadataRecord
     if kind == SEGMENT_METADATA:
         record, position = decode_unframed_segment_metadata(value, position)
-        problem = _segment_metadata_problem(record)
+        problem = _kafka_constructor_refusal_reason(record)
         if record.state is not SegmentState.COPY_SEGMENT_STARTED:
             problem = f"a segment is introduced in state {record.state}, not COPY_SEGMENT_STARTED"
         if problem:
@@ -311,7 +311,7 @@ def _decode_partition_delete_record(data: bytes, position: int) -> tuple[RemoteP
     return RemotePartitionDeleteMetadataRecord(partition, broker, event, _DELETE_STATES[number], tags, nested), end
 
 
-def _segment_metadata_problem(record: RemoteLogSegmentMetadataRecord) -> ReasonOrEmpty:
+def _kafka_constructor_refusal_reason(record: RemoteLogSegmentMetadataRecord) -> ReasonOrEmpty:
     """Return why Kafka's RemoteLogSegmentMetadata constructor would throw, or an empty string."""
     if record.start_offset < 0:
         return f"the start offset is {record.start_offset}"
@@ -430,7 +430,7 @@ def _append_segment_id(
     _append_tagged_fields(out, id_tags)
 
 
-def _describe_bytes(value: bytes | None) -> str:
+def _byte_count_and_hex_text(value: bytes | None) -> str:
     if value is None:
         return "no bytes"
     more = "..." if len(value) > _MAX_BYTES_SHOWN else ""

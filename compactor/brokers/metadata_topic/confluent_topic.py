@@ -228,7 +228,11 @@ class ConfluentKafkaMetadataTopicClient:
         """Return the producer, created at the first call. Raises Refused if the topic does not exist."""
         if self._producer is None:
             settings = self._connection.client_settings(
-                self._listener, enable_idempotence=True, acks="all", linger_ms=0, message_timeout_ms=self._connection.delivery_timeout_ms
+                self._listener,
+                enable_idempotence=True,
+                acks="all",
+                linger_ms=0,
+                message_timeout_ms=self._connection.producer_delivery_timeout_ms,
             )
             producer = create_kafka_client(lambda: load_confluent_kafka().Producer(settings))
             # A producer waits long for a topic that is not there; who asks first is told at once.

@@ -96,7 +96,7 @@ class KafkaConnection:
                 raise UsageError(f"the property {name} cannot be set", hint="Reading and writing the metadata topic safely depends on it")
 
     @property
-    def delivery_timeout_ms(self) -> int:
+    def producer_delivery_timeout_ms(self) -> int:
         """Return for how many milliseconds a producer retries a record. Afterwards the record cannot arrive any more."""
         detail = self.properties.get("delivery.timeout.ms") or self.properties.get("message.timeout.ms")
         return int(detail) if detail and detail.isdigit() and int(detail) > 0 else int(self.timeout_s * 1000)
@@ -285,7 +285,7 @@ class LazyKafkaAdminClient:
         """
         return retry_until_answered(self._connection, self._listener, request_name, RetriedAdminRequest(self.client, send))
 
-    def cluster_metadata(self, request_name: str) -> Any:
+    def request_cluster_metadata(self, request_name: str) -> Any:
         """Return the cluster's metadata (brokers, topics, leaders), in one request."""
         client = self.client
         return retry_until_answered(

@@ -21,7 +21,7 @@ from compactor.brokers.metadata_topic.persisted_state import (
     FoldedPartitionMetadata,
     FoldPosition,
     PersistedStateLost,
-    TieredPartition,
+    TieredPartitionSegmentCounts,
 )
 from compactor.brokers.metadata_topic.ports import FirstAndEndOffsets, MetadataTopic, RawMetadataTopicRecord, TopicIdentity
 from compactor.brokers.metadata_topic.state_serde import LazilyDecodedSegments
@@ -190,7 +190,7 @@ class FoldingMetadataTopicReader:
                 raise Unavailable(f"{self._topic.name} has not been read yet")
             return metadata_partition(topic_id, partition, self._partitions)
 
-    def tiered_partitions(self) -> list[TieredPartition]:
+    def tiered_partitions(self) -> list[TieredPartitionSegmentCounts]:
         """Return all user partitions that the topic has records about, in order of topic id and partition number."""
         with self._lock:
             return list(self._states.tiered_partitions())
@@ -294,7 +294,7 @@ class FoldingMetadataTopicReader:
     def _fold_chunk_and_count_records(self, metadata_partition: int, chunk: _UnfoldedRecordChunk) -> int:
         """Fold the records read from one metadata partition, and return their number."""
         reached = self._reached[metadata_partition]
-        records = self._verified_unfolded_records(metadata_partition, reached, chunk)
+        records = self._unfolded_records_after_digest_check(metadata_partition, reached, chunk)
         self._checked.add(metadata_partition)
         by_partition: dict[TopicIdPartition, list[tuple[int, MetadataRecord]]] = {}
         ours: list[tuple[int, int]] = []
@@ -335,7 +335,7 @@ class FoldingMetadataTopicReader:
             self._folds += 1
         return len(done)
 
-    def _verified_unfolded_records(
+    def _unfolded_records_after_digest_check(
         self, metadata_partition: int, fold_position: FoldPosition, chunk: _UnfoldedRecordChunk
     ) -> list[RawMetadataTopicRecord]:
         """Return the records of a chunk that are not folded yet. The first chunk of a metadata partition begins with the last folded

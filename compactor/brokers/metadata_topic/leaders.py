@@ -56,7 +56,7 @@ class KafkaAgentClusterQueries:
 
     def leaders(self) -> ClusterPartitionLeaders:
         """Return the leaders of all partitions, in one request. Raises Unavailable or Refused."""
-        reported = self._admin.cluster_metadata("ask who leads")
+        reported = self._admin.request_cluster_metadata("ask who leads")
         leaders = {
             TopicPartition(topic.topic, number): partition.leader
             for topic in reported.topics.values()

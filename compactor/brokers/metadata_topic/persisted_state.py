@@ -27,7 +27,7 @@ from compactor.brokers.metadata_topic.codec import (
     TopicIdPartition,
 )
 from compactor.brokers.metadata_topic.ports import LocalKeyValueStore, TopicIdentity
-from compactor.brokers.metadata_topic.token_bucket import RecordsByMinute
+from compactor.brokers.metadata_topic.token_bucket import RecordCountsByMinute
 from compactor.model.segment import SegmentState
 
 MAX_FINDINGS = 32
@@ -57,7 +57,7 @@ class FoldPosition:
     digest: str = ""
     missing: int = 0
     stopped: str = ""
-    compactor_records: RecordsByMinute = ()
+    compactor_records: RecordCountsByMinute = ()
 
     def to_json(self) -> bytes:
         """Return the fold position as JSON in UTF-8."""
@@ -70,7 +70,7 @@ class FoldPosition:
         return FoldPosition(position, last, digest, missing, stopped, tuple((minute, count) for minute, count in ours))
 
 
-class TieredPartition(NamedTuple):
+class TieredPartitionSegmentCounts(NamedTuple):
     """A user partition with tiered segments, and the number of its segments by state.
 
     finished: number of segments in COPY_SEGMENT_FINISHED.
@@ -107,15 +107,15 @@ class FoldedPartitionMetadata:
         raw_id = b"" if isinstance(record, RemotePartitionDeleteMetadataRecord) else record.segment_id
         before = segments.get(raw_id)
         finding = self.cache.apply_record(record, offset, topic=topic)
-        self._adjust_counts(before, -1)
-        self._adjust_counts(segments.get(raw_id), 1)
+        self._adjust_segment_counts_by_state(before, -1)
+        self._adjust_segment_counts_by_state(segments.get(raw_id), 1)
         if not segments:
             self.finished = self.other = self.finished_bytes = 0
         if finding is not None:
             self.finding_count += 1
             self.findings = [*self.findings, finding][-MAX_FINDINGS:]
 
-    def _adjust_counts(self, segment: RemoteLogSegmentMetadataRecord | None, difference: int) -> None:
+    def _adjust_segment_counts_by_state(self, segment: RemoteLogSegmentMetadataRecord | None, difference: int) -> None:
         """Add ``difference`` to the counts of segments in this segment's state. Does nothing if ``segment`` is None.
 
         :param difference: 1 for a segment that enters the state, -1 for one that leaves it.
@@ -157,7 +157,7 @@ class FoldedMetadataStore:
             self._memory.clear()
             self._reached = dict.fromkeys(range(identity.partitions), FoldPosition())
             self._writable = self._store.is_writable
-            self._write_values(
+            self._write_local_values_or_keep_in_memory(
                 {_TOPIC_KEY: message, **{_fold_position_key(number): reached.to_json() for number, reached in self._reached.items()}}
             )
         self._stored = self._store.get([_TOPIC_KEY])[0]
@@ -176,7 +176,7 @@ class FoldedMetadataStore:
         keys = [_fold_position_key(metadata_partition)]
         for name in partitions:
             keys += [_partition_state_key(_SUMMARY_PREFIX, name), _partition_state_key(_STATE_PREFIX, name)]
-        at, *values = self._read_values(keys)
+        at, *values = self._read_local_values(keys)
         if at != self._reached[metadata_partition].to_json():
             raise PersistedStateLost(f"metadata partition {metadata_partition}")
         return [
@@ -189,23 +189,23 @@ class FoldedMetadataStore:
         for name, folded in partitions.items():
             values[_partition_state_key(_SUMMARY_PREFIX, name)] = _encode_partition_counts(folded)
             values[_partition_state_key(_STATE_PREFIX, name)] = packed.encode_folded_partition(folded.cache, folded.findings)
-        self._write_values(values)
+        self._write_local_values_or_keep_in_memory(values)
 
     def save_fold_position(self, metadata_partition: int, position: FoldPosition) -> None:
         """Save a fold position. Called after the states of all records below it are saved."""
         self._reached[metadata_partition] = position
-        self._write_values({_fold_position_key(metadata_partition): position.to_json()})
+        self._write_local_values_or_keep_in_memory({_fold_position_key(metadata_partition): position.to_json()})
 
-    def tiered_partitions(self) -> Iterator[TieredPartition]:
+    def tiered_partitions(self) -> Iterator[TieredPartitionSegmentCounts]:
         """Yield all user partitions with records, in order of topic id and partition number."""
         found = self._store.entries_with_prefix(_SUMMARY_PREFIX) | {
             key[len(_SUMMARY_PREFIX) :]: data for key, data in self._memory.items() if key.startswith(_SUMMARY_PREFIX)
         }
         for key, data in sorted(found.items()):
             topic, *figures = json.loads(data)
-            yield TieredPartition(TopicIdPartition(key[:16], topic, _NUMBER.unpack(key[16:])[0]), *figures)
+            yield TieredPartitionSegmentCounts(TopicIdPartition(key[:16], topic, _NUMBER.unpack(key[16:])[0]), *figures)
 
-    def _read_values(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    def _read_local_values(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the stored values of these keys, None for absent ones. Raises PersistedStateLost if the store was emptied since
         load_fold_positions.
         """
@@ -216,7 +216,7 @@ class FoldedMetadataStore:
             return stored
         return [self._memory.get(key, data) for key, data in zip(keys, stored, strict=True)]
 
-    def _write_values(self, values: dict[bytes, bytes]) -> None:
+    def _write_local_values_or_keep_in_memory(self, values: dict[bytes, bytes]) -> None:
         """Write values to the store; if the store was not writable when folding began, keep them in memory instead. Raises
         PersistedStateLost if the store stops accepting writes.
         """

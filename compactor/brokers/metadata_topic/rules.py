@@ -215,7 +215,9 @@ class HighestOffsetMarker:
     segment: RemoteLogSegmentMetadataRecord
 
     def highest_offset_marker_records(self, event_timestamp_ms: int) -> list[MetadataRecord]:
-        """Return the records that introduce, finish and delete the marker. No object belongs to it."""
+        """Return the records that introduce, finish and delete the marker, a segment without an object that raises the highest
+        tiered offset of a finished leader epoch by one.
+        """
         begun = self.segment
         states = (_S.COPY_SEGMENT_FINISHED, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
         updates = [
@@ -225,7 +227,7 @@ class HighestOffsetMarker:
         return [begun, *updates]
 
 
-def highest_offset_markers(
+def highest_offset_markers_before_finish(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, event_timestamp_ms: int
 ) -> list[HighestOffsetMarker]:
     """Return the permitted markers that must be written before COPY_SEGMENT_FINISHED of this segment. A marker raises the highest tiered
@@ -366,7 +368,7 @@ def reason_to_refuse_finish(
     trial = CopyOnWriteMetadataCache(cache)
     wanted = [
         record
-        for marker in highest_offset_markers(cache, lineage, segment, event_timestamp_ms)
+        for marker in highest_offset_markers_before_finish(cache, lineage, segment, event_timestamp_ms)
         for record in marker.highest_offset_marker_records(event_timestamp_ms)
     ]
     for record in (*wanted, _state_change_record(segment, _S.COPY_SEGMENT_FINISHED)):

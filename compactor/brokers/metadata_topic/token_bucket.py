@@ -27,11 +27,11 @@ MAX_SILENCE_MS = 15 * MINUTE_MS
 MAX_WAITING_MS = 24 * _HOUR_MS
 """A silent round loses its place after this time."""
 
-RecordsByMinute = tuple[tuple[int, int], ...]
+RecordCountsByMinute = tuple[tuple[int, int], ...]
 """(minute since 1970, records in it), ascending."""
 
 
-def record_counts_with_timestamps_added(counts: RecordsByMinute, timestamps_ms: Iterable[int], now_ms: int) -> RecordsByMinute:
+def record_counts_with_timestamps_added(counts: RecordCountsByMinute, timestamps_ms: Iterable[int], now_ms: int) -> RecordCountsByMinute:
     """Return the record counts by minute after adding one record for each timestamp. A timestamp later than ``now_ms`` counts as now,
     because it comes from the writer's clock.
     """
@@ -85,8 +85,8 @@ class MetadataTokenBucket:
     reserved: Mapping[TopicPartition, MetadataRecordReservation] = field(default_factory=dict)
     waiting: Mapping[TopicPartition, RoundAwaitingAdmission] = field(default_factory=dict)
 
-    def admit_round(
-        self, written_by_minute: Mapping[int, int], partition: TopicPartition, records: int, max_records_per_hour: int, now_ms: int
+    def bucket_after_admission_or_delay(
+        self, written_by_minute: Mapping[int, int], partition: TopicPartition, record_count: int, max_records_per_hour: int, now_ms: int
     ) -> tuple[MetadataTokenBucket, MetadataRecordRateLimitDelay | None]:
         """Admit a round, or determine until when and why it has to wait. An admitted round may ask again for more records.
 
@@ -98,7 +98,7 @@ class MetadataTokenBucket:
         reserved = {of: one for of, one in self.reserved.items() if now_ms < one.counted_ms + _HOUR_MS}
         waiting = {of: one for of, one in self.waiting.items() if now_ms < one.retry_at_ms + MAX_WAITING_MS}
         mine = reserved.get(partition, MetadataRecordReservation(0, 0, now_ms))
-        wanted = max(records, waiting[partition].records) if partition in waiting else records
+        wanted = max(record_count, waiting[partition].records) if partition in waiting else record_count
         used = record_counts_of_last_hour(written_by_minute, now_ms)
         others = sum(one.round + one.deletions for one in reserved.values()) - mine.round
         total = sum(used.values()) + others
@@ -107,26 +107,28 @@ class MetadataTokenBucket:
         if is_next and (not total or total + wanted <= max_records_per_hour):
             waiting.pop(partition, None)
             return MetadataTokenBucket(reserved | {partition: replace(mine, round=wanted, counted_ms=now_ms)}, waiting), None
-        until = _earliest_admission_ms(used, wanted, max_records_per_hour) if is_next else waiting[first].retry_at_ms
+        until = _earliest_round_admission_time_ms(used, wanted, max_records_per_hour) if is_next else waiting[first].retry_at_ms
         waiting[partition] = RoundAwaitingAdmission(wanted, max(until, now_ms + MINUTE_MS))
         return MetadataTokenBucket(reserved, waiting)._bucket_keeping_only_deletion_records(partition), MetadataRecordRateLimitDelay(
             waiting[partition].retry_at_ms, wanted
         )
 
-    def bucket_after_append(self, partition: TopicPartition, records: int, deletions: int, now_ms: int) -> MetadataTokenBucket:
+    def bucket_after_append(
+        self, partition: TopicPartition, round_record_count: int, deletion_record_count: int, now_ms: int
+    ) -> MetadataTokenBucket:
         """Return the bucket after a round has appended records. They are no longer reserved, because they are now counted in the topic.
 
         :param records: number of appended records of the round itself.
         :param deletions: number of appended records that report deletions.
         """
-        return self._bucket_with_changed_reservation(partition, -records, -deletions, now_ms)
+        return self._bucket_with_changed_reservation(partition, -round_record_count, -deletion_record_count, now_ms)
 
-    def bucket_after_publication(self, partition: TopicPartition, deletions: int, now_ms: int) -> MetadataTokenBucket:
+    def bucket_after_publication(self, partition: TopicPartition, deletion_record_count: int, now_ms: int) -> MetadataTokenBucket:
         """Return the bucket after a publication. It releases the records reserved for the partition's round, and reserves ``deletions``
         records, which report the deletion of the replaced segments after the grace period (the time for which these remain).
         """
         known = self.reserved.get(partition)
-        return self if known is None else self._bucket_with_changed_reservation(partition, -known.round, deletions, now_ms)
+        return self if known is None else self._bucket_with_changed_reservation(partition, -known.round, deletion_record_count, now_ms)
 
     def bucket_after_round_ended(self, partition: TopicPartition) -> MetadataTokenBucket:
         """Return the bucket after the round of a partition has ended or is no longer due. Only the partition's records about deletions
@@ -157,7 +159,7 @@ class MetadataTokenBucket:
         return replace(self, reserved={of: one for of, one in left.items() if one.round or one.deletions})
 
 
-def _earliest_admission_ms(records_by_minute: Mapping[int, int], record_count: int, max_records_per_hour: int) -> int:
+def _earliest_round_admission_time_ms(records_by_minute: Mapping[int, int], record_count: int, max_records_per_hour: int) -> int:
     """Return when a round of ``record_count`` records will fit the cap because older records have left the last hour, in milliseconds; 0 if
     it fits now.
     """

@@ -105,11 +105,11 @@ class SourceBatchHeaders:
         """Return the number of batches."""
         return len(self.crc)
 
-    def __getitem__(self, field: int) -> npt.NDArray[Any]:
+    def __getitem__(self, header_field_number: int) -> npt.NDArray[Any]:
         """Return the header column with this field number, with one value per batch."""
-        if field == col.STORED_CRC:
+        if header_field_number == col.STORED_CRC:
             return self.crc
-        columns = [getattr(table, FROM_TABLE[field]) for table in self._tables]
+        columns = [getattr(table, FROM_TABLE[header_field_number]) for table in self._tables]
         return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
     def header_fields_of_batches(self, batch_numbers: Int64s) -> HeaderFields:
@@ -338,23 +338,23 @@ def find_header_problems(group: SourceAndOutputBatches, path_by_kind: Mapping[st
         flag_batches_whose_header_must_stay(group.source, rules),
         flag_removable_markers(group.source, group.outcomes, rules.now_ms),
     )
-    yield from _problem_of_first_flagged_batch(out, "not of message format 2", out[col.MAGIC] != 2)
+    yield from _yield_problem_of_first_invalid_batch(out, "not of message format 2", out[col.MAGIC] != 2)
     elsewhere = (out[col.BASE] != of[col.BASE]) | (out[col.LAST] != of[col.LAST])
-    yield from _problem_of_first_flagged_batch(out, "other offsets than its source batch", v2 & elsewhere)
+    yield from _yield_problem_of_first_invalid_batch(out, "other offsets than its source batch", v2 & elsewhere)
     for column, name in _UNCHANGED_FIELDS.items():
-        yield from _problem_of_first_flagged_batch(out, f"another {name} than its source batch", out[column] != of[column])
+        yield from _yield_problem_of_first_invalid_batch(out, f"another {name} than its source batch", out[column] != of[column])
     changed = out[col.ATTRIBUTES] ^ of[col.ATTRIBUTES]
-    yield from _problem_of_first_flagged_batch(
+    yield from _yield_problem_of_first_invalid_batch(
         out, "other attributes than its source batch", changed & (LOG_APPEND | TRANSACTIONAL | CONTROL) != 0
     )
-    yield from _problem_of_first_flagged_batch(out, "another codec than its source batch", ~empty & (changed & CODEC_MASK != 0))
+    yield from _yield_problem_of_first_invalid_batch(out, "another codec than its source batch", ~empty & (changed & CODEC_MASK != 0))
     odd = (out[col.SIZE] != 61) | (out[col.ATTRIBUTES] & (CODEC_MASK | HORIZON) != 0) | (out[col.BASE_TIMESTAMP] != -1)
     odd |= out[col.MAX_TIMESTAMP] != of[col.MAX_TIMESTAMP]
-    yield from _problem_of_first_flagged_batch(out, "an emptied batch whose header is not what Kafka leaves", empty & odd)
-    yield from _problem_of_first_flagged_batch(out, "an empty batch that nothing keeps", empty & ~stays[group.origin])
-    yield from _problem_of_first_flagged_batch(out, "records of an aborted transaction", ~empty & aborted)
-    yield from _problem_of_first_flagged_batch(out, "a marker whose horizon has passed", ~empty & gone[group.origin])
-    yield from _problem_of_first_flagged_batch(
+    yield from _yield_problem_of_first_invalid_batch(out, "an emptied batch whose header is not what Kafka leaves", empty & odd)
+    yield from _yield_problem_of_first_invalid_batch(out, "an empty batch that nothing keeps", empty & ~stays[group.origin])
+    yield from _yield_problem_of_first_invalid_batch(out, "records of an aborted transaction", ~empty & aborted)
+    yield from _yield_problem_of_first_invalid_batch(out, "a marker whose horizon has passed", ~empty & gone[group.origin])
+    yield from _yield_problem_of_first_invalid_batch(
         out,
         "a marker without data that did not just get its horizon",
         flag_markers_given_delete_horizon(of, idle, gone[group.origin]) & ~_flag_batches_given_delete_horizon(of, out, rules),
@@ -362,9 +362,9 @@ def find_header_problems(group: SourceAndOutputBatches, path_by_kind: Mapping[st
     lost = np.ones(len(group.source), np.bool_)
     lost[group.origin] = False
     cause = "the header of a producer's last batch, or of the batch at the high watermark, is missing"
-    yield from _problem_of_first_flagged_batch(group.source, cause, lost & stays)
+    yield from _yield_problem_of_first_invalid_batch(group.source, cause, lost & stays)
     control = group.source[col.CONTROL_KIND] != NOT_CONTROL
-    yield from _problem_of_first_flagged_batch(group.source, "a control batch is missing that must stay", lost & control & ~gone)
+    yield from _yield_problem_of_first_invalid_batch(group.source, "a control batch is missing that must stay", lost & control & ~gone)
     yield from _find_txn_index_problems(of, idle, group.outcomes.began[group.origin], path_by_kind)
 
 
@@ -374,21 +374,21 @@ def find_changes_in_copied_batches(group: SourceAndOutputBatches) -> Iterator[Ba
     copied, idle = flag_unchanged_batches(of, out), group.outcomes.idle[group.origin]
     gone = flag_removable_markers(group.source, group.outcomes, group.rules.now_ms)[group.origin]
     known = CODEC_MASK | LOG_APPEND | TRANSACTIONAL | CONTROL | HORIZON
-    yield from _problem_of_first_flagged_batch(out, "unknown attributes", ~copied & (out[col.ATTRIBUTES] & ~known != 0))
+    yield from _yield_problem_of_first_invalid_batch(out, "unknown attributes", ~copied & (out[col.ATTRIBUTES] & ~known != 0))
     control = of[col.CONTROL_KIND] != NOT_CONTROL
-    yield from _problem_of_first_flagged_batch(
+    yield from _yield_problem_of_first_invalid_batch(
         out, "a control batch was changed", control & ~gone & ~flag_markers_given_delete_horizon(of, idle, gone) & ~copied
     )
 
 
-def flag_markers_given_delete_horizon(sources: HeaderFields, has_no_data_left: Flags, is_removed: Flags) -> Flags:
+def flag_markers_given_delete_horizon(sources: HeaderFields, markers_without_data_flags: Flags, removed_marker_flags: Flags) -> Flags:
     """Return a flag per batch: whether it is a transaction marker that gets its delete horizon in this round, because its transaction has
     no data left.
 
     :param has_no_data_left: a flag per batch: whether it is a marker whose transaction has no data left.
     :param is_removed: a flag per batch: whether it is a marker that this round removes. Such a marker gets no horizon.
     """
-    return has_no_data_left & ~is_removed & (sources[col.ATTRIBUTES] & HORIZON == 0)
+    return markers_without_data_flags & ~removed_marker_flags & (sources[col.ATTRIBUTES] & HORIZON == 0)
 
 
 def _flag_batches_given_delete_horizon(sources: HeaderFields, outputs: HeaderFields, retention_rules: RetentionRules) -> Flags:
@@ -410,29 +410,31 @@ def find_headers_not_matching_records(
     flags = np.bitwise_or.reduceat(records.flags, begin)
     tombstones = flags & col.NULL_VALUE != 0
     copied = flag_unchanged_batches(sources, outputs)
-    yield from _problem_of_first_flagged_batch(
+    yield from _yield_problem_of_first_invalid_batch(
         outputs, "record attributes, which Kafka does not write", ~copied & (flags & col.ODD_ATTRIBUTES != 0)
     )
     had, has = sources[col.ATTRIBUTES] & HORIZON != 0, outputs[col.ATTRIBUTES] & HORIZON != 0
-    yield from _problem_of_first_flagged_batch(outputs, "a delete horizon is missing, or has no reason", has != (had | tombstones))
+    yield from _yield_problem_of_first_invalid_batch(outputs, "a delete horizon is missing, or has no reason", has != (had | tombstones))
     horizon = np.where(had, sources[col.BASE_TIMESTAMP], retention_rules.new_delete_horizon_ms)
-    yield from _problem_of_first_flagged_batch(
+    yield from _yield_problem_of_first_invalid_batch(
         outputs, "another delete horizon than the cleaner sets", has & (outputs[col.BASE_TIMESTAMP] != horizon)
     )
     other = outputs[col.BASE_TIMESTAMP] != records.timestamp[begin]
     appended = sources[col.ATTRIBUTES] & LOG_APPEND != 0
     # Magic 0 inside such a wrapper of magic 1 has no timestamp of its own.
     other &= ~(appended & (sources[col.MAGIC] == 1) & (outputs[col.BASE_TIMESTAMP] == -1))
-    yield from _problem_of_first_flagged_batch(outputs, "a base timestamp that is not the first record's", ~has & ~copied & other)
+    yield from _yield_problem_of_first_invalid_batch(outputs, "a base timestamp that is not the first record's", ~has & ~copied & other)
     highest = np.where(appended | copied, sources[col.MAX_TIMESTAMP], np.maximum.reduceat(records.timestamp, begin))
-    yield from _problem_of_first_flagged_batch(
+    yield from _yield_problem_of_first_invalid_batch(
         outputs, "another maximum timestamp than its records have", outputs[col.MAX_TIMESTAMP] != highest
     )
     elsewhere = (outputs[col.BASE] != records.offset[begin]) | (outputs[col.LAST] != records.offset[end])
-    yield from _problem_of_first_flagged_batch(outputs, "offsets that are not its records'", (sources[col.MAGIC] < 2) & elsewhere)
+    yield from _yield_problem_of_first_invalid_batch(outputs, "offsets that are not its records'", (sources[col.MAGIC] < 2) & elsewhere)
 
 
-def _problem_of_first_flagged_batch(headers: HeaderFields | SourceBatchHeaders, cause: str, invalid_flags: Flags) -> Iterator[BatchProblem]:
+def _yield_problem_of_first_invalid_batch(
+    headers: HeaderFields | SourceBatchHeaders, cause: str, invalid_flags: Flags
+) -> Iterator[BatchProblem]:
     """Yield one problem with this cause, for the first batch whose flag in ``invalid_flags`` is set. Yield nothing if no flag is set."""
     if invalid_flags.any():
         yield cause, int(headers[col.LAST][invalid_flags][0])
@@ -456,7 +458,9 @@ def _find_txn_index_problems(
         yield "the transaction index does not name the aborted transactions whose markers stay", -1
 
 
-def find_index_problems(headers: HeaderFields, base_offset: int, path_by_kind: Mapping[str, Path]) -> Iterator[IndexProblemText]:
+def find_offset_and_time_index_problems(
+    headers: HeaderFields, base_offset: int, path_by_kind: Mapping[str, Path]
+) -> Iterator[IndexProblemText]:
     """Yield the problems of a cleaned segment's offset index and time index, compared with its batches. ``base_offset``: base offset of the
     segment.
     """

@@ -48,7 +48,7 @@ class FingerprintSumMismatch:
     found: int
     excess: int
 
-    def error_for_unexplained_mismatch(self) -> GateFailed:
+    def unexplained_fingerprint_mismatch_error(self) -> GateFailed:
         """Return the error for a difference that no single missing or surplus record explains. It states both numbers of records."""
         what = LOST if self.found < self.expected else "records are left that must not be"
         return GateFailed(f"{what}, and not only one: {self.expected} must be left of it, {self.found} are", segment=self.segment)

@@ -40,7 +40,7 @@ from compactor.cleaner.gate.batch_checks import (
     find_changes_in_copied_batches,
     find_header_problems,
     find_headers_not_matching_records,
-    find_index_problems,
+    find_offset_and_time_index_problems,
     flag_batches_whose_header_must_stay,
     flag_markers_given_delete_horizon,
     flag_removable_markers,
@@ -140,7 +140,7 @@ class Gate:
     @property
     def checked_key_share(self) -> float:
         """Return the share of the keys that the gate checks: 1.0 for all, less if memory does not suffice for all."""
-        return 1 / self._table.range_count
+        return 1 / self._table.hash_range_count
 
     def free_latest_record_table(self) -> None:
         """Free the memory of the key table. Afterwards no key can be checked."""
@@ -156,7 +156,7 @@ class Gate:
     def compute_and_keep_txn_outcomes(self, sources: Sequence[SourceSegment]) -> None:
         """Compute the outcomes of all transactions from the beginning of the log. May be called again when more segments are known.
 
-        :param sources: all live segments, or substitutes made from their sidecars (``substitute_segment_from_sidecar``).
+        :param sources: all live segments, or substitutes made from their sidecars (``create_substitute_segment_from_sidecar``).
         :raises GateFailed: if an outcome differs from the one found when the dirty range was read from its end.
         """
         before = {} if self._settled else {ordinal: self._outcomes_of[ordinal].aborted for ordinal in self._dirty}
@@ -210,19 +210,17 @@ class Gate:
     @measure_stage(SegmentWorkStage.GATE, lambda self, source: source.size)
     def add_keys_of_dirty_segment_to_key_table(self, source: SourceSegment) -> None:
         """Read the keys of a dirty segment from its bytes. Raises GateFailed if the cleaner's batch table does not match the bytes."""
-        self.prepare_for_chunks_of_segment(source)
+        self.begin_checks_of_segment_chunks(source)
         headers = header_fields_of_batch_table(source.table)
-        wanted = self._flag_batches_to_read(source, outside_dirty_range=False)
-        for some, records in self._parse_batches(self._reader, source.buf, headers, wanted, source.name):
-            self.add_rows_to_key_table(
-                source, self._key_table_rows_of_records(records, headers[:, some], source, outside_dirty_range=False)
-            )
+        wanted = self._flag_batches_to_read(source, selects_non_dirty=False)
+        for some, records in self._parse_batch_records(self._reader, source.buf, headers, wanted, source.name):
+            self.add_rows_to_key_table(source, self._key_table_rows_of_records(records, headers[:, some], source, selects_non_dirty=False))
 
-    def _flag_batches_to_read(self, source: SourceSegment, outside_dirty_range: bool) -> Flags:
-        """Return a flag per batch: whether it may hold records of the dirty range, or, if ``outside_dirty_range``, outside it."""
+    def _flag_batches_to_read(self, source: SourceSegment, selects_non_dirty: bool) -> Flags:
+        """Return a flag per batch: whether it may hold records of the dirty range, or, if ``selects_non_dirty``, outside it."""
         table = source.table
         data = (table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted
-        if not outside_dirty_range:
+        if not selects_non_dirty:
             return data & (table.last_offset >= self._first_dirty) & self._terms.has_dirty_offsets(source)
         # A wrapper whose own offset was never set (old librdkafka) reaches beyond the range, and its header does not say so.
         outside = (table.last_offset > self._rules.latest_offset) | ((table.magic < 2) & (table.last_offset == 0))
@@ -231,7 +229,7 @@ class Gate:
         return data & outside
 
     @measure_stage(SegmentWorkStage.GATE)
-    def prepare_for_chunks_of_segment(self, source: SourceSegment) -> None:
+    def begin_checks_of_segment_chunks(self, source: SourceSegment) -> None:
         """Read the batch headers of a segment and compare them with the cleaner's batch table. Raises GateFailed."""
         if not self._settled and source.ordinal not in self._outcomes_of:
             none, aborted = np.zeros(len(source.table), np.bool_), self._flag_aborted_batches(source.table)
@@ -254,22 +252,22 @@ class Gate:
             raise GateFailed(f"the cleaner saw {len(table)} batches, there are {read}", segment=source.name)
         self._crcs[source.ordinal] = crcs
         self._outside[source.ordinal] = _FingerprintSumsOutsideDirtyRange(
-            ~self._flag_batches_to_read(source, outside_dirty_range=True), allocate_zero_fingerprint_sums(len(table))
+            ~self._flag_batches_to_read(source, selects_non_dirty=True), allocate_zero_fingerprint_sums(len(table))
         )
 
-    @measure_stage(SegmentWorkStage.GATE, lambda self, buffers, source, chunk, outside_dirty_range=False: chunk.body_size_bytes)
+    @measure_stage(SegmentWorkStage.GATE, lambda self, buffers, source, chunk, selects_non_dirty=False: chunk.body_size_bytes)
     def extract_key_table_rows_of_chunk(
-        self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk, *, outside_dirty_range: bool = False
+        self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk, *, selects_non_dirty: bool = False
     ) -> KeyTableRowsAndBatchCount:
-        """Return one row per record of a chunk that has a key and lies in the dirty range, or, if ``outside_dirty_range``, below it."""
+        """Return one row per record of a chunk that has a key and lies in the dirty range, or, if ``selects_non_dirty``, below it."""
         some = slice(chunk.first, chunk.last)
         data = (source.table.control[some] == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted[some]
-        mine = self._flag_batches_to_read(source, outside_dirty_range)[some]
+        mine = self._flag_batches_to_read(source, selects_non_dirty)[some]
         if np.any(chunk.wanted & ~data) or np.any(mine & ~chunk.wanted):
             offset = int(source.table.last_offset[chunk.first])
             raise GateFailed("gate and cleaner do not agree which batches were aborted", segment=source.name, offset=offset)
         headers, records = self._parse_chunk(buffers, source, chunk, mine)
-        return self._key_table_rows_of_records(records, headers, source, outside_dirty_range)
+        return self._key_table_rows_of_records(records, headers, source, selects_non_dirty)
 
     @measure_stage(SegmentWorkStage.GATE)
     def add_rows_to_key_table(self, source: SourceSegment, chunk_rows: KeyTableRowsAndBatchCount) -> None:
@@ -288,7 +286,7 @@ class Gate:
         if source.ordinal in self._left:
             return
         some = slice(chunk.first, chunk.last)
-        mine = chunk.wanted & self._flag_batches_to_read(source, outside_dirty_range=True)[some]
+        mine = chunk.wanted & self._flag_batches_to_read(source, selects_non_dirty=True)[some]
         if mine.any():
             headers, records = self._parse_chunk(buffers, source, chunk, mine)
             self._add_fingerprints_outside_dirty_range(source, chunk.first + np.flatnonzero(mine), headers, records)
@@ -306,7 +304,7 @@ class Gate:
         except UnreadableBatchesError as problem:
             raise GateFailed(f"unreadable: {problem}", segment=source.name) from None
 
-    def _parse_batches(
+    def _parse_batch_records(
         self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, wanted_flags: Flags, segment_name: str
     ) -> Iterator[BatchNumbersAndRecords]:
         """Yield some wanted batches at a time: their indexes in ``headers`` and their records, which are valid until the next yield."""
@@ -323,13 +321,13 @@ class Gate:
             yield some, records
 
     def _key_table_rows_of_records(
-        self, records: GateRecords, headers: HeaderFields, source: SourceSegment, outside_dirty_range: bool
+        self, records: GateRecords, headers: HeaderFields, source: SourceSegment, selects_non_dirty: bool
     ) -> KeyTableRowsAndBatchCount:
-        """Return one row per record that has a key and lies in the dirty range, or, if ``outside_dirty_range``, below that range."""
+        """Return one row per record that has a key and lies in the dirty range, or, if ``selects_non_dirty``, below that range."""
         due = self._flag_tombstones_to_remove_this_round(records, headers, source)
         digests, keyed = records.digest, records.flags & KEYLESS_RECORD == 0
-        picked = keyed & ((records.offset < self._first_dirty) == outside_dirty_range) & (records.offset <= self._rules.latest_offset)
-        if outside_dirty_range:
+        picked = keyed & ((records.offset < self._first_dirty) == selects_non_dirty) & (records.offset <= self._rules.latest_offset)
+        if selects_non_dirty:
             picked &= ~due
         elif due.any():
             digests = np.where(due, digests | DUE, digests)
@@ -366,9 +364,9 @@ class Gate:
         """Return a flag per record: whether the gate checks it. It checks the records whose key is in the checked hash range, and all
         records after the mapped range (the offsets that the offset map covers).
         """
-        if self._table.range_count == 1:
+        if self._table.hash_range_count == 1:
             return np.ones(len(records.offset), np.bool_)
-        return self._table.flag_keys_in_range(records.hashes) | (records.offset > self._rules.latest_offset)
+        return self._table.flag_keys_in_table_hash_range(records.hashes) | (records.offset > self._rules.latest_offset)
 
     def _flag_records_to_remove(
         self, records: GateRecords, headers: HeaderFields, source: SourceSegment, latest_offset_of_key: Int64s
@@ -391,14 +389,14 @@ class Gate:
         if not reported.known.all():
             headers = header_fields_of_batch_table(source.table)
             with map_bytes(source):
-                for some, records in self._parse_batches(self._reader, source.buf, headers, ~reported.known, source.name):
+                for some, records in self._parse_batch_records(self._reader, source.buf, headers, ~reported.known, source.name):
                     self._add_fingerprints_outside_dirty_range(source, some, headers[:, some], records)
         below = reported.sums.sum(axis=0, dtype=np.uint64)
-        dirty = self._fingerprint_sums_of_dirty_segments.get(source.ordinal)
+        dirty = self._expected_fingerprint_sums_by_segment.get(source.ordinal)
         return below if dirty is None else below + dirty
 
     @cached_property
-    def _fingerprint_sums_of_dirty_segments(self) -> dict[SegmentOrdinal, CountAndFingerprintSum]:
+    def _expected_fingerprint_sums_by_segment(self) -> dict[SegmentOrdinal, CountAndFingerprintSum]:
         """Return, for each dirty segment, the number of its records that must remain and the sum of their fingerprints."""
         dirty = [self._dirty[ordinal] for ordinal in sorted(self._dirty)]
         sums = allocate_zero_fingerprint_sums(len(dirty))
@@ -429,17 +427,17 @@ class Gate:
         """
         for source in self._dirty.values():
             read = self._batches_read[source.ordinal]
-            if not self._settled or read != np.count_nonzero(self._flag_batches_to_read(source, outside_dirty_range=False)):
+            if not self._settled or read != np.count_nonzero(self._flag_batches_to_read(source, selects_non_dirty=False)):
                 raise CompactorError("the gate was asked before it had read the dirty range", hint="This is a bug; please report it")
         name, self._output_reader.on_records = sources[0].name, new_segment_balance.add_parsed_records if new_segment_balance else None
         output = memory_map_file(path_by_kind["log"])
         headers = self._check_output_and_read_headers(output, sources[0].base, end_offset, name)
         if new_segment_balance:
             new_segment_balance.set_segment_bytes_and_headers(output, headers)
-        for cause in find_index_problems(headers, sources[0].base, path_by_kind):
+        for cause in find_offset_and_time_index_problems(headers, sources[0].base, path_by_kind):
             raise GateFailed(cause, segment=name)
         group = self._match_output_to_sources(
-            sources, headers, end_offset, self._read_last_offset_missing_in_header(sources[0], map_bytes), name
+            sources, headers, end_offset, self._last_offset_not_in_header_or_minus_one(sources[0], map_bytes), name
         )
         for cause, offset in find_header_problems(group, path_by_kind):
             raise GateFailed(cause, segment=name, offset=offset)
@@ -450,7 +448,7 @@ class Gate:
         for source in sources:
             if source.ordinal not in self._crcs:
                 with map_bytes(source):
-                    self.prepare_for_chunks_of_segment(source)
+                    self.begin_checks_of_segment_chunks(source)
             group.source.crc[begin : begin + len(source.table)] = self._crcs[source.ordinal]
             self._require_unchanged_marker_records(
                 SourceBatchesLeftInOutput.select_batches_left_in_output(group, source, begin, dated), output, map_bytes
@@ -483,13 +481,13 @@ class Gate:
             raise GateFailed(f"it {found} and must end at {end_offset}", segment=segment_name, offset=end_offset)
         return headers
 
-    def _read_last_offset_missing_in_header(self, source: SourceSegment, map_bytes: MapSourceBytes) -> int:
+    def _last_offset_not_in_header_or_minus_one(self, source: SourceSegment, map_bytes: MapSourceBytes) -> int:
         """Return the last offset of the first batch, read from its records, if its header does not state it; -1 if the header does."""
         if not is_last_offset_missing_in_first_header(source.table):
             return -1
         with map_bytes(source):
             headers = header_fields_of_batch_table(source.table, slice(1))
-            _, records = next(self._parse_batches(self._reader, source.buf, headers, np.ones(1, np.bool_), source.name))
+            _, records = next(self._parse_batch_records(self._reader, source.buf, headers, np.ones(1, np.bool_), source.name))
             return int(records.offset[-1])
 
     def _match_output_to_sources(
@@ -550,7 +548,7 @@ class Gate:
     ) -> tuple[npt.NDArray[np.uint64], Int64s]:
         """Return two arrays by batch: record count, sum of fingerprints and attribute bits (shape (3, n)); maximum timestamp (shape n)."""
         sums, highest = np.zeros((3, headers.shape[1]), np.uint64), np.zeros(headers.shape[1], np.int64)
-        for some, records in self._parse_batches(reader, buf, headers, headers[col.COUNT] > 0, segment_name):
+        for some, records in self._parse_batch_records(reader, buf, headers, headers[col.COUNT] > 0, segment_name):
             sums[:2, some] = sum_fingerprints_by_batch(records, np.ones(len(records.offset), np.bool_)).T
             sums[2, some] = np.bitwise_or.reduceat(records.flags & col.ODD_ATTRIBUTES, records.first_row[:-1])
             highest[some] = np.maximum.reduceat(records.timestamp, records.first_row[:-1])
@@ -560,7 +558,7 @@ class Gate:
         """Yield output records with the numbers of their source batches. Raises GateFailed if records differ from their batch header."""
         name, sources = pairs.source.name, SourceBatchHeaders([pairs.source.table])
         sources.crc = self._crcs[pairs.source.ordinal]
-        for some, records in self._parse_batches(self._output_reader, output, pairs.output, pairs.output[col.COUNT] > 0, name):
+        for some, records in self._parse_batch_records(self._output_reader, output, pairs.output, pairs.output[col.COUNT] > 0, name):
             out, of = pairs.output[:, some], sources.header_fields_of_batches(pairs.origin[some])
             begin, end = records.first_row[:-1], records.first_row[1:] - 1
             for cause, offset in find_headers_not_matching_records(of, out, records, self._rules):
@@ -585,9 +583,11 @@ class Gate:
         headers = header_fields_of_batch_table(source.table)
         data = (source.table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted
         filled = pairs.output[col.COUNT] > 0
-        for some, records in self._parse_batches(self._reader, source.buf, headers, data, name):
+        for some, records in self._parse_batch_records(self._reader, source.buf, headers, data, name):
             there = np.zeros(len(records.offset), np.bool_)
-            for _, written in self._parse_batches(self._output_reader, output, pairs.output, filled & np.isin(pairs.origin, some), name):
+            for _, written in self._parse_batch_records(
+                self._output_reader, output, pairs.output, filled & np.isin(pairs.origin, some), name
+            ):
                 there[failures.source_rows_of_written_records(name, records, written)] = True
             if source.ordinal in self._left:
                 failures.raise_for_record_that_explains_mismatch(name, records, there, mismatch)
@@ -597,4 +597,4 @@ class Gate:
                 failures.raise_for_missing_or_superseded_record(
                     name, records, there, latest, must_go, self._flag_records_with_checked_keys(records)
                 )
-        raise mismatch.error_for_unexplained_mismatch()
+        raise mismatch.unexplained_fingerprint_mismatch_error()

@@ -17,9 +17,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compactor.cleaner.row_spool import hash_range_number_of_first_word
+from compactor.cleaner.row_spool import hash_range_number_of_row_first_word
 from compactor.errors import OutOfBudget
-from compactor.kernels.common import CellOrComplement, Hashes, KeyHashHalf, RowCount
+from compactor.kernels.common import CellOrComplementOfEmptyCell, Hashes, KeyHashHalf, RowCount
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import prefetch, upper_64_bits_of_product
 from compactor.records.batches import Int64s
@@ -77,15 +77,16 @@ class LatestRecordTable:
         return int(self._state[TABLE_ENTRIES])
 
     @property
-    def range_count(self) -> int:
+    def hash_range_count(self) -> int:
         """Return the number of ranges into which the hash is divided; the table holds the keys of one of them."""
         return int(self._state[RANGES])
 
-    def reset_to_hash_range(self, max_record_count: int, range_count: int, range_number: int) -> None:
+    def reset_to_hash_range(self, max_record_count: int, hash_range_count: int, range_number: int) -> None:
         """Empty the table, and make it hold the keys of another hash range from now on.
 
         :param max_record_count: upper bound of the number of records that will be put.
-        :param range_count, range_number: the range is number ``range_number``, counted from 0, of ``range_count`` equal ranges of the hash.
+        :param hash_range_count, range_number: the range is number ``range_number``, counted from 0, of ``hash_range_count`` equal ranges of
+            the hash.
         """
         cells = self._cell_count_for_rows(max_record_count)
         if WORDS * cells > len(self._cells):
@@ -94,7 +95,7 @@ class LatestRecordTable:
             )  # the next range may be a little larger
         else:
             self._cells[: WORDS * cells] = 0
-        self._set_cell_count_and_hash_range(cells, range_count, range_number)
+        self._set_cell_count_and_hash_range(cells, hash_range_count, range_number)
 
     def put_rows_until_full(self, rows: LatestRecordRows) -> RowCount:
         """Add records in any order. Of several records with the same key, the one with the highest offset stays. Rows of other hash ranges
@@ -108,16 +109,16 @@ class LatestRecordTable:
 
         :param hash_value_to_keep: one of the 2^64 hash values; the half that contains it is kept.
         """
-        ranges = 2 * self.range_count
+        ranges = 2 * self.hash_range_count
         if ranges > MAX_GATE_RANGES:
             raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")
         self._state[RANGES], self._state[RANGE] = ranges, (hash_value_to_keep * ranges) >> 64
-        _remove_keys_of_other_ranges(self._cells, self._state)
+        _remove_keys_outside_table_hash_range(self._cells, self._state)
 
-    def flag_keys_in_range(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+    def flag_keys_in_table_hash_range(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """Return a flag per key: whether it belongs to the range that the table holds."""
         out = np.empty(len(hashes), np.bool_)
-        _flag_rows_in_range(self._state, hashes, out)
+        _flag_hashes_in_table_range(self._state, hashes, out)
         return out
 
     def latest_offset_of_each_key(self, hashes: Hashes) -> Int64s:
@@ -145,14 +146,14 @@ class LatestRecordTable:
         :param segment_base_offsets: segment i has the offsets from ``segment_base_offsets[i]`` up to ``segment_base_offsets[i + 1]``
             (exclusive).
         """
-        _add_expected_fingerprints_outside_range(self._cells, self._state, rows, segment_base_offsets, out_sums)
+        _add_expected_sums_outside_dirty_range(self._cells, self._state, rows, segment_base_offsets, out_sums)
 
     def _cell_count_for_rows(self, row_count: int) -> int:
         """Return the number of cells for a table of ``row_count`` rows, or the most cells that the budget allows if that is less."""
         return max(8, min(self._most, int(row_count / _LOAD) + 64))
 
-    def _set_cell_count_and_hash_range(self, cell_count: int, range_count: int, range_number: int) -> None:
-        self._state[:] = 0, cell_count, int(cell_count * _LOAD), range_count, range_number
+    def _set_cell_count_and_hash_range(self, cell_count: int, hash_range_count: int, range_number: int) -> None:
+        self._state[:] = 0, cell_count, int(cell_count * _LOAD), hash_range_count, range_number
 
 
 def pack_latest_record_rows(hashes: Hashes, offsets: Int64s, digests: RecordDigests) -> LatestRecordRows:
@@ -210,7 +211,7 @@ def _key_hash_bits_stored_in_row(h1: KeyHashHalf) -> np.uint64:
 @inline_kernel
 def _find_key_cell_or_empty_cell_complement(
     cells: LatestRecordCells, capacity: int, cell_tag: np.uint64, further_key_bits: np.uint64
-) -> CellOrComplement:
+) -> CellOrComplementOfEmptyCell:
     """Return the cell of a key, or the bitwise complement of the empty cell where it would be stored.
 
     :param capacity: number of cells of the table.
@@ -228,7 +229,7 @@ def _find_key_cell_or_empty_cell_complement(
 @inline_kernel
 def _is_hash_in_table_range(state: LatestRecordTableState, cell_tag: np.uint64) -> bool:
     """Return whether a key belongs to the range that the table holds."""
-    return state[RANGES] == 1 or hash_range_number_of_first_word(cell_tag, state[RANGES]) == state[RANGE]
+    return state[RANGES] == 1 or hash_range_number_of_row_first_word(cell_tag, state[RANGES]) == state[RANGE]
 
 
 @inline_kernel
@@ -257,13 +258,13 @@ def _compute_fingerprints(offsets: Int64s, digests: RecordDigests, out_fingerpri
 
 
 @kernel
-def _flag_rows_in_range(state: LatestRecordTableState, hashes: Hashes, out_flags: npt.NDArray[np.bool_]) -> None:
+def _flag_hashes_in_table_range(state: LatestRecordTableState, hashes: Hashes, out_flags: npt.NDArray[np.bool_]) -> None:
     for row in range(len(hashes)):
         out_flags[row] = _is_hash_in_table_range(state, _nonzero_cell_tag_of_key_hash(hashes[row, 0]))
 
 
 @kernel
-def _remove_keys_of_other_ranges(cells: LatestRecordCells, state: LatestRecordTableState) -> None:
+def _remove_keys_outside_table_hash_range(cells: LatestRecordCells, state: LatestRecordTableState) -> None:
     """Remove, in place, the keys whose hash lies outside the range that the table holds. Every key that stays moves to the first empty
     cell at or after its home (the cell where a search for it begins), so that searches still find it. The loop starts after an empty
     cell, because no search passes one.
@@ -329,7 +330,7 @@ def _add_fingerprint_sums_of_remaining_records(
 
 
 @kernel
-def _add_expected_fingerprints_outside_range(
+def _add_expected_sums_outside_dirty_range(
     cells: LatestRecordCells,
     state: LatestRecordTableState,
     rows: LatestRecordRows,

@@ -29,7 +29,7 @@ from compactor.records.balance import (
     OPENED,
     RECORDS,
     RECORDS_DROPPED,
-    BalanceKey,
+    BalanceDigestKey,
     DigestSumRows,
     add_batch_digest,
     digest_sum_from_row,
@@ -44,7 +44,7 @@ class NewSegmentBalanceBuilder:
     that it parses; ``compute_balance_of_kept_and_removed_records`` parses the others.
     """
 
-    def __init__(self, cleaned: CleanedSegment, balance_key: BalanceKey, max_inflated_bytes: int) -> None:
+    def __init__(self, cleaned: CleanedSegment, balance_key: BalanceDigestKey, max_inflated_bytes: int) -> None:
         self._cleaned = cleaned
         self._key = balance_key
         self._limit = max_inflated_bytes
@@ -79,7 +79,7 @@ class NewSegmentBalanceBuilder:
         self._begun = None  # whoever still knows this tally must not keep the file's room on the disk
         cleaned, sums = self._cleaned, self._cleaned.sums
         left, result = np.zeros(3, np.uint64), np.zeros(3, np.uint64)
-        _add_batch_digests_to_unchanged_or_new_sums(buf, headers[POSITION], headers[MAGIC], self._anew, *self._key.halves, left, result)
+        _sum_unchanged_and_new_batch_digests(buf, headers[POSITION], headers[MAGIC], self._anew, *self._key.halves, left, result)
         return Balance(
             sources=cleaned.sources,
             left=digest_sum_from_row(left),
@@ -160,7 +160,7 @@ def _add_record_digests_and_clear_wanted_flags(
 
 
 @kernel
-def _add_batch_digests_to_unchanged_or_new_sums(
+def _sum_unchanged_and_new_batch_digests(
     buf: Bytes,
     position: Int64s,
     magic: Int64s,

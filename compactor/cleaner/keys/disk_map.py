@@ -31,7 +31,7 @@ from compactor.cleaner.keys.key_set import (
     is_key_in_table,
     put_key_if_absent,
 )
-from compactor.cleaner.row_spool import DiskReservation, HashRangeRowFile, HashRangeSpan, hash_range_number_of_first_word
+from compactor.cleaner.row_spool import DiskReservation, HashRangeRowFile, HashRangeSpan, hash_range_number_of_row_first_word
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import KEY_BYTES, Flags, Hashes, RowCount
 from compactor.kernels.jit import inline_kernel, kernel
@@ -125,14 +125,14 @@ class DiskOffsetMap:
         self._add_key_rows(CLEAN, hashes, self._require_ordinals_within_bitmap(ordinals))
 
     @property
-    def written_bytes(self) -> int:
+    def bytes_written_to_map_file(self) -> int:
         """Return the number of bytes that the map has written to its file so far."""
         return self._spool.size
 
-    def flag_keys_in_part(self, hashes: Hashes) -> Flags:
+    def flag_keys_assigned_to_map(self, hashes: Hashes) -> Flags:
         """Return a flag per row: whether its key belongs to the part of the keys that this map holds."""
         answer = np.empty(len(hashes), dtype=np.bool_)
-        _flag_keys_in_part(hashes, self._ranges.total, self._ranges.first, self._ranges.count, answer)
+        _flag_keys_in_hash_ranges(hashes, self._ranges.total, self._ranges.first, self._ranges.count, answer)
         return answer
 
     def iterate_dirty_key_hashes(self) -> Iterator[Hashes]:
@@ -187,19 +187,19 @@ class DiskOffsetMap:
             raise OutOfBudget("more keys than the map budget holds share one tag: the key hashes are not uniform")
         keys = KeyHashSet(self._map_budget_bytes, expected_key_count=self._guess)
         done = 0
-        for rows in self._spool.read_rows_of_range(DIRTY, range_number):
+        for rows in self._spool.read_rows_of_section_and_hash_range(DIRTY, range_number):
             taken = mark_newest_row_of_each_key(keys.table, keys.state, rows, 0, subrange_count, subrange_number, out_bitmap)
-            while taken < len(rows) and keys.grow_within_budget():
+            while taken < len(rows) and keys.enlarge_key_set_if_budget_allows():
                 taken = mark_newest_row_of_each_key(keys.table, keys.state, rows, taken, subrange_count, subrange_number, out_bitmap)
             done += taken
             if taken < len(rows):
                 # The bits set so far are valid; the smaller ranges set them once more.
                 del keys
-                pieces = max(2, -(-self._spool.count_rows_of_range(DIRTY, range_number) // max(1, done)))
+                pieces = max(2, -(-self._spool.count_rows_of_section_and_hash_range(DIRTY, range_number) // max(1, done)))
                 for piece in range(pieces):
                     self._mark_survivors_in_hash_range(range_number, subrange_count * pieces, subrange_number * pieces + piece, out_bitmap)
                 return
-        for rows in self._spool.read_rows_of_range(CLEAN, range_number):
+        for rows in self._spool.read_rows_of_section_and_hash_range(CLEAN, range_number):
             mark_rows_with_absent_keys(keys.table, keys.state, rows, subrange_count, subrange_number, out_bitmap)
         self.entries += keys.key_count
         self.peak_bytes = max(self.peak_bytes, keys.peak_bytes)
@@ -225,11 +225,11 @@ def _pack_key_rows(hashes: Hashes, ordinals: RowOrdinals, out_rows: KeyRows) -> 
 
 
 @kernel
-def _flag_keys_in_part(hashes: Hashes, range_count: int, first_range: int, part_range_count: int, out_flags: Flags) -> None:
+def _flag_keys_in_hash_ranges(hashes: Hashes, range_count: int, first_range: int, part_range_count: int, out_flags: Flags) -> None:
     for row in range(len(hashes)):
         out_flags[row] = (
             first_range
-            <= hash_range_number_of_first_word(np.uint64(nonzero_32_bit_tag_of_key_hash(hashes[row, 0])), range_count)
+            <= hash_range_number_of_row_first_word(np.uint64(nonzero_32_bit_tag_of_key_hash(hashes[row, 0])), range_count)
             < first_range + part_range_count
         )
 
@@ -248,7 +248,7 @@ def mark_newest_row_of_each_key(
     for row in range(first_row, len(rows)):
         if row + AHEAD < len(rows):
             prefetch(key_set_table, 3 * first_cell_to_probe(second_key_hash_half_of_row(rows, row + AHEAD), state[CAPACITY]))
-        if hash_range_number_of_first_word(np.uint64(rows[row, 0]), range_count) == range_number:
+        if hash_range_number_of_row_first_word(np.uint64(rows[row, 0]), range_count) == range_number:
             answer = put_key_if_absent(key_set_table, state, np.uint64(rows[row, 0]), second_key_hash_half_of_row(rows, row))
             if answer < 0:
                 return row
@@ -269,7 +269,7 @@ def mark_rows_with_absent_keys(
     for row in range(len(rows)):
         if row + AHEAD < len(rows):
             prefetch(key_set_table, 3 * first_cell_to_probe(second_key_hash_half_of_row(rows, row + AHEAD), state[CAPACITY]))
-        if hash_range_number_of_first_word(np.uint64(rows[row, 0]), range_count) == range_number and not is_key_in_table(
+        if hash_range_number_of_row_first_word(np.uint64(rows[row, 0]), range_count) == range_number and not is_key_in_table(
             key_set_table, state, np.uint64(rows[row, 0]), second_key_hash_half_of_row(rows, row)
         ):
             out_bitmap[rows[row, 3] >> 3] |= np.uint8(128 >> (rows[row, 3] & 7))

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from bloom.siphash import nonzero_32_bit_tag_of_key_hash
 from compactor.config.units import format_size
 from compactor.errors import OutOfBudget
-from compactor.kernels.common import CellOrComplement, Hashes, KeyHashHalf, RowCount
+from compactor.kernels.common import CellOrComplementOfEmptyCell, Hashes, KeyHashHalf, RowCount
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import prefetch, upper_64_bits_of_product
 from compactor.profiling import SegmentWorkStage, measure_stage
@@ -54,7 +54,7 @@ def first_cell_to_probe(h1: KeyHashHalf, capacity: int) -> int:
 
 
 @inline_kernel
-def find_cell_or_complement(table: HashTable, capacity: int, tag: np.uint32, h1: KeyHashHalf) -> CellOrComplement:
+def find_key_cell_or_empty_cell_complement(table: HashTable, capacity: int, tag: np.uint32, h1: KeyHashHalf) -> CellOrComplementOfEmptyCell:
     """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored.
 
     :param capacity: number of cells in which a search can begin.
@@ -77,7 +77,7 @@ def find_cell_or_complement(table: HashTable, capacity: int, tag: np.uint32, h1:
 def put_key_if_absent(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: KeyHashHalf) -> PutResult:
     """Add a key to the set. Return 1 if it was added, 0 if the set has it already, -1 if there is no space for it."""
     tag = nonzero_32_bit_tag_of_key_hash(h0)
-    cell = find_cell_or_complement(table, state[CAPACITY], tag, h1)
+    cell = find_key_cell_or_empty_cell_complement(table, state[CAPACITY], tag, h1)
     if cell >= 0:
         return 0
     cell = ~cell
@@ -93,7 +93,7 @@ def put_key_if_absent(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1:
 @inline_kernel
 def is_key_in_table(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: KeyHashHalf) -> bool:
     """Return whether the set holds a key."""
-    return find_cell_or_complement(table, state[CAPACITY], nonzero_32_bit_tag_of_key_hash(h0), h1) >= 0
+    return find_key_cell_or_empty_cell_complement(table, state[CAPACITY], nonzero_32_bit_tag_of_key_hash(h0), h1) >= 0
 
 
 @kernel
@@ -199,7 +199,7 @@ class KeyHashSet:
         """
         while True:
             first_row = put_keys_until_full(self.table, self.state, hashes, first_row, out_first_seen)
-            if first_row == len(hashes) or not self.grow_within_budget():
+            if first_row == len(hashes) or not self.enlarge_key_set_if_budget_allows():
                 return first_row
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
@@ -207,7 +207,7 @@ class KeyHashSet:
         """Set ``out_flags[row]`` to whether the row's key is in the set."""
         flag_keys_in_table(self.table, self.state, hashes, out_flags)
 
-    def grow_within_budget(self) -> bool:
+    def enlarge_key_set_if_budget_allows(self) -> bool:
         """Enlarge the set, so that more keys fit. Return True, or False if the budget is used up. ``table`` stays the same array."""
         capacity = min(int(self.state[CAPACITY] * GROWTH), self._most_homes)
         if capacity <= self.state[CAPACITY]:
@@ -239,7 +239,7 @@ ABSENT = -1
 
 
 @inline_kernel
-def find_cell_in_bounded_map(table: Hashes, cell_count: int, h0: KeyHashHalf, h1: KeyHashHalf) -> CellOrComplement:
+def find_key_cell_in_bounded_map(table: Hashes, cell_count: int, h0: KeyHashHalf, h1: KeyHashHalf) -> CellOrComplementOfEmptyCell:
     """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored. ``h0`` is not 0."""
     cell = first_cell_to_probe(h1, cell_count)
     while True:
@@ -268,7 +268,7 @@ def put_rows_until_full(table: Hashes, state: KeySetState, hashes: Hashes, offse
         if state[ENTRIES] >= state[LIMIT]:
             return row
         h0 = nonzero_hash_half(hashes[row, 0])
-        cell = find_cell_in_bounded_map(table, cells, h0, hashes[row, 1])
+        cell = find_key_cell_in_bounded_map(table, cells, h0, hashes[row, 1])
         if cell < 0:
             cell = ~cell
             table[3 * cell] = h0
@@ -286,7 +286,7 @@ def find_latest_offset_of_each_key(table: Hashes, state: KeySetState, hashes: Ha
     for row in range(rows):
         if row + AHEAD < rows:
             prefetch(table, 3 * first_cell_to_probe(hashes[row + AHEAD, 1], cells))
-        cell = find_cell_in_bounded_map(table, cells, nonzero_hash_half(hashes[row, 0]), hashes[row, 1])
+        cell = find_key_cell_in_bounded_map(table, cells, nonzero_hash_half(hashes[row, 0]), hashes[row, 1])
         out_offsets[row] = np.int64(table[3 * cell + 2]) if cell >= 0 else ABSENT
 
 

@@ -19,7 +19,7 @@ from compactor.cleaner.keys.disk_map import SEEN, DiskOffsetMap
 from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeyHashSet
 from compactor.cleaner.keys.survivors import (
     BackwardSurvivorScan,
-    FlagsAndWhetherFinal,
+    FlagsAndWhetherTheyAreFinal,
     HashedChunkKeys,
     KeyScanParameters,
     SegmentSurvivorBitmap,
@@ -39,8 +39,8 @@ FirstRowOrdinal = int
 class KeyScanSpillingToDisk(BackwardSurvivorScan):
     """Backward scan for surviving records whose keys move to disk when they do not fit in memory.
 
-    For each part of the keys the caller scans the dirty segments in descending order (``scan_dirty_segment``), then the clean segments
-    with rows to look up, in any order (``scan_clean_segment``), and calls ``find_survivors_of_current_key_part``. Between the two scans
+    For each part of the keys the caller scans the dirty segments in descending order (``scan_dirty_segment_keys``), then the clean segments
+    with rows to look up, in any order (``scan_clean_segment_keys``), and calls ``mark_survivors_and_end_key_part``. Between the two scans
     ``iterate_dirty_key_hashes`` yields the keys for Bloom filters. The survivors are known after the last part.
 
     :param key_set: set in memory for the keys at first; None to keep all keys on disk. Several parts require None.
@@ -48,12 +48,12 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
     """
 
     def __init__(
-        self, key_scan: KeyScanParameters, key_set: KeyHashSet | None, open_disk_map: OpenDiskMapOfPart, part_count: int = 1
+        self, key_scan: KeyScanParameters, key_set: KeyHashSet | None, open_disk_map: OpenDiskMapOfPart, key_part_count: int = 1
     ) -> None:
         super().__init__(key_scan, key_set or KeyHashSet(MIN_MAP_BYTES))
         self._open = open_disk_map
-        self._part, self._parts = 0, part_count
-        self._map = open_disk_map(0, part_count) if key_set is None else None
+        self._part, self._parts = 0, key_part_count
+        self._map = open_disk_map(0, key_part_count) if key_set is None else None
         self._next = 0
         self._places: dict[int, int] = {}
         self._clean: dict[int, SegmentSurvivorBitmap] = {}
@@ -95,7 +95,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         return self._map is not None or self._entries > 0
 
     @override
-    def scan_dirty_segment(
+    def scan_dirty_segment_keys(
         self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads, *, cleans_chunks_while_reading: bool = True
     ) -> None:
         """Read the keys of one dirty segment. Segments are passed in descending order. Raises BadData, OutOfBudget, StoreError.
@@ -106,12 +106,12 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         """
         before = self._bits.pop(source.ordinal, None)
         self._places[source.ordinal] = self._next
-        super().scan_dirty_segment(source, wanted_batch_flags, workers, cleans_chunks_while_reading=cleans_chunks_while_reading)
+        super().scan_dirty_segment_keys(source, wanted_batch_flags, workers, cleans_chunks_while_reading=cleans_chunks_while_reading)
         if before is not None:  # an earlier part of the keys has begun these bits, in the same places
             self._bits[source.ordinal] = before
 
     @override
-    def _flag_newest_row_of_each_key(self, hashed: HashedChunkKeys) -> FlagsAndWhetherFinal:
+    def _flag_newest_row_of_each_key(self, hashed: HashedChunkKeys) -> FlagsAndWhetherTheyAreFinal:
         rows = int(hashed.first_row[-1])
         place = self._reserve_consecutive_row_ordinals(rows)
         survives = np.zeros(rows, np.bool_)
@@ -132,7 +132,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         """
         return self._set.iterate_key_hashes() if self._map is None else self._map.iterate_dirty_key_hashes()
 
-    def scan_clean_segment(self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads) -> None:
+    def scan_clean_segment_keys(self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads) -> None:
         """Read the rows of a segment below the dirty range and add them to the disk map. Do nothing if the set in memory holds all keys,
         because pass 2 looks such rows up in it. Raises BadData, OutOfBudget.
 
@@ -159,15 +159,15 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
                 rows = int(piece.first_row[-1])
                 place = self._reserve_consecutive_row_ordinals(rows)
                 self._current_disk_map.add_keys_of_clean_rows(piece.hashes, (place + piece.picked).astype(np.uint32))
-                bits.add_survivors_of_chunk(piece, np.ones(rows, np.bool_), key_scan.first_dirty, source, is_final=False)
+                bits.add_survivors_of_chunk(piece, np.ones(rows, np.bool_), key_scan.first_dirty, source, are_flags_final=False)
                 mine = np.zeros(rows, np.bool_)
-                mine[piece.picked[self._current_disk_map.flag_keys_in_part(piece.hashes)]] = True
+                mine[piece.picked[self._current_disk_map.flag_keys_assigned_to_map(piece.hashes)]] = True
                 added.append(np.packbits(mine))
         bits.join_chunk_flags_to_segment_bitmap()
         self._clean.setdefault(source.ordinal, bits)
         self._clean_places[source.ordinal] = (begins, np.concatenate(added) if added else np.empty(0, np.uint8))
 
-    def find_survivors_of_current_key_part(self) -> None:
+    def mark_survivors_and_end_key_part(self) -> None:
         """Finish the current part of the keys: find which of its rows on disk survive, and continue with the next part. Raises OutOfBudget,
         StoreError.
         """

@@ -32,7 +32,7 @@ from compactor.records.encode import FILTER
 from compactor.records.rows import BatchChunk, Int32s, RecordRows, parse_records
 
 _END = 2**63 - 1
-FlagsAndWhetherFinal = tuple[Flags, bool]
+FlagsAndWhetherTheyAreFinal = tuple[Flags, bool]
 """A flag per row, and whether no later part of the scan can change the flags."""
 HashesAndRowNumbers = tuple[Hashes, Int64s]
 """Key hashes, and for each of them the number of its row."""
@@ -54,7 +54,7 @@ class SurvivorLookup(Protocol):
     """Result of pass 1 in the form that pass 2 uses: shows which records have a later record of the same key."""
 
     @property
-    def last_mapped_offset(self) -> int:
+    def last_offset_covered_by_map(self) -> int:
         """Return the last offset that the offset map covers. Records after this offset stay."""
 
     @property
@@ -179,7 +179,7 @@ class SegmentSurvivorBitmap:
 
     @measure_stage(SegmentWorkStage.DECIDE)
     def add_survivors_of_chunk(
-        self, hashed: HashedChunkKeys, survives_flags: Flags, first_dirty_offset: int, source: SourceSegment, *, is_final: bool
+        self, hashed: HashedChunkKeys, survives_flags: Flags, first_dirty_offset: int, source: SourceSegment, *, are_flags_final: bool
     ) -> None:
         """Record which rows of a chunk survive.
 
@@ -191,7 +191,7 @@ class SegmentSurvivorBitmap:
         some = slice(chunk.first, chunk.last)
         self.begin[some] = np.where(chunk.wanted, 8 * self._size + first_row[:-1], -1)
         # Only where the map speaks for every record of the batch; legacy batches are always written anew.
-        whole = chunk.wanted & (source.table.base_offset[some] >= first_dirty_offset) & (source.table.magic[some] == 2) & is_final
+        whole = chunk.wanted & (source.table.base_offset[some] >= first_dirty_offset) & (source.table.magic[some] == 2) & are_flags_final
         _count_survivors_by_batch(first_row, survives_flags, hashed.value_length, whole, self.kept[some], self.tombstones[some])
         self._parts.append(np.packbits(survives_flags))
         self._size += len(self._parts[-1])
@@ -229,7 +229,7 @@ class _BatchRangeToHash:
     wanted: Flags
 
 
-DecidedChunk = tuple[_SegmentScanState, HashedChunkKeys, Flags]
+ChunkWithKnownSurvivors = tuple[_SegmentScanState, HashedChunkKeys, Flags]
 """Scan of a segment, one of its chunks, and a flag per row of the chunk: whether the record survives."""
 
 
@@ -244,7 +244,7 @@ class BackwardSurvivorScan:
         self._bits: dict[int, SegmentSurvivorBitmap] = {}
 
     @property
-    def last_mapped_offset(self) -> int:
+    def last_offset_covered_by_map(self) -> int:
         """Return the last offset that the offset map covers."""
         return self._scan.end - 1
 
@@ -256,7 +256,7 @@ class BackwardSurvivorScan:
     def peak_bytes(self) -> int:
         return self._set.peak_bytes
 
-    def scan_dirty_segment(
+    def scan_dirty_segment_keys(
         self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads, *, cleans_chunks_while_reading: bool = True
     ) -> None:
         """Read the keys of one dirty segment and find its surviving records. Segments are passed in descending order. Raises BadData;
@@ -265,9 +265,9 @@ class BackwardSurvivorScan:
         :param cleans_chunks_while_reading: whether compressed chunks may be cleaned at once, as the outcomes of their transactions are
             known.
         """
-        self.scan_dirty_segments([(source, wanted_batch_flags)], workers, cleans_chunks_while_reading=cleans_chunks_while_reading)
+        self.scan_keys_of_dirty_segments([(source, wanted_batch_flags)], workers, cleans_chunks_while_reading=cleans_chunks_while_reading)
 
-    def scan_dirty_segments(
+    def scan_keys_of_dirty_segments(
         self,
         segments_and_wanted_batches: Iterable[tuple[SourceSegment, Flags]],
         workers: WorkerThreads,
@@ -296,18 +296,18 @@ class BackwardSurvivorScan:
 
         def mark_survivors_of_range(
             scan_state_and_hashed_chunks: tuple[_SegmentScanState, list[HashedChunkKeys]],
-        ) -> DecidedChunk | None:
+        ) -> ChunkWithKnownSurvivors | None:
             scanned, pieces = scan_state_and_hashed_chunks
             marked = [(piece, *self._flag_newest_row_of_each_key(piece)) for piece in pieces]
             for piece in pieces:
                 if key_scan.second_reader is not None and piece.second_reader_rows is not None:
                     key_scan.second_reader.add_rows_to_key_table(scanned.source, piece.second_reader_rows)
             for piece, survives, final in marked:
-                scanned.bits.add_survivors_of_chunk(piece, survives, key_scan.first_dirty, scanned.source, is_final=final)
+                scanned.bits.add_survivors_of_chunk(piece, survives, key_scan.first_dirty, scanned.source, are_flags_final=final)
             return (scanned, *marked[0][:2]) if len(marked) == 1 and marked[0][2] else None
 
         for _ in workers.run_jobs_with_ordered_middle_step(
-            hash_keys_of_range_in_worker, mark_survivors_of_range, self._clean_and_cache_decided_chunk, batch_ranges_to_hash()
+            hash_keys_of_range_in_worker, mark_survivors_of_range, self._clean_chunk_with_known_survivors, batch_ranges_to_hash()
         ):
             pass
         for scanned in begun:
@@ -317,7 +317,7 @@ class BackwardSurvivorScan:
         """Return the scan's initial state: an empty bitmap, and the decisions on batches if chunks may be cleaned during the scan."""
         key_scan = self._scan
         if key_scan.second_reader is not None:
-            key_scan.second_reader.prepare_for_chunks_of_segment(source)
+            key_scan.second_reader.begin_checks_of_segment_chunks(source)
         bits = self._bits.setdefault(source.ordinal, SegmentSurvivorBitmap(len(source.table)))
         decisions = (
             decide_batch_retention_by_headers(source.table, key_scan.verdicts[source.ordinal], key_scan.rules, source.name)
@@ -326,7 +326,7 @@ class BackwardSurvivorScan:
         )
         return _SegmentScanState(source, bits, decisions)
 
-    def _clean_and_cache_decided_chunk(self, buffers: ReusableJobBuffers, decided: DecidedChunk | None) -> None:
+    def _clean_chunk_with_known_survivors(self, buffers: ReusableJobBuffers, decided: ChunkWithKnownSurvivors | None) -> None:
         """Clean a compressed chunk now, while its records are decompressed, and store the result for pass 2. Do nothing if ``decided`` is
         None (its survivors are not known yet), or if the chunk cannot be cleaned before all keys are known.
         """
@@ -347,7 +347,7 @@ class BackwardSurvivorScan:
         )
         key_scan.finished.store_chunk_within_budget(source, chunk, clean)
 
-    def _flag_newest_row_of_each_key(self, hashed: HashedChunkKeys) -> FlagsAndWhetherFinal:
+    def _flag_newest_row_of_each_key(self, hashed: HashedChunkKeys) -> FlagsAndWhetherTheyAreFinal:
         """Return a flag per row of the chunk, set if the row is the first one with its key (the newest, because the log is read backwards),
         and whether the flags are final.
         """
@@ -386,7 +386,7 @@ class BackwardSurvivorScan:
 def find_survivors_backwards(key_scan: KeyScanParameters, key_set: KeyHashSet, workers: WorkerThreads) -> BackwardSurvivorScan:
     """Read the dirty range from its end to its beginning, and return the survivors. Raises BadData; OutOfBudget if the key set is full."""
     found = BackwardSurvivorScan(key_scan, key_set)
-    found.scan_dirty_segments(reversed(key_scan.dirty_segments_and_wanted_batch_flags()), workers)
+    found.scan_keys_of_dirty_segments(reversed(key_scan.dirty_segments_and_wanted_batch_flags()), workers)
     return found
 
 
@@ -396,7 +396,7 @@ class BoundedMapSurvivors:
     def __init__(self, key_scan: KeyScanParameters, bounded_map: BoundedOffsetMap) -> None:
         self._scan = key_scan
         self._table = bounded_map
-        self.last_mapped_offset = -1
+        self.last_offset_covered_by_map = -1
 
     @property
     def key_count(self) -> int:
@@ -410,41 +410,41 @@ class BoundedMapSurvivors:
         return None
 
     def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> Flags:
-        keyed = np.flatnonzero((rows.key_length >= 0) & (rows.offset <= self.last_mapped_offset))
+        keyed = np.flatnonzero((rows.key_length >= 0) & (rows.offset <= self.last_offset_covered_by_map))
         latest = np.empty(len(keyed), np.int64)
         self._table.find_latest_offset_of_each_key(_hash_keys_of_rows(chunk, rows, keyed, self._scan.hash_key), latest)
         superseded = np.zeros(len(rows), np.bool_)
         superseded[keyed] = rows.offset[keyed] < latest
         return superseded
 
-    def add_keys_of_chunk_until_full(self, source: SourceSegment, hashed: HashedChunkKeys) -> bool:
+    def try_to_add_all_keys_of_chunk(self, source: SourceSegment, hashed: HashedChunkKeys) -> bool:
         """Add the rows of a chunk to the map, and return whether all were added. If not, the map is full, and the scan must end."""
         offsets = hashed.offset[hashed.picked]
         taken = self._table.put_rows_until_full(hashed.hashes, offsets)
         chunk = hashed.chunk
         if taken == len(offsets):
-            self._set_last_mapped_offset(int(source.table.last_offset[chunk.last - 1]))
+            self._set_last_offset_covered_by_map(int(source.table.last_offset[chunk.last - 1]))
             return True
         # Batches before the one that holds the first row without room were read completely.
         batch = int(np.searchsorted(hashed.first_row, hashed.picked[taken], side="right")) - 1
         if chunk.first + batch:
-            self._set_last_mapped_offset(int(source.table.last_offset[chunk.first + batch - 1]))
+            self._set_last_offset_covered_by_map(int(source.table.last_offset[chunk.first + batch - 1]))
         if taken and hashed.picked[taken - 1] >= hashed.first_row[batch]:
-            self.last_mapped_offset = int(offsets[taken - 1])
+            self.last_offset_covered_by_map = int(offsets[taken - 1])
         return False
 
-    def _set_last_mapped_offset(self, last_offset: int) -> None:
+    def _set_last_offset_covered_by_map(self, last_offset: int) -> None:
         """Set the last offset that the map covers to ``last_offset``, unless that is below the dirty range. As in Kafka the value can
         decrease, because an old v0/v1 wrapper can state an end offset below those of its records.
         """
         if last_offset >= self._scan.first_dirty:
-            self.last_mapped_offset = last_offset
+            self.last_offset_covered_by_map = last_offset
 
     def extend_mapped_range_to_end_of_segment(self, source: SourceSegment) -> None:
         """Set the last offset that the map covers to the end of this segment's range, so that a gap before the next segment counts as
         covered (KAFKA-8764).
         """
-        self._set_last_mapped_offset(min(source.end, self._scan.end) - 1)
+        self._set_last_offset_covered_by_map(min(source.end, self._scan.end) - 1)
 
 
 def find_survivors_with_bounded_map(
@@ -459,7 +459,7 @@ def find_survivors_with_bounded_map(
             lambda buffers, job: key_scan.hash_keys_of_batch_range(buffers, *job, is_backwards=False), jobs
         ):
             for piece in pieces:
-                if not found.add_keys_of_chunk_until_full(source, piece):
+                if not found.try_to_add_all_keys_of_chunk(source, piece):
                     return found
         found.extend_mapped_range_to_end_of_segment(source)
     return found

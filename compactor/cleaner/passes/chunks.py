@@ -66,7 +66,7 @@ def clean_batches_of_chunk(
     :param decisions: decisions that the batch headers alone allow, one row per batch of the chunk.
     """
     if chunk.wanted.any() and int(source.table.magic[chunk.first]) < 2:
-        _reject_wrappers_overlapping_neighbours(source, chunk, rows, first_row)
+        _reject_overlapping_v0_v1_wrappers(source, chunk, rows, first_row)
     _reject_markers_without_value(source, chunk, rows, first_row)
     copied = decisions.action == COPY
     final = decide_batch_retention_by_records(
@@ -109,7 +109,7 @@ def _reject_markers_without_value(source: SourceSegment, chunk: BatchChunk, rows
         )
 
 
-def _reject_wrappers_overlapping_neighbours(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> None:
+def _reject_overlapping_v0_v1_wrappers(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> None:
     """Raise BadData if the records of a v0/v1 wrapper overlap the offsets of the batches before or after it. The wrapper's header does not
     state its first offset, so that this shows only now.
     """

@@ -44,7 +44,7 @@ def read_earliest_delete_horizon_ms(source: SourceSegment, inflate_limit: int) -
     """
     table = source.table
     due = _earliest_delete_horizon_of_markers_ms(table)
-    maybe = _flag_batches_with_horizon(table) & (table.control == NOT_CONTROL) & (table.base_timestamp < due)
+    maybe = _flag_batches_with_delete_horizon(table) & (table.control == NOT_CONTROL) & (table.base_timestamp < due)
     buffers = RecordRowBuffers()
     for first, last in source.split_batches_by_magic_and_compression():
         wanted = maybe[first:last]
@@ -69,7 +69,7 @@ def earliest_delete_horizon_ms(table: BatchTable, removable_counts: RemovableRec
     return due if due != NEVER_MS else NO_TIMESTAMP
 
 
-def _flag_batches_with_horizon(table: BatchTable) -> npt.NDArray[np.bool_]:
+def _flag_batches_with_delete_horizon(table: BatchTable) -> npt.NDArray[np.bool_]:
     """Return a flag per batch: whether it has a delete horizon."""
     dated: npt.NDArray[np.bool_] = ((table.attributes & np.int16(HORIZON)) != 0) & (table.magic == 2) & (table.count > 0)
     return dated
@@ -77,7 +77,7 @@ def _flag_batches_with_horizon(table: BatchTable) -> npt.NDArray[np.bool_]:
 
 def _earliest_delete_horizon_of_markers_ms(table: BatchTable) -> int:
     """Return the earliest delete horizon of a transaction marker, in milliseconds, or NEVER_MS if no marker has one."""
-    return int(table.base_timestamp[_flag_batches_with_horizon(table) & (table.control != NOT_CONTROL)].min(initial=NEVER_MS))
+    return int(table.base_timestamp[_flag_batches_with_delete_horizon(table) & (table.control != NOT_CONTROL)].min(initial=NEVER_MS))
 
 
 def read_offset_of_last_record(source: SourceSegment, inflate_limit: int) -> int:

@@ -12,7 +12,7 @@ from compactor.errors import BadData
 from compactor.kernels.common import NO_HORIZON, FirstRowByBatch, Flags
 from compactor.kernels.jit import kernel
 from compactor.profiling import SegmentWorkStage, measure_stage
-from compactor.records.balance import BalanceKey
+from compactor.records.balance import BalanceDigestKey
 from compactor.records.batches import EMPTIED, HORIZON, MALFORMED, NOT_CONTROL, BatchTable, Int64s
 from compactor.records.encode import COPY, DROP, EMPTY, FILTER, REWRITE, Actions, CleaningDecisions
 from compactor.records.producers import ProducerStates
@@ -36,7 +36,7 @@ class RetentionRules:
     high_watermark: int
     latest_offset: int
     producers: ProducerStates
-    balance_key: BalanceKey | None = None
+    balance_key: BalanceDigestKey | None = None
 
     @property
     def new_delete_horizon_ms(self) -> int:
@@ -144,7 +144,7 @@ def decide_batch_retention_by_records(
     batches = table.select_rows(slice(chunk.first, chunk.last))
     horizon = np.full(len(batches), NO_HORIZON, np.int64)
     decisions = CleaningDecisions(header_decisions.action.copy(), horizon, np.zeros(len(rows), np.bool_))
-    _decide_records_and_horizons(
+    _decide_kept_records_and_delete_horizons(
         batches,
         first_row,
         rows,
@@ -160,7 +160,7 @@ def decide_batch_retention_by_records(
 
 
 @kernel
-def _decide_records_and_horizons(
+def _decide_kept_records_and_delete_horizons(
     batches: BatchTable,
     first_row: FirstRowByBatch,
     rows: RecordRows,

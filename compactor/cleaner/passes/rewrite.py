@@ -69,7 +69,7 @@ class _NewSegmentProgress:
     mtime_ms: int = 0
     txnindex: bytes = b""
 
-    def add_encoded_batches(self, encoded: EncodedBatches) -> None:
+    def add_written_batches_to_progress(self, encoded: EncodedBatches) -> None:
         self.anew.append(encoded.anew)
         self.sizes.append(encoded.size)
         self.last_offsets.append(encoded.last_offset)
@@ -165,7 +165,7 @@ class GroupRewriter:
         for kind, data in (("index", index), ("timeindex", timeindex), ("txnindex", done.txnindex)):
             if data or kind != "txnindex":
                 paths[kind] = folder / f"{base_offset:020d}.{kind}"
-                disk_reservation.reserve_bytes(len(data))
+                disk_reservation.reserve_bytes_on_disk(len(data))
                 paths[kind].write_bytes(data)
         for path in paths.values():
             os.utime(path, ns=(done.mtime_ms * 1_000_000,) * 2)
@@ -183,7 +183,7 @@ class GroupRewriter:
         for member in group:
             with member() as (source, verdicts):
                 if self.second_reader is not None:
-                    self.second_reader.prepare_for_chunks_of_segment(source)
+                    self.second_reader.begin_checks_of_segment_chunks(source)
                 decisions = decide_batch_retention_by_headers(source.table, verdicts, self.rules, source.name)
                 counts = self.survivors.survivor_counts_by_batch(source)
                 if counts is not None:
@@ -259,9 +259,9 @@ def _append_cleaned_chunk(
             segment=source.name,
             hint="Lower segment_bytes; recompression at the default level can make batches larger",
         )
-    disk_reservation.reserve_bytes(len(cleaned.encoded.data))
+    disk_reservation.reserve_bytes_on_disk(len(cleaned.encoded.data))
     _write_unbuffered(file, cleaned.encoded.data)
-    progress.add_encoded_batches(cleaned.encoded)
+    progress.add_written_batches_to_progress(cleaned.encoded)
     progress.records_read += cleaned.records_read
     progress.records_kept += cleaned.records_kept
     if cleaned.sums is not None:
@@ -278,18 +278,18 @@ def _append_filler_batch_if_needed(
     if last >= end_offset:
         return
     filler = encode_filler_batch(end_offset, end_offset, progress.leader_epoch)
-    disk_reservation.reserve_bytes(len(filler))
+    disk_reservation.reserve_bytes_on_disk(len(filler))
     _write_unbuffered(file, memoryview(filler))
     size, last_offset, max_timestamp = (np.array([number], np.int64) for number in (HEADER, end_offset, -1))
-    progress.add_encoded_batches(EncodedBatches(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
+    progress.add_written_batches_to_progress(EncodedBatches(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
 
 
 def _decide_batch_retention_by_survivor_count(
     table: BatchTable, decisions: BatchRetentionDecisions, survivor_counts: SurvivorCountsByBatch, now_ms: int
 ) -> None:
-    """Change ``decisions`` for the batches that the numbers of survivors found in pass 1 decide, so that these batches are not read again.
-    A batch without survivors is dropped or emptied. A batch whose records all survive is copied, unless it has tombstones that are due or
-    have no delete horizon yet.
+    """Change ``decisions`` for the batches whose survivor count from pass 1 is decisive, so that these batches are not read again. A batch
+    without survivors is dropped or emptied. A batch whose records all survive is copied, unless it has tombstones that are due or have no
+    delete horizon yet.
     """
     action, retain_empty = decisions.action, decisions.retain_empty
     open_ = (action == FILTER) & (survivor_counts.kept >= 0)

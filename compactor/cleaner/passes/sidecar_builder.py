@@ -1,7 +1,7 @@
 """Sidecars made from segments, and stand-ins made from sidecars.
 
 In the transaction fold, a stand-in replaces a segment that is not read: its batches are the sidecar's producer runs and markers. If the
-segment is read later, ``verdicts_of_segment_from_substitute`` converts the verdicts.
+segment is read later, ``txn_verdicts_from_substitute_segment`` converts the verdicts.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from bloom.directory import HAS_KEYLESS_RECORD, HAS_TOMBSTONE, KeyDirectory, hash_prefixes
+from bloom.directory import HAS_KEYLESS_RECORD, HAS_TOMBSTONE, KeyDirectory, key_hash_prefixes
 from bloom.sidecar import RemovableRecordCounts, Sidecar, SidecarKeyHashCollector
 from bloom.siphash import hash_keys, siphash_key_halves
 from bloom.sizing import FilterDesign
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import TransactionVerdicts, use_existing_txn_entries_where_valid
+from compactor.cleaner.passes.transactions import TransactionVerdicts, replace_computed_by_existing_txn_entries
 from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.constants import NEVER_MS
 from compactor.kernels.common import FirstAndEndBatch, FirstRowByBatch, SegmentOrdinal
@@ -97,12 +97,14 @@ class SidecarBuilder:
         dated = ((table.attributes[batches] & np.int16(HORIZON)) != 0) & (table.magic[batches] == 2)
         earliest = int(table.base_timestamp[batches][dated].min(initial=NEVER_MS))
         keyless = records - int(np.count_nonzero(keyed))
-        keys, flags = self._key_counts_and_flags_by_batch(rows, first_row, chunk, keyed) if self._summaries is not None else _NO_DIRECTORY
+        keys, flags = (
+            self._key_counts_and_directory_flags_by_batch(rows, first_row, chunk, keyed) if self._summaries is not None else _NO_DIRECTORY
+        )
         return ChunkSummaryForSidecar(
             hashes, chunk.first, keys, flags, len(tombstones), len(tombstones) - int(np.count_nonzero(dated)), earliest, keyless
         )
 
-    def _key_counts_and_flags_by_batch(
+    def _key_counts_and_directory_flags_by_batch(
         self, rows: RecordRows, first_row: FirstRowByBatch, chunk: BatchChunk, has_key_flags: npt.NDArray[np.bool_]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
         """Return two arrays for the key directory: the number of records with a key in each batch, and flags for batches that have
@@ -141,7 +143,7 @@ class SidecarBuilder:
         for one in summary:
             keys[one.first : one.first + len(one.keys)] = one.keys
             flags[one.first : one.first + len(one.flags)] = one.flags
-        pieces = [hash_prefixes(one.hashes) for one in summary]
+        pieces = [key_hash_prefixes(one.hashes) for one in summary]
         return KeyDirectory(
             segment_id, copy_batch_headers(self._source.buf, table.position), table.control, table.coordinator_epoch, flags, keys,
             np.concatenate(pieces) if pieces else np.empty(0, np.uint32),
@@ -199,7 +201,7 @@ def add_segment_to_sidecar_builder(
     return builder
 
 
-def substitute_segment_from_sidecar(
+def create_substitute_segment_from_sidecar(
     ordinal: SegmentOrdinal, name: str, base_offset: int, end_offset: int, mtime_ms: int, sidecar: Sidecar
 ) -> SourceSegment:
     """Return a substitute for a segment, made from its sidecar, to compute outcomes of transactions without reading the segment.
@@ -210,10 +212,10 @@ def substitute_segment_from_sidecar(
     return SourceSegment(ordinal, name, base_offset, end_offset, mtime_ms, NO_BYTES, table)
 
 
-def verdicts_of_segment_from_substitute(
+def txn_verdicts_from_substitute_segment(
     source: SourceSegment, substitute: SourceSegment, verdicts: TransactionVerdicts
 ) -> TransactionVerdicts:
-    """Convert the outcomes of transactions (verdicts) of a segment's substitute, which ``substitute_segment_from_sidecar`` made, to
+    """Convert the outcomes of transactions (verdicts) of a segment's substitute, which ``create_substitute_segment_from_sidecar`` made, to
     those of the segment itself.
 
     In the substitute, each marker has a batch of its own, and the next batch of the same producer stands for a data batch.
@@ -234,4 +236,4 @@ def verdicts_of_segment_from_substitute(
     for name in ("aborted", "discardable", "indexed"):
         flags[name] = np.zeros(len(source.table), np.bool_)
         flags[name][known] = getattr(verdicts, name)[event]
-    return replace(verdicts, **flags, txn_entries=use_existing_txn_entries_where_valid(verdicts.txn_entries.copy(), source.txn_entries))
+    return replace(verdicts, **flags, txn_entries=replace_computed_by_existing_txn_entries(verdicts.txn_entries.copy(), source.txn_entries))

@@ -110,10 +110,10 @@ def _txn_index_entries_of_markers(
     entries["first_offset"] = first_offset
     entries["last_offset"] = source.table.last_offset[marker_numbers]
     entries["last_stable_offset"] = last_stable_offset
-    return use_existing_txn_entries_where_valid(entries, source.txn_entries)
+    return replace_computed_by_existing_txn_entries(entries, source.txn_entries)
 
 
-def use_existing_txn_entries_where_valid(computed_entries: TxnEntries, existing_entries: TxnEntries) -> TxnEntries:
+def replace_computed_by_existing_txn_entries(computed_entries: TxnEntries, existing_entries: TxnEntries) -> TxnEntries:
     """Replace computed entries of a transaction index, in place, by the segment's existing entries for the same transactions, and return
     the result. An existing entry that begins after remaining data of its transaction is not used: a broker without the producer's state
     wrote it, and readers would take that data for committed.
@@ -149,12 +149,12 @@ def reason_txn_index_is_invalid(index_entries: TxnEntries, source: SourceSegment
     (reported,) = transaction_verdicts_by_source([replace(source, ordinal=0, txn_entries=index_entries[:0])])
     begun = table.base_offset.copy()
     begun[reported.indexed] = reported.txn_entries["first_offset"]
-    if np.any(first > begun[marker]) or np.any(first <= _previous_marker_offset_of_producer(table)[marker]):
+    if np.any(first > begun[marker]) or np.any(first <= _previous_marker_offset_by_batch(table)[marker]):
         return "an entry does not cover its transaction, or covers another one"
     return ""
 
 
-def _previous_marker_offset_of_producer(table: BatchTable) -> Int64s:
+def _previous_marker_offset_by_batch(table: BatchTable) -> Int64s:
     """Return a value per batch: for a transaction marker, the offset of the previous marker of its producer; -1 if there is none, and for
     other batches.
     """

@@ -94,8 +94,8 @@ class _JobAwaitingDecision(Generic[A, R]):
 
 
 class _OrderedDecisionRunner(Generic[A, D, R]):
-    """Runner of the second step (decision) of jobs, one job after the other in their order. Whichever thread completes the first step of
-    the earliest undecided job runs the decision, so that no thread waits for another one.
+    """Runner of the decision step of jobs, one job after the other in their order. A job is prepared, decided and finished. The thread that
+    finishes the preparation of the earliest undecided job runs its decision, so that no thread waits for another one.
     """
 
     def __init__(self, decide_job: Callable[[A], D]) -> None:
@@ -128,7 +128,7 @@ class _OrderedDecisionRunner(Generic[A, D, R]):
         return decided
 
     def cancel_undecided_jobs(self) -> None:
-        """Cancel all jobs that are not decided yet."""
+        """Cancel the jobs whose decision step has not run. Decided jobs go on."""
         with self._lock:
             self.stopped = True
             self._cancel_waiting_jobs()

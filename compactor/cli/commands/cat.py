@@ -58,11 +58,11 @@ def print_records(args: argparse.Namespace, out: Output) -> ExitCode:
     formats: KeyAndValueFormats = (args.key_format, args.value_format)
     match args.format or ("json" if width is None or out.mode == "json" else "table"):
         case "table":
-            out.write_chunks(_table_lines(yield_blocks_while_counting_records(), decoder, formats, width))
+            out.write_byte_chunks_to_stdout(_table_lines(yield_blocks_while_counting_records(), decoder, formats, width))
         case "json":
-            out.write_chunks(_json_lines(yield_blocks_while_counting_records(), decoder, formats))
+            out.write_byte_chunks_to_stdout(_json_lines(yield_blocks_while_counting_records(), decoder, formats))
         case _:
-            out.write_chunks(_value_lines(yield_blocks_while_counting_records()))
+            out.write_byte_chunks_to_stdout(_value_lines(yield_blocks_while_counting_records()))
     if not count:
         state = tier.open_control_log_of_partition(name).state
         first = max(state.start_offset, tier.first_readable_offset(state))

@@ -34,12 +34,12 @@ def list_partition_checkpoints(args: argparse.Namespace, out: Output) -> ExitCod
         raise UsageError("files and partitions together", hint="List them one after the other")
     tier = tiers.open_configured_tier_read_only(args)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.targets))
-    logs = tiers.read_partition_logs(tier, tiers.select_partitions(tier, args.targets), out, outcomes)
+    logs = tiers.read_control_logs_of_partitions(tier, tiers.select_partitions(tier, args.targets), out, outcomes)
     found = [partition_checkpoint_document(tier.ports, log) for log in logs]
     now = tier.ports.clock_ms()
     rows = [
         (
-            tiers.partition_name_of_row(v),
+            tiers.partition_name_of_json_row(v),
             tiers.format_cleaner_offsets(v["cleaner_offsets"]),
             v["first_dirty_offset"],
             v["end_offset"],
@@ -79,7 +79,7 @@ def show_partition_checkpoint(args: argparse.Namespace, out: Output) -> ExitCode
     if found["quarantine"]:
         facts.append(("quarantined", found["quarantine"]))
     tables = [offsets, Table("", ("", ""), facts)] if found["cleaner_offsets"] else [Table(f"{name}: never cleaned", ("", ""), facts)]
-    out.print_result(found, *tables, *_fenced_records_table(found["fenced"]))
+    out.print_result(found, *tables, *_fenced_control_record_tables(found["fenced"]))
     return 0
 
 
@@ -128,7 +128,7 @@ def verify_control_logs_command(args: argparse.Namespace, out: Output) -> ExitCo
     names = tiers.select_partitions(tier, args.partitions)
     with out.show_progress("verifying", len(names), "partitions") as progress:
         found = verify_control_logs(tier, names, progress.advance)
-    return tiers.print_findings(found, out, f"{count_noun(len(names), 'partition')}: all is well")
+    return tiers.print_check_findings(found, out, f"{count_noun(len(names), 'partition')}: all is well")
 
 
 # --- Kafka's own files ---
@@ -215,7 +215,7 @@ def _describe_lease(document: Document, now_ms: int) -> str:
     return f"{lease.holder} (epoch {lease.epoch}), {term}"
 
 
-def _fenced_records_table(fenced: Sequence[Document]) -> list[Table]:
+def _fenced_control_record_tables(fenced: Sequence[Document]) -> list[Table]:
     """Return a list with one table of the control records that have no effect; an empty list if there are no such records."""
     if not fenced:
         return []
@@ -238,7 +238,7 @@ def _fenced_records_table(fenced: Sequence[Document]) -> list[Table]:
 def _compactor_epochs_tree(document: Document, now_ms: int) -> Tree:
     """Return the history of a partition as a tree: each compactor epoch (period of leadership) with its rounds."""
     offsets = tiers.format_cleaner_offsets(document["cleaner_offsets"])
-    title = f"{tiers.partition_name_of_row(document)} at slot {document['slot']}: cleaner offsets {offsets}"
+    title = f"{tiers.partition_name_of_json_row(document)} at slot {document['slot']}: cleaner offsets {offsets}"
     branches = [_compactor_epoch_tree(epoch, document, now_ms) for epoch in document["epochs"]]
     branches += [Tree(_describe_fenced_control_record(entry), ()) for entry in document["unowned"]]
     return Tree(title, branches or [Tree("no compactor has led it yet", ())])

@@ -30,11 +30,11 @@ def run_offline_cleaning(args: argparse.Namespace, out: Output) -> None:
     compile_numba_kernels(out, load_into_process=args.profile)
     marks: dict[str, tuple[float, float]] = {}
     profile = CommandProfile(args)
-    with out.show_progress("cleaning") as progress, profile.record_costs():
+    with out.show_progress("cleaning") as progress, profile.record_stage_costs_during_block():
 
         def record_phase_start(phase: str) -> None:
             marks[phase] = (time.perf_counter(), time.process_time())
-            progress.begin_step_with_new_total(phase)
+            progress.begin_progress_step_with_new_total(phase)
 
         summary = clean_log_directory(args.log_dir, args.out_dir, request, record_phase_start)
     out.print_result(
@@ -46,9 +46,9 @@ def run_offline_cleaning(args: argparse.Namespace, out: Output) -> None:
 
 
 def _offline_cleaning_document(
-    summary: OfflineCleanSummary, phase_times: dict[str, tuple[float, float]], profile: CommandProfile
+    summary: OfflineCleanSummary, phase_start_wall_and_cpu_s: dict[str, tuple[float, float]], profile: CommandProfile
 ) -> dict[str, object]:
-    begin, middle, end = phase_times["index"], phase_times["rewrite"], phase_times["done"]
+    begin, middle, end = phase_start_wall_and_cpu_s["index"], phase_start_wall_and_cpu_s["rewrite"], phase_start_wall_and_cpu_s["done"]
     return {
         "next_dirty_offset": summary.next_dirty_offset,
         "segments": [{"base": base, "bytes": written} for base, written in summary.segments],

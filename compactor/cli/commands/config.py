@@ -19,7 +19,7 @@ _URL_WITH_PASSWORD = re.compile(r"://[^/]*@")
 
 def show_settings(args: argparse.Namespace, out: Output) -> None:
     settings = command_parser.load_command_settings(args)
-    rows = _setting_rows(settings) if args.topic is None else _topic_setting_rows(args, args.topic)
+    rows = _setting_key_value_and_source_rows(settings) if args.topic is None else _topic_setting_key_value_source_rows(args, args.topic)
     document = {
         "ok": True,
         "problems": [],
@@ -29,7 +29,7 @@ def show_settings(args: argparse.Namespace, out: Output) -> None:
     out.print_result(document, Table("", ("setting", "value", "unless it is the default"), cells, below=1))
 
 
-def _setting_rows(settings: Settings) -> list[tuple[str, object, str]]:
+def _setting_key_value_and_source_rows(settings: Settings) -> list[tuple[str, object, str]]:
     """Return a row (key, value, source) for each setting. Source: a file, an environment variable or ``default``."""
     rows: list[tuple[str, object, str]] = []
     for section, kind in SECTION_TYPES.items():
@@ -43,7 +43,7 @@ def _setting_rows(settings: Settings) -> list[tuple[str, object, str]]:
     return rows
 
 
-def _topic_setting_rows(args: argparse.Namespace, topic: str) -> list[tuple[str, object, str]]:
+def _topic_setting_key_value_source_rows(args: argparse.Namespace, topic: str) -> list[tuple[str, object, str]]:
     """Return a row (key, value, source) for each cleaner setting of one topic. On a broker-managed tier ``retention_ms`` may come from the
     topic's own settings in Kafka.
 
@@ -52,7 +52,7 @@ def _topic_setting_rows(args: argparse.Namespace, topic: str) -> list[tuple[str,
     from compactor.cli import tiers
 
     tier = tiers.open_configured_tier(args)
-    chosen = tier.metadata.topic_settings(topic)
+    chosen = tier.metadata.topic_settings_in_kafka(topic)
     if chosen is None:
         raise UsageError(f"the tier has no topic {topic}", hint="`topics` lists what it holds")
     values = tier.cleaner_settings_for_topic(topic).model_dump(mode="json")

@@ -29,7 +29,7 @@ from compactor.upkeep.brokers.check import (
     check_topic_settings_and_permissions,
     read_tiered_partitions_and_findings,
 )
-from compactor.views.checkpoints import read_only_tier
+from compactor.views.checkpoints import read_only_copy_of_tier
 
 SettingFinding = dict[str, str]
 """Problem or note about a setting, as the fields of its JSON document: severity, kind, object, detail, hint."""
@@ -52,7 +52,7 @@ def check_settings(args: argparse.Namespace, out: Output) -> ExitCode:
     }
     settings = _settings_with_short_store_timeout(command_parser.load_command_settings(args))
     with out.show_progress("trying the tier"):
-        problems = [*_check_state_dir(settings), *checks[tier_kind(settings).metadata](settings)]
+        problems = [*_check_state_dir_is_writable(settings), *checks[tier_kind(settings).metadata](settings)]
     ok = all(problem["severity"] != "error" for problem in problems)
     columns = ("severity", "kind", "object", "detail", "hint")
     rows = [[problem[column] for column in columns] for problem in problems]
@@ -86,14 +86,14 @@ def _check_compactor_managed_tier(settings: Settings) -> list[SettingFinding]:
     return [
         *problems,
         *_check_storage_class_minimum_billed_time(settings),
-        *_check_brokers_for_topic_deletion(settings),
+        *_check_topic_deletion_can_ask_brokers(settings),
         *_find_ineffective_settings(settings),
     ]
 
 
 def _check_broker_managed_tier(settings: Settings) -> list[SettingFinding]:
     """Check brokers, store and contents of a broker-managed tier, and return the problems."""
-    return [*_check_brokers(settings), *_check_stores_accept_writes(settings)]
+    return [*_check_brokers_topics_and_object_access(settings), *_check_stores_accept_writes(settings)]
 
 
 def _check_tier_known_only_by_listing(settings: Settings) -> list[SettingFinding]:
@@ -105,7 +105,7 @@ def _check_tier_known_only_by_listing(settings: Settings) -> list[SettingFinding
     ]
 
 
-def _check_brokers_for_topic_deletion(settings: Settings) -> list[SettingFinding]:
+def _check_topic_deletion_can_ask_brokers(settings: Settings) -> list[SettingFinding]:
     """Check that brokers are configured if ``on_topic_deletion`` needs them to find deleted topics. Return the problem, if any."""
     if settings.tier.on_topic_deletion == "keep":
         return []
@@ -140,7 +140,7 @@ def _check_storage_class_minimum_billed_time(settings: Settings) -> list[Setting
     return [{"severity": "note", "kind": "storage-class", "object": "s3.storage_class", "detail": detail, "hint": hint}]
 
 
-def _check_state_dir(settings: Settings) -> list[SettingFinding]:
+def _check_state_dir_is_writable(settings: Settings) -> list[SettingFinding]:
     """Check that ``state_dir`` exists or can be created, and is writable. Return the problem, if any."""
     directory = Path(settings.tier.state_dir).absolute()
     existing = next(folder for folder in (directory, *directory.parents) if folder.exists())
@@ -174,7 +174,7 @@ def _check_topic_patterns_match_topics(settings: Settings) -> list[SettingFindin
     patterns. Return none if the topics cannot be listed, which another check reports.
     """
     try:
-        topics = {name.topic for name in read_only_tier(open_tier(settings)).list_partitions()}
+        topics = {name.topic for name in read_only_copy_of_tier(open_tier(settings)).list_partitions()}
     except CompactorError:
         return []  # trying the store says it better
     unmatched = [pattern for pattern in settings.topics if topics and not any(re.fullmatch(pattern, topic) for topic in topics)]
@@ -218,18 +218,18 @@ def _check_tier_listing_can_be_read(settings: Settings) -> list[SettingFinding]:
     return [{"severity": "warning", "kind": "empty", "object": settings.tier_url, "detail": detail, "hint": hint}]
 
 
-def _check_brokers(settings: Settings) -> list[SettingFinding]:
+def _check_brokers_topics_and_object_access(settings: Settings) -> list[SettingFinding]:
     """Check the brokers, the metadata topic, the topics' settings and access to the brokers' objects. Return the problems."""
     found = []
     servers = settings.kafka.bootstrap_servers.strip()
     connection = kafka_connection_settings(settings) if servers else None
     if connection is not None:
         first_admin = KafkaAdmin(replace(connection, timeout_s=CHECK_BROKERS_S))
-        found += check_brokers_and_metadata_topic(first_admin, servers, lists_missing_append_right=bool(control_url(settings)))
+        found += check_brokers_and_metadata_topic(first_admin, servers, reports_missing_append_permission=bool(control_url(settings)))
     if any(finding.severity == "error" for finding in found):
         return [finding._asdict() for finding in found]
     try:
-        tier = read_only_tier(open_tier(settings))
+        tier = read_only_copy_of_tier(open_tier(settings))
     except CompactorError as error:
         kind = "metadata" if isinstance(error, BadData | StoreError) else "settings"
         return [{"severity": "error", "kind": kind, "object": "[kafka]", "detail": error.message, "hint": error.hint}]

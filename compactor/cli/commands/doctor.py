@@ -31,5 +31,5 @@ def diagnose_broker_managed_tier(args: argparse.Namespace, out: Output) -> ExitC
         admin.close()
     severe = sum(finding.severity in ("error", args.fail_on) for finding in found)
     well = f"{count_noun(len(names), 'partition')}: nothing harms {'it' if len(names) == 1 else 'them'}" if not found else "nothing is lost"
-    tiers.print_findings(found, out, well)
+    tiers.print_check_findings(found, out, well)
     return BadData.exit_code if severe else 0

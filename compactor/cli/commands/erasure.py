@@ -24,9 +24,9 @@ from compactor.upkeep.erasure.topic import (
     ErasureReportHeader,
     TopicKeySearchResult,
     erasure_report_json,
-    expedite_erasure,
     keyed_digest_of_record_key,
     partitions_of_topic,
+    run_rounds_and_retire_to_erase_keys,
     survey_objects_holding_keys_in_topic,
 )
 from compactor.views.time_formats import count_noun
@@ -53,7 +53,7 @@ def report_and_erase_keys(args: argparse.Namespace, out: Output) -> ExitCode:
         else tiers.open_configured_tier_read_only(args)
     )
     details = {"keys": len(keys), "shorten_grace": args.shorten_grace}
-    with tier, audit.record_audited_action_if(args.expedite, args, tier.settings, out, "erasure --expedite", [args.topic], **details):
+    with tier, audit.record_action_in_audit_log_if(args.expedite, args, tier.settings, out, "erasure --expedite", [args.topic], **details):
         document, code = _search_keys_and_build_erasure_report(tier, args, keys, out)
     if args.to is not None:
         args.to.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -73,12 +73,12 @@ def _search_keys_and_build_erasure_report(
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     removals: list[tuple[SearchedKeyIndex, KeyRemovalRound]] = []
     done: list[str] = []
-    with out.show_progress("searching", tiers.sum_stored_bytes(tier, names, out, with_replaced=True), "bytes") as progress:
+    with out.show_progress("searching", tiers.sum_stored_bytes(tier, names, out, includes_replaced_segments=True), "bytes") as progress:
         question = KeySearchRequest(tuple(keys), tier.ports.clock_ms(), args.by_filters, progress.advance)
         place = {name: number for number, name in enumerate(names, 1)}
 
         def show_partition_being_searched(partition: TopicPartition) -> None:
-            progress.begin_part_of_same_total(f"searching {partition} ({place[partition]} of {len(names)})")
+            progress.begin_progress_part_with_same_total(f"searching {partition} ({place[partition]} of {len(names)})")
 
         found = survey_objects_holding_keys_in_topic(tier, names, question, show_partition_being_searched)
         if args.expedite and found.holders:
@@ -86,7 +86,7 @@ def _search_keys_and_build_erasure_report(
             question = replace(question, now_ms=tier.ports.clock_ms())
             found = survey_objects_holding_keys_in_topic(tier, names, question, show_partition_being_searched)
     for name, error in found.failed:
-        outcomes.record_failure(str(name), error)
+        outcomes.print_and_record_failure(str(name), error)
     settings = tier.settings
     tier_fields = {"id": tier.catalog.state.tier_id, "url": settings.tier_url, "kind": settings.tier.kind, "layout": settings.tier.layout}
     header = ErasureReportHeader(tier_fields, args.topic, question.now_ms, tuple(keyed_digest_of_record_key(key, secret) for key in keys))
@@ -129,10 +129,12 @@ def _run_compaction_rounds_to_erase_keys(
             record_erasure_step(f"{one.partition}: nothing was done, it is {why}")
             continue
         try:
-            after = expedite_erasure(tier, one, search_request, shorten_grace=args.shorten_grace, report_step=record_erasure_step)
+            after = run_rounds_and_retire_to_erase_keys(
+                tier, one, search_request, shorten_grace=args.shorten_grace, report_step=record_erasure_step
+            )
             removals += [(key, removal) for key, some in after.removals.items() for removal in some]
         except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
-            outcomes.record_failure(str(one.partition), error)
+            outcomes.print_and_record_failure(str(one.partition), error)
     return removals
 
 

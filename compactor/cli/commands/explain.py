@@ -38,7 +38,7 @@ def _explain_partition(tier: Tier, partition: TopicPartition, args: argparse.Nam
     """Return the answer to the user's question: about a key or an offset if one was given, else about why the partition is not cleaned."""
     now = command_parser.now_ms_from_arguments(args)
     searches = args.key is not None or args.offset is not None
-    total = tiers.sum_stored_bytes(tier, [partition], out, with_replaced=True) if searches else None
+    total = tiers.sum_stored_bytes(tier, [partition], out, includes_replaced_segments=True) if searches else None
     with out.show_progress(f"reading {partition}", total, "bytes") as progress:
         if args.key is not None:
             decoder = KeyAndValueDecoder(tier.settings)

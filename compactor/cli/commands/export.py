@@ -27,7 +27,7 @@ def export_partition_to_log_dir_command(args: argparse.Namespace, out: Output) -
             name,
             args.folder,
             progress.advance,
-            lambda size: progress.begin_step_with_new_total(progress.title, size),
+            lambda size: progress.begin_progress_step_with_new_total(progress.title, size),
             new_cluster_topic_id=TopicId(topic_id) if args.leader_epoch_zero else None,
             skip_damaged=args.skip_damaged,
         )

@@ -11,10 +11,10 @@ from compactor.errors import CompactorError, ExitCode, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.outputs.pinterest import GenerationReport, configured_generation_target
 from compactor.outputs.upkeep import (
-    RetiredGeneration,
+    DeletedOrExpiringGeneration,
+    delete_generations_kept_long_enough,
     partitions_with_generations,
     read_partition_generations,
-    retire_generations,
     write_generations,
 )
 from compactor.transfer.import_root import topic_name_filter
@@ -30,7 +30,7 @@ def write_generations_command(args: argparse.Namespace, out: Output) -> ExitCode
 
     def record_generation_outcome(partition: TopicPartition, outcome: GenerationReport | CompactorError) -> None:
         if isinstance(outcome, CompactorError):
-            outcomes.record_failure(str(partition), outcome)
+            outcomes.print_and_record_failure(str(partition), outcome)
         else:
             outcomes.record_partition_success()
 
@@ -61,7 +61,7 @@ def list_generations_command(args: argparse.Namespace, out: Output) -> ExitCode:
         try:
             known = read_partition_generations(target, name)
         except CompactorError as error:
-            outcomes.record_failure(str(name), error)
+            outcomes.print_and_record_failure(str(name), error)
             continue
         outcomes.record_partition_success()
         current, earlier = known.current, known.earlier
@@ -87,13 +87,13 @@ def delete_pinterest_generations(args: argparse.Namespace, out: Output) -> ExitC
     tier = tiers.open_configured_tier_read_only(args) if args.dry_run else tiers.open_configured_tier(args)
     target = configured_generation_target(tier)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=False)
-    found: list[RetiredGeneration] = []
+    found: list[DeletedOrExpiringGeneration] = []
     for name in filter(wanted, partitions_with_generations(target)):
         try:
-            found += retire_generations(target, name, dry_run=args.dry_run)
+            found += delete_generations_kept_long_enough(target, name, dry_run=args.dry_run)
             outcomes.record_partition_success()
         except CompactorError as error:
-            outcomes.record_failure(str(name), error)
+            outcomes.print_and_record_failure(str(name), error)
     gone, kept = [one for one in found if one.deleted], [one for one in found if not one.deleted]
     document = {
         "deleted": [tiers.json_document_of_report(one) for one in gone],

@@ -31,9 +31,9 @@ from compactor.transfer.import_root import (
     list_partition_directories,
     partition_of_directory,
 )
-from compactor.transfer.incarnations import AskTopicIds, TopicRecreationConfirmationSources, record_cluster_of_topics
+from compactor.transfer.incarnations import TopicIdsQuery, TopicRecreationConfirmationSources, record_cluster_of_topics
 from compactor.transfer.log_identity import read_topic_id
-from compactor.views.checkpoints import read_only_tier
+from compactor.views.checkpoints import read_only_copy_of_tier
 from compactor.views.overview import read_partition_summaries_or_errors
 
 PartitionCallback = Callable[[PartitionImportResult], None]
@@ -84,10 +84,10 @@ def _audit_import_with_safety_overrides(
     """
     consents = ("allow_gaps", "accept_truncation", "accept_loss", "new_incarnation")
     given = {name: True for name in consents if getattr(args, name)}
-    return audit.record_audited_action_if(bool(given), args, tier.settings, out, "import", targets, **given)
+    return audit.record_action_in_audit_log_if(bool(given), args, tier.settings, out, "import", targets, **given)
 
 
-def _create_broker_topic_id_query(settings: Settings) -> AskTopicIds | None:
+def _create_broker_topic_id_query(settings: Settings) -> TopicIdsQuery | None:
     """Return a function that requests topic ids from the configured brokers; None if no brokers are configured."""
     return KafkaAgentClusterQueries(kafka_connection_settings(settings)).topic_ids if settings.kafka.has_configured_brokers else None
 
@@ -115,7 +115,7 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
     policy = tier.cleaner_settings_for_topic(name.topic).cleaner_policy()
     compile_numba_kernels(out)
     with _audit_import_with_safety_overrides(args, tier, out, [str(name)]), out.show_progress("importing", unit="bytes") as bar:
-        progress = ImportProgressCallbacks(lambda step, size: bar.begin_step_with_new_total(f"{step} {name}", size), bar.advance)
+        progress = ImportProgressCallbacks(lambda step, size: bar.begin_progress_step_with_new_total(f"{step} {name}", size), bar.advance)
         report = import_directory(tier, args.log_dir, name, policy, progress, options)
     _record_cluster_of_imported_topics(tier, [(name, args.log_dir)], options, out)
     for note in report.notes:
@@ -173,7 +173,7 @@ def _import_partitions_of_other_tier(args: argparse.Namespace, out: Output, opti
         if given:
             raise UsageError(f"--from-tier and {name} exclude each other", hint="--topics chooses among the other tier's topics")
     # What the environment sets is this tier's.
-    source = read_only_tier(open_tier(load_settings(args.from_tier, {})))
+    source = read_only_copy_of_tier(open_tier(load_settings(args.from_tier, {})))
     target = tiers.open_configured_tier(args)
     names = partitions_to_import(source, args.topics)
     with _audit_import_with_safety_overrides(args, target, out, [*map(str, names)]):
@@ -205,13 +205,13 @@ def _import_with_progress(
     def report_imported_partition(result: PartitionImportResult) -> None:
         bar.advance(sizes[result.partition] - halves[result.partition])
         if result.error is not None:
-            outcomes.record_failure(str(result.partition), result.error)
+            outcomes.print_and_record_failure(str(result.partition), result.error)
         elif result.import_result_message:
             out.print_note(f"note: {result.import_result_message}")
 
     with out.show_progress("importing", sum(sizes.values()), "bytes") as bar:
         done = import_all(report_imported_partition, add_imported_bytes_to_progress)
-    rows = [_import_row(entry) for entry in done]
+    rows = [_partition_import_result_row(entry) for entry in done]
     columns = ("topic", "partition", "status", "segments", "bytes", "start_offset", "end_offset", "reason")
     shown = [tuple(format_size(row[c]) if c == "bytes" else row[c] for c in columns) for row in rows]
     counts = {status: sum(entry.import_status == status for entry in done) for status in ("imported", "up_to_date", "refused")}
@@ -221,7 +221,7 @@ def _import_with_progress(
     return outcomes.exit_code()
 
 
-def _import_row(entry: PartitionImportResult) -> dict[str, Any]:
+def _partition_import_result_row(entry: PartitionImportResult) -> dict[str, Any]:
     report = entry.report
     return {
         "topic": entry.partition.topic,

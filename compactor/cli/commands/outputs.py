@@ -27,7 +27,7 @@ def update_compacted_view_outputs(args: argparse.Namespace, out: Output) -> Exit
     if writer is None:
         raise UsageError("no output is configured", hint="Name topics under [outputs.iceberg], or a target under [tier.pinterest]")
     disk = DiskBudget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir))
-    found, code = _call_for_each_selected_partition(tier, args, out, lambda name: writer.update_output(tier, name, disk))
+    found, code = _call_for_each_selected_partition(tier, args, out, lambda name: writer.update_output_to_published_view(tier, name, disk))
     rows = [{"topic": name.topic, "partition": name.partition, "status": done.status, "summary": done.summary} for name, done in found]
     table = Table("", ("partition", "status", ""), [(f"{row['topic']}-{row['partition']}", row["status"], row["summary"]) for row in rows])
     out.print_result({"partitions": rows}, table)
@@ -65,7 +65,7 @@ def _call_for_each_selected_partition(
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     names = [name for name in tiers.select_partitions(tier, args.partitions) if name == tier.latest_incarnation(name)]
 
-    def call_or_return_error(partition: TopicPartition) -> T | CompactorError:
+    def call_query_or_return_error(partition: TopicPartition) -> T | CompactorError:
         try:
             return query(partition)
         except CompactorError as error:
@@ -73,9 +73,9 @@ def _call_for_each_selected_partition(
 
     found: list[tuple[TopicPartition, T]] = []
     with ThreadPoolExecutor(tier.settings.daemon.threads, "outputs") as pool:
-        for name, done in zip(names, pool.map(call_or_return_error, names), strict=True):
+        for name, done in zip(names, pool.map(call_query_or_return_error, names), strict=True):
             if isinstance(done, CompactorError):
-                outcomes.record_failure(str(name), done)
+                outcomes.print_and_record_failure(str(name), done)
             else:
                 outcomes.record_partition_success()
                 found.append((name, done))

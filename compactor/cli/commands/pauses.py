@@ -23,8 +23,8 @@ def pause_compaction_rounds_command(args: argparse.Namespace, out: Output) -> No
     tier = tiers.open_configured_tier_read_only(args) if args.pattern is None else tiers.open_tier_for_control_store_writes(args)
     names = tier.list_partitions()
     if args.pattern is not None:
-        with audit.record_audited_action(args, tier.settings, out, "pause", [args.pattern]):
-            anew = add_round_pause_unless_present(tier.catalog, args.pattern, audit.operator_name(), args.reason)
+        with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "pause", [args.pattern]):
+            anew = add_round_pause_unless_present(tier.catalog, args.pattern, audit.operator_user_at_host(), args.reason)
         if not anew:
             out.print_note(f"{args.pattern} was paused already")
         if not any(pattern_matches(args.pattern, name) for name in names):
@@ -47,8 +47,8 @@ def pause_compaction_rounds_command(args: argparse.Namespace, out: Output) -> No
 def resume_compaction_rounds_command(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_tier_for_control_store_writes(args)
     names = tier.list_partitions()
-    with audit.record_audited_action(args, tier.settings, out, "resume", [args.pattern]):
-        end_round_pause_with_pattern(tier.catalog, args.pattern, audit.operator_name())
+    with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "resume", [args.pattern]):
+        end_round_pause_with_pattern(tier.catalog, args.pattern, audit.operator_user_at_host())
     still = [str(name) for name in names if pattern_matches(args.pattern, name) and round_pause_reason_or_empty(tier.catalog.state, name)]
     summary = f"{args.pattern} is not paused any more"
     if still:
@@ -59,11 +59,11 @@ def resume_compaction_rounds_command(args: argparse.Namespace, out: Output) -> N
 def request_compaction_rounds_of_daemon(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_tier_for_control_store_writes(args)
     names = tiers.select_partitions(tier, args.partitions)
-    with audit.record_audited_action(args, tier.settings, out, "wake", [*map(str, names)]):
+    with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "wake", [*map(str, names)]):
         for name in names:
             if why := round_pause_reason_or_empty(tier.catalog.state, name):
                 out.print_note(f"note: {name} is {why}; it is taken up once that is over")
-            request_round(tier.catalog, name, audit.operator_name())
+            request_round(tier.catalog, name, audit.operator_user_at_host())
     reported = f"{names[0]} is" if len(names) == 1 else f"{len(names)} partitions are"
     wait = f"within daemon.interval_ms ({format_duration(tier.settings.daemon.interval_ms)})"
     out.print_result({"wanted": [str(name) for name in names]}, summary=f"{reported} taken up by a daemon {wait}, if one runs")

@@ -141,7 +141,7 @@ def _estimate_savings_by_sampling(
             results.append(one)
             continue
         try:
-            results.append(_with_sampled_saving(tier, one, sample_bytes or DEFAULT_SAMPLE_BYTES, out, prices))
+            results.append(_forecast_with_sampled_saving(tier, one, sample_bytes or DEFAULT_SAMPLE_BYTES, out, prices))
         except CompactorError as error:
             if sample_bytes is not None:
                 raise
@@ -149,7 +149,7 @@ def _estimate_savings_by_sampling(
     return results
 
 
-def _with_sampled_saving(tier: Tier, forecast: RoundForecast, sample_bytes: int, out: Output, prices: PriceTable) -> RoundForecast:
+def _forecast_with_sampled_saving(tier: Tier, forecast: RoundForecast, sample_bytes: int, out: Output, prices: PriceTable) -> RoundForecast:
     """Return a copy of the forecast whose saving is estimated from ``sample_bytes`` bytes of the partition."""
     with (
         out.show_progress(f"sampling {forecast.topic_partition}", unit="bytes") as progress,

@@ -19,7 +19,7 @@ from compactor.spark.recompaction import (
     RecompactionResult,
     find_recompaction_candidates,
     recompact_partitions,
-    result_row,
+    recompaction_result_row,
     update_iceberg_tables,
 )
 from compactor.views.time_formats import count_noun
@@ -31,7 +31,7 @@ def recompact_topics_with_spark_command(args: argparse.Namespace, out: Output) -
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     min_benefit = 0 if args.force else args.min_benefit
     if args.dry_run:
-        return _print_dry_run(
+        return _print_recompaction_dry_run(
             find_recompaction_candidates(tier, names, command_parser.now_ms_from_arguments(args), min_benefit), out, outcomes
         )
     require_supported_pyspark()
@@ -46,7 +46,7 @@ def recompact_topics_with_spark_command(args: argparse.Namespace, out: Output) -
         with out.show_progress("re-compacting", tiers.sum_stored_bytes(tier, names, out), "bytes") as progress:
             count = 0
 
-            def on_partition_done(finished: RecompactionResult) -> None:
+            def report_partition_and_advance_progress(finished: RecompactionResult) -> None:
                 nonlocal count
                 count += 1
                 progress.advance(finished.bytes_before)
@@ -58,7 +58,7 @@ def recompact_topics_with_spark_command(args: argparse.Namespace, out: Output) -
                 names,
                 command_parser.now_ms_from_arguments(args),
                 cost,
-                RecompactionListener(JobListener(), on_partition_done),
+                RecompactionListener(JobListener(), report_partition_and_advance_progress),
                 min_benefit,
             )
         with out.show_progress("writing Iceberg tables") if tier.settings.outputs.iceberg.topics else nullcontext():
@@ -66,20 +66,22 @@ def recompact_topics_with_spark_command(args: argparse.Namespace, out: Output) -
         spark = _spark_job_document(started, cost)  # as long as it runs
     for name, table in tables.items():
         if isinstance(table, CompactorError):
-            outcomes.record_failure(f"the table of {name}", table)
+            outcomes.print_and_record_failure(f"the table of {name}", table)
         elif table.summary:
             out.print_note(f"{name}: {table.summary}")
-    rows = [result_row(one, tables.get(one.partition)) for one in finished]
-    out.print_result({"partitions": rows, "spark": spark}, tiers.rounds_table(rows), summary=_spark_job_summary_line(started, cost))
+    rows = [recompaction_result_row(one, tables.get(one.partition)) for one in finished]
+    out.print_result(
+        {"partitions": rows, "spark": spark}, tiers.compaction_rounds_table(rows), summary=_spark_job_summary_line(started, cost)
+    )
     return outcomes.exit_code()
 
 
-def _print_dry_run(candidates: Sequence[RecompactionCandidate], out: Output, outcomes: tiers.PartitionOutcomes) -> ExitCode:
+def _print_recompaction_dry_run(candidates: Sequence[RecompactionCandidate], out: Output, outcomes: tiers.PartitionOutcomes) -> ExitCode:
     """Print what recompaction would do with each partition, without doing it, and return the exit code."""
     rows, cells = [], []
     for inspection in candidates:
         if inspection.error is not None:
-            outcomes.record_failure(str(inspection.partition), inspection.error)
+            outcomes.print_and_record_failure(str(inspection.partition), inspection.error)
             continue
         outcomes.record_partition_success()
         status = "left_alone" if inspection.is_skipped else "would_be_cleaned"
@@ -104,9 +106,9 @@ def _report_recompacted_partition(finished: RecompactionResult, out: Output, out
     """
     report = finished.report
     if finished.error is not None:
-        outcomes.record_failure(str(finished.partition), finished.error)
+        outcomes.print_and_record_failure(str(finished.partition), finished.error)
     elif report is not None and report.status == RoundStatus.QUARANTINED:
-        outcomes.record_quarantine(str(finished.partition), report.reason)
+        outcomes.report_quarantined_partition(str(finished.partition), report.reason)
     else:
         outcomes.record_partition_success()
         if report is not None and report.status == RoundStatus.WAITING:

@@ -19,15 +19,15 @@ from compactor.control.records import DeletionCheckResult
 from compactor.errors import CompactorError, ExitCode
 from compactor.model.ids import TopicPartition
 from compactor.tier.ports import SegmentCount
-from compactor.upkeep.deleted_topics import delete_partitions_of_missing_topics
+from compactor.upkeep.deleted_topics import delete_tiered_data_of_missing_topics
 from compactor.upkeep.retire import (
     MAX_UNHINTED_INSPECTIONS,
     GraceClock,
     RetireReport,
     partitions_to_inspect_for_deletions,
-    retire_partition,
+    retire_replaced_segments_and_orphans,
 )
-from compactor.upkeep.uploads import abort_due_uploads
+from compactor.upkeep.uploads import abort_stale_multipart_uploads
 from compactor.views.time_formats import count_noun, format_iso_time
 
 NOTED_TOGETHER = 100
@@ -39,7 +39,7 @@ FormattedSize = str
 
 
 @dataclass
-class _DeletionInspectionCollector:
+class _RetireFindingsCollector:
     """Collector of what `retire` found in each inspected partition. Writes its findings to the catalog, many partitions per record.
 
     records_next_deletion_times: whether to record also when each partition next has something to delete.
@@ -59,16 +59,16 @@ class _DeletionInspectionCollector:
         if log.state.slot > self.tier.min_last_record_number_of_control_log(partition):
             self.behind.append(log)
         if self.records_next_deletion_times:
-            self.looks[self.tier.log_name(partition)] = DeletionCheckResult(log.state.slot, report.next_ms, self.now_ms)
+            self.looks[self.tier.control_log_name(partition)] = DeletionCheckResult(log.state.slot, report.next_ms, self.now_ms)
         if max(len(self.behind), len(self.looks)) >= NOTED_TOGETHER:
             self.write_findings_to_catalog()
 
     def write_findings_to_catalog(self) -> None:
         """Write the collected findings to the catalog, and forget them."""
         if self.behind:
-            self.tier.control_log_change_notifier.save_last_record_numbers_of_control_logs(self.behind)
+            self.tier.control_log_change_notifier.save_last_record_numbers_in_catalog(self.behind)
         if self.looks:
-            self.tier.control_log_change_notifier.record_deletion_check_results(self.looks)
+            self.tier.control_log_change_notifier.record_partitions_with_nothing_to_delete(self.looks)
         self.behind.clear()
         self.looks.clear()
 
@@ -76,7 +76,7 @@ class _DeletionInspectionCollector:
 def retire_replaced_segments_command(args: argparse.Namespace, out: Output) -> ExitCode:
     is_manual = args.force_now and not args.dry_run
     details = {} if args.now is None else {"now": format_iso_time(args.now)}
-    with audit.record_audited_action_if(
+    with audit.record_action_in_audit_log_if(
         is_manual, args, command_parser.load_command_settings(args), out, "retire --force-now", [], **details
     ):
         return _retire_replaced_segments_of_partitions(args, out)
@@ -106,19 +106,21 @@ def _retire_replaced_segments_of_partitions(args: argparse.Namespace, out: Outpu
     names = every
     if usual and not args.all:
         move_queued_change_hints_into_catalog(tier.catalog)
-        names = partitions_to_inspect_for_deletions(tier.catalog.state, every, now_ms, tier.log_name)
-    noted = _DeletionInspectionCollector(tier, usual and len(every) > MAX_UNHINTED_INSPECTIONS, now_ms)
+        names = partitions_to_inspect_for_deletions(tier.catalog.state, every, now_ms, tier.control_log_name)
+    noted = _RetireFindingsCollector(tier, usual and len(every) > MAX_UNHINTED_INSPECTIONS, now_ms)
     moments = [inspection.next_ms for inspection in tier.catalog.state.looks.values()]
     with out.show_progress("retiring", len(names), "partitions") as progress:
         for name in names:
-            progress.begin_part_of_same_total(f"retiring {name}")
+            progress.begin_progress_part_with_same_total(f"retiring {name}")
             try:
                 # An open intent is resumed first, as `run` would.
                 work = create_round(tier, name, tier.ports.clock_ms())
-                log = tier.open_control_log_of_partition(name, leads=True)
-                report = retire_partition(tier.ports, log, tier.lease, tier.retention, clock=clock, dry_run=args.dry_run, round_steps=work)
+                log = tier.open_control_log_of_partition(name, caller_runs_round=True)
+                report = retire_replaced_segments_and_orphans(
+                    tier.ports, log, tier.lease, tier.retention, clock=clock, dry_run=args.dry_run, round_steps=work
+                )
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
-                outcomes.record_failure(str(name), error)
+                outcomes.print_and_record_failure(str(name), error)
                 continue
             finally:
                 progress.advance()
@@ -130,12 +132,12 @@ def _retire_replaced_segments_of_partitions(args: argparse.Namespace, out: Outpu
             swept += report.swept
             waiting += report.waiting
             reported = zip(states, (report.deleted, report.swept, report.waiting), strict=True)
-            rows += [(state, name, *_object_totals(keys, sizes)) for state, keys in reported if keys]
+            rows += [(state, name, *_segment_count_object_count_and_size(keys, sizes)) for state, keys in reported if keys]
             moments.append(report.next_ms)
     noted.write_findings_to_catalog()
     unfinished = _abort_unfinished_uploads_of_dead_writers(tier, args, outcomes)
     swept += unfinished
-    rows += [(states[1], "unfinished uploads", *_object_totals(unfinished, sizes))] if unfinished else []
+    rows += [(states[1], "unfinished uploads", *_segment_count_object_count_and_size(unfinished, sizes))] if unfinished else []
     rows.sort(key=lambda row: states.index(str(row[0])))
     tables = [Table("", ("state", "partition", "segments", "objects", "size"), rows)] if rows else []
     freed, held = (sum(sizes.get(key, 0) for key in keys) for keys in ([*deleted, *swept], waiting))
@@ -159,9 +161,9 @@ def _delete_topics_deleted_in_cluster(tier: Tier, outcomes: tiers.PartitionOutco
     """
     try:
         ask = partial(query_which_topic_ids_exist, kafka_connection_settings(tier.settings))
-        return [str(name) for name in delete_partitions_of_missing_topics(tier, ask)]
+        return [str(name) for name in delete_tiered_data_of_missing_topics(tier, ask)]
     except CompactorError as error:
-        outcomes.record_failure("topics that their cluster has deleted", error)
+        outcomes.print_and_record_failure("topics that their cluster has deleted", error)
         return []
 
 
@@ -174,13 +176,15 @@ def _abort_unfinished_uploads_of_dead_writers(tier: Tier, args: argparse.Namespa
         now = tier.ports.clock_ms()
         if args.now is not None:
             now = args.now if args.force_now else min(now, args.now)
-        return abort_due_uploads(tier, now, dry_run=args.dry_run)
+        return abort_stale_multipart_uploads(tier, now, dry_run=args.dry_run)
     except CompactorError as error:
-        outcomes.record_failure("unfinished uploads", error)
+        outcomes.print_and_record_failure("unfinished uploads", error)
         return ()
 
 
-def _object_totals(object_keys: Sequence[str], object_sizes: Mapping[str, int]) -> tuple[SegmentCount, ObjectCount, FormattedSize]:
+def _segment_count_object_count_and_size(
+    object_keys: Sequence[str], object_sizes: Mapping[str, int]
+) -> tuple[SegmentCount, ObjectCount, FormattedSize]:
     """Return three values about objects: the number of segments they belong to, the number of objects, and their total size as text.
 
     Objects whose keys differ only in the suffix belong to one segment. An object without an entry in ``object_sizes``, such as an

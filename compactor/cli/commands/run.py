@@ -55,15 +55,15 @@ def run_compaction_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
         work = [name for name in names if name not in rows]
         profile = CommandProfile(args)
         if work:
-            rows |= _run_due_rounds(tier, work, expected, held, args, now, profile, out, outcomes)
+            rows |= _run_due_compaction_rounds(tier, work, expected, held, args, now, profile, out, outcomes)
     found = [rows[name] for name in names]
     usage = tier.counters.usage()
     store = {"requests": dict(usage.requests), "bytes_read": usage.bytes_read, "bytes_written": usage.bytes_written}
     out.print_result(
         {"partitions": found, "store": store, "profile": profile.stage_costs_document()},
-        tiers.rounds_table(found),
+        tiers.compaction_rounds_table(found),
         *profile.stage_cost_tables(),
-        summary=_pause_reasons(found),
+        summary=_pause_reasons_as_text(found),
     )
     return outcomes.exit_code()
 
@@ -91,7 +91,7 @@ def _print_lease_holder(tier: Tier, partition: TopicPartition, out: Output) -> N
         out.print_note(f"{partition}: {lease.holder} holds the lease; waiting for its end, up to {-(-left_ms // 1000)} s")
 
 
-def _run_due_rounds(
+def _run_due_compaction_rounds(
     tier: Tier,
     partitions: Sequence[TopicPartition],
     expected_bytes: Mapping[TopicPartition, int],
@@ -118,42 +118,44 @@ def _run_due_rounds(
     with (
         out.show_progress("cleaning", total or None, "bytes") as progress,
         tier.counters.report_transferred_bytes_to(progress.advance),
-        profile.record_costs(),
+        profile.record_stage_costs_during_block(),
     ):
         for number, name in enumerate(partitions, start=1):
             begin, before = time.monotonic(), tier.counters.usage()
             reported = JobProgressRecorder(
                 PartitionJob(name, DaemonAction.ROUND), None, now_ms, ServiceEventLogger(logging.getLogger(__name__))
             )
-            progress.begin_part_of_same_total(f"{name} ({number} of {len(partitions)})", done)
+            progress.begin_progress_part_with_same_total(f"{name} ({number} of {len(partitions)})", done)
             done += expected_bytes.get(name, 0)
-            stages = _StageDisplay(progress, reported)
+            stages = _RoundStageDisplay(progress, reported)
             try:
                 if name in partitions_led_elsewhere:
                     _print_lease_holder(tier, name, out)
                 report = compact(tier, name, now_ms, force=args.force, on_stage=stages)
                 if report.status == RoundStatus.QUARANTINED:
-                    outcomes.record_quarantine(str(name), report.reason)
+                    outcomes.report_quarantined_partition(str(name), report.reason)
                 else:
                     if report.reason:  # why it waits, what was given up first, what brokers had deleted meanwhile
                         out.print_note(f"{name}: {report.reason}")
                     outcomes.record_partition_success()
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
-                report = failed_round_report(name, outcomes.record_failure(str(name), error))
+                report = failed_round_report(name, outcomes.print_and_record_failure(str(name), error))
             requests = tier.counters.usage().usage_since(before).total_requests
             rows[name] = tiers.json_document_of_report(report) | {"requests": requests, "seconds": round(time.monotonic() - begin, 3)}
     return rows
 
 
-def _pause_reasons(paused: list[dict[str, object]]) -> str:
+def _pause_reasons_as_text(partition_rows: list[dict[str, object]]) -> str:
     """Return a line with the reason for each partition that was due but not cleaned, because it is paused; an empty text if there is none.
 
     :param paused: JSON rows of all partitions.
     """
-    return "\n".join(f"{tiers.partition_name_of_row(row)} is {row['reason']}" for row in paused if row["status"] == RoundStatus.PAUSED)
+    return "\n".join(
+        f"{tiers.partition_name_of_json_row(row)} is {row['reason']}" for row in partition_rows if row["status"] == RoundStatus.PAUSED
+    )
 
 
-class _StageDisplay:
+class _RoundStageDisplay:
     """Display of one round's progress. The round calls it at the start of each stage; it shows the stage and, with ``-v``, a line for each
     step.
     """
@@ -164,5 +166,5 @@ class _StageDisplay:
         self._reported = reported
 
     def __call__(self, stage: RoundStage, plan: CompactionPlan) -> None:
-        self._progress.begin_part_of_same_total(f"{self._label}: {stage.value}")
-        self._reported.record_stage(stage, plan)
+        self._progress.begin_progress_part_with_same_total(f"{self._label}: {stage.value}")
+        self._reported.record_round_stage(stage, plan)

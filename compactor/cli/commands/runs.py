@@ -8,7 +8,7 @@ from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.control.state import RunHistoryEntry
 from compactor.errors import ExitCode, UsageError
-from compactor.views.history import find_state_and_run_id, run_history_entry_document, undo_problem
+from compactor.views.history import find_partition_state_and_full_run_id, reason_run_cannot_be_undone, run_history_entry_document
 from compactor.views.time_formats import format_duration, format_iso_time
 
 SHORT = 8
@@ -19,7 +19,7 @@ def list_compaction_runs(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_configured_tier_read_only(args)
     names = tiers.select_partitions(tier, args.partitions)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
-    found = [(log.state, run) for log in tiers.read_partition_logs(tier, names, out, outcomes) for run in log.state.runs]
+    found = [(log.state, run) for log in tiers.read_control_logs_of_partitions(tier, names, out, outcomes) for run in log.state.runs]
     found.sort(key=lambda one: one[1].started_ms)
     rows = [
         (
@@ -48,12 +48,12 @@ def show_compaction_run(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_configured_tier_read_only(args)
     names = tier.list_partitions()
     with out.show_progress("looking for it", len(names), "partitions") as progress:
-        found = find_state_and_run_id(tier, args.run_id, names, progress.advance)
+        found = find_partition_state_and_full_run_id(tier, args.run_id, names, progress.advance)
     if found is None:
         raise UsageError(f"no partition remembers a run {args.run_id}", hint="`runs list` shows those that are remembered")
     state, run_id = found
     run = next(run for run in state.runs if run.run_id == run_id)
-    undoing = undo_problem(state, run.run_id)
+    undoing = reason_run_cannot_be_undone(state, run.run_id)
     offsets = [tiers.format_cleaner_offsets(vector) for vector in (run.vector_before, run.vector)]
     rows: list[tuple[str, object]] = [
         ("partition", str(state.topic_partition)),

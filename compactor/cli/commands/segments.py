@@ -23,7 +23,7 @@ def list_segments_command(args: argparse.Namespace, out: Output) -> None:
     rows = [
         (
             s["id"],
-            tiers.partition_name_of_row(s) if len(names) > 1 else "",
+            tiers.partition_name_of_json_row(s) if len(names) > 1 else "",
             _segment_state_word(s, live),
             f"{s['start_offset']} - {s['end_offset']}",
             format_size(s["bytes"]),
@@ -37,12 +37,12 @@ def list_segments_command(args: argparse.Namespace, out: Output) -> None:
     out.print_result({"segments": found}, Table("", columns, rows, minor=("sidecar", "leader epochs", "replaced by")))
 
 
-def _segment_state_word(segment: dict[str, Any], live: set[str]) -> str:
+def _segment_state_word(segment: dict[str, Any], live_segment_ids: set[str]) -> str:
     """Return one word for a segment's state, such as ``live`` or ``replaced``. JSON output has Kafka's name of the state instead.
 
     :param live: ids of the live segments.
     """
-    if segment["state"] == "COPY_SEGMENT_FINISHED" and not segment["replaced_by"] and segment["id"] not in live:
+    if segment["state"] == "COPY_SEGMENT_FINISHED" and not segment["replaced_by"] and segment["id"] not in live_segment_ids:
         return "not read"
     words = {"COPY_SEGMENT_STARTED": "being made", "COPY_SEGMENT_FINISHED": "live", "DELETE_SEGMENT_STARTED": "being deleted"}
     return "replaced" if segment["replaced_by"] else words[segment["state"]]
@@ -62,7 +62,7 @@ def dump_segment_command(args: argparse.Namespace, out: Output) -> None:
             b["kind"],
             b["producer_id"],
             *map(r.get, fields),
-            *_record_header_cells(r, is_shown=args.whole),
+            *_record_header_cells(r, are_headers_shown=args.whole),
         )
         for b in document["batches"]
         for r in b["records"] or [{}]
@@ -73,6 +73,6 @@ def dump_segment_command(args: argparse.Namespace, out: Output) -> None:
     )
 
 
-def _record_header_cells(record: dict[str, Any], *, is_shown: bool) -> tuple[str, ...]:
+def _record_header_cells(record: dict[str, Any], *, are_headers_shown: bool) -> tuple[str, ...]:
     """Return a tuple with a record's headers as one cell, or an empty tuple if headers are not shown."""
-    return (" ".join(f"{each['key']}={each['value']}" for each in record.get("headers", ())),) if is_shown else ()
+    return (" ".join(f"{each['key']}={each['value']}" for each in record.get("headers", ())),) if are_headers_shown else ()

@@ -8,11 +8,11 @@ import time
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.cli.shared_arguments import WATCH_SECONDS
-from compactor.daemon.status import read_tier_status
+from compactor.daemon.status import read_daemon_status_from_control_logs
 from compactor.errors import BadData, ExitCode, StoreError
 from compactor.views.time_formats import count_noun, format_duration, format_until, format_utc_time
 from compactor.web.daemon_pages import DaemonPages
-from compactor.web.documents import DaemonTotals, PartitionRow, ServiceStatusDocument
+from compactor.web.documents import DaemonPartitionRow, DaemonTotals, ServiceStatusDocument
 from compactor.web.listing import MOST_PER_PAGE, PartitionListQuery
 
 SHOWN_PARTITIONS = 15
@@ -25,7 +25,7 @@ def show_tier_status(args: argparse.Namespace, out: Output) -> ExitCode:
     while True:
         try:
             with out.show_progress("reading the tier") as progress:
-                found = read_tier_status(tier, progress.advance)
+                found = read_daemon_status_from_control_logs(tier, progress.advance)
         except StoreError as error:
             if not args.watch:
                 raise
@@ -36,7 +36,7 @@ def show_tier_status(args: argparse.Namespace, out: Output) -> ExitCode:
         pages = DaemonPages(lambda: found, lambda name: None, getattr(args, "config", ""), runbook_url=runbook)  # noqa: B023, called at once
         document = pages.status_page_document(PartitionListQuery(per_page=max(MOST_PER_PAGE, len(found.schedules))))
         if args.watch and out.terminal_width() is not None and out.mode == "table":
-            out.write_chunks([CLEAR_SCREEN.encode()])
+            out.write_byte_chunks_to_stdout([CLEAR_SCREEN.encode()])
         watched = f"\n{format_utc_time(document.now_ms)}, again every {WATCH_SECONDS} s; Ctrl-C ends" if args.watch else ""
         out.print_result(
             document.model_dump(mode="json", exclude={"schema_version"}),
@@ -48,7 +48,7 @@ def show_tier_status(args: argparse.Namespace, out: Output) -> ExitCode:
         time.sleep(WATCH_SECONDS)
 
 
-def _partition_status_table(document: ServiceStatusDocument[DaemonTotals, PartitionRow]) -> Table:
+def _partition_status_table(document: ServiceStatusDocument[DaemonTotals, DaemonPartitionRow]) -> Table:
     """Return a table of the first SHOWN_PARTITIONS partitions. Partitions that need help come first. Its title is the tier's condition."""
     first_command = {each.partition: each.commands[0] for each in document.needs_attention if each.commands}
     since = {each.partition: each.since_ms for each in document.needs_attention}
@@ -71,7 +71,7 @@ def _partition_status_table(document: ServiceStatusDocument[DaemonTotals, Partit
     return Table(document.verdict.text, columns, rows, minor=("next",), below=2)
 
 
-def _tier_totals_text(document: ServiceStatusDocument[DaemonTotals, PartitionRow]) -> str:
+def _tier_totals_text(document: ServiceStatusDocument[DaemonTotals, DaemonPartitionRow]) -> str:
     """Return a few lines of text with the tier's totals: partitions, live bytes, dirty bytes, bytes of replaced segments that are not
     deleted yet, and bytes deleted in the last 24 hours.
     """

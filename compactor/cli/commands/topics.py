@@ -32,7 +32,7 @@ def list_topics_in_tier(args: argparse.Namespace, out: Output) -> ExitCode:
         partitions.append(row | {"start_offset": summary.log_start, "superseded_by": later})
     shown = ("segments", "bytes", "start_offset", "end_offset", "topic_id", "superseded_by")
     rows = [
-        (tiers.partition_name_of_row(row), *(format_size(row[name]) if name == "bytes" else row[name] for name in shown))
+        (tiers.partition_name_of_json_row(row), *(format_size(row[name]) if name == "bytes" else row[name] for name in shown))
         for row in partitions
     ]
     titles = ("partition", "segments", "size", "start offset", "end offset", "topic id", "superseded by")
@@ -56,15 +56,15 @@ def delete_partition_from_tier(args: argparse.Namespace, out: Output) -> None:
     with tiers.open_configured_tier(args) as tier:
         (name,) = tier.list_partitions([args.partition])
         log = tier.open_control_log_of_partition(name)
-        with audit.record_audited_action(args, tier.settings, out, "topics delete", [str(name)]):
+        with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "topics delete", [str(name)]):
             try:
                 before, _ = delete_partition(tier.ports, log, tier.lease)
             except BadControlRecord as error:
                 out.print_note(f"{error.message}. What can still be read of this control log is given up")
-                tier.ports.require_data_root_ownership(is_recheck=True)
+                tier.ports.require_data_root_ownership(repeat_if_passed_before=True)
                 before = restart_unrecoverable_log_as_empty(log)
         later = superseding_topic_id(tier.catalog.state, name.topic, before.topic_id)
-        tier.control_log_change_notifier.publish_control_log_changes([log])
+        tier.control_log_change_notifier.announce_changed_control_logs([log])
     grace = tier.retention.grace_ms
     document = {
         **tiers.partition_name_fields(name),
@@ -96,7 +96,7 @@ def delete_records_command(args: argparse.Namespace, out: Output) -> None:
         segments = removed = 0
         if not tier.kind.compacts:
             raise UsageError(f"a tier of layout {tier.settings.tier.layout} is only read", hint="Delete the records at their source")
-        with audit.record_audited_action(args, tier.settings, out, "topics delete-records", [str(name)], before=offset):
+        with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "topics delete-records", [str(name)], before=offset):
             if tier.kind.is_broker_managed:
                 start = KafkaAdmin(kafka_connection_settings(tier.settings)).delete_records(name.topic, name.partition, offset)
             else:
@@ -116,7 +116,7 @@ def set_topic_id_or_next_import_offset_command(args: argparse.Namespace, out: Ou
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     rows = []
     with tiers.open_configured_tier(args) as tier:
-        tier.identity.check_data_root_owner()
+        tier.identity.require_data_root_not_of_other_tier()
         names = [name for name in tier.list_partitions_in_latest_incarnation() if pattern_matches(args.pattern, name)]
         if not names:
             raise UsageError(f"{args.pattern!r} matches no partition of the tier", hint="`topics` lists what it holds")
@@ -125,7 +125,7 @@ def set_topic_id_or_next_import_offset_command(args: argparse.Namespace, out: Ou
         if args.topic_id in tier.catalog.state.superseded.get(names[0].topic, {}):
             raise UsageError(f"topic id {args.topic_id} was superseded", hint="A deleted topic does not come back. `topics` lists the ids")
         given = {"topic_id": args.topic_id} if args.topic_id else {"seam": args.seam}
-        with audit.record_audited_action(args, tier.settings, out, "topics adopt", [*map(str, names)], **given):
+        with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "topics adopt", [*map(str, names)], **given):
             for name in names:
                 log = tier.open_control_log_of_partition(name)
                 before = log.refresh_and_check_gaps()
@@ -134,17 +134,17 @@ def set_topic_id_or_next_import_offset_command(args: argparse.Namespace, out: Ou
                     topic_id=TopicId(args.topic_id or ""),
                     previous_id=before.topic_id,
                     seam=seam,
-                    by=audit.operator_name(),
+                    by=audit.operator_user_at_host(),
                     why="topics adopt",
                 )
                 status, reason, after = "adopted", "", before
                 try:
                     after = record_topic_id_adoption(log, body)
                     status = "unchanged" if after.slot == before.slot else status
-                    tier.control_log_change_notifier.publish_control_log_changes([log])
+                    tier.control_log_change_notifier.announce_changed_control_logs([log])
                     outcomes.record_partition_success()
                 except CompactorError as error:
-                    status, reason = "refused", outcomes.record_failure(str(name), error).message
+                    status, reason = "refused", outcomes.print_and_record_failure(str(name), error).message
                 adopted = {"topic_id": after.topic_id, "previous_id": before.topic_id, "seam": after.adopted_seam}
                 rows.append({"topic": name.topic, "partition": name.partition, "status": status, **adopted, "reason": reason})
     columns = ("topic", "partition", "status", "topic_id", "previous_id", "seam", "reason")

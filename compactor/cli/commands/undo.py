@@ -10,8 +10,8 @@ from compactor.cli.output import Output, Table, format_size
 from compactor.control.undo import undo_round, was_round_undone
 from compactor.errors import UsageError
 from compactor.model.status import RunHistoryStatus
-from compactor.upkeep.operator_changes import undo_run_by_publishing_copies
-from compactor.views.history import find_state_and_run_id, undo_problem
+from compactor.upkeep.operator_changes import undo_compaction_run_by_publishing_copies
+from compactor.views.history import find_partition_state_and_full_run_id, reason_run_cannot_be_undone
 from compactor.views.time_formats import format_iso_time
 
 
@@ -26,7 +26,7 @@ def _not_a_run_id_error(tier: Tier, given_name: str) -> UsageError:
         is_near_miss = error.hint.startswith("Did you mean")
         return UsageError(f"no partition remembers a run {given_name}", hint=error.hint if is_near_miss else "`runs list` shows the rounds")
     states = [tier.open_control_log_of_partition(name).refresh() for name in names]
-    runs = [(state, run) for state in states for run in state.runs if not undo_problem(state, run.run_id)]
+    runs = [(state, run) for state in states for run in state.runs if not reason_run_cannot_be_undone(state, run.run_id)]
     if not runs:
         return UsageError(f"no round of {given_name} can be undone", hint=f"`runs list {given_name}` shows its rounds")
     state, run = max(runs, key=lambda found: found[1].started_ms)
@@ -37,12 +37,12 @@ def _not_a_run_id_error(tier: Tier, given_name: str) -> UsageError:
     )
 
 
-def undo_round_command(args: argparse.Namespace, out: Output) -> None:
+def undo_compaction_round_command(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_configured_tier(args, writing_command="undo")
     names = tier.list_partitions([args.partition] if args.partition else None)
     is_name = args.run_id in {*map(str, names), *(name.topic for name in names)}
     with out.show_progress("looking for the run", len(names), "partitions") as progress:
-        found = None if is_name else find_state_and_run_id(tier, args.run_id, names, progress.advance)
+        found = None if is_name else find_partition_state_and_full_run_id(tier, args.run_id, names, progress.advance)
     if found is None:
         raise _not_a_run_id_error(tier, args.run_id)
     before, run_id = found
@@ -51,14 +51,14 @@ def undo_round_command(args: argparse.Namespace, out: Output) -> None:
         out.print_note(f"{name}: run {run_id} was undone before; nothing to do")
         state = before
     else:
-        log = tier.open_control_log_of_partition(name, leads=True)
-        with audit.record_audited_action(args, tier.settings, out, "undo", [str(name)], run=run_id):
+        log = tier.open_control_log_of_partition(name, caller_runs_round=True)
+        with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "undo", [str(name)], run=run_id):
             state = (
-                undo_run_by_publishing_copies(tier, log, run_id)
+                undo_compaction_run_by_publishing_copies(tier, log, run_id)
                 if tier.kind.undo_copies
                 else undo_round(tier.ports, log, tier.lease, run_id)
             )
-        tier.control_log_change_notifier.publish_control_log_changes([log])
+        tier.control_log_change_notifier.announce_changed_control_logs([log])
     document = {
         **tiers.partition_name_fields(name),
         "run_id": run_id,

@@ -36,8 +36,8 @@ def verify_tier_command(args: argparse.Namespace, out: Output) -> ExitCode:
 def _verify_compactor_managed_tier(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
     found = verify_tier_wide_control_log(tier)
     if not found:
-        found = _verify_each_partition(tier, args, out, partial(verify_partition, deep=args.deep))
-    code = tiers.print_findings([*found, *find_stale_upload_problems(tier)], out)
+        found = _verify_each_partition(tier, args, out, partial(verify_partition, compares_batch_digest_sums=args.deep))
+    code = tiers.print_check_findings([*found, *find_stale_upload_problems(tier)], out)
     for name in dict.fromkeys(f"{one.topic}-{one.partition}" for one in found if one.severity == "error" and one.kind in REPAIRABLE):
         out.print_note(
             f"`repair {name} --from LOG_DIR|CONFIG` makes {name} good from a log directory, a replica's or a backup's, or another tier"
@@ -46,7 +46,7 @@ def _verify_compactor_managed_tier(tier: Tier, args: argparse.Namespace, out: Ou
 
 
 def _verify_tier_known_only_by_listing(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
-    return tiers.print_findings(_verify_each_partition(tier, args, out, verify_partition_known_by_listing), out)
+    return tiers.print_check_findings(_verify_each_partition(tier, args, out, verify_partition_known_by_listing), out)
 
 
 def _verify_each_partition(tier: Tier, args: argparse.Namespace, out: Output, verify: Callable[..., list[Finding]]) -> list[Finding]:
@@ -58,11 +58,13 @@ def _verify_each_partition(tier: Tier, args: argparse.Namespace, out: Output, ve
     names = tiers.select_partitions(tier, args.partitions)
     with out.show_progress("verifying", tiers.sum_stored_bytes(tier, names, out), "bytes") as progress:
         for name in names:
-            progress.begin_part_of_same_total(f"verifying {name}")
+            progress.begin_progress_part_with_same_total(f"verifying {name}")
             found += verify(tier, name, progress.advance)
     return found
 
 
 def _verify_broker_managed_tier(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
     """Verify a broker-managed tier, print the findings and return the exit code."""
-    return tiers.print_findings(_verify_each_partition(tier, args, out, lambda *one: verify_broker_partition(*one, fast=args.fast)), out)
+    return tiers.print_check_findings(
+        _verify_each_partition(tier, args, out, lambda *one: verify_broker_partition(*one, skips_segment_contents=args.fast)), out
+    )

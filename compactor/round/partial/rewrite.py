@@ -21,7 +21,7 @@ from compactor.cleaner.passes.sidecar_builder import (
     NO_BYTES,
     SidecarBuilder,
     add_segment_to_sidecar_builder,
-    verdicts_of_segment_from_substitute,
+    txn_verdicts_from_substitute_segment,
 )
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
@@ -30,7 +30,7 @@ from compactor.errors import BadData, NotFound
 from compactor.kernels.common import Flags
 from compactor.model.balance import Balance, CountAndDigestSum
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.balance import BalanceKey, digest_sum_of_headers
+from compactor.records.balance import BalanceDigestKey, digest_sum_of_headers
 from compactor.records.batches import BatchTable, Int64s, batch_table_from_headers, select_batches_of_table
 from compactor.records.encode import MAX_SEGMENT
 from compactor.records.headers import copy_batch_headers, sha256_of_batch_headers
@@ -44,7 +44,7 @@ from compactor.round.partial.plan import (
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.sidecars import SidecarStore
 
-DirectoryAndFetchedBytes = tuple[KeyDirectory | None, int]
+KeyDirectoryAndFetchedByteCount = tuple[KeyDirectory | None, int]
 """Key directory of a segment, and the number of bytes that were fetched for it."""
 KEPT = 3
 """Number of key directories held in memory: of the segment being read, of the one being uploaded, and of the next one."""
@@ -95,7 +95,7 @@ class KeyDirectoryCache:
         self._kept: dict[str, KeyDirectory] = {}
         self._lock = threading.Lock()
 
-    def load_key_directories(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[DirectoryAndFetchedBytes]:
+    def load_key_directories(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[KeyDirectoryAndFetchedByteCount]:
         """Yield, for each segment, its key directory and the number of bytes fetched for it. The directory is None if the segment has none,
         or none that matches it. Raises StoreError.
         """
@@ -141,7 +141,7 @@ class KeyDirectoryLookupResult:
 
 
 @dataclass(frozen=True)
-class PartToReadSearch:
+class PartToReadFinder:
     """Search for the part of a clean segment that must be read, by the segment's key directory.
 
     pieces: the dirty keys' hashes, shortened to 32 bits as in key directories (bloom.directory).
@@ -160,7 +160,7 @@ class PartToReadSearch:
         :param header_source: the segment's batch headers, taken from its sidecar.
         :param verdicts: outcomes of transactions for these batches.
         """
-        may_hold_dirty_key = directory.flag_batches_with_keys(self.pieces)
+        may_hold_dirty_key = directory.flag_batches_possibly_with_keys(self.pieces)
         return KeyDirectoryLookupResult(
             self._part_to_read_or_none(directory, may_hold_dirty_key, header_source, verdicts), meets_none=not may_hold_dirty_key.any()
         )
@@ -180,7 +180,7 @@ class PartToReadSearch:
             return None
         table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
         whole = replace(header_source, table=table, buf=NO_BYTES)
-        of_all = verdicts_of_segment_from_substitute(whole, header_source, verdicts)
+        of_all = txn_verdicts_from_substitute_segment(whole, header_source, verdicts)
         if of_all.indexed.any() or len(of_all.txn_entries):
             return None
         decisions = decide_batch_retention_by_headers(table, of_all, self.rules, whole.name)
@@ -243,7 +243,7 @@ def balance_including_copied_batches(
     segment_part: SegmentPartToRead,
     balance_of_read_batches: Balance,
     recorded_source_sum: CountAndDigestSum | None,
-    balance_key: BalanceKey,
+    balance_key: BalanceDigestKey,
 ) -> Balance:
     """Return the group's balance (sums which show that every batch was kept or dropped for a reason), with the copied batches added as
     unchanged.

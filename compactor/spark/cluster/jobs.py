@@ -97,7 +97,7 @@ def run_task(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan |
 def _run_work_and_catch_errors(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan | None, cost: TaskCost) -> TaskOutcome:
     """Call ``work`` and convert its result or exception to a TaskOutcome."""
     try:
-        _require_version_of_plan(plan)
+        _require_executor_has_plan_version(plan)
         return TaskOutcome(index, work(cost), None, cost)
     except CompactorError as error:
         return TaskOutcome(index, None, error, cost)
@@ -115,7 +115,7 @@ def _run_work_and_catch_errors(index: int, work: Callable[[TaskCost], Any], plan
         return TaskOutcome(index, None, CompactorError(f"a bug on an executor: {type(error).__name__}: {error}{place}"), cost)
 
 
-def _require_version_of_plan(plan: CompactionPlan | None) -> None:
+def _require_executor_has_plan_version(plan: CompactionPlan | None) -> None:
     """Raise VersionMismatch if the plan was made by another version than this executor runs."""
     if plan is not None and plan.fingerprint != program_and_codec_versions_fingerprint():
         raise VersionMismatch(f"the plan is for {plan.fingerprint}, an executor is {program_and_codec_versions_fingerprint()}")
@@ -204,7 +204,7 @@ class SparkCluster:
         if self._over.is_set():
             raise Unavailable("the job was broken off", hint="Run it again: open rounds are resumed")
 
-    def distribute_items(self, items: Sequence[Any]) -> RDD[IndexAndItem]:
+    def create_rdd_with_task_per_item(self, items: Sequence[Any]) -> RDD[IndexAndItem]:
         """Return an RDD of (index, item) with one task per item."""
         return self._context.parallelize(list(enumerate(items)), len(items))
 

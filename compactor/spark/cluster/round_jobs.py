@@ -43,7 +43,9 @@ class RoundJobRunner:
         :param work: function that each task calls as ``work(shared, item, cost)``.
         """
         if items:
-            yield from self.run_tasks_over_rdd(step, self.cluster.distribute_items(items), TaskWithSettings(work, self.shared), len(items))
+            yield from self.run_tasks_over_rdd(
+                step, self.cluster.create_rdd_with_task_per_item(items), TaskWithSettings(work, self.shared), len(items)
+            )
 
     def delete_scratch_objects(self, object_keys: Sequence[str]) -> None:
         """Delete scratch objects of this attempt. An error is only logged, because the command ``retire`` deletes what remains."""
@@ -57,7 +59,7 @@ class RoundJobRunner:
         first error of a task.
         """
         what = f"{self.shared.partition}: {step}"
-        waits = partial(self.check, is_waiting=True)
+        waits = partial(self.check, caller_only_waits=True)
         for outcome in self.cluster.run_job(
             what, rdd, work, item_count, plan=self.shared.plan, raise_if_leadership_lost=waits, job_listener=self.job_listener
         ):

@@ -35,7 +35,7 @@ IndexRange = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class SegmentIndexedInPassOne:
+class PassOneResultOfSegment:
     """Result of pass 1 (finding the survivors) for one segment.
 
     table: headers of only those batches that belong to transactions or are control batches.
@@ -75,22 +75,21 @@ class BatchScanSummary:
 
 
 @dataclass(frozen=True)
-class SegmentBundleIndexedInPassOne:
+class PassOneResultOfSegmentBundle:
     """Result of one pass 1 task over a bundle (neighbouring segments that one task reads).
 
     keys: where the bundle's key rows (key hash and row number of each record) are stored; None if no keys were wanted.
     gate: where the rows for the gate (the independent check of the output) are stored; None without a gate.
     """
 
-    segments: tuple[SegmentIndexedInPassOne, ...]
+    segments: tuple[PassOneResultOfSegment, ...]
     keys: StoredKeyRows | None
     gate: StoredGateRows | None = None
 
 
 @dataclass(frozen=True)
 class RowNumberRange:
-    """Range of row numbers [first, end) within one bundle (the rows of neighbouring segments that one task has read). All rows of the range
-    belong to segments that are neighbours.
+    """Range of row numbers [first, end) within one bundle (the rows of neighbouring segments that one task has read).
 
     place: index of the bundle.
     """
@@ -106,7 +105,7 @@ def record_count_upper_bound_of_segment(segment: RemoteLogSegmentMetadata) -> in
 
 
 def plan_segment_bundles(
-    segments: Sequence[RemoteLogSegmentMetadata], task_slots: int, disk_bytes: int, row_bytes: int = KEY_ROW_BYTES
+    segments: Sequence[RemoteLogSegmentMetadata], task_slots: int, disk_bytes: int, row_bytes_per_record: int = KEY_ROW_BYTES
 ) -> list[IndexRange]:
     """Divide segments into bundles (neighbours that one task reads) of about equal bytes, BUNDLES_PER_SLOT of them for each task slot of
     the cluster. Return each bundle as a range of indexes [begin, end) of ``segments``.
@@ -120,7 +119,7 @@ def plan_segment_bundles(
     if not len(sizes):
         return []
     ideal = min(MAX_BUNDLE_BYTES, -(-int(sizes.sum()) // (task_slots * BUNDLES_PER_SLOT)))
-    space = max(1, min(MAX_BUNDLE_RECORDS, (disk_bytes - 2 * int(sizes.max())) // (2 * row_bytes)))
+    space = max(1, min(MAX_BUNDLE_RECORDS, (disk_bytes - 2 * int(sizes.max())) // (2 * row_bytes_per_record)))
     runs: list[tuple[int, int]] = []
     begin, size, rows = 0, 0, 0
     for place in range(len(sizes)):
@@ -133,7 +132,9 @@ def plan_segment_bundles(
     return [*runs, (begin, len(sizes))]
 
 
-def row_number_ranges(newest_first: Sequence[tuple[int, SegmentIndexedInPassOne]]) -> tuple[RowNumberRange, ...]:
+def merge_segments_into_row_number_ranges(
+    indexed_segments_newest_first: Sequence[tuple[int, PassOneResultOfSegment]],
+) -> tuple[RowNumberRange, ...]:
     """Return the ranges of row numbers that belong to these segments, newest first.
 
     Neighbours in one bundle (the segments that one task has read) are merged, so most bundles have a single range.
@@ -141,7 +142,7 @@ def row_number_ranges(newest_first: Sequence[tuple[int, SegmentIndexedInPassOne]
     :param newest_first: (bundle index, segment) pairs.
     """
     found: list[RowNumberRange] = []
-    for place, segment in newest_first:
+    for place, segment in indexed_segments_newest_first:
         last = found[-1] if found else None
         if last is not None and last.place == place and last.end <= segment.first:
             found[-1] = RowNumberRange(place, last.first, segment.first + segment.ordinals)
@@ -155,7 +156,7 @@ def row_number_ranges(newest_first: Sequence[tuple[int, SegmentIndexedInPassOne]
 _TABLE_COLUMNS: Final = BatchTable._fields
 
 
-def encode_pass_one_result_of_bundle(bundle: SegmentBundleIndexedInPassOne, scan_summaries: Mapping[str, BatchScanSummary]) -> Arrays:
+def encode_pass_one_result_of_bundle(bundle: PassOneResultOfSegmentBundle, scan_summaries: Mapping[str, BatchScanSummary]) -> Arrays:
     """Encode the result of a pass 1 task as arrays, which ``decode_pass_one_result_of_bundle`` and ``decode_scan_summaries`` restore.
 
     :param bundle: the result for the segments that the task has read.
@@ -183,7 +184,7 @@ def encode_pass_one_result_of_bundle(bundle: SegmentBundleIndexedInPassOne, scan
 _NUMBER_FIELDS: Final = ("batches", "undecided", "first", "ordinals", "rows")
 
 
-def decode_pass_one_result_of_bundle(stored_arrays: Arrays, object_key: str, object_bytes: int) -> SegmentBundleIndexedInPassOne:
+def decode_pass_one_result_of_bundle(stored_arrays: Arrays, object_key: str, object_bytes: int) -> PassOneResultOfSegmentBundle:
     """Restore the result of a pass 1 task from the arrays that are stored at the end of its scratch object.
 
     :param object_key: key of the scratch object.
@@ -202,11 +203,11 @@ def decode_pass_one_result_of_bundle(stored_arrays: Arrays, object_key: str, obj
         table = BatchTable(**{column: stored_arrays[f"table_{column}"][some] for column in _TABLE_COLUMNS})
         txn = np.frombuffer(raw.tobytes(), TXN_ENTRY)
         segments.append(
-            SegmentIndexedInPassOne(name, batches, stored_arrays["places"][some], table, txn, bool(undecided), first, ordinals, rows)
+            PassOneResultOfSegment(name, batches, stored_arrays["places"][some], table, txn, bool(undecided), first, ordinals, rows)
         )
     ranges, ordinals, dirty, clean = (int(number) for number in stored_arrays["keys"])
     gate = [StoredGateRows(name, *(int(number) for number in stored_arrays["gate_rows"])) for name in _decode_lines(stored_arrays["gate"])]
-    return SegmentBundleIndexedInPassOne(
+    return PassOneResultOfSegmentBundle(
         tuple(segments), StoredKeyRows(object_key, object_bytes, ranges, ordinals, dirty, clean), gate[0] if gate else None
     )
 
@@ -244,14 +245,14 @@ class StoredSurvivorLocations:
 
     parts: Mapping[str, tuple[int, int, str]]
 
-    def to_arrays(self) -> Arrays:
+    def encode_locations_as_arrays(self) -> Arrays:
         """Return the locations as arrays, which are stored at the end of the scratch object."""
         places = np.array([part[:2] for part in self.parts.values()], np.int64).reshape(-1, 2)
         digests = b"".join(bytes.fromhex(part[2]) for part in self.parts.values())
         return {"ids": _encode_lines(list(self.parts)), "places": places, "sha256": np.frombuffer(digests, np.uint8)}
 
     @staticmethod
-    def from_arrays(stored_arrays: Arrays) -> StoredSurvivorLocations:
+    def decode_locations_from_arrays(stored_arrays: Arrays) -> StoredSurvivorLocations:
         """Restore the locations from the arrays that are stored at the end of the scratch object."""
         parts = zip(_decode_lines(stored_arrays["ids"]), stored_arrays["places"], stored_arrays["sha256"].reshape(-1, 32), strict=True)
         return StoredSurvivorLocations({name: (int(place[0]), int(place[1]), digest.tobytes().hex()) for name, place, digest in parts})

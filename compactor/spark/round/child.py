@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, NamedTuple
 
 from compactor.access.rounds import create_round
-from compactor.access.tier import ReasonToRunHere, Tier
+from compactor.access.tier import ReasonToRunRoundInThisProcess, Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import Settings, SparkSettings
 from compactor.control.state import PartitionState
@@ -60,7 +60,7 @@ class _SparkChildProcess(NamedTuple):
     pipe: Connection
     spark: SparkSettings
 
-    def stop_process(self) -> None:
+    def stop_spark_child_process_and_jvm(self) -> None:
         """End the child process, and with it its JVM."""
         self.pipe.close()
         self.process.terminate()
@@ -79,9 +79,9 @@ class SparkChildRoundRunner:
         self._failed_at: float | None = None
         self._problem = ""
 
-    def run_round(
+    def run_round_remotely(
         self, tier: Tier, state: PartitionState, now_ms: int, *, force: bool, check_stop: Callable[[], None]
-    ) -> RoundReport | ReasonToRunHere:
+    ) -> RoundReport | ReasonToRunRoundInThisProcess:
         cleaner = tier.cleaner_settings_for_topic(state.topic)
         why = reason_to_run_on_spark(cleaner, tier.settings.spark, assess_round(state, cleaner, now_ms, force=force))
         if not why:
@@ -159,7 +159,7 @@ class SparkChildRoundRunner:
 
     def _stop_spark_child_process(self) -> None:
         if self._child is not None:
-            self._child.stop_process()
+            self._child.stop_spark_child_process_and_jvm()
             self._child = None
 
 
@@ -183,16 +183,16 @@ def _serve_round_requests_in_child_process(settings: Settings, pipe: Connection)
 
 def _run_requested_round(request: _RoundRequest, cluster: SparkCluster) -> RoundReport | CompactorError:
     """Run the requested round and return its report, or the error with which it failed."""
-    from compactor.spark.round.worker import SparkWorker
+    from compactor.spark.round.worker import SparkRoundWorker
 
     try:
         tier = open_tier(request.settings)
         if tier.kind.is_broker_managed:
             tier.identity.read_or_create_catalog()
         cleaner = tier.cleaner_settings_for_topic(request.partition.topic)
-        engine = RemoteEngine("spark", lambda stats: SparkWorker(lambda: cluster, tier, cleaner, stats))
+        engine = RemoteEngine("spark", lambda stats: SparkRoundWorker(lambda: cluster, tier, cleaner, stats))
         return create_round(tier, request.partition, request.now_ms, force=request.force, engine=engine).execute_round(
-            tier.open_control_log_of_partition(request.partition, leads=True)
+            tier.open_control_log_of_partition(request.partition, caller_runs_round=True)
         )
     except CompactorError as error:
         return error

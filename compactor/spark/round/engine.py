@@ -37,9 +37,9 @@ class SparkEngineFactory:
                 require_supported_pyspark()
                 require_supported_java()
                 self._checked = True
-        from compactor.spark.round.worker import SparkWorker
+        from compactor.spark.round.worker import SparkRoundWorker
 
-        return RemoteEngine("spark", lambda stats: SparkWorker(lambda: self.get_or_start_cluster(tier), tier, cleaner, stats))
+        return RemoteEngine("spark", lambda stats: SparkRoundWorker(lambda: self.get_or_start_cluster(tier), tier, cleaner, stats))
 
     def get_or_start_cluster(self, tier: Tier) -> SparkCluster:
         """Return the cluster, starting Spark on the first call. Raises UsageError if Spark does not start."""

@@ -85,7 +85,7 @@ class StoredKeyRows:
             raise BadData("the directory of a scratch object is damaged", segment=self.key, hint="Run it again")
         return found
 
-    def read_rows(self, store: ObjectStore, first_row: int, end_row: int) -> ExchangeRows:
+    def read_stored_rows_by_row_number(self, store: ObjectStore, first_row: int, end_row: int) -> ExchangeRows:
         """Read the rows from ``first_row`` to ``end_row`` (exclusive), each as (tag, low, high, ordinal): three parts of the key's
         hash, and the row's number.
         """
@@ -96,7 +96,7 @@ class StoredKeyRows:
     def read_dirty_key_hashes(self, store: ObjectStore) -> Iterator[Hashes]:
         """Yield the key hashes of all dirty rows in blocks, including repeated ones."""
         for begin in range(0, self.dirty_rows, BLOCK_ROWS):
-            yield stored_key_hashes_of_rows(self.read_rows(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
+            yield stored_key_hashes_of_rows(self.read_stored_rows_by_row_number(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
 
     def read_stored_pass_one_results(self, store: ObjectStore) -> Arrays:
         """Read the pass 1 results of the bundle's segments, which are stored after its rows (compactor.spark.round.bundles)."""
@@ -132,7 +132,7 @@ def write_rows_by_section_and_hash_range(spool: HashRangeRowFile, file: BinaryIO
         for number in range(ranges):
             begins[number, section] = first
             crc = 0
-            for rows in spool.read_rows_of_range(section, number):
+            for rows in spool.read_rows_of_section_and_hash_range(section, number):
                 file.write(view_as_bytes(rows))
                 crc = zlib.crc32(view_as_bytes(rows), crc)
                 first += len(rows)
@@ -187,7 +187,7 @@ class StoredSurvivors:
     """
 
     def __init__(self, latest_offset: int) -> None:
-        self.last_mapped_offset = latest_offset
+        self.last_offset_covered_by_map = latest_offset
         self.key_count = 0
         self.peak_bytes = 0
         self._segments: dict[int, tuple[Bytes, Int64s, SurvivorCountsByBatch]] = {}
@@ -195,7 +195,8 @@ class StoredSurvivors:
     def add_survivors_of_segment(self, source: SourceSegment, verdicts: TransactionVerdicts, arrays: Arrays) -> None:
         """Add the stored survivors of one segment.
 
-        :param arrays: the arrays that ``write_survivors`` stored for it. If they hold no bitmap, all records of the segment survive.
+        :param arrays: the arrays that ``write_surviving_records_of_bundle`` stored for it. If they hold no bitmap, all records of the
+            segment survive.
         """
         if "bitmap" not in arrays:
             return
@@ -236,11 +237,11 @@ def encode_transaction_verdicts(verdicts: TransactionVerdicts) -> Arrays:
     }
 
 
-def decode_transaction_verdicts(arrays: Arrays, batches: int) -> TransactionVerdicts:
+def decode_transaction_verdicts(arrays: Arrays, batch_count: int) -> TransactionVerdicts:
     """Restore a segment's transaction verdicts (which batches are aborted, which may be discarded) from the arrays of a scratch object.
     ``batches``: number of the segment's batches.
     """
-    flags = {name: np.unpackbits(arrays[name], count=batches).astype(np.bool_) for name in ("aborted", "discardable", "indexed")}
+    flags = {name: np.unpackbits(arrays[name], count=batch_count).astype(np.bool_) for name in ("aborted", "discardable", "indexed")}
     return TransactionVerdicts(**flags, txn_entries=np.frombuffer(arrays["txn_entries"].tobytes(), TXN_ENTRY))
 
 

@@ -40,7 +40,7 @@ DIRECTORY_ENTRY_BYTES: Final = 24
 DIRTY_ROWS, OUTSIDE = range(2)
 """Sections of a bundle: rows of the dirty range, and rows outside it that are looked up."""
 
-HashBounds = Int64s
+SegmentFirstOffsetsAndEnd = Int64s
 """First offset of each segment that the gate covers, ascending, and the end offset (exclusive) of the last one."""
 
 
@@ -78,7 +78,7 @@ class StoredGateRows:
             self.raise_damaged_rows_error()
         return found
 
-    def read_rows(self, store: ObjectStore, first_row: int, end_row: int) -> LatestRecordRows:
+    def read_stored_rows_by_row_number(self, store: ObjectStore, first_row: int, end_row: int) -> LatestRecordRows:
         """Read the gate's rows from ``first_row`` to ``end_row`` (exclusive). Raises BadData if the object is too short."""
         data = read_scratch_bytes(store, self.key, first_row * GATE_ROW_BYTES, (end_row - first_row) * GATE_ROW_BYTES)
         if len(data) != (end_row - first_row) * GATE_ROW_BYTES:
@@ -125,9 +125,9 @@ class SparseTransactionOutcomes:
         return BatchTransactionOutcomes(aborted, idle, began)
 
 
-def outcomes_of_non_transactional_batches(batches: int) -> BatchTransactionOutcomes:
+def outcomes_of_non_transactional_batches(batch_count: int) -> BatchTransactionOutcomes:
     """Return the transaction results of a segment in which no batch belongs to a transaction."""
-    return BatchTransactionOutcomes(np.zeros(batches, np.bool_), np.zeros(batches, np.bool_), np.full(batches, -1, np.int64))
+    return BatchTransactionOutcomes(np.zeros(batch_count, np.bool_), np.zeros(batch_count, np.bool_), np.full(batch_count, -1, np.int64))
 
 
 def encode_transaction_outcomes(outcomes: BatchTransactionOutcomes) -> Arrays:
@@ -135,9 +135,9 @@ def encode_transaction_outcomes(outcomes: BatchTransactionOutcomes) -> Arrays:
     return {"gate_aborted": np.packbits(outcomes.aborted), "gate_idle": np.packbits(outcomes.idle), "gate_began": outcomes.began}
 
 
-def decode_transaction_outcomes(arrays: Arrays, batches: int) -> BatchTransactionOutcomes:
+def decode_transaction_outcomes(arrays: Arrays, batch_count: int) -> BatchTransactionOutcomes:
     """Restore the transaction results of a segment with ``batches`` batches."""
-    aborted, idle = (np.unpackbits(arrays[name], count=batches).astype(np.bool_) for name in ("gate_aborted", "gate_idle"))
+    aborted, idle = (np.unpackbits(arrays[name], count=batch_count).astype(np.bool_) for name in ("gate_aborted", "gate_idle"))
     return BatchTransactionOutcomes(aborted, idle, arrays["gate_began"].astype(np.int64))
 
 
@@ -154,16 +154,16 @@ class ExpectedRecordSums:
     keys: number of distinct keys in the dirty range.
     """
 
-    bounds: HashBounds
+    bounds: SegmentFirstOffsetsAndEnd
     sums: FingerprintSumsBySegment
     keys: int
 
-    def to_arrays(self) -> Arrays:
+    def encode_expected_sums_as_arrays(self) -> Arrays:
         """Return the arrays for a scratch object."""
         return {"gate_bounds": self.bounds, "gate_sums": self.sums, "gate_keys": np.array([self.keys], np.int64)}
 
     @staticmethod
-    def from_arrays(arrays: Arrays) -> ExpectedRecordSums:
+    def decode_expected_sums_from_arrays(arrays: Arrays) -> ExpectedRecordSums:
         """Restore the sums from the arrays of a scratch object."""
         return ExpectedRecordSums(arrays["gate_bounds"], arrays["gate_sums"], int(arrays["gate_keys"][0]))
 
@@ -187,7 +187,7 @@ def create_gate_collecting_segment_rows(
     :param outcomes: outcomes of the segment's transactions.
     """
     gate = Gate(_gate_parameters_of_plan(plan, hash_key), LatestRecordTable(0, 0), {source.ordinal: outcomes})
-    gate.prepare_for_chunks_of_segment(source)
+    gate.begin_checks_of_segment_chunks(source)
     return gate
 
 

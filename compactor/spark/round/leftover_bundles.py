@@ -20,7 +20,7 @@ from compactor.errors import BadData, StoreError
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import SCOUTED, scratch_key_prefix
-from compactor.round.engines import DraftPlanAtTime
+from compactor.round.engines import DraftPlanAtTimeFunction
 from compactor.spark.cluster.round_jobs import RoundJobRunner
 from compactor.spark.round.bundles import decode_pass_one_result_of_bundle
 from compactor.spark.round.exchange import is_scratch_object_of_kind, read_arrays_at_object_end
@@ -41,8 +41,8 @@ def scratch_prefix_of_draft_plan(log: PartitionLog, plan: CompactionPlan, live_s
     return f"{scratch_key_prefix(log)}{SCOUTED}{plan.now_ms}-{kin}/"
 
 
-def plan_time_of_resumable_attempt_ms(
-    store: ObjectStore, log: PartitionLog, live_segments: Sequence[RemoteLogSegmentMetadata], now_ms: int, draft_at: DraftPlanAtTime
+def plan_time_ms_of_resumable_attempt_or_now(
+    store: ObjectStore, log: PartitionLog, live_segments: Sequence[RemoteLogSegmentMetadata], now_ms: int, draft_at: DraftPlanAtTimeFunction
 ) -> int:
     """Return the time to set as the new plan's time so that results of an interrupted pass 1 can be reused, or ``now_ms`` if there are
     none. Results are reusable if a plan of the time of their attempt would read exactly the same; the newest reusable results are chosen.
@@ -65,7 +65,7 @@ def plan_time_of_resumable_attempt_ms(
     return now_ms
 
 
-def list_stored_bundles(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
+def list_stored_pass_one_results(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
     """Return the stored results of pass 1 tasks (key rows and rows for the gate) below a key prefix."""
     return [
         info
@@ -85,7 +85,9 @@ def list_leftover_bundles_and_delete_others(jobs: RoundJobRunner, log: Partition
     return [info for info in found if info.key.startswith(round_prefix)]
 
 
-def add_matching_leftover_bundles(jobs: RoundJobRunner, index: PassOneSegmentResults, leftovers: Sequence[ObjectInfo]) -> RoundJobRunner:
+def add_leftover_bundles_and_adapt_runner(
+    jobs: RoundJobRunner, index: PassOneSegmentResults, leftovers: Sequence[ObjectInfo]
+) -> RoundJobRunner:
     """Add those stored pass 1 results of earlier attempts that match this round to ``index``. Return a job runner that divides keys into as
     many hash ranges as these results do; ``jobs`` itself if none was added.
 

@@ -43,9 +43,9 @@ from compactor.spark.cluster.executor import (
 )
 from compactor.spark.round.bundles import (
     BatchScanSummary,
+    PassOneResultOfSegment,
+    PassOneResultOfSegmentBundle,
     RowNumberRange,
-    SegmentBundleIndexedInPassOne,
-    SegmentIndexedInPassOne,
     StoredSurvivorLocations,
     decode_scan_summaries,
     encode_pass_one_result_of_bundle,
@@ -82,7 +82,7 @@ GATE_PREFIX: Final = "gate-"
 
 KEYS_PREFIX: Final = "keys-"
 SURVIVORS_PREFIX: Final = "survivors-"
-BundleAnswer = tuple[int, bytes]
+BundleIndexAndRowNumbers = tuple[int, bytes]
 """Index of a bundle, and the encoded row numbers of its surviving records in one hash range."""
 RowNumberCount = int
 """Number of row numbers that a segment's rows take."""
@@ -92,7 +92,7 @@ ReadReasonsAndFetchedBytes = tuple[dict[str, str], int]
 
 
 @dataclass(frozen=True)
-class SegmentToIndex:
+class SegmentToReadInPassOne:
     """Segment to be read in pass 1.
 
     rows: whether its key rows (key hash and row number of each record) are wanted, not just its batch headers.
@@ -128,9 +128,9 @@ class SparseTransactionVerdicts:
         return TransactionVerdicts(**flags, txn_entries=self.verdicts.txn_entries)
 
 
-def index_segments_of_bundle(
-    shared: RoundTaskSettings, segments: tuple[SegmentToIndex, ...], cost: TaskCost
-) -> SegmentBundleIndexedInPassOne:
+def read_segments_of_bundle_in_pass_one(
+    shared: RoundTaskSettings, segments: tuple[SegmentToReadInPassOne, ...], cost: TaskCost
+) -> PassOneResultOfSegmentBundle:
     """Read the headers of some neighbouring segments (a bundle) and, where wanted, write their keys as rows of one scratch object. Return
     what was found and where the rows are stored.
 
@@ -150,13 +150,13 @@ def index_segments_of_bundle(
                 )
             )
 
-        def open_hash_range_row_file(name: str, words: int, dtype: type[np.generic]) -> HashRangeRowFile:
+        def open_hash_range_row_file(name: str, words_per_row: int, dtype: type[np.generic]) -> HashRangeRowFile:
             """Open an empty local file for rows of ``words`` numbers each, which are stored by range of the key's hash."""
             spool = HashRangeRowFile(
                 staging.folder / f"{name}.spool",
                 _TaskDiskReservation(reserve_disk_bytes),
                 HashRangeSpan(shared.ranges),
-                words,
+                words_per_row,
                 dtype,
                 f"the rows of the {name}",
             )
@@ -168,8 +168,8 @@ def index_segments_of_bundle(
             open_hash_range_row_file("keys", 4, np.uint32),
             open_hash_range_row_file("gate", WORDS, np.uint64) if shared.gate else None,
         )
-        indexed = [bundle.index_segment(ordinal, item) for ordinal, item in enumerate(segments)]
-        done = SegmentBundleIndexedInPassOne(tuple(indexed), None)
+        indexed = [bundle.read_segment_and_collect_key_rows(ordinal, item) for ordinal, item in enumerate(segments)]
+        done = PassOneResultOfSegmentBundle(tuple(indexed), None)
         if any(item.rows for item in segments):
             done = bundle.write_scratch_objects_of_bundle(done, name, staging.folder / "keys", reserve_disk_bytes)
             cost.rows += bundle.key_rows.row_count
@@ -181,9 +181,9 @@ def index_segments_of_bundle(
 class _TaskDiskReservation:
     """Space on local disk that a task has reserved and keeps until it ends. A HashRangeRowFile reserves more through it when it grows."""
 
-    reserve_bytes: Callable[[int], None]
+    reserve_bytes_on_disk: Callable[[int], None]
 
-    def release_bytes(self, nbytes: int) -> None:
+    def release_bytes_on_disk(self, nbytes: int) -> None:
         """Do nothing: the whole reserved space is released when the task ends."""
 
 
@@ -202,7 +202,7 @@ class _KeyRowWriterOfSegmentBundle:
     facts: dict[str, BatchScanSummary] = field(default_factory=dict)
     next_ordinal: int = 0
 
-    def index_segment(self, ordinal: int, item: SegmentToIndex) -> SegmentIndexedInPassOne:
+    def read_segment_and_collect_key_rows(self, ordinal: int, item: SegmentToReadInPassOne) -> PassOneResultOfSegment:
         """Read one segment, and collect its key rows if they are wanted and the outcome of its transactions is known.
 
         :param ordinal: position of the segment in the task's reader.
@@ -220,11 +220,11 @@ class _KeyRowWriterOfSegmentBundle:
             self.next_ordinal = -(-(first + ordinals_) // 8) * 8
             rows = self.key_rows.row_count - before
         self.reading.staging.delete_cached_copies([self.reading.log_file_to_stage(ordinal)])
-        return SegmentIndexedInPassOne(
+        return PassOneResultOfSegment(
             name, len(table), places, table.select_rows(places), source.txn_entries, undecided, first, ordinals_, rows
         )
 
-    def _collect_key_rows_of_segment(self, source: SourceSegment, item: SegmentToIndex) -> RowNumberCount:
+    def _collect_key_rows_of_segment(self, source: SourceSegment, item: SegmentToReadInPassOne) -> RowNumberCount:
         """Collect the key rows (key hash and row number of each record) of one segment, and return how many row numbers they take."""
         aborted = item.verdicts.expand_to_all_batches().aborted if item.verdicts else np.zeros(len(source.table), np.bool_)
         outcomes = item.outcomes.expand_to_all_batches() if item.outcomes else outcomes_of_non_transactional_batches(len(source.table))
@@ -237,8 +237,8 @@ class _KeyRowWriterOfSegmentBundle:
         return count
 
     def write_scratch_objects_of_bundle(
-        self, bundle: SegmentBundleIndexedInPassOne, name: str, path: Path, reserve_bytes: Callable[[int], None]
-    ) -> SegmentBundleIndexedInPassOne:
+        self, bundle: PassOneResultOfSegmentBundle, name: str, path: Path, reserve_bytes_on_disk: Callable[[int], None]
+    ) -> PassOneResultOfSegmentBundle:
         """Create the scratch objects of the bundle, and return its result with their locations.
 
         The object with the rows for the gate (the independent check of the output) is created first, so that it exists whenever the object
@@ -246,22 +246,22 @@ class _KeyRowWriterOfSegmentBundle:
 
         :param name: last part of the objects' keys.
         :param path: local file in which the objects are put together; deleted at the end.
-        :param reserve_bytes: reserves local disk for so many bytes.
+        :param reserve_bytes_on_disk: reserves local disk for so many bytes.
         """
         shared, store = self.shared, open_task_tier(self.shared).ports.control
         gate = None
         if self.gate_rows is not None:
-            reserve_bytes(self.gate_rows.row_count * GATE_ROW_BYTES + (shared.ranges + 1) * DIRECTORY_ENTRY_BYTES)
+            reserve_bytes_on_disk(self.gate_rows.row_count * GATE_ROW_BYTES + (shared.ranges + 1) * DIRECTORY_ENTRY_BYTES)
             gate = write_gate_rows_and_directory(self.gate_rows, path, f"{shared.scratch}{GATE_PREFIX}{name}")
             create_scratch_object_idempotently(store, gate.key, path)
-        reserve_bytes(self.key_rows.row_count * KEY_ROW_BYTES)
+        reserve_bytes_on_disk(self.key_rows.row_count * KEY_ROW_BYTES)
         with path.open("wb") as file:
             begins, _ = write_rows_by_section_and_hash_range(self.key_rows, file)
             file.write(begins.tobytes())
             dirty, total = begins[-1].tolist()
             keys = StoredKeyRows(f"{shared.scratch}{KEYS_PREFIX}{name}", 0, shared.ranges, self.next_ordinal, dirty, total - dirty)
             tail = pack_arrays_for_object_end(encode_pass_one_result_of_bundle(replace(bundle, keys=keys, gate=gate), self.facts))
-            reserve_bytes(len(tail))
+            reserve_bytes_on_disk(len(tail))
             file.write(tail)
         size = create_scratch_object_idempotently(store, keys.key, path).size
         path.unlink()
@@ -307,7 +307,7 @@ def _collect_key_rows(
                 key_rows.add_rows_to_section(OUTSIDE, pack_key_rows(chunk, rows, first_row, begin, halves, 0, first_dirty))
                 if gate is not None and gate_rows is not None:
                     gate_rows.add_rows_to_section(
-                        OUTSIDE, gate.extract_key_table_rows_of_chunk(buffers, source, chunk, outside_dirty_range=True).rows
+                        OUTSIDE, gate.extract_key_table_rows_of_chunk(buffers, source, chunk, selects_non_dirty=True).rows
                     )
     packed_legacy = (table.magic < 2) & (table.codec_ids > 0)
     return BatchScanSummary(tombstones, counts if (packed_legacy & selected_batches).any() else counts[:0]), next_ordinal - begun_at
@@ -363,10 +363,10 @@ class InputOfAllHashRangeTasks:
 
 
 @dataclass(frozen=True)
-class SegmentWithSurvivors:
+class SegmentForWritingSurvivors:
     """Segment whose surviving records are to be written to scratch objects. If it has no key rows, none of its records is superseded."""
 
-    indexed: SegmentIndexedInPassOne
+    indexed: PassOneResultOfSegment
     verdicts: SparseTransactionVerdicts
     outcomes: SparseTransactionOutcomes
 
@@ -380,13 +380,13 @@ class SurvivorBundle:
     """
 
     name: str
-    segments: tuple[SegmentWithSurvivors, ...]
+    segments: tuple[SegmentForWritingSurvivors, ...]
     keys: StoredKeyRows | None
 
 
 def find_survivors_of_hash_ranges(
     shared: RoundTaskSettings, ranges: range, range_input: InputOfAllHashRangeTasks, cost: TaskCost
-) -> Iterator[BundleAnswer]:
+) -> Iterator[BundleIndexAndRowNumbers]:
     """Find the surviving records of neighbouring hash ranges and yield (bundle index, encoded row numbers of survivors). A bundle, the
     segments that one task has indexed, may appear several times or never.
     """
@@ -399,7 +399,7 @@ def find_survivors_of_hash_ranges(
 
 def _find_survivors_of_hash_range(
     shared: RoundTaskSettings, range_number: int, range_input: InputOfAllHashRangeTasks, range_rows: HashRangeRows, cost: TaskCost
-) -> Iterator[BundleAnswer]:
+) -> Iterator[BundleIndexAndRowNumbers]:
     """Find the surviving records of one hash range and yield (bundle index, encoded row numbers of survivors). If the keys exceed the
     memory budget, the range is split and its rows are read again for each part; survivors may then be yielded twice.
     """
@@ -414,7 +414,7 @@ def _find_survivors_of_hash_range(
         for place, rows in range_rows.read_dirty_rows(range_input.dirty):
             by_row, kept = _number_rows_by_position(rows)
             taken = mark_newest_row_of_each_key(keys.table, keys.state, by_row, 0, ranges, wanted, kept)
-            while taken < len(rows) and keys.grow_within_budget():
+            while taken < len(rows) and keys.enlarge_key_set_if_budget_allows():
                 taken = mark_newest_row_of_each_key(keys.table, keys.state, by_row, taken, ranges, wanted, kept)
             if taken < len(rows):
                 full = True
@@ -426,7 +426,7 @@ def _find_survivors_of_hash_range(
             # What has been answered so far was right and will be answered again.
             part, parts = part * 2, parts * 2
             continue
-        for place, rows in range_rows.read_section_rows(clean, 1):
+        for place, rows in range_rows.read_rows_of_dirty_or_clean_section(clean, 1):
             by_row, kept = _number_rows_by_position(rows)
             mark_rows_with_absent_keys(keys.table, keys.state, by_row, ranges, wanted, kept)
             if kept.any():
@@ -456,7 +456,9 @@ class WrittenSurvivors:
     superseded: tuple[str, ...] = ()
 
 
-def write_survivors(shared: RoundTaskSettings, item: SurvivorBundle, answers: Iterable[bytes], cost: TaskCost) -> WrittenSurvivors:
+def write_surviving_records_of_bundle(
+    shared: RoundTaskSettings, item: SurvivorBundle, encoded_row_numbers: Iterable[bytes], cost: TaskCost
+) -> WrittenSurvivors:
     """Write the survivors of one bundle (segments that one task has indexed) as one scratch object, with everything else that pass 2, the
     rewriting, needs to know about each segment.
 
@@ -466,7 +468,7 @@ def write_survivors(shared: RoundTaskSettings, item: SurvivorBundle, answers: It
     bitmap, facts = np.zeros(0, np.uint8), {}
     if item.keys is not None:
         bitmap = np.zeros(item.keys.ordinals // 8 + 1, np.uint8)
-        for answer in answers:
+        for answer in encoded_row_numbers:
             if not try_decode_row_number_gaps_to_bitmap(np.frombuffer(answer, np.uint8), bitmap):
                 raise CompactorError(f"an answer does not fit {item.keys.key}", hint="This is a bug; please report it")
             cost.exchanged_bytes += len(answer)
@@ -488,7 +490,7 @@ def write_survivors(shared: RoundTaskSettings, item: SurvivorBundle, answers: It
         out += data
     found = StoredSurvivorLocations(parts)
     written = create_scratch_object_idempotently(
-        store, f"{shared.scratch}{SURVIVORS_PREFIX}{item.name}", bytes(out) + pack_arrays_for_object_end(found.to_arrays())
+        store, f"{shared.scratch}{SURVIVORS_PREFIX}{item.name}", bytes(out) + pack_arrays_for_object_end(found.encode_locations_as_arrays())
     )
     cost.exchanged_bytes += written.size
     record_peak_memory(cost)

@@ -20,7 +20,7 @@ PREFETCHED_BUNDLES: Final = 4
 COMBINED_FETCH_BYTES: Final = 64 << 20
 """Neighbouring ranges are fetched together, with one request per bundle, up to this many bytes of rows."""
 
-Directory = npt.NDArray[np.int64]
+FirstRowNumbersOfHashRanges = npt.NDArray[np.int64]
 FetchedRows = npt.NDArray[Any]
 BundleIndexAndRows = tuple[int, FetchedRows]
 
@@ -34,12 +34,12 @@ class StoredHashRangeRows(Protocol):
     def row_bytes(self) -> int:
         """Return the size of one row in bytes."""
 
-    def read_first_row_numbers_of_hash_ranges(self, store: ObjectStore, first_range: int, end_range: int) -> Directory:
+    def read_first_row_numbers_of_hash_ranges(self, store: ObjectStore, first_range: int, end_range: int) -> FirstRowNumbersOfHashRanges:
         """Read the row numbers at which the hash ranges from ``first_range`` to ``end_range`` (exclusive) begin, as an array with a line
         per range and one for the end of the last range. Column 0 is the dirty section, column 1 the clean one.
         """
 
-    def read_rows(self, store: ObjectStore, first_row: int, end_row: int) -> FetchedRows:
+    def read_stored_rows_by_row_number(self, store: ObjectStore, first_row: int, end_row: int) -> FetchedRows:
         """Read the rows with numbers from ``first_row`` to ``end_row`` (exclusive)."""
 
 
@@ -54,7 +54,7 @@ class HashRangeRows:
 
     store: ObjectStore
     bundles: Mapping[int, StoredHashRangeRows]
-    directories: Mapping[int, Directory]
+    directories: Mapping[int, FirstRowNumbersOfHashRanges]
     prefetched: Mapping[tuple[int, int], tuple[int, Future[FetchedRows]]]
     pool: ThreadPoolExecutor
 
@@ -62,9 +62,9 @@ class HashRangeRows:
         """Yield (bundle index, rows) of the dirty section, in the order of ``row_ranges``. A bundle stays in memory from the first of its
         rows to the last.
         """
-        row_ranges = [piece for piece in row_ranges if self._has_rows(piece.place, 0)]
+        row_ranges = [piece for piece in row_ranges if self._has_rows_in_section_of_bundle(piece.place, 0)]
         last = {piece.place: number for number, piece in enumerate(row_ranges)}
-        coming = self._fetch_rows(list(dict.fromkeys(piece.place for piece in row_ranges)), 0)
+        coming = self._fetch_section_rows_of_bundles(list(dict.fromkeys(piece.place for piece in row_ranges)), 0)
         held: dict[int, FetchedRows] = {}
         for number, piece in enumerate(row_ranges):
             if piece.place not in held:
@@ -76,16 +76,18 @@ class HashRangeRows:
             if last[piece.place] == number:
                 del held[piece.place]
 
-    def read_section_rows(self, bundles: Sequence[int], section: int) -> Iterator[BundleIndexAndRows]:
+    def read_rows_of_dirty_or_clean_section(self, bundles: Sequence[int], section: int) -> Iterator[BundleIndexAndRows]:
         """Yield (bundle index, rows) of one section (0: dirty, 1: clean), one bundle after the other."""
-        return self._fetch_rows([place for place in bundles if self._has_rows(place, section)], section)
+        return self._fetch_section_rows_of_bundles(
+            [place for place in bundles if self._has_rows_in_section_of_bundle(place, section)], section
+        )
 
-    def _has_rows(self, bundle: int, section: int) -> bool:
+    def _has_rows_in_section_of_bundle(self, bundle: int, section: int) -> bool:
         """Return whether the range has rows in this section of the bundle."""
         begin, end = self.directories[bundle][:, section]
         return bool(begin < end)
 
-    def _fetch_rows(self, bundles: Sequence[int], section: int) -> Iterator[BundleIndexAndRows]:
+    def _fetch_section_rows_of_bundles(self, bundles: Sequence[int], section: int) -> Iterator[BundleIndexAndRows]:
         """Yield (bundle index, rows) of one section in the order of ``bundles``, fetching a few bundles ahead."""
         running: deque[tuple[int, Future[FetchedRows]]] = deque()
         for place in bundles:
@@ -94,7 +96,7 @@ class HashRangeRows:
                 first, rows = self.prefetched[place, section]
                 yield place, rows.result()[begin - first : end - first]
                 continue
-            running.append((place, self.pool.submit(self.bundles[place].read_rows, self.store, begin, end)))
+            running.append((place, self.pool.submit(self.bundles[place].read_stored_rows_by_row_number, self.store, begin, end)))
             if len(running) > PREFETCHED_BUNDLES:
                 at, arrived = running.popleft()
                 yield at, arrived.result()
@@ -117,7 +119,10 @@ def read_hash_ranges(store: ObjectStore, bundles: Mapping[int, StoredHashRangeRo
                     for section in (0, 1):
                         begin, end = int(directory[first, section]), int(directory[last, section])
                         if begin < end:
-                            prefetched[place, section] = (begin, pool.submit(bundles[place].read_rows, store, begin, end))
+                            prefetched[place, section] = (
+                                begin,
+                                pool.submit(bundles[place].read_stored_rows_by_row_number, store, begin, end),
+                            )
             for number in some:
                 at = number - ranges.start
                 yield (
@@ -128,7 +133,7 @@ def read_hash_ranges(store: ObjectStore, bundles: Mapping[int, StoredHashRangeRo
                 )
 
 
-def _group_ranges_for_fetching(ranges: range, directories: Mapping[int, Directory], row_bytes: int) -> Iterator[range]:
+def _group_ranges_for_fetching(ranges: range, directories: Mapping[int, FirstRowNumbersOfHashRanges], row_bytes: int) -> Iterator[range]:
     """Group neighbouring ranges so that each group has at most COMBINED_FETCH_BYTES of rows."""
     rows = sum((np.diff(directory[:, :2], axis=0).sum(axis=1) for directory in directories.values()), np.zeros(len(ranges), np.int64))
     begin, size = ranges.start, 0

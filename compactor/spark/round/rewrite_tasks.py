@@ -25,7 +25,7 @@ from compactor.spark.round.gate_rows import ExpectedRecordSums, create_gate_chec
 
 
 @dataclass(frozen=True)
-class GroupRewriteWork:
+class SegmentGroupRewriteWork:
     """Work of pass 2 on one group (neighbouring segments that become one).
 
     sources, survivors: metadata and stored survivors of the group's segments, in the same order.
@@ -49,7 +49,7 @@ class StoredPassOneResults:
     verdicts: Sequence[TransactionVerdicts]
     survivors: StoredSurvivors
     gate: Gate | None
-    finished_chunks: CleanedChunkCache = field(default_factory=lambda: CleanedChunkCache(0))
+    cleaned_chunk_cache: CleanedChunkCache = field(default_factory=lambda: CleanedChunkCache(0))
     second_reader: None = None
 
     @contextmanager
@@ -69,7 +69,7 @@ class StoredPassOneResults:
         """
 
 
-def rewrite_group(shared: RoundTaskSettings, item: GroupRewriteWork, cost: TaskCost) -> CompactionReceipt | CompactionFailure:
+def rewrite_group(shared: RoundTaskSettings, item: SegmentGroupRewriteWork, cost: TaskCost) -> CompactionReceipt | CompactionFailure:
     """Rewrite one group of segments into one segment, upload it under the id that the task names, and return the receipt or the failure.
     Raises BadData, StoreError, OutOfBudget; GateFailed if the independent check rejects the output.
     """
@@ -83,7 +83,9 @@ def rewrite_group(shared: RoundTaskSettings, item: GroupRewriteWork, cost: TaskC
         return receipt
 
 
-def _read_stored_pass_one_results(shared: RoundTaskSettings, item: GroupRewriteWork, reader: StagedSegmentReader) -> StoredPassOneResults:
+def _read_stored_pass_one_results(
+    shared: RoundTaskSettings, item: SegmentGroupRewriteWork, reader: StagedSegmentReader
+) -> StoredPassOneResults:
     """Read the batch headers of the group's source segments, and their stored survivors and transaction verdicts."""
     survivors = StoredSurvivors(shared.plan.next_dirty_offset - 1)
     store = open_task_tier(shared).ports.control
@@ -98,7 +100,7 @@ def _read_stored_pass_one_results(shared: RoundTaskSettings, item: GroupRewriteW
             outcomes.append(decode_transaction_outcomes(arrays, len(source.table)))
     gate = None
     if shared.gate:
-        judged = ExpectedRecordSums.from_arrays(read_scratch_arrays(store, item.judged)) if item.judged else None
+        judged = ExpectedRecordSums.decode_expected_sums_from_arrays(read_scratch_arrays(store, item.judged)) if item.judged else None
         gate = create_gate_checking_rewritten_groups(shared.plan, shared.hash_key, sources, outcomes, judged)
     return StoredPassOneResults(reader, sources, verdicts, survivors, gate)
 
@@ -122,16 +124,18 @@ def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[Compact
     shared, stats = item.shared, RoundCosts()
     known = {(item.live[-1].id, "snapshot"): item.snapshot} if item.snapshot else {}
     with open_staging_folder_of_task(shared, cost) as staging:
-        outcomes = list(create_local_worker(shared, staging, stats, known)(shared.plan, item.tasks, _ExecutorSession(shared, item.live)))
+        outcomes = list(
+            create_local_worker(shared, staging, stats, known)(shared.plan, item.tasks, _ExecutorRoundWorkerSession(shared, item.live))
+        )
     cost.map_entries += stats.map_entries
     cost.peak_map_bytes = max(cost.peak_map_bytes, stats.peak_map_bytes)
     cost.gate_keys, cost.gate_coverage, cost.sidecar_bytes = stats.gate_keys, stats.gate_coverage, stats.sidecar_bytes_written
     return outcomes
 
 
-class _ExecutorSession:
-    """Session that a worker on an executor gets in place of the driver's (RoundWorkerSession). It holds the partition's state as the driver
-    has sent it, and never checks the leadership, because the driver does.
+class _ExecutorRoundWorkerSession:
+    """Session that a worker on an executor gets in place of the driver's (RoundDriverServicesForWorker). It holds the partition's state as
+    the driver has sent it, and never checks the leadership, because the driver does.
     """
 
     scratch_objects_of_earlier_survivor_scan: tuple[ScratchObject, ...] = ()
@@ -145,8 +149,8 @@ class _ExecutorSession:
         """Return the key of a scratch object of this attempt."""
         return f"{self._scratch}{name}"
 
-    def record_survivor_objects(self, objects: Sequence[ScratchObject]) -> None:
+    def record_scratch_objects_of_survivor_scan(self, objects: Sequence[ScratchObject]) -> None:
         """Do nothing: the survivors of a small partition are not stored, because an interrupted plan starts again from the beginning."""
 
-    def raise_if_leadership_lost(self, *, is_waiting: bool = False) -> None:
+    def raise_if_leadership_lost(self, *, caller_only_waits: bool = False) -> None:
         """Do nothing: the driver checks its leadership while it waits for this task."""

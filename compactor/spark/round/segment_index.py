@@ -17,22 +17,27 @@ from bloom.sidecar import Sidecar
 from compactor.cleaner.gate.batch_checks import BatchTransactionOutcomes, transaction_outcomes_by_source
 from compactor.cleaner.gate.key_table import GATE_ROW_BYTES
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES
-from compactor.cleaner.passes.sidecar_builder import NO_BYTES, substitute_segment_from_sidecar
+from compactor.cleaner.passes.sidecar_builder import NO_BYTES, create_substitute_segment_from_sidecar
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.spark.cluster.round_jobs import RoundJobRunner
-from compactor.spark.round.bundles import SegmentBundleIndexedInPassOne, SegmentIndexedInPassOne, plan_segment_bundles, row_number_ranges
+from compactor.spark.round.bundles import (
+    PassOneResultOfSegment,
+    PassOneResultOfSegmentBundle,
+    merge_segments_into_row_number_ranges,
+    plan_segment_bundles,
+)
 from compactor.spark.round.exchange import StoredKeyRows
 from compactor.spark.round.gate_ranges import GateInputOfAllHashRanges
 from compactor.spark.round.gate_rows import SparseTransactionOutcomes, StoredGateRows
 from compactor.spark.round.pass_one_tasks import (
     InputOfAllHashRangeTasks,
-    SegmentToIndex,
-    SegmentWithSurvivors,
+    SegmentForWritingSurvivors,
+    SegmentToReadInPassOne,
     SparseTransactionVerdicts,
     SurvivorBundle,
-    index_segments_of_bundle,
+    read_segments_of_bundle_in_pass_one,
 )
 
 SEGMENTS_PER_GATHER_TASK = 256
@@ -53,13 +58,15 @@ class PassOneSegmentResults:
 
     live: Sequence[RemoteLogSegmentMetadata]
     stand_ins: Mapping[str, Sidecar]
-    segments: dict[str, SegmentIndexedInPassOne] = field(default_factory=dict)
+    segments: dict[str, PassOneResultOfSegment] = field(default_factory=dict)
     folded: dict[str, tuple[SourceSegment, TransactionVerdicts, BatchTransactionOutcomes]] = field(default_factory=dict)
     bundles: list[StoredKeyRows] = field(default_factory=list)
     gate_bundles: list[StoredGateRows] = field(default_factory=list)
     bundle_places: dict[str, int] = field(default_factory=dict)
 
-    def index_segments(self, jobs: RoundJobRunner, ids_with_keys: AbstractSet[str], source_ids: AbstractSet[str] = frozenset()) -> None:
+    def read_segment_keys_and_headers(
+        self, jobs: RoundJobRunner, ids_with_keys: AbstractSet[str], source_ids: AbstractSet[str] = frozenset()
+    ) -> None:
         """Read what the index does not have yet: the keys of the segments in ``ids_with_keys``, and the headers of ``source_ids`` and of
         all segments without a sidecar. A segment of which only the headers were read is read again if its keys are wanted now. Raises
         BadData, StoreError, OutOfBudget.
@@ -72,15 +79,17 @@ class PassOneSegmentResults:
             name = segment.id
             if name not in self.segments:
                 if name in ids_with_keys or name in source_ids or name not in self.stand_ins:
-                    items.append(SegmentToIndex(segment, name in ids_with_keys))
+                    items.append(SegmentToReadInPassOne(segment, name in ids_with_keys))
             elif name in ids_with_keys and not self.segments[name].has_key_rows and not self.segments[name].undecided:
-                items.append(self._segment_to_index_with_keys(segment))
-        self._index_segments_in_bundles(jobs, items, "")
+                items.append(self._segment_to_read_with_key_rows(segment))
+        self._read_segments_in_tasks_per_bundle(jobs, items, "")
         self._determine_transaction_outcomes()
         undecided = [segment for segment in self.live if segment.id in self.segments and self.segments[segment.id].undecided]
-        self._index_segments_in_bundles(jobs, [self._segment_to_index_with_keys(segment) for segment in undecided], " with transactions")
+        self._read_segments_in_tasks_per_bundle(
+            jobs, [self._segment_to_read_with_key_rows(segment) for segment in undecided], " with transactions"
+        )
 
-    def add_bundle_unless_known(self, bundle: SegmentBundleIndexedInPassOne) -> bool:
+    def add_bundle_unless_known(self, bundle: PassOneResultOfSegmentBundle) -> bool:
         """Add the result of a pass 1 task to the index, and return True. Return False, without adding it, if the index has the keys of one
         of its segments already.
         """
@@ -108,7 +117,7 @@ class PassOneSegmentResults:
         ]
         return InputOfAllHashRangeTasks(
             tuple(self.bundles),
-            row_number_ranges(dirty),
+            merge_segments_into_row_number_ranges(dirty),
             frozenset(self.bundle_places[name] for name in source_ids if name in self.bundle_places),
         )
 
@@ -124,12 +133,12 @@ class PassOneSegmentResults:
         """Return the work items for gathering the survivors of the segments in ``source_ids``: first each bundle that has keys, then
         segments without keys.
         """
-        of_bundle: dict[int, list[SegmentWithSurvivors]] = {}
-        without: list[SegmentWithSurvivors] = []
+        of_bundle: dict[int, list[SegmentForWritingSurvivors]] = {}
+        without: list[SegmentForWritingSurvivors] = []
         for segment in self.live:
             if segment.id in source_ids:
                 place = self.bundle_places.get(segment.id)
-                (without if place is None else of_bundle.setdefault(place, [])).append(self._segment_with_verdicts(segment.id))
+                (without if place is None else of_bundle.setdefault(place, [])).append(self._segment_for_writing_survivors(segment.id))
         found = [SurvivorBundle(f"{place}", tuple(of_bundle[place]), self.bundles[place]) for place in sorted(of_bundle)]
         together = range(0, len(without), SEGMENTS_PER_GATHER_TASK)
         return found + [SurvivorBundle(f"headers-{n}", tuple(without[n : n + SEGMENTS_PER_GATHER_TASK]), None) for n in together]
@@ -139,23 +148,25 @@ class PassOneSegmentResults:
         """Return the keys of the scratch objects that were written."""
         return [bundle.key for bundle in self.bundles] + [bundle.key for bundle in self.gate_bundles]
 
-    def _segment_with_verdicts(self, segment_id: str) -> SegmentWithSurvivors:
+    def _segment_for_writing_survivors(self, segment_id: str) -> SegmentForWritingSurvivors:
         """Return a segment that was read, with its transaction verdicts (which batches are aborted), as input for writing its survivors."""
         indexed = self.segments[segment_id]
         _, verdicts, outcomes = self.folded[segment_id]
         places = indexed.batches, indexed.places
-        return SegmentWithSurvivors(indexed, SparseTransactionVerdicts(*places, verdicts), SparseTransactionOutcomes(*places, outcomes))
+        return SegmentForWritingSurvivors(
+            indexed, SparseTransactionVerdicts(*places, verdicts), SparseTransactionOutcomes(*places, outcomes)
+        )
 
-    def _segment_to_index_with_keys(self, segment: RemoteLogSegmentMetadata) -> SegmentToIndex:
+    def _segment_to_read_with_key_rows(self, segment: RemoteLogSegmentMetadata) -> SegmentToReadInPassOne:
         """Return the input with which pass 1 reads a segment with its keys. It includes the segment's transaction verdicts if these are
         known.
         """
         if segment.id not in self.folded:
-            return SegmentToIndex(segment, True)
-        known = self._segment_with_verdicts(segment.id)
-        return SegmentToIndex(segment, True, known.verdicts, known.outcomes)
+            return SegmentToReadInPassOne(segment, True)
+        known = self._segment_for_writing_survivors(segment.id)
+        return SegmentToReadInPassOne(segment, True, known.verdicts, known.outcomes)
 
-    def _index_segments_in_bundles(self, jobs: RoundJobRunner, items: Sequence[SegmentToIndex], description: str) -> None:
+    def _read_segments_in_tasks_per_bundle(self, jobs: RoundJobRunner, items: Sequence[SegmentToReadInPassOne], description: str) -> None:
         """Index segments in Spark tasks, one for each bundle of neighbours, and add the results to this index.
 
         :param description: text that the job's name in the Spark UI ends with.
@@ -163,7 +174,9 @@ class PassOneSegmentResults:
         row_bytes = KEY_ROW_BYTES + (GATE_ROW_BYTES if jobs.shared.gate else 0)
         runs = plan_segment_bundles([item.metadata for item in items], jobs.cluster.task_slots, jobs.shared.disk_budget_bytes, row_bytes)
         what = f"pass 1, keys of {len(items)} segments{description}, in {len(runs)} bundles"
-        for result in jobs.run_task_per_item(what, index_segments_of_bundle, [tuple(reversed(items[begin:end])) for begin, end in runs]):
+        for result in jobs.run_task_per_item(
+            what, read_segments_of_bundle_in_pass_one, [tuple(reversed(items[begin:end])) for begin, end in runs]
+        ):
             self.add_bundle_unless_known(result[1])
 
     def _determine_transaction_outcomes(self) -> None:
@@ -180,6 +193,6 @@ class PassOneSegmentResults:
             place = (ordinal, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
             found = self.segments.get(segment.id)
             if found is None:
-                yield substitute_segment_from_sidecar(*place, self.stand_ins[segment.id])
+                yield create_substitute_segment_from_sidecar(*place, self.stand_ins[segment.id])
             else:
                 yield SourceSegment(*place, NO_BYTES, found.table, txn_entries=found.txn_entries)

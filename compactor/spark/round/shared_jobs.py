@@ -28,7 +28,7 @@ from compactor.errors import CompactorError
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.round.engines import RemoteWorker
 from compactor.round.plan import PlanInputs
-from compactor.round.ports import LeadershipCheck, RoundCosts, RoundWorkerSession
+from compactor.round.ports import LeadershipCheck, RoundCosts, RoundDriverServicesForWorker
 from compactor.round.skip import CleanSegmentVerdicts
 from compactor.spark.cluster.binpack import pack_item_indexes_into_bins
 from compactor.spark.cluster.executor import TaskCost
@@ -166,7 +166,7 @@ class SharedJobRunner:
         """
         items = [[(number, partitions[number].item) for number in members] for members in bins]
         for outcome in self.cluster.run_job(
-            description, self.cluster.distribute_items(items), clean_partition_bin, len(items), job_listener=self._job_listener
+            description, self.cluster.create_rdd_with_task_per_item(items), clean_partition_bin, len(items), job_listener=self._job_listener
         ):
             if outcome.error is not None:
                 raise outcome.error
@@ -206,7 +206,7 @@ class SharedJobWorker(RemoteWorker):
 
     @override
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Submit the partition to the next shared job, wait until a task has cleaned it, and yield the receipt or failure of each of
         ``tasks``.
@@ -226,11 +226,11 @@ class SharedJobWorker(RemoteWorker):
         else:
             yield from outcome.value
 
-    def _wait_for_outcome(self, partition: _QueuedPartition, session: RoundWorkerSession) -> TaskOutcome:
+    def _wait_for_outcome(self, partition: _QueuedPartition, session: RoundDriverServicesForWorker) -> TaskOutcome:
         """Wait for the partition's outcome, checking regularly that this process still leads. Raises Fenced, Unavailable."""
         while True:
             try:
                 return partition.answer.get(timeout=FENCING_CHECK_SECONDS)
             except Empty:
                 self.jobs.cluster.require_not_cancelled()
-                session.raise_if_leadership_lost(is_waiting=True)
+                session.raise_if_leadership_lost(caller_only_waits=True)

@@ -30,10 +30,10 @@ from compactor.kernels.common import KEY_BYTES
 from compactor.local.staging import disk_bytes_to_rewrite_group
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.producer_runs import reason_markers_must_be_read
-from compactor.round.engines import DraftPlanAtTime
+from compactor.records.producer_runs import reason_to_read_segment_for_its_markers
+from compactor.round.engines import DraftPlanAtTimeFunction
 from compactor.round.plan import PlanInputs, RoundAssessment, draft_plan
-from compactor.round.ports import LeadershipCheck, RoundCosts, RoundWorkerSession
+from compactor.round.ports import LeadershipCheck, RoundCosts, RoundDriverServicesForWorker
 from compactor.round.skip import (
     BloomFilterUsageStatistics,
     CleanSegmentVerdicts,
@@ -56,14 +56,14 @@ from compactor.spark.round.exchange import ScratchObjectPart, is_scratch_object_
 from compactor.spark.round.gate_ranges import (
     GATE_SUMS_NAME,
     GateInputOfAllHashRanges,
-    encode_expected_record_sums,
+    compute_and_encode_expected_record_sums,
     write_expected_record_sums,
 )
 from compactor.spark.round.leftover_bundles import (
-    add_matching_leftover_bundles,
+    add_leftover_bundles_and_adapt_runner,
     list_leftover_bundles_and_delete_others,
-    list_stored_bundles,
-    plan_time_of_resumable_attempt_ms,
+    list_stored_pass_one_results,
+    plan_time_ms_of_resumable_attempt_or_now,
     scratch_prefix_of_draft_plan,
 )
 from compactor.spark.round.pass_one_tasks import (
@@ -74,9 +74,9 @@ from compactor.spark.round.pass_one_tasks import (
     WrittenSurvivors,
     find_survivors_of_hash_ranges,
     query_bloom_filters,
-    write_survivors,
+    write_surviving_records_of_bundle,
 )
-from compactor.spark.round.rewrite_tasks import GroupRewriteWork, rewrite_group
+from compactor.spark.round.rewrite_tasks import SegmentGroupRewriteWork, rewrite_group
 from compactor.spark.round.segment_index import PassOneSegmentResults
 from compactor.storage.port import ObjectInfo
 from compactor.tier.sidecars import SidecarHead, SidecarStore
@@ -91,7 +91,7 @@ SurvivorLocations = dict[str, ScratchObjectPart | ScratchObject]
 
 
 @dataclass
-class SparkWorker:
+class SparkRoundWorker:
     """RemoteWorker that runs the rounds of one partition on a Spark cluster.
 
     ``find_skippable_clean_segments`` keeps the pass 1 results of dirty segments. When the worker is then called with a plan that these
@@ -109,18 +109,18 @@ class SparkWorker:
     cost: TaskCost = field(default_factory=TaskCost)
     job_listener: JobListener = field(default_factory=JobListener)
     _used: TaskCost = field(default_factory=TaskCost, init=False)
-    _prepared: PreparedPassOneResults | None = field(default=None, init=False)
+    _prepared: KeptPassOneResults | None = field(default=None, init=False)
 
     @cached_property
     def cluster(self) -> SparkCluster:
         """Return the cluster on which the rounds run."""
         return self.open_cluster()
 
-    def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftPlanAtTime) -> int:
+    def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftPlanAtTimeFunction) -> int:
         """Return the time to set as the new plan's time so that results of an interrupted pass 1 can be reused, or ``now_ms`` if there are
         none. ``draft_at``: returns the plan that would be made at a time.
         """
-        return plan_time_of_resumable_attempt_ms(
+        return plan_time_ms_of_resumable_attempt_or_now(
             self.tier.ports.control, self.tier.open_control_log_of_partition(state.topic_partition), state.live, now_ms, draft_at
         )
 
@@ -138,7 +138,7 @@ class SparkWorker:
             jobs.delete_scratch_objects([info.key for info in left])
             return CleanSegmentVerdicts()
         try:
-            self._prepared = index_dirty_and_find_skippable_segments(
+            self._prepared = read_dirty_and_find_skippable_segments(
                 jobs, state, plan_inputs.assessment, sidecars, bloom_filter_usage_of_runs(state.runs), left
             )
         except VersionMismatch:
@@ -156,14 +156,14 @@ class SparkWorker:
                 prepared.jobs.delete_scratch_objects(prepared.scratch_keys)
 
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Run the tasks of a plan that is recorded in the control log, and yield a receipt or failure for each."""
         prepared = None
         if self._prepared is not None and self._prepared.matches_plan(plan):
             prepared, self._prepared = self._prepared, None
         try:
-            yield from _RecordedPlanExecution(self, plan, tasks, session, prepared).run_tasks()
+            yield from _RecordedPlanExecution(self, plan, tasks, session, prepared).run_unfinished_tasks_of_plan()
         except VersionMismatch as error:
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=error.message)
         except GateFailed as refused:
@@ -245,11 +245,11 @@ class _RecordedPlanExecution:
 
     def __init__(
         self,
-        worker: SparkWorker,
+        worker: SparkRoundWorker,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
-        session: RoundWorkerSession,
-        prepared: PreparedPassOneResults | None,
+        session: RoundDriverServicesForWorker,
+        prepared: KeptPassOneResults | None,
     ) -> None:
         self._worker = worker
         self._plan = plan
@@ -271,7 +271,7 @@ class _RecordedPlanExecution:
         """Return whether the dirty range contains any offset."""
         return self._plan.first_dirty_offset < self._plan.end_offset
 
-    def run_tasks(self) -> Iterator[CompactionReceipt | CompactionFailure]:
+    def run_unfinished_tasks_of_plan(self) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Run what an earlier attempt has not finished and yield a receipt or failure for each task."""
         self._require_disk_for_largest_group()
         stored = self._read_stored_survivor_locations()
@@ -285,7 +285,7 @@ class _RecordedPlanExecution:
                 [info.key for info in self._list_bundles_of_earlier_attempts()]
             )  # bundles whose survivors were recorded by one that died then
         items = [
-            GroupRewriteWork(
+            SegmentGroupRewriteWork(
                 task, tuple(by_id[name] for name in task.sources), tuple(stored[name] for name in task.sources), stored.get(GATE_SUMS_NAME)
             )
             # Newest first: of them the most is kept, and tasks that take long are not to be the last.
@@ -306,7 +306,7 @@ class _RecordedPlanExecution:
         for item in self._session.scratch_objects_of_earlier_survivor_scan:
             if is_scratch_object_of_kind(SURVIVORS_PREFIX, item.key):
                 found |= locate_survivors(
-                    item.key, StoredSurvivorLocations.from_arrays(read_arrays_at_object_end(store, item.key, item.size))
+                    item.key, StoredSurvivorLocations.decode_locations_from_arrays(read_arrays_at_object_end(store, item.key, item.size))
                 )
             elif is_scratch_object_of_kind(GATE_SUMS_NAME, item.key):  # else another version's, which says nothing here
                 found[GATE_SUMS_NAME] = item
@@ -341,13 +341,13 @@ class _RecordedPlanExecution:
         found: SurvivorLocations = {}
         stay: Collection[str] = ()
         try:
-            index.index_segments(self._jobs, self._ids_of_segments_needing_keys(sources), {source.id for source in sources})
+            index.read_segment_keys_and_headers(self._jobs, self._ids_of_segments_needing_keys(sources), {source.id for source in sources})
             for gathered in self._find_and_write_survivors(sources, index):
                 written.append(gathered.written)
                 found |= locate_survivors(gathered.written.key, gathered.parts) if gathered.parts else {GATE_SUMS_NAME: gathered.written}
                 self._superseded.update(gathered.superseded)
             stay = [stored.key for stored in written]  # the log may have them from here on, also where an error says that nobody knows
-            self._session.record_survivor_objects(written)
+            self._session.record_scratch_objects_of_survivor_scan(written)
         except (StoreError, OutOfBudget):
             stay = {*stay, *index.scratch_keys, *adopted}
             raise
@@ -362,14 +362,14 @@ class _RecordedPlanExecution:
         or not.
         """
         left = self._list_bundles_of_earlier_attempts()
-        self._jobs = add_matching_leftover_bundles(self._jobs, index, left)
+        self._jobs = add_leftover_bundles_and_adapt_runner(self._jobs, index, left)
         return [info.key for info in left]
 
     def _list_bundles_of_earlier_attempts(self) -> list[ObjectInfo]:
         """Return the stored pass 1 results of all attempts at this plan, from before and after it was recorded in the control log."""
         store = self._worker.tier.ports.control
         places = (self._session.scratch_object_key(""), self._worker.scratch_prefix_of_draft_plan(self._plan, self._session.state))
-        return [info for place in places for info in list_stored_bundles(store, place)]
+        return [info for place in places for info in list_stored_pass_one_results(store, place)]
 
     def _load_sidecars_by_segment_id(self) -> dict[str, Sidecar]:
         """Return the sidecars of segments that are not read: segments that the plan skips, and segments after the plan's range."""
@@ -443,7 +443,7 @@ class HashRangeTask:
 
     def __call__(self, ranges: range) -> Iterator[tuple[int, bytes | TaskOutcome]]:
         pairs: list[tuple[int, bytes]] = []
-        outcome = run_task(-1, lambda cost: pairs.extend(self._answer_hash_ranges(ranges, cost)), self.shared.plan)
+        outcome = run_task(-1, lambda cost: pairs.extend(self._find_survivors_and_sums_of_hash_ranges(ranges, cost)), self.shared.plan)
         places = [*sorted(self.targets.values()), *([self.gate_place] if self.gate_input is not None else [])]
         if outcome.error is not None:
             yield from ((place, outcome) for place in places)
@@ -451,13 +451,13 @@ class HashRangeTask:
         yield places[0], outcome
         yield from pairs
 
-    def _answer_hash_ranges(self, ranges: range, cost: TaskCost) -> Iterator[TargetAndAnswer]:
+    def _find_survivors_and_sums_of_hash_ranges(self, ranges: range, cost: TaskCost) -> Iterator[TargetAndAnswer]:
         """Yield (target index, answer) pairs: row numbers of survivors by bundle, then checksums for the gate (the check of the output)."""
         yield from (
             (self.targets[place], answer) for place, answer in find_survivors_of_hash_ranges(self.shared, ranges, self.range_input, cost)
         )
         if self.gate_input is not None:
-            yield self.gate_place, encode_expected_record_sums(self.shared, ranges, self.gate_input, cost)
+            yield self.gate_place, compute_and_encode_expected_record_sums(self.shared, ranges, self.gate_input, cost)
 
 
 @dataclass(frozen=True)
@@ -484,7 +484,7 @@ class _WriteSurvivorsTask:
             return WrittenSurvivors(write_expected_record_sums(self.shared, what, some, cost))
         if what is None:
             raise CompactorError("answers came for nobody", hint="This is a bug; please report it")
-        return write_survivors(self.shared, what, some, cost)
+        return write_surviving_records_of_bundle(self.shared, what, some, cost)
 
 
 # ---- before the plan: which clean segments need not be read -----------------------------------------------------------------
@@ -495,10 +495,10 @@ class _WriteSurvivorsTask:
 
 
 @dataclass(frozen=True)
-class PreparedPassOneResults:
+class KeptPassOneResults:
     """Pass 1 results of the dirty segments, kept for the plan that follows.
 
-    jobs: job runner with the settings under which ``index`` was made.
+    index: what pass 1 found in the dirty segments. jobs: job runner with the settings under which it was found.
     verdicts: which clean segments the plan can skip.
     leftover_keys: keys of all objects that earlier attempts left, used or not.
     """
@@ -523,14 +523,14 @@ class PreparedPassOneResults:
         return list(dict.fromkeys((*self.leftover_keys, *self.index.scratch_keys)))
 
 
-def index_dirty_and_find_skippable_segments(
+def read_dirty_and_find_skippable_segments(
     jobs: RoundJobRunner,
     state: PartitionState,
     assessment: RoundAssessment[RemoteLogSegmentMetadata],
     sidecars: SidecarStore,
     statistics: BloomFilterUsageStatistics,
     leftovers: Sequence[ObjectInfo],
-) -> PreparedPassOneResults | None:
+) -> KeptPassOneResults | None:
     """Index the dirty segments and decide which clean segments can be skipped.
 
     Return None if no clean segment has a sidecar, because nothing could be skipped then.
@@ -543,13 +543,13 @@ def index_dirty_and_find_skippable_segments(
     if all(heads[segment.id].sidecar is None for segment in assessment.clean):
         return None
     index = PassOneSegmentResults(state.live, {name: head.sidecar for name, head in heads.items() if head.sidecar is not None})
-    jobs = add_matching_leftover_bundles(jobs, index, leftovers)
+    jobs = add_leftover_bundles_and_adapt_runner(jobs, index, leftovers)
     keys = tuple(info.key for info in leftovers)
     try:
         # Where something is dirty, a clean segment without a sidecar is read in any case: its keys now, and not once more for them.
         blind = {segment.id for segment in assessment.clean if segment.id not in index.stand_ins} if assessment.dirty else set()
-        index.index_segments(jobs, blind | {segment.id for segment in assessment.dirty})
-        return PreparedPassOneResults(jobs, index, _find_skippable_clean_segments(jobs, index, assessment, heads, statistics), keys)
+        index.read_segment_keys_and_headers(jobs, blind | {segment.id for segment in assessment.dirty})
+        return KeptPassOneResults(jobs, index, _find_skippable_clean_segments(jobs, index, assessment, heads, statistics), keys)
     except (StoreError, OutOfBudget, Fenced):
         raise
     except BaseException:
@@ -575,7 +575,7 @@ def _find_skippable_clean_segments(
     inspections: dict[str, SegmentReadDecisionFromSidecar] = {}
     for segment in assessment.clean:
         source, verdicts, _ = index.folded[segment.id]
-        why = reason_markers_must_be_read(source.table, verdicts.aborted, verdicts.discardable, now_ms)
+        why = reason_to_read_segment_for_its_markers(source.table, verdicts.aborted, verdicts.discardable, now_ms)
         if why:
             due[segment.id] = why
         inspections[segment.id] = decide_whether_to_read_clean_segment(

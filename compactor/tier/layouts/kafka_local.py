@@ -15,7 +15,7 @@ from typing_extensions import override
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS
 from compactor.storage.port import ObjectStore
-from compactor.tier.names import SegmentObjectNameStem, TopicIdOf, segment_object_name_stem
+from compactor.tier.names import SegmentObjectNameStem, TopicIdOfPartition, segment_object_name_stem
 from compactor.tier.plain import OneObjectPerFileLayout, ParsedFileName
 from compactor.tier.ports import SegmentRef
 
@@ -29,9 +29,9 @@ _FOLDER: Final = re.compile(rf"{LOCAL_TIER_FOLDER}/(.+-\d+)-[A-Za-z0-9_-]{{22}}/
 class KafkaLocalLayout(OneObjectPerFileLayout):
     """SegmentLayout of Kafka's LocalTieredStorage: each file of a segment is one object below ``kafka-tiered-storage/``."""
 
-    required_object_kinds = frozenset(FILE_KINDS) - {"txnindex"}
+    object_kinds_required_for_reading = frozenset(FILE_KINDS) - {"txnindex"}
 
-    def __init__(self, store: ObjectStore, topic_id: TopicIdOf) -> None:
+    def __init__(self, store: ObjectStore, topic_id: TopicIdOfPartition) -> None:
         super().__init__(store)
         self._topic_id = topic_id
 

@@ -14,14 +14,14 @@ from compactor.model.ids import INCARNATION_SUFFIX, TopicPartition
 from compactor.model.segment import FILE_KINDS
 from compactor.storage.port import ObjectStore
 from compactor.tier.names import md5_prefix_bits, segment_object_name_stem
-from compactor.tier.plain import ComposableLayout, ParsedFileName
+from compactor.tier.plain import ComposableLogLayout, ParsedFileName
 from compactor.tier.ports import SegmentRef
 
 _OBJECT: Final = re.compile(rf"(\d{{20}})-([A-Za-z0-9_-]{{22}})\.({'|'.join(FILE_KINDS)})")
 _FOLDER: Final = re.compile(rf"([^/]+-\d+(?:{INCARNATION_SUFFIX})?)/[^/]+")
 
 
-class NativeLayout(ComposableLayout):
+class NativeLayout(ComposableLogLayout):
     """SegmentLayout of compactor-managed tiers: each file of a segment is one object, such as ``orders-0/00000000000000000042-<id>.log``.
 
     entropy_bits: number of binary digits in front of each partition's folder; 0 for none.

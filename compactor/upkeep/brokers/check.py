@@ -13,9 +13,9 @@ from compactor.brokers.conditions import (
     REQUIRED_TOPIC_SETTINGS,
     ClusterDescriptionQueries,
     is_supported_broker_version,
-    topic_setting_problem,
+    topic_setting_refusal_reason,
 )
-from compactor.brokers.metadata_topic.admin import ClusterDescription, MissingPermission, metadata_topic_problem
+from compactor.brokers.metadata_topic.admin import ClusterDescription, MissingPermission, metadata_topic_write_refusal_reason
 from compactor.config.units import count_noun
 from compactor.errors import BadData, CompactorError, StoreError
 from compactor.model.ids import TopicPartition
@@ -40,22 +40,22 @@ class ConfigCheckFinding(NamedTuple):
 
 
 def check_brokers_and_metadata_topic(
-    admin: ClusterDescriptionQueries, bootstrap_servers: str, *, lists_missing_append_right: bool
+    admin: ClusterDescriptionQueries, bootstrap_servers: str, *, reports_missing_append_permission: bool
 ) -> list[ConfigCheckFinding]:
     """Check the brokers and the metadata topic, and return the problems found.
 
     :param bootstrap_servers: addresses of brokers, for messages.
-    :param lists_missing_append_right: whether rounds will be published, so that the permission to append is needed.
+    :param reports_missing_append_permission: whether rounds will be published, so that the permission to append is needed.
     """
     found: list[ConfigCheckFinding] = []
     try:
         cluster = admin.describe_cluster()
         found += _broker_version_and_permission_findings(cluster)
-        topic = admin.describe_metadata_topic(lists_missing_append_right=lists_missing_append_right)
+        topic = admin.describe_metadata_topic(reports_missing_append_permission=reports_missing_append_permission)
     except StoreError as error:
         return [*found, ConfigCheckFinding("error", "brokers", bootstrap_servers, error.message, error.hint)]
     found += _missing_permission_findings(topic.missing_rights)
-    if problem := metadata_topic_problem(topic):
+    if problem := metadata_topic_write_refusal_reason(topic):
         found.append(
             ConfigCheckFinding("error", "metadata-topic", topic.topic, problem, "Segments whose records are lost are lost to brokers, too")
         )
@@ -98,7 +98,11 @@ def _topic_setting_findings(topic: str, settings: Mapping[str, str], cleanup_pol
 
     Two commands could leave the topic with ``delete`` and the default retention of seven days in between, and brokers would delete data.
     """
-    wrong = [one for one in REQUIRED_TOPIC_SETTINGS if one in settings and topic_setting_problem(topic, one, settings[one], cleanup_policy)]
+    wrong = [
+        one
+        for one in REQUIRED_TOPIC_SETTINGS
+        if one in settings and topic_setting_refusal_reason(topic, one, settings[one], cleanup_policy)
+    ]
     alteration = ",".join(f"{setting}={REQUIRED_TOPIC_SETTINGS[setting][0]}" for setting in wrong)
     step = f"kafka-configs --alter --topic {topic} --add-config {alteration}"
     if "compact" in settings.get("cleanup.policy", ""):

@@ -7,14 +7,19 @@ from typing import Protocol
 
 from compactor.access.tier import Tier
 from compactor.brokers.conditions import ClusterDescriptionQueries
-from compactor.brokers.metadata_topic.admin import TopicDescription, metadata_topic_problem
+from compactor.brokers.metadata_topic.admin import TopicDescription, metadata_topic_write_refusal_reason
 from compactor.brokers.metadata_topic.chain import broker_view, offset_gaps
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.control.mirror import segment_from_broker_record
 from compactor.errors import BadData, Refused
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.brokers.doctor import FirstUntieredRecord, PartitionHealthFacts, partition_health_findings
-from compactor.upkeep.brokers.known_problems import HealthFinding, describe_topics, known_kafka_problem_findings, metadata_growth_findings
+from compactor.upkeep.brokers.known_problems import (
+    TierHealthFinding,
+    describe_topics,
+    known_kafka_problem_findings,
+    metadata_growth_findings,
+)
 from compactor.upkeep.brokers.objects import list_partition_objects_and_metadata
 from compactor.views.prices import PriceTable
 
@@ -44,7 +49,7 @@ def find_tier_health_problems(
     prices: PriceTable,
     on_partition: Callable[[], None] = lambda: None,
     expected_topics: Sequence[str] = (),
-) -> list[HealthFinding]:
+) -> list[TierHealthFinding]:
     """Return all findings about these partitions and the cluster. Read-only.
 
     :param expected_topics: topics that should be tiered. Their uploads are examined even if the metadata topic names no segment of theirs.
@@ -54,10 +59,10 @@ def find_tier_health_problems(
     topics = describe_topics(admin, sorted({name.topic for name in partitions} | set(expected_topics)))
     metadata_topic = admin.describe_metadata_topic()
     found = []
-    if problem := metadata_topic_problem(metadata_topic):
+    if problem := metadata_topic_write_refusal_reason(metadata_topic):
         means = "brokers forget segments when they start; consumers are reset, and the objects stay for ever"
         todo = "Set it before a broker starts again; `orphans find` lists what is lost already"
-        found.append(HealthFinding("error", "metadata-topic", "", -1, metadata_topic.topic, problem, means, todo))
+        found.append(TierHealthFinding("error", "metadata-topic", "", -1, metadata_topic.topic, problem, means, todo))
     found += known_kafka_problem_findings(admin.describe_cluster().brokers, topics)
     segments = 0
     for name in partitions:
@@ -69,9 +74,9 @@ def find_tier_health_problems(
             means = "brokers stop reading the metadata topic there, too: the partition's tiered part cannot be read"
             todo = "Ask who wrote it; see docs/broker-tiers.md"
             where = f"{error.segment} at offset {error.offset}"
-            found.append(HealthFinding("error", "unreadable-metadata", name.topic, name.partition, where, error.cause, means, todo))
+            found.append(TierHealthFinding("error", "unreadable-metadata", name.topic, name.partition, where, error.cause, means, todo))
         on_partition()
-    for name in _partitions_without_segments([topics[topic] for topic in expected_topics if topic in topics], partitions):
+    for name in _tiered_partitions_without_segments([topics[topic] for topic in expected_topics if topic in topics], partitions):
         examined = PartitionHealthFacts(
             name, [], _setting_values(topics[name.topic]), *_first_untiered_record_or_problem(admin, name, [], topics)
         )
@@ -87,7 +92,7 @@ def _gather_partition_health_facts(
     missing = [
         tier.ports.layout.object_name(partition, segment_from_broker_record(one), part)
         for one in seen.readable
-        for part in seen.missing_file_kinds_of_segment(one, tier.ports.layout.required_object_kinds)
+        for part in seen.missing_file_kinds_of_segment(one, tier.ports.layout.object_kinds_required_for_reading)
     ]
     oldest_ms = tier.ports.clock_ms() - tier.retention.orphan_age_ms
     orphans = [one.listed for one in seen.orphans if one.listed.modified_ms <= oldest_ms]
@@ -103,7 +108,9 @@ def _gather_partition_health_facts(
     )
 
 
-def _partitions_without_segments(topics: Iterable[TopicDescription], partitions: Sequence[TopicPartition]) -> Iterator[TopicPartition]:
+def _tiered_partitions_without_segments(
+    topics: Iterable[TopicDescription], partitions: Sequence[TopicPartition]
+) -> Iterator[TopicPartition]:
     """Yield the partitions of topics with remote storage for which the metadata topic names no segment.
 
     :param partitions: the partitions for which the metadata topic names a segment.

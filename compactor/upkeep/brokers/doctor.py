@@ -12,7 +12,7 @@ from itertools import takewhile
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import SegmentState
-from compactor.upkeep.brokers.known_problems import HealthFinding
+from compactor.upkeep.brokers.known_problems import TierHealthFinding
 from compactor.views.prices import PriceTable
 from compactor.views.time_formats import count_noun, format_duration, format_size
 
@@ -64,12 +64,12 @@ def newest_tiered_segment(segments: Sequence[RemoteLogSegmentMetadataRecord]) ->
     return max(finished, key=lambda one: one.end_offset, default=None)
 
 
-def partition_health_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> list[HealthFinding]:
+def partition_health_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> list[TierHealthFinding]:
     """Return the findings about the tiered part of a partition. Empty if it has no problem."""
     return [
         *_unfinished_copy_findings(examined, now_ms, prices),
         *_late_upload_findings(examined, now_ms),
-        *_failed_lookup_findings(examined),
+        *_failed_timestamp_lookup_findings(examined),
         *_overdue_deletion_findings(examined, now_ms, prices),
         *_lost_object_findings(examined),
         *_leaked_object_findings(examined, prices),
@@ -83,7 +83,7 @@ def _finding_about_partition(
     evidence_consequence_and_action: tuple[str, str, str],
     stored_bytes: int = 0,
     usd_per_month: float = 0.0,
-) -> HealthFinding:
+) -> TierHealthFinding:
     """Return a finding about a partition.
 
     :param evidence_consequence_and_action: three texts: the evidence, the consequence for consumers, and the recommended action.
@@ -91,7 +91,7 @@ def _finding_about_partition(
     :param usd_per_month: price of these bytes.
     """
     detail, means, todo = evidence_consequence_and_action
-    return HealthFinding(
+    return TierHealthFinding(
         severity,
         finding_kind,
         examined.partition.topic,
@@ -105,7 +105,7 @@ def _finding_about_partition(
     )
 
 
-def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
+def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> Iterator[TierHealthFinding]:
     """Yield at most one finding: that brokers began to copy segments to the tier long ago and never finished (Aiven#820)."""
     begun = [
         one
@@ -134,7 +134,7 @@ def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, price
         )
 
 
-def _late_upload_findings(examined: PartitionHealthFacts, now_ms: int) -> Iterator[HealthFinding]:
+def _late_upload_findings(examined: PartitionHealthFacts, now_ms: int) -> Iterator[TierHealthFinding]:
     """Yield at most one finding. It is about records that should have been tiered long ago (Aiven#699), or about copying being switched off
     for the topic.
     """
@@ -163,7 +163,7 @@ def _late_upload_findings(examined: PartitionHealthFacts, now_ms: int) -> Iterat
     yield _finding_about_partition(examined, "error", "not-tiered", words)
 
 
-def _failed_lookup_findings(examined: PartitionHealthFacts) -> Iterator[HealthFinding]:
+def _failed_timestamp_lookup_findings(examined: PartitionHealthFacts) -> Iterator[TierHealthFinding]:
     """Yield a finding if the leader fails to find records by their time. To find them it reads time indexes in the tier."""
     if examined.lookup_problem:
         words = (
@@ -185,7 +185,7 @@ def _max_copy_lag_ms(settings: Mapping[str, str]) -> int | None:
     return None if lag_ms < 0 else lag_ms
 
 
-def _overdue_deletion_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
+def _overdue_deletion_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> Iterator[TierHealthFinding]:
     """Yield findings for deletions that were begun and not finished, and for segments that retention.ms should have removed."""
     begun = [
         one
@@ -228,7 +228,7 @@ def _join_first_few(texts: Sequence[str]) -> str:
     return ", ".join(texts[:_FEW]) + " ..." * (len(texts) > _FEW)
 
 
-def _lost_object_findings(examined: PartitionHealthFacts) -> Iterator[HealthFinding]:
+def _lost_object_findings(examined: PartitionHealthFacts) -> Iterator[TierHealthFinding]:
     """Yield findings for missing objects of readable segments and for offsets that no readable segment holds."""
     if examined.missing:
         words = (
@@ -247,7 +247,7 @@ def _lost_object_findings(examined: PartitionHealthFacts) -> Iterator[HealthFind
         yield _finding_about_partition(examined, "error", "gap", words)
 
 
-def _leaked_object_findings(examined: PartitionHealthFacts, prices: PriceTable) -> Iterator[HealthFinding]:
+def _leaked_object_findings(examined: PartitionHealthFacts, prices: PriceTable) -> Iterator[TierHealthFinding]:
     """Yield a finding if the store has objects that no metadata names (orphans)."""
     if examined.orphans:
         usd = prices.price_of_storage_usd_per_month(examined.orphan_bytes)

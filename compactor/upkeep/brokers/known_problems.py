@@ -24,7 +24,7 @@ _IMMEDIATE_LAG = {"remote.copy.lag.ms": "0", "remote.copy.lag.bytes": "-1"}
 
 
 @dataclass(frozen=True)
-class HealthFinding:
+class TierHealthFinding:
     """Harm to tiered data that has happened or that a broker version or setting will cause.
 
     severity: error (data is or will be lost), warning (it costs, or becomes an error) or note.
@@ -59,7 +59,7 @@ def describe_topics(admin: ClusterDescriptionQueries, topics: Sequence[str]) -> 
     return found
 
 
-def known_kafka_problem_findings(brokers: Sequence[BrokerDescription], topics: Mapping[str, TopicDescription]) -> list[HealthFinding]:
+def known_kafka_problem_findings(brokers: Sequence[BrokerDescription], topics: Mapping[str, TopicDescription]) -> list[TierHealthFinding]:
     """Return findings about broker versions, broker settings and topic settings that will damage tiered data."""
     return [
         *_size_retention_findings(brokers, topics.values()),
@@ -68,7 +68,7 @@ def known_kafka_problem_findings(brokers: Sequence[BrokerDescription], topics: M
     ]
 
 
-def metadata_growth_findings(metadata_topic: TopicDescription, segment_count: int) -> list[HealthFinding]:
+def metadata_growth_findings(metadata_topic: TopicDescription, segment_count: int) -> list[TierHealthFinding]:
     """Return a finding if the metadata topic has grown so much that brokers start slowly, else an empty list.
 
     :param segment_count: number of segments that the metadata names now, in all states.
@@ -87,10 +87,10 @@ def metadata_growth_findings(metadata_topic: TopicDescription, segment_count: in
         "Restart brokers one at a time and wait for their metadata; use larger segments; when compacting, limit records with "
         "[publish] metadata_records_per_hour"
     )
-    return [HealthFinding("warning", "metadata-growth", "", -1, metadata_topic.topic, detail, means, todo)]
+    return [TierHealthFinding("warning", "metadata-growth", "", -1, metadata_topic.topic, detail, means, todo)]
 
 
-def _size_retention_findings(brokers: Sequence[BrokerDescription], topics: Iterable[TopicDescription]) -> Iterator[HealthFinding]:
+def _size_retention_findings(brokers: Sequence[BrokerDescription], topics: Iterable[TopicDescription]) -> Iterator[TierHealthFinding]:
     """Yield a finding for each topic whose retention.bytes makes a newly elected leader delete too much (KAFKA-20732)."""
     unfixed = sorted({one.version or "unknown" for one in brokers if version_tuple(one.version) < FIRST_WITH_SIZE_FIX})
     for topic in topics if unfixed else ():
@@ -106,10 +106,10 @@ def _size_retention_findings(brokers: Sequence[BrokerDescription], topics: Itera
             "Upgrade to 4.3.2, 4.4 or newer (older branches: see their release notes; brokers do not report their patch version), or "
             f"until then: kafka-configs --alter --topic {topic.topic} --add-config retention.bytes=-1"
         )
-        yield HealthFinding("warning", "size-retention", topic.topic, -1, "retention.bytes", detail, means, todo)
+        yield TierHealthFinding("warning", "size-retention", topic.topic, -1, "retention.bytes", detail, means, todo)
 
 
-def _last_tiered_offset_fetch_findings(brokers: Sequence[BrokerDescription]) -> Iterator[HealthFinding]:
+def _last_tiered_offset_fetch_findings(brokers: Sequence[BrokerDescription]) -> Iterator[TierHealthFinding]:
     """Yield at most one finding. It lists the brokers that build new replicas from the newest tiered segment (KIP-1023)."""
     enabled = [one.id for one in brokers if one.takes_last_tiered]
     if not enabled:
@@ -121,10 +121,10 @@ def _last_tiered_offset_fetch_findings(brokers: Sequence[BrokerDescription]) -> 
         " until the leader's local retention passes; compaction never replaces that segment"
     )
     todo = "Set it alike on all brokers" if others else "Nothing; keep local.retention as large as what consumers at the end read"
-    yield HealthFinding("warning" if others else "note", "last-tiered", "", -1, LAST_TIERED_SETTING, detail, means, todo)
+    yield TierHealthFinding("warning" if others else "note", "last-tiered", "", -1, LAST_TIERED_SETTING, detail, means, todo)
 
 
-def _delayed_upload_findings(topics: Iterable[TopicDescription]) -> Iterator[HealthFinding]:
+def _delayed_upload_findings(topics: Iterable[TopicDescription]) -> Iterator[TierHealthFinding]:
     """Yield a finding for each topic whose settings delay the upload of closed segments (KIP-1241)."""
     for topic in topics:
         found = {name: topic.settings[name].value for name in COPY_LAG_SETTINGS if name in topic.settings}
@@ -134,7 +134,7 @@ def _delayed_upload_findings(topics: Iterable[TopicDescription]) -> Iterator[Hea
         detail = ", ".join(f"{name} is {value}" for name, value in found.items())
         means = "tiered records are older by that time: compaction, exports and readers of the tier alone see them later"
         todo = "Nothing if that is meant; otherwise remove the setting, or count it in when a maximum compaction lag is promised"
-        yield HealthFinding("note", "copy-lag", topic.topic, -1, "remote.copy.lag.ms", detail, means, todo)
+        yield TierHealthFinding("note", "copy-lag", topic.topic, -1, "remote.copy.lag.ms", detail, means, todo)
 
 
 def version_tuple(version: str) -> tuple[int, ...]:

@@ -145,11 +145,11 @@ def broker_tier_finding_of_kind(finding_kind: str, partition: TopicPartition, ob
 
 
 MAX_TRANSACTIONS_SHOWN = 3
-OnBytes = Callable[[int], None]
+OnSegmentBytesChecked = Callable[[int], None]
 
 
 def verify_broker_partition(
-    tier: Tier, partition: TopicPartition, on_bytes: OnBytes = lambda size: None, *, fast: bool
+    tier: Tier, partition: TopicPartition, on_bytes: OnSegmentBytesChecked = lambda size: None, *, skips_segment_contents: bool
 ) -> list[BrokerTierFinding]:
     """Return all problems of a partition of a broker-managed tier.
 
@@ -163,15 +163,15 @@ def verify_broker_partition(
     except BadData as error:
         return [broker_tier_finding_of_kind("unreadable-metadata", partition, f"{error.segment} at offset {error.offset}", error.cause)]
     found = [
-        *_metadata_findings(tier, partition, seen),
+        *_metadata_topic_findings(tier, partition, seen),
         *_unknown_object_findings(tier, partition, seen),
         *_abandoned_upload_findings(tier, partition),
     ]
-    check = _SegmentChecker(tier, partition)
+    check = _SegmentContentChecker(tier, partition)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=spool_folder_of_this_process(tier.state_dir)) as scratch:
         for record in seen.readable:
             problems = list(_segment_object_findings(tier, partition, seen, record))
-            if not problems and not fast:
+            if not problems and not skips_segment_contents:
                 problems = check.download_and_check_segment(record, Path(scratch))
             if problems and _was_segment_deleted_meanwhile(tier, partition, record):
                 continue
@@ -187,7 +187,7 @@ def _was_segment_deleted_meanwhile(tier: Tier, partition: TopicPartition, record
     return now is None or now.state is not SegmentState.COPY_SEGMENT_FINISHED
 
 
-def _metadata_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjectsAndMetadata) -> Iterator[BrokerTierFinding]:
+def _metadata_topic_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjectsAndMetadata) -> Iterator[BrokerTierFinding]:
     """Yield a finding for each problem that the metadata topic alone shows, without listing or reading objects."""
     cache = objects.folded.cache
     view = broker_view(cache, partition)
@@ -240,7 +240,7 @@ def _segment_object_findings(
 ) -> Iterator[BrokerTierFinding]:
     """Yield a finding for each object of a readable segment that is absent, has another size than recorded or cannot be read."""
     layout, segment = tier.ports.layout, segment_from_broker_record(record)
-    missing = objects.missing_file_kinds_of_segment(record, layout.required_object_kinds)
+    missing = objects.missing_file_kinds_of_segment(record, layout.object_kinds_required_for_reading)
     for part in missing:
         yield broker_tier_finding_of_kind(
             "missing", partition, layout.object_name(partition, segment, part), f"it is not in the store (segment {record.id})"
@@ -257,7 +257,7 @@ def _segment_object_findings(
 
 
 @dataclass
-class _SegmentChecker:
+class _SegmentContentChecker:
     """Checker of the contents of a partition's segments. They are passed in ascending order, because a transaction may begin in one
     segment and be aborted in a later one.
     """

@@ -28,7 +28,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.round.drive import scratch_key_prefix
 from compactor.storage.versions import read_only_stores_of_old_object_versions
 from compactor.tier.ports import ListedObject
-from compactor.tier.sidecars import segment_id_in_sidecar_key, sidecar_prefix
+from compactor.tier.sidecars import segment_id_in_sidecar_key, sidecar_key_prefix
 from compactor.upkeep.erasure.holders import (
     ANY_KEY,
     ErasureRules,
@@ -41,7 +41,7 @@ from compactor.upkeep.erasure.holders import (
     group_records_by_segment_and_key,
     newest_committed_record_by_key_number,
 )
-from compactor.upkeep.retire import read_grace_start_ms_by_slot
+from compactor.upkeep.retire import read_grace_start_ms_by_control_log_slot
 from compactor.views.search import RecordSearch
 
 MAX_POSITION = 2**62
@@ -74,11 +74,11 @@ def survey_objects_holding_keys(tier: Tier, partition: TopicPartition, request: 
     Raises StoreError, OutOfBudget; BadData if the control log or the brokers' metadata is damaged, or a live object is missing.
     """
 
-    def search_current_state() -> PartitionKeySearchResult:
+    def search_keys_in_current_state() -> PartitionKeySearchResult:
         log = tier.open_control_log_of_partition(partition)
-        return _KeySearch(tier, log, log.refresh_and_check_gaps(), request).search_partition()
+        return _KeySearch(tier, log, log.refresh_and_check_gaps(), request).search_partition_for_keys()
 
-    return retry_if_object_missing(partition, search_current_state)
+    return retry_if_object_missing(partition, search_keys_in_current_state)
 
 
 @dataclass
@@ -100,10 +100,10 @@ class _KeySearch:
     def partition(self) -> TopicPartition:
         return self.state.topic_partition
 
-    def search_partition(self) -> PartitionKeySearchResult:
+    def search_partition_for_keys(self) -> PartitionKeySearchResult:
         filtered = self._search_live_segments_and_count_skipped()
-        self._search_replaced_segments(read_grace_start_ms_by_slot(self.tier.ports, self.log) if self.state.waiting else {})
-        self._search_unknown_objects(list(self.tier.ports.layout.list_objects(self.partition)))
+        self._search_replaced_segments(read_grace_start_ms_by_control_log_slot(self.tier.ports, self.log) if self.state.waiting else {})
+        self._search_objects_not_in_control_log(list(self.tier.ports.layout.list_objects(self.partition)))
         self._search_old_object_versions()
         self._search_for_stored_key_hashes()
         self._add_untiered_records_to_unsearched_places()
@@ -132,7 +132,9 @@ class _KeySearch:
             if segment.id in ruled_out:
                 continue
             try:
-                found += group_records_by_segment_and_key(searcher.find_records([segment], keys=self.question.keys), self.question.keys)
+                found += group_records_by_segment_and_key(
+                    searcher.find_records_by_key_or_offset([segment], keys=self.question.keys), self.question.keys
+                )
             except BadData as error:
                 self._search_segment(self.tier, segment, KeyHoldingObjectState.LIVE, f"the next round ({error.cause})")
         latest = newest_committed_record_by_key_number(found)
@@ -167,21 +169,21 @@ class _KeySearch:
         if not self.question.by_filters or not self.tier.kind.compacts:
             return set()
         sidecars = self.tier.open_sidecar_store(self.partition)
-        hashes = hash_keys_for_filters(self.question.keys, sidecars.hash_key)
+        hashes = hash_keys_for_bloom_filters(self.question.keys, sidecars.hash_key)
         met, _ = sidecars.find_segments_that_may_hold_keys([segment.id for segment in self.state.live], lambda: [hashes])
         return {segment.id for segment in self.state.live if segment.id not in met}
 
-    def _search_replaced_segments(self, slot_times_ms: Mapping[int, int]) -> None:
+    def _search_replaced_segments(self, record_time_ms_by_slot: Mapping[int, int]) -> None:
         """Search the segments that readers no longer use and that are not deleted yet."""
         now, retention = self.question.now_ms, self.tier.retention
         for group in self.state.waiting:
             state = KeyHoldingObjectState.UNDONE if group.undone else KeyHoldingObjectState.REPLACED
-            until = grace.earliest_deletion_time_ms(group, retention, slot_times_ms, now)
+            until = grace.earliest_deletion_time_ms(group, retention, record_time_ms_by_slot, now)
             waits_for = NEXT_RETIRE if until <= now else f"its grace, then {NEXT_RETIRE[4:]}"
             for segment in group.segments:
                 for one in self._search_segment(self.tier, segment, state, waits_for, until, group.run_id):
                     if not group.undone:
-                        removal = KeyRemovalRound(str(self.partition), group.run_id, slot_times_ms.get(group.slot, now))
+                        removal = KeyRemovalRound(str(self.partition), group.run_id, record_time_ms_by_slot.get(group.slot, now))
                         self.removals.setdefault(one.key, {})[group.run_id] = removal
         for segment in self.state.retiring:
             self._search_segment(self.tier, segment, KeyHoldingObjectState.RETIRING, NEXT_RETIRE)
@@ -192,7 +194,7 @@ class _KeySearch:
 
     # --- segments that the fold does not know ---
 
-    def _search_unknown_objects(self, listed: Sequence[ListedObject]) -> None:
+    def _search_objects_not_in_control_log(self, listed: Sequence[ListedObject]) -> None:
         state = self.state
         known = {segment.id for segment in (*state.live, *state.retiring)}
         known |= {receipt.segment.id for receipt in state.intent.receipts} if state.intent else set()
@@ -203,7 +205,7 @@ class _KeySearch:
         }
         for item in listed:
             if item.kind == "log" and item.segment_id not in known:
-                why, waits_for, until = self._state_of_unknown_object(item, theirs)
+                why, waits_for, until = self._state_of_object_not_in_control_log(item, theirs)
                 segment = theirs.get(item.segment_id) or _segment_metadata_of_object(item)
                 self._search_segment(self.tier, segment, why, waits_for, until, object_name=item.key)
         strangers = [item.key for item in listed if not item.segment_id]
@@ -211,7 +213,7 @@ class _KeySearch:
             what = f"{len(strangers)} objects among those of {self.partition}, {strangers[0]} for one"
             self.not_covered.append(UnsearchedKeyLocation(what, "they do not have the name of a segment, so that their content is unknown"))
 
-    def _state_of_unknown_object(
+    def _state_of_object_not_in_control_log(
         self, unknown_object: ListedObject, broker_segments: Mapping[str, RemoteLogSegmentMetadata]
     ) -> StateAndWhatItWaitsFor:
         """Return three values for an object that the control log does not mention: its state, what it waits for, and the earliest time at
@@ -259,7 +261,7 @@ class _KeySearch:
         holding = {holder.segment: holder for holder in self.holders if holder.has_found_record}
         known = ordering.segment_ids_with_possible_objects(state)
         sidecars = self.tier.open_sidecar_store(self.partition)
-        listed = list(control.list(sidecar_prefix(self.log.prefix)))
+        listed = list(control.list(sidecar_key_prefix(self.log.prefix)))
         inherited = self._ids_of_segments_with_inherited_filter(
             {segment_id_in_sidecar_key(info.key) for info in listed} & known - holding.keys()
         )
@@ -295,7 +297,7 @@ class _KeySearch:
         if whole is None:
             return True
         return whole.filter is not None and bool(
-            whole.filter.flag_possibly_contained_key_hashes(hash_keys_for_filters(self.question.keys, sidecars.hash_key)).any()
+            whole.filter.flag_possibly_contained_key_hashes(hash_keys_for_bloom_filters(self.question.keys, sidecars.hash_key)).any()
         )
 
     def _add_untiered_records_to_unsearched_places(self) -> None:
@@ -324,7 +326,7 @@ class _KeySearch:
         try:
             whole = segment.model_copy(update={"end_offset": MAX_POSITION})
             found = group_records_by_segment_and_key(
-                self._create_searcher(tier).find_records([whole], keys=self.question.keys), self.question.keys
+                self._create_searcher(tier).find_records_by_key_or_offset([whole], keys=self.question.keys), self.question.keys
             )
         except NotFound:
             return []
@@ -359,10 +361,12 @@ class _KeySearch:
         )  # fmt: skip
 
     def _add_key_hash_object_to_search_result(
-        self, key: str, size: int, state: KeyHoldingObjectState, waits_for: str, until_ms: int | None = None
+        self, object_key: str, size: int, state: KeyHoldingObjectState, waits_for: str, until_ms: int | None = None
     ) -> None:
         self.holders.append(
-            ObjectHoldingRecordKey(str(self.partition), f"control: {key}", state, ANY_KEY, "keyed hash", waits_for, until_ms, bytes=size)
+            ObjectHoldingRecordKey(
+                str(self.partition), f"control: {object_key}", state, ANY_KEY, "keyed hash", waits_for, until_ms, bytes=size
+            )
         )
 
     def _create_searcher(self, tier: Tier) -> RecordSearch:
@@ -374,7 +378,7 @@ class _KeySearch:
         self.question.on_bytes(size)
 
 
-def hash_keys_for_filters(keys: Sequence[bytes], hash_key: bytes) -> Hashes:
+def hash_keys_for_bloom_filters(keys: Sequence[bytes], hash_key: bytes) -> Hashes:
     """Return the hashes of the keys as Bloom filters use them.
 
     :param hash_key: the tier's secret hash key.

@@ -22,7 +22,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import PUBLISHING, RoundStatus
 from compactor.outputs.pinterest_names import GenerationStepLog
-from compactor.round.compaction import AssessRound
+from compactor.round.compaction import RoundAssessmentFunction
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.storage.factory import open_store
 from compactor.tier.kinds import pinterest_object_keys
@@ -35,7 +35,7 @@ from compactor.upkeep.erasure.holders import (
     UnsearchedKeyLocation,
 )
 from compactor.upkeep.erasure.partition import RECORD, KeySearchRequest, survey_objects_holding_keys
-from compactor.upkeep.retire import STORES_OWN, GraceClock, retire_partition
+from compactor.upkeep.retire import STORES_OWN, GraceClock, retire_replaced_segments_and_orphans
 from compactor.upkeep.uploads import LEAST_AGE_MS, find_unfinished_uploads
 from compactor.views.time_formats import count_noun, format_iso_time, format_size
 
@@ -168,10 +168,10 @@ def _deleted_topics_that_may_hold_keys(tier: Tier, partitions: Sequence[TopicPar
 def _key_holding_files_in_iceberg_table(tier: Tier, topic: str, request: KeySearchRequest) -> Iterator[ObjectHoldingRecordKey]:
     """Yield the data files with the keys in the topic's Iceberg table, each with the snapshots that have to expire."""
     require_pip_extra("iceberg", "[outputs.iceberg]")
-    from compactor.outputs.iceberg import find_files_with_keys
+    from compactor.outputs.iceberg import find_iceberg_files_with_record_keys
 
     try:
-        found = find_files_with_keys(tier, topic, request.keys)
+        found = find_iceberg_files_with_record_keys(tier, topic, request.keys)
     except CompactorError as error:
         yield ObjectHoldingRecordKey(
             topic, "the Iceberg table", KeyHoldingObjectState.TABLE, ANY_KEY, "unknown", f"it cannot be read: {error.message}"
@@ -212,7 +212,7 @@ def _key_holding_objects_in_pinterest_output(
 # --- bringing it forward ---
 
 
-def expedite_erasure(
+def run_rounds_and_retire_to_erase_keys(
     tier: Tier, survey: PartitionKeySearchResult, request: KeySearchRequest, *, shorten_grace: bool, report_step: Callable[[str], None]
 ) -> PartitionKeySearchResult:
     """Run rounds over the segments that contain the keys, until they make no more progress. Then run `retire`, which deletes replaced
@@ -237,7 +237,7 @@ def expedite_erasure(
     return replace(survey_objects_holding_keys(tier, survey.partition, request), removals=survey.removals)
 
 
-def create_round_assessor_including_segments(segment_ids: frozenset[str]) -> AssessRound:
+def create_round_assessor_including_segments(segment_ids: frozenset[str]) -> RoundAssessmentFunction:
     """Return a function that assesses which segments the next round must read. It adds the segments with these ids to those that any round
     would read, if they lie below the round's end offset. If it adds any, the round is due.
     """
@@ -258,11 +258,14 @@ def create_round_assessor_including_segments(segment_ids: frozenset[str]) -> Ass
 def _run_round_to_erase_keys(tier: Tier, survey: PartitionKeySearchResult, now_ms: int, report_step: Callable[[str], None]) -> bool:
     """Run one round over the segments that contain the keys. Return whether it published new segments."""
     name = survey.partition
-    log, hint = tier.open_control_log_of_partition(name, leads=True), tier.control_log_change_notifier.latest_change_hint_number(name)
+    log, hint = (
+        tier.open_control_log_of_partition(name, caller_runs_round=True),
+        tier.control_log_change_notifier.latest_control_log_change_hint_number(name),
+    )
     report = create_round(tier, name, now_ms, assess_with=create_round_assessor_including_segments(survey.movable)).execute_round(log)
     tier.control_log_change_notifier.cache_control_log_state_locally(log, hint)
     if report.status in PUBLISHING:
-        tier.control_log_change_notifier.publish_control_log_changes([log])
+        tier.control_log_change_notifier.announce_changed_control_logs([log])
         report_step(
             f"{name}: {report.status}, {count_noun(report.records_read, 'record')} -> {report.records_kept:,}, "
             f"clean up to {report.next_dirty_offset}"
@@ -275,16 +278,16 @@ def _run_round_to_erase_keys(tier: Tier, survey: PartitionKeySearchResult, now_m
 def _retire_replaced_segments(
     tier: Tier, survey: PartitionKeySearchResult, now_ms: int, *, shorten_grace: bool, report_step: Callable[[str], None]
 ) -> None:
-    log = tier.open_control_log_of_partition(survey.partition, leads=True)
+    log = tier.open_control_log_of_partition(survey.partition, caller_runs_round=True)
     clock = STORES_OWN
     if shorten_grace:
         kept = [grace_period_ms(group, tier.retention) for group in log.refresh().waiting]
         ahead = max(kept, default=0) + tier.retention.grace_ms + 1
         clock = GraceClock(tier.ports.control.clock_ms() + ahead, forced=True, spares_young=True)
-    report = retire_partition(
+    report = retire_replaced_segments_and_orphans(
         tier.ports, log, tier.lease, tier.retention, clock=clock, round_steps=create_round(tier, survey.partition, now_ms)
     )
-    tier.control_log_change_notifier.save_last_record_numbers_of_control_logs([log])
+    tier.control_log_change_notifier.save_last_record_numbers_in_catalog([log])
     if report.deleted or report.swept:
         early = ", grace cut short" if shorten_grace else ""
         objects = count_noun(len(report.deleted) + len(report.swept), "object")

@@ -78,14 +78,14 @@ class ChunkIndex:
         stored = self.lengths[1 if last else 0] if self.fixed else self.lengths[chunk_number]
         return StoredChunk(start, size, self._stored_chunk_start_byte(chunk_number), stored)
 
-    def chunk_numbers(self, start_byte: int, end_byte: int) -> range:
+    def chunk_numbers_of_byte_range(self, start_byte: int, end_byte: int) -> range:
         """Return the numbers of the chunks that hold bytes [start_byte, end_byte) of the log. The range must not be empty."""
         return range(start_byte // self.chunk_size, -(-end_byte // self.chunk_size))
 
-    def require_uncompressed_chunks(self, overhead: int) -> None:
+    def require_uncompressed_chunks(self, encryption_overhead_bytes: int) -> None:
         """Raise InvalidAivenDataError unless every chunk is stored with its own size plus ``overhead``, as in an uncompressed log."""
-        full = self.chunk_size + overhead
-        last = self.file_size - (self.chunk_count - 1) * self.chunk_size + overhead
+        full = self.chunk_size + encryption_overhead_bytes
+        last = self.file_size - (self.chunk_count - 1) * self.chunk_size + encryption_overhead_bytes
         expected = (full, last) if self.fixed else (full,) * (self.chunk_count - 1) + (last,)
         if self.chunk_count and self.lengths != expected:
             raise InvalidAivenDataError("the lengths of chunks do not fit a log that is not compressed")
@@ -111,11 +111,11 @@ class ChunkIndex:
         return {"type": "variable", **common, "transformedChunks": base64.b64encode(packed).decode()}
 
 
-def chunk_index_of_uncompressed_log(chunk_size: int, file_size: int, overhead: int) -> ChunkIndex:
+def chunk_index_of_uncompressed_log(chunk_size: int, file_size: int, encryption_overhead_bytes: int) -> ChunkIndex:
     """Return the chunk index of an uncompressed log. overhead: bytes that encryption adds to each chunk."""
     count = -(-file_size // chunk_size)
     last = file_size - (count - 1) * chunk_size if count else 0
-    return ChunkIndex(chunk_size, file_size, (chunk_size + overhead, last + overhead), fixed=True)
+    return ChunkIndex(chunk_size, file_size, (chunk_size + encryption_overhead_bytes, last + encryption_overhead_bytes), fixed=True)
 
 
 def chunk_index_of_compressed_log(chunk_size: int, file_size: int, lengths: Sequence[int]) -> ChunkIndex:
@@ -151,7 +151,7 @@ def decode_chunk_sizes(data: bytes) -> tuple[int, ...]:
         raise InvalidAivenDataError("the list of chunks is cut off") from None
 
 
-def decode_chunk_lengths(encoded_lengths: str) -> tuple[int, ...]:
+def decode_transformed_chunks_field(encoded_lengths: str) -> tuple[int, ...]:
     """Decode Aiven's field ``transformedChunks``: base64 of a zstd frame that holds chunk sizes in the encoding of ``encode_chunk_sizes``.
     Raises InvalidAivenDataError.
     """

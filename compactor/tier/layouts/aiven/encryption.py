@@ -77,8 +77,8 @@ class PrivateKeyRing:
     :param files: key pair id -> PEM file of the private key (PKCS#8).
     """
 
-    def __init__(self, files: Mapping[str, str]) -> None:
-        self._files = files
+    def __init__(self, pem_file_by_key_pair_id: Mapping[str, str]) -> None:
+        self._files = pem_file_by_key_pair_id
         self._keys: dict[str, RsaKey] = {}
         self._lock = threading.Lock()
 
@@ -106,7 +106,7 @@ class PrivateKeyRing:
             raise _private_key_mismatch_error(pair, self._files[pair])
         return SegmentCipher(data_key, base64.b64decode(key.aad))
 
-    def derive_segment_key(self, key_pair_id: str, segment_id: str, digest: bytes) -> SegmentCipherAndWrappedKey:
+    def derive_segment_key(self, key_pair_id: str, segment_id: str, chunks_digest: bytes) -> SegmentCipherAndWrappedKey:
         """Return a segment's cipher and wrapped data key, derived from its content. Raises UsageError if the key pair is missing.
 
         :param key_pair_id: id of the key pair that wraps the segment's data key.
@@ -119,7 +119,7 @@ class PrivateKeyRing:
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
         secret = private.d.to_bytes((int(private.n).bit_length() + 7) // 8, "big")
-        info = b"\0".join((_HKDF_PURPOSE, key_pair_id.encode(), segment_id.encode(), digest))
+        info = b"\0".join((_HKDF_PURPOSE, key_pair_id.encode(), segment_id.encode(), chunks_digest))
         derived = HKDF(SHA512(), DATA_KEY_BYTES + AAD_BYTES + _SEED_BYTES, salt=None, info=info).derive(secret)
         data_key, aad, seed = derived[:DATA_KEY_BYTES], derived[DATA_KEY_BYTES : DATA_KEY_BYTES + AAD_BYTES], derived[-_SEED_BYTES:]
         wrapped = PKCS1_OAEP.new(private.public_key(), SHA3_512, randfunc=lambda size: seed[:size]).encrypt(data_key)

@@ -53,7 +53,7 @@ from compactor.tier.layouts.aiven.manifest import (
     segment_metadata_for_manifest,
 )
 from compactor.tier.layouts.aiven.transform import ENCRYPTION_OVERHEAD, IV_BYTES, TAG_BYTES, ChunkCipher, compress_chunk, decode_chunk
-from compactor.tier.names import SegmentObjectNameStem, TopicIdOf, segment_object_name_stem
+from compactor.tier.names import SegmentObjectNameStem, TopicIdOfPartition, segment_object_name_stem
 from compactor.tier.ports import ContentConflictOrEmpty, ListedObject, SegmentRef, TransferredBytes, WholeLogUploadLayout
 
 _T = TypeVar("_T")
@@ -85,7 +85,7 @@ class AivenObjectKeys:
     """Builder and parser of the object keys of segments under one key prefix."""
 
     prefix: str
-    topic_id: TopicIdOf
+    topic_id: TopicIdOfPartition
 
     def partition_folder(self, partition: TopicPartition) -> str:
         """Return the key prefix of a partition's objects. It ends in a slash, so that partition 1 is not a prefix of partition 10."""
@@ -310,7 +310,7 @@ class OpenedSegment:
 class AivenLayout(WholeLogUploadLayout):
     """SegmentLayout of Aiven's plug-in. Thread-safe if the store is. Caches a few manifests, which never change."""
 
-    def __init__(self, store: ObjectStore, topic_id: TopicIdOf, settings: AivenSettings) -> None:
+    def __init__(self, store: ObjectStore, topic_id: TopicIdOfPartition, settings: AivenSettings) -> None:
         """Set up the layout. Raises UsageError if the key prefix is not valid in an object store."""
         if settings.key_prefix and (fault := object_key_problem(f"{settings.key_prefix}x")):
             raise UsageError(f"no object can have the key_prefix {settings.key_prefix!r} under [tier.aiven]: it {fault}")
@@ -326,7 +326,7 @@ class AivenLayout(WholeLogUploadLayout):
         return self._store.url
 
     @property
-    def required_object_kinds(self) -> frozenset[str]:
+    def object_kinds_required_for_reading(self) -> frozenset[str]:
         return frozenset(SUFFIXES)
 
     def partition_folder(self, partition: TopicPartition) -> str:
@@ -396,7 +396,7 @@ class AivenLayout(WholeLogUploadLayout):
         """
         try:
             opened_segment = self._read_manifest_and_unwrap_key(partition, segment)
-            self._require_object_sizes(partition, segment, opened_segment)
+            self._require_recorded_sizes(partition, segment, opened_segment)
             for kind, recorded in segment.files.items():
                 if recorded.sha256 and self._sha256_of_stored_file(partition, segment, opened_segment, kind) != recorded.sha256:
                     return f"the {kind} in {self.object_name(partition, segment, kind)} has another digest than was recorded"
@@ -484,7 +484,7 @@ class AivenLayout(WholeLogUploadLayout):
         if not manifest.compressed and not opened_segment.cipher:
             data = self._read_exactly(key, start_byte, end_byte - start_byte, is_end_of_object=end_byte == chunks.file_size)
             return FetchedFilePart(data, len(data))
-        wanted = [chunks.stored_chunk(number) for number in chunks.chunk_numbers(start_byte, end_byte)]
+        wanted = [chunks.stored_chunk(number) for number in chunks.chunk_numbers_of_byte_range(start_byte, end_byte)]
         first, last = wanted[0], wanted[-1]
         size = last.stored_start + last.stored_size - first.stored_start
         stored = self._read_exactly(key, first.stored_start, size, is_end_of_object=end_byte == chunks.file_size)
@@ -543,7 +543,7 @@ class AivenLayout(WholeLogUploadLayout):
         """Return bytes [start_byte, end_byte) of the plain log and the number of bytes transferred; read once more if they are corrupt."""
         return self._retry_corrupt_read(lambda: self._read_log_bytes(opened_segment, start_byte, end_byte))
 
-    def _require_object_sizes(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened_segment: OpenedSegment) -> None:
+    def _require_recorded_sizes(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened_segment: OpenedSegment) -> None:
         """Raise NotFound or BadData if an object is absent or has another size than recorded."""
         manifest = opened_segment.manifest
         remote = self._store.head(self._keys.object_key(partition, segment, MANIFEST)).size

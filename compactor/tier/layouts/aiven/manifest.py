@@ -21,8 +21,8 @@ from compactor.tier.layouts.aiven.chunk_index import (
     InvalidAivenDataError,
     StoredBytePosition,
     StoredBytes,
-    decode_chunk_lengths,
     decode_strict_base64,
+    decode_transformed_chunks_field,
 )
 from compactor.tier.layouts.aiven.transform import ENCRYPTION_OVERHEAD
 
@@ -109,7 +109,7 @@ class SegmentManifest:
         required = ("version", "chunkIndex", "segmentIndexes", "compression")
         _require_exact_fields("the manifest", document, required, ("encryption", "remoteLogSegmentMetadata"))
         key = _read_wrapped_segment_key(document["encryption"]) if document.get("encryption") is not None else None
-        chunks = _read_chunk_index(_require_object_field(document, "chunkIndex"))
+        chunks = _read_chunk_index(_read_json_object_field(document, "chunkIndex"))
         compressed = document["compression"]
         if not isinstance(compressed, bool):
             raise InvalidAivenDataError("compression is neither true nor false")
@@ -117,7 +117,7 @@ class SegmentManifest:
         if not compressed:
             chunks.require_uncompressed_chunks(overhead)
         about = document.get("remoteLogSegmentMetadata")
-        spans = _read_index_file_ranges(_require_object_field(document, "segmentIndexes"), overhead)
+        spans = _read_index_file_ranges(_read_json_object_field(document, "segmentIndexes"), overhead)
         return SegmentManifest(chunks, spans, compressed, key, about if isinstance(about, dict) else {})
 
     def require_manifest_of_segment(self, partition: TopicPartition, topic_id: TopicId, segment: RemoteLogSegmentMetadata) -> None:
@@ -129,7 +129,7 @@ class SegmentManifest:
         own = segment_metadata_for_manifest(partition, topic_id, segment)
         ours = dict(_flatten_json_fields(own))
         for path, value in _flatten_json_fields(self.about):
-            if path in _IDENTIFYING and value != ours[path] and not _is_end_offset_field_above(path, value, segment.end_offset):
+            if path in _IDENTIFYING and value != ours[path] and not _is_greater_end_offset_field(path, value, segment.end_offset):
                 raise InvalidAivenDataError(f"it is another segment's: {'.'.join(path)} is {value!r}, not {ours[path]!r}")
 
 
@@ -146,7 +146,7 @@ _IDENTIFYING: Final = frozenset(
 )
 
 
-def _is_end_offset_field_above(path: JsonPath, value: Any, end_offset: int) -> bool:
+def _is_greater_end_offset_field(path: JsonPath, value: Any, end_offset: int) -> bool:
     return path == ("endOffset",) and isinstance(value, int) and value > end_offset
 
 
@@ -209,7 +209,7 @@ def _require_exact_fields(object_name: str, table: Mapping[str, Any], required: 
             raise InvalidAivenDataError(f"{object_name} has an unknown field {name!r}")
 
 
-def _require_object_field(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _read_json_object_field(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = document[name]
     if not isinstance(value, dict):
         raise InvalidAivenDataError(f"{name} is no object")
@@ -237,7 +237,7 @@ def _read_chunk_index(table: Mapping[str, Any]) -> ChunkIndex:
         lengths = (_read_int32_field(table, "transformedChunkSize"), _read_int32_field(table, "finalTransformedChunkSize"))
     elif table.get("type") == "variable":
         _require_exact_fields("chunkIndex", table, (*common, "transformedChunks"))
-        lengths = decode_chunk_lengths(_read_text_field(table, "transformedChunks"))  # type: ignore[assignment]
+        lengths = decode_transformed_chunks_field(_read_text_field(table, "transformedChunks"))  # type: ignore[assignment]
     else:
         raise InvalidAivenDataError(f"the chunk index is of an unknown type {table.get('type')!r}")
     return ChunkIndex(
@@ -245,16 +245,16 @@ def _read_chunk_index(table: Mapping[str, Any]) -> ChunkIndex:
     )
 
 
-def _read_index_file_ranges(table: Mapping[str, Any], overhead: int) -> dict[str, IndexFileRange]:
+def _read_index_file_ranges(table: Mapping[str, Any], encryption_overhead_bytes: int) -> dict[str, IndexFileRange]:
     _require_exact_fields("segmentIndexes", table, tuple(_INDEX_NAMES.values()))
     found: dict[str, IndexFileRange] = {}
     for kind, name in _INDEX_NAMES.items():
         if table[name] is None and kind == OPTIONAL_KIND:
             continue
-        entry = _require_object_field(table, name)
+        entry = _read_json_object_field(table, name)
         _require_exact_fields(name, entry, ("position", "size"))
         found[kind] = IndexFileRange(_read_int32_field(entry, "position"), _read_int32_field(entry, "size"))
-        if 0 < found[kind].size <= overhead:
+        if 0 < found[kind].size <= encryption_overhead_bytes:
             raise InvalidAivenDataError(f"the {kind} is too short to be encrypted")
     if any(behind.position != before.end for before, behind in pairwise([IndexFileRange(0, 0), *found.values()])):
         raise InvalidAivenDataError("the index files do not follow each other")

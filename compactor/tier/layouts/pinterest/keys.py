@@ -47,7 +47,7 @@ class PinterestObjectKeys:
         """Return the key of a segment's file. base_offset: the segment's first offset."""
         return self.partition_folder(partition) + file_name(base_offset, file_kind)
 
-    def partition_of_key(self, key: str) -> TopicPartition | None:
+    def partition_of_object_key(self, key: str) -> TopicPartition | None:
         """Return the partition in whose folder an object lies, or None if it is not of this cluster."""
         folder, _, _ = key.rpartition("/")
         try:

@@ -50,7 +50,7 @@ class PinterestLayout(OneObjectPerFileLayout):
 
     @override
     def partition_name_in_object_key(self, key: str) -> str:
-        return str(self._keys.partition_of_key(key) or "")
+        return str(self._keys.partition_of_object_key(key) or "")
 
     @override
     def list_objects(self, partition: TopicPartition) -> Iterator[ListedObject]:

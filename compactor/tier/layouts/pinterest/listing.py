@@ -97,7 +97,7 @@ class OpenTransactionsAtSegmentEnd:
     size: int
     first_offsets: Mapping[int, int]
 
-    def is_at_end_of_segment(self, segment: RemoteLogSegmentMetadata) -> bool:
+    def is_transaction_state_of_segment_end(self, segment: RemoteLogSegmentMetadata) -> bool:
         """Return whether these are the open transactions at the end of the given segment."""
         return (segment.start_offset, segment.size_bytes) == (self.base, self.size)
 
@@ -123,7 +123,7 @@ class ListedTier:
         for info in self.store.list(prefix):
             at, _, file = info.key.rpartition("/")
             if at != folder:
-                folder, named = at, self.keys.partition_of_key(info.key)
+                folder, named = at, self.keys.partition_of_object_key(info.key)
             if named and (known := parse_file_name(file)) and known[1] == "log":
                 found.add(named)
         return sorted(found)
