@@ -187,8 +187,8 @@ def _flag_batches_with_wanted_hash_prefixes(
 ) -> None:
     """Set ``found`` to True for each batch that has one of the ``wanted`` hash prefixes.
 
-    pieces: hash prefixes of all batches, one batch after another.
-    keys: number of entries of ``pieces`` per batch.
+    batch_prefixes: hash prefixes of all batches, one batch after another.
+    prefix_counts: number of entries of ``batch_prefixes`` per batch.
     wanted: the hash prefixes to find, ascending.
     bitmap: scratch space of 2^``bits`` bits, all zero. With it, a single bit test rejects most entries that are not wanted.
     found: one flag per batch, all False before the call.

@@ -39,7 +39,7 @@ class FilterDesign:
 
 def false_positive_rate_per_key(probed_keys: int, useless_read_probability: float = USELESS_RATE) -> float:
     """Return the false positive rate per key at which looking up ``probed_keys`` absent keys gives at least one false positive with
-    probability ``useless_rate``.
+    probability ``useless_read_probability``.
     """
     return -math.expm1(math.log1p(-useless_read_probability) / max(1, probed_keys))
 
@@ -63,11 +63,11 @@ def is_filter_worthwhile(
 ) -> bool:
     """Return whether a filter is expected to save more bytes in one round than it costs: the filter is written once and fetched once.
 
-    The saving is the download of the segment, which is not needed if the segment contains no dirty key (probability ``skip_rate``) and the
-    filter shows that. Further savings, by smaller rewrites and in later rounds, are not counted.
+    The saving is the download of the segment, which is not needed if the segment contains no dirty key (probability ``segment_skip_rate``)
+    and the filter shows that. Further savings, by smaller rewrites and in later rounds, are not counted.
 
     :param filter_bytes: size of the filter in bytes.
-    :param rate: probability of a false positive per key.
+    :param false_positive_rate: probability of a false positive per key.
     :param probed_keys: number of dirty keys that are looked up in a round.
     """
     return segment_bytes * segment_skip_rate * (1 - useless_read_probability_of_filter(false_positive_rate, probed_keys)) > 2 * filter_bytes
@@ -86,8 +86,8 @@ def design_filter_if_worthwhile(
     more than it saves or exceed ``max_bytes``.
 
     :param probed_keys: number of keys that a later round is expected to look up.
-    :param skip_rate: expected share of segments without any dirty key.
-    :param useless_rate: share of the segments without a dirty key that may be downloaded in vain.
+    :param segment_skip_rate: expected share of segments without any dirty key.
+    :param max_useless_read_rate: share of the segments without a dirty key that may be downloaded in vain.
     :param max_bytes: largest size of a filter; None for no limit.
     """
     if key_count <= 0:

@@ -44,7 +44,7 @@ class TierMetadataSource:
     def list_topic_partitions(self, read_catalog: Callable[[], CatalogState]) -> list[TopicPartition]:
         """Return the tier's partitions, ascending.
 
-        :param catalog: reads the catalog; called only if the partitions are recorded there.
+        :param read_catalog: reads the catalog; called only if the partitions are recorded there.
         """
         return read_catalog().topic_partitions
 

@@ -35,7 +35,7 @@ def open_reader_of_live_segments(
 
     :param state: state of the partition, which names the live segments.
     :param budget: disk budget for the copies.
-    :param folder_prefix: prefix of the folder's name.
+    :param local_copy_folder_prefix: prefix of the folder's name.
     """
     return open_live_segment_reader(
         tier.ports, tier.cleaner_settings_for_topic(state.topic), tier.state_dir, state, budget, local_copy_folder_prefix
@@ -48,7 +48,7 @@ def open_reader_of_given_segments(
     """Return a context manager that provides a reader of these segments of a partition. Its copies on the local disk have a disk budget of
     their own, of the size that the settings allow, and are removed at the end of the ``with`` block.
 
-    :param folder_prefix: prefix of the name of the folder with the copies.
+    :param local_copy_folder_prefix: prefix of the name of the folder with the copies.
     """
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     budget = DiskBudget(disk_budget_bytes(cleaner, tier.state_dir))

@@ -93,7 +93,7 @@ class TierIdentity:
     def read_or_create_catalog(self, hash_key_of_new_tier: bytes = b"") -> CatalogState:
         """Create the tier's identity if there is none, and return the catalog (state of the tier-wide log).
 
-        :param hash_key: the secret hash key for a tier that is created; a random one if empty. An existing tier keeps its key.
+        :param hash_key_of_new_tier: the secret hash key for a tier that is created; a random one if empty. An existing tier keeps its key.
         :raises UsageError: if the data belong to another tier, or if tiers of this kind are never written.
         """
         tier = self.settings.tier
@@ -231,7 +231,7 @@ class ControlLogChangeNotifier:
         """Record in the tier-wide log that `retire` found nothing to delete in these partitions, and until when that holds. Store errors
         are ignored.
 
-        :param inspections: result by ``topic-partition``.
+        :param result_by_control_log_name: result by ``topic-partition``.
         """
         with suppress(StoreError):
             record_partitions_with_nothing_to_delete(self.catalog, result_by_control_log_name)
@@ -409,8 +409,8 @@ class Tier:
 
         The catalog records how many records the log has at least. Reading a shorter log raises an error, because records were lost.
 
-        :param leads: whether the caller runs a round. A round sees only the control log, because it records the brokers' changes there
-            itself. For all other callers the state also contains the brokers' changes that the log does not contain yet.
+        :param caller_runs_round: whether the caller runs a round. A round sees only the control log, because it records the brokers'
+            changes there itself. For all other callers the state also contains the brokers' changes that the log does not contain yet.
         """
         view = None if caller_runs_round else self.metadata.make_converter_of_log_to_reader_state(partition)
         log = open_control_log_of_partition(

@@ -70,7 +70,7 @@ AGENT_JOURNAL = ServiceEventLogger(logging.getLogger(__name__))
 
 
 class AgentClusterQueries(Protocol):
-    """Cluster queries that the agent needs. Implemented by ``metadata_topic.leaders.KafkaAgentClusterQueries``. Every method raises
+    """Cluster queries that the agent needs. Implemented by ``metadata_topic.leaders.AgentClusterQueriesOverKafka``. Every method raises
     StoreError if the cluster refuses the request or does not answer it.
     """
 

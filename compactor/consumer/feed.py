@@ -129,7 +129,7 @@ class TierPrefetcher:
     ) -> None:
         """Start to read a partition from the end of ``consumed_history``. Items of an earlier start are dropped.
 
-        :param incarnation: the partition under the topic id to read.
+        :param partition_with_topic_id: the partition under the topic id to read.
         :param consumed_history: what was read of the partition before.
         :param ignore_latest_only: read every record, even if ``latest_only`` is set.
         :param end_offset: offset at which reading ends, exclusive.

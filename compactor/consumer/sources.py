@@ -446,7 +446,7 @@ class TierAndBrokerReader:
     ) -> None:
         """Decide where to continue after the broker was found not to hold the position.
 
-        :param agreed_offset: the broker's log was truncated and holds what was read up to this offset; None if it was not truncated.
+        :param truncation_offset: the broker's log was truncated and holds what was read up to this offset; None if it was not truncated.
         """
         topic_id, bounds = broker.topic_id(partition.partition), broker.log_start_and_end_offset(partition.partition)
         self._schedule_partition_retry(partition)

@@ -253,8 +253,8 @@ class ControlLog(Generic[S]):
         return f"{self.prefix}/{object_kind}/{number:020d}.json"
 
     def reload_from_snapshot(self) -> S:
-        """Read the log again, beginning with its snapshot, and return the state. The snapshot states the modification times of records that
-        were deleted since, which an older state in memory does not have.
+        """Read the log again, beginning with its snapshot, and return the state. The snapshot keeps the modification times of log records
+        that are deleted by now. A state that was loaded before the snapshot was written does not have them.
         """
         self._reset_to_snapshot()
         self._apply_records_up_to_log_end(None)
@@ -311,7 +311,7 @@ class ControlLog(Generic[S]):
         )
 
     def has_min_new_records(self, min_new_record_count: int) -> bool:
-        """Return whether at least ``slot_count`` records were added to the log after the present state. Makes one request."""
+        """Return whether at least ``min_new_record_count`` records were added to the log after the present state. Makes one request."""
         return self._read_object(self.control_record_object_key(self.state.slot + min_new_record_count)) is not None
 
     def last_slot_if_stored_else_zero(self) -> int:

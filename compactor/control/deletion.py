@@ -58,7 +58,7 @@ def delete_partition(
 
 
 def raise_log_start(leadership: Leadership, choose_offset: Callable[[PartitionState], int | None]) -> PartitionState:
-    """Raise the log start to the offset that ``choose_offset`` returns, and return the state in which it has this value.
+    """Raise the log start to the offset that ``choose_offset`` returns, remove the segments wholly below it, and return the new state.
 
     :param choose_offset: called with the latest state, and again after each change. Returns the new log start, or None to leave it where it
         is.

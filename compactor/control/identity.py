@@ -88,7 +88,7 @@ class DataRootOwnershipCheckByTierId:
 
         A root without an id gets this tier's id if the catalog names every segment in it.
 
-        :param is_recheck: check again even if the check has passed before.
+        :param repeat_if_passed_before: check again even if the check has passed before.
         """
         if not self.ours or (self._asked and not repeat_if_passed_before):
             return

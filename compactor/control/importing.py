@@ -39,7 +39,7 @@ def register_import(
     """Register an import and its segment ids, under which objects may be uploaded from then on. Return the resulting state. All ids must be
     new (``ports.new_id``).
 
-    :param require_match: called with the state to which the registration is added; raises if the import does not match it.
+    :param require_state_matches_import: called with the state to which the registration is added; raises if the import does not match it.
 
     Raises BadData if an ordering rule refuses the registration, and Unavailable if the log grew so much that the import may have been
     voided already.

@@ -58,8 +58,8 @@ class LeaderStepCounter:
     """Whether a heartbeat object may exist. A short round writes none."""
 
     def should_send_heartbeat(self, max_heartbeats_without_step: int) -> bool:
-        """Return whether to send the next heartbeat: False after more than ``max_without_step`` heartbeats without a step of work between
-        them. Called once per heartbeat.
+        """Return whether to send the next heartbeat: False after more than ``max_heartbeats_without_step`` heartbeats without a step of
+        work between them. Called once per heartbeat.
         """
         self.heartbeats_without_step = 0 if self.steps != self.steps_at_last_heartbeat else self.heartbeats_without_step + 1
         self.steps_at_last_heartbeat = self.steps

@@ -100,9 +100,7 @@ def check_truncation_above_log_start(state: PartitionState, record: ControlRecor
 
 
 def check_broker_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return a message that a log start reported by brokers is not above the one recorded before, or an empty string. Requires an offset
-    above the highest one recorded.
-    """
+    """Return why a log start that brokers reported has no effect, or an empty string. Requires an offset above the highest one recorded."""
     known = state.broker_log_start
     return "" if record.body.offset > known else f"brokers have reported the log start {known} already"
 

@@ -274,10 +274,10 @@ def move_queued_change_hints_into_catalog(catalog: CatalogLog) -> HintCount:
 
 
 def _has_change_hint_after(state: CatalogState, name: str, partition_log_slot: int, after_catalog_slot: int) -> bool:
-    """Return whether the tier-wide log already has a newer hint that this partition's control log has reached ``slot``.
+    """Return whether the tier-wide log already has a newer hint that this partition's control log has reached ``partition_log_slot``.
 
-    :param slot: position in the partition's control log.
-    :param after_slot: position in the tier-wide log; only hints after it count.
+    :param partition_log_slot: position in the partition's control log.
+    :param after_catalog_slot: position in the tier-wide log; only hints after it count.
     """
     return state.partitions.get(name, 0) > after_catalog_slot and state.reached.get(name, 0) >= partition_log_slot
 

@@ -80,7 +80,7 @@ class EnvironmentPorts:
     def require_data_root_ownership(self, *, repeat_if_passed_before: bool = False) -> None:
         """Raise UsageError if the data root belongs to another tier (control.identity). Called before anything is written or swept.
 
-        :param is_recheck: check again even if the check has passed before.
+        :param repeat_if_passed_before: check again even if the check has passed before.
         """
         if self.ownership is not None:
             self.ownership.require_data_root_owned_by_this_tier(self, repeat_if_passed_before=repeat_if_passed_before)

@@ -142,7 +142,7 @@ def publish_round(
         on_begun()
 
     def append_round_published_record(unpublished_segment_ids: Collection[str]) -> None:
-        """Append *round published* without the replacements in ``unpublished``, whose sources brokers have deleted."""
+        """Append *round published* without the replacements in ``unpublished_segment_ids``, whose sources brokers have deleted."""
         body = _build_round_published_record(leadership, intent, replacements, unpublished_segment_ids, expired, outcome)
         leadership.append_record(body, lambda state: was_round_published(state, run_id))
 
@@ -170,7 +170,7 @@ def _build_round_published_record(
 ) -> RoundPublished:
     """Return the *round published* record of an intent, whose replacements leave out the groups whose sources brokers have deleted.
 
-    :param unpublished: ids of new segments that are not published, because brokers had deleted their sources.
+    :param unpublished_segment_ids: ids of new segments that are not published, because brokers had deleted their sources.
     :param expired: cache of the segments that brokers have expired.
     :param outcome: status and figures for the run history.
     """

@@ -220,9 +220,10 @@ class PartitionDeleted(LeaderRecord):
 class LogStartRaised(LeaderRecord):
     """Record: readers begin at ``offset`` from here on, because retention or a person has deleted the records below it.
 
-    offset: the new log start, at most the tier's end offset + 1.
-    ids: the live segments wholly below it, without the newest segment. They wait for grace and cannot be restored.
-    removed, content: digest sums of the batches of these segments, and of all batches that stay in the view; None if one segment has no
+    offset: the new log start, at most one above the last offset in the tier.
+    ids: the live segments wholly below it; the newest segment is never among them. They are deleted after the grace period, and cannot be
+        restored.
+    removed, content: digest sums of the batches of these segments, and of all batches that readers still see; None if one segment has no
         recorded sum.
     """
 

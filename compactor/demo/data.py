@@ -73,8 +73,8 @@ class _LogDirectoryWriter:
     def append_batch(self, data: bytes, record_count: int, segment_file_mtime_ms: int) -> None:
         """Append a serialized batch to the log. If it does not fit into the current segment, write that segment and begin a new one first.
 
-        :param records: number of records in the batch.
-        :param timestamp: modification time, in milliseconds, for the file of a segment that is written.
+        :param record_count: number of records in the batch.
+        :param segment_file_mtime_ms: modification time, in milliseconds, for the file of a segment that is written.
         """
         if self._size + len(data) > self.segment_bytes:
             self.roll_segment(segment_file_mtime_ms)
@@ -90,7 +90,7 @@ class _LogDirectoryWriter:
     def roll_segment(self, segment_file_mtime_ms: int) -> None:
         """Write the batches of the current segment to a file, if there are any, and begin a new segment.
 
-        :param timestamp: modification time of the file, in milliseconds.
+        :param segment_file_mtime_ms: modification time of the file, in milliseconds.
         """
         if self._parts:
             path = self.folder / f"{self._base:020d}.log"
@@ -181,7 +181,7 @@ class CustomersTable:
     ) -> RecordToEncode:
         """Return the record of the next change of a row.
 
-        :param versions: how often each row was changed, by key. Changed in place.
+        :param change_count_by_key: how often each row was changed, by key. Changed in place.
         :param key: number of the row.
         :param random_fraction: a random number from 0 to 1. Below ``_DELETES``, the change deletes the row, if it exists.
         """

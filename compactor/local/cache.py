@@ -103,8 +103,8 @@ class LocalState:
     def bind_to_tier(self, tier_id: str, *, is_from_diverged_copy: bool = False) -> None:
         """Bind the cache to the tier with this id, whose data it holds from now on. Content of another tier is deleted.
 
-        :param has_diverged: whether the cache was filled from a copy of this tier whose control records differ; then all content is
-            deleted, too.
+        :param is_from_diverged_copy: whether the cache was filled from a copy of this tier whose control records differ; then all content
+            is deleted, too.
         """
         meta = self._read_cache_header()
         if meta is not None and (is_from_diverged_copy or meta.tier_id != tier_id):

@@ -185,7 +185,7 @@ class StagingFolder:
         """Provide a ``with`` block with a reservation of disk space. Waits until ``size_bytes`` bytes are free.
 
         :param work_name: name of the work that needs the space, for messages.
-        :param files: files that must not be deleted from the cache during the block; files that are not cached are ignored.
+        :param files_to_pin: files that must not be deleted from the cache during the block; files that are not cached are ignored.
         :raises OutOfBudget: if the whole budget is smaller than ``size_bytes``.
         """
         here = [self._kept[wanted.cache_key][1] for wanted in files_to_pin if wanted.cache_key in self._kept]

@@ -86,7 +86,7 @@ class DataFileWriter(Protocol):
     def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> ShareOfKeysCheckedUnique:
         """Write data files, and return which share (0 to 1) of their keys was checked to be unique in the partition.
 
-        :param written: receives each file as soon as it is complete; None for a slice without rows.
+        :param out_files_by_slice: receives each file as soon as it is complete; None for a slice without rows.
         :raises BadData: if a key occurs twice. :raises LogChanged: if the log was truncated meanwhile.
         :raises StoreError: if a store fails.
         """
@@ -98,7 +98,7 @@ class LocalDataFileWriter:
     def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> ShareOfKeysCheckedUnique:
         """Write data files one after the other, and return which share (0 to 1) of their keys was checked to be unique in the partition.
 
-        :param written: receives each file as soon as it is complete; None for a slice without rows.
+        :param out_files_by_slice: receives each file as soon as it is complete; None for a slice without rows.
         :raises BadData: if a key occurs twice. :raises LogChanged: if the log was truncated meanwhile.
         :raises StoreError: if a store fails.
         """

@@ -216,7 +216,9 @@ def _open_segments(tier: Tier, state: PartitionState, options: GenerationWriteOp
 
 @dataclass(frozen=True)
 class _GenerationWriter:
-    """Writer that makes one attempt to bring a partition's generation up to one published state."""
+    """Writer that makes one attempt to bring the current generation (a complete compacted copy of a partition) up to one published state,
+    or to write a new generation.
+    """
 
     tier: Tier
     target: GenerationTarget

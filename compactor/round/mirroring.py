@@ -108,8 +108,8 @@ def raise_if_newest_segment_contradicts_lineage(
 ) -> None:
     """Raise BadData if the newest segment's leader-epoch-checkpoint contradicts the lineage that the segments' metadata gives.
 
-    This happens if an unclean election discarded tiered data, and no segment reaches beyond the end of the older epoch. Metadata alone then
-    does not show which of two segments belongs to the log.
+    This happens after an unclean election discarded tiered data, while no newer segment extends past the discarded ones. Metadata alone
+    then does not show which of two segments belongs to the log.
 
     :param lineage_from_metadata: lineage from the metadata of all segments.
     """

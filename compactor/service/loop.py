@@ -84,7 +84,7 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
         self._done.put(None)
 
     def process_ended_jobs(self, max_wait_s: float | None) -> None:
-        """Wait until a job ends, at most ``wait_s`` seconds (None: without limit), and process the results of all jobs that have ended.
+        """Wait until a job ends, at most ``max_wait_s`` seconds (None: without limit), and process the results of all jobs that have ended.
         Returns early if a stop, a scan or new settings are requested.
         """
         try:

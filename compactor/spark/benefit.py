@@ -36,7 +36,7 @@ def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_ben
     """Return whether a full round over the partition is worth running, and why. If the benefit cannot be estimated, because a sidecar is
     missing, a round is worth running if any segment is dirty.
 
-    :param min_benefit: least number of bytes that a round must be expected to save; 0 accepts every round.
+    :param min_benefit_bytes: least number of bytes that a round must be expected to save; 0 accepts every round.
     :raises StoreError: if sidecars cannot be read.
     """
     cleaner = tier.cleaner_settings_for_topic(state.topic)

@@ -211,7 +211,7 @@ def recompact_partitions(
 
     :param now_ms: the cleaner's clock in milliseconds since the epoch.
     :param cost: the cost of all tasks is added to it.
-    :param min_benefit: least number of bytes that a round must be expected to save; 0 accepts every partition.
+    :param min_benefit_bytes: least number of bytes that a round must be expected to save; 0 accepts every partition.
     """
     from compactor.spark.round.shared_jobs import SharedJobRunner
 
@@ -284,7 +284,7 @@ def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit_
 
     :param config: path of the configuration file.
     :param topics: regular expression that must match the whole topic name.
-    :param min_benefit: least number of bytes that a round must be expected to save; 0 accepts every partition.
+    :param min_benefit_bytes: least number of bytes that a round must be expected to save; 0 accepts every partition.
     :param now_ms: the cleaner's clock in milliseconds since the epoch; None means the store's clock.
     """
     from compactor.spark.cluster.executor import TaskCost

@@ -62,7 +62,7 @@ class SparkTaskDataFileWriter:
     def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> ShareOfKeysCheckedUnique:
         """Write data files in Spark tasks, and return which share (0 to 1) of their keys was checked to be unique in the partition.
 
-        :param written: receives the files that were written; None for a slice without rows.
+        :param out_files_by_slice: receives the files that were written; None for a slice without rows.
         :raises BadData: if a key occurs twice. :raises LogChanged: if the log was truncated meanwhile.
         :raises StoreError: if a store fails. :raises Unavailable: if Spark aborts the job.
         """

@@ -516,7 +516,7 @@ def _epoch_ms(moment: datetime) -> int:
 def request_kind_for_metering(method: str, url: str, *, is_copy: bool = False) -> str:
     """Return the kind under which a request is counted: get, list, head, put, copy, multipart or delete.
 
-    :param copies: whether the request copies bytes of an object.
+    :param is_copy: whether the request copies bytes of an object.
     """
     if method == "GET":
         return "list" if "comp=list" in url else "head" if "restype=" in url else "get"

@@ -32,7 +32,7 @@ class StoreOptions:
     def create_retrier(self, max_wait_for_first_answer_s: float) -> Retrier:
         """Return the retrier for requests to a server.
 
-        :param first_answer_s: longest wait for the server's first answer to this process, in seconds.
+        :param max_wait_for_first_answer_s: longest wait for the server's first answer to this process, in seconds.
         """
         policy = (self.retries or RetrySettings()).model_copy(update={"first_answer_s": max_wait_for_first_answer_s})
 

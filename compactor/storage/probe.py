@@ -131,7 +131,7 @@ def _ignored_create_if_absent_finding(store: ObjectStore, kind: str, detail: str
 def find_unsafe_concurrent_creates(
     store: ObjectStore, prefix: str, threads: int = PROBE_THREADS, race_count: int = PROBE_ROUNDS
 ) -> list[StoreFinding]:
-    """Let ``threads`` writers create one key at once, ``rounds`` times. Return an empty list if each race had exactly one winner whose
+    """Let ``threads`` writers create one key at once, ``race_count`` times. Return an empty list if each race had exactly one winner whose
     content was stored, otherwise a list with one finding.
 
     A store that passes gets a marker object. If the marker exists, no races are run; only ``find_ignored_create_if_absent`` is repeated,

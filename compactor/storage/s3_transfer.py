@@ -100,7 +100,7 @@ def _fetch_range(
 
     :param path: path of the file, for messages.
     :param descriptor: the open file.
-    :param file_start: position in the object of the file's first byte.
+    :param object_position_of_file_start: position in the object of the file's first byte.
     :param etag: the only version that may be read; empty for any. Raises Unavailable if the object has another one.
     :param stop: event that ends the attempts when it is set, because another range has failed.
     """

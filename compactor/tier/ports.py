@@ -201,7 +201,7 @@ class SegmentPublisher(Protocol):
 
         May be called again when the number of records is known more exactly.
 
-        :param records: number of metadata records that the round will write.
+        :param record_count: number of metadata records that the round will write.
         :param max_records_per_hour: cap for all partitions together; 0 for no cap.
         """
 

@@ -68,12 +68,12 @@ def _read_checkpointed_offset(partition_dir: Path, partition: TopicPartition, fi
 def require_not_compacted_beyond(
     partition: TopicPartition, continuation_offset: int, first_uncleaned_offset: int, *, cleaned_by: str, source_name: str
 ) -> None:
-    """Raise BadData if a log was compacted beyond ``position``, because deleted keys could then come back.
+    """Raise BadData if a log was compacted beyond ``continuation_offset``, because deleted keys could then come back.
 
-    :param position: offset at which the log is to continue the tier: the tier's end + 1, or where its end is cut; 0 for an empty tier, in
-        which no value can come back.
+    :param continuation_offset: offset at which the log is to continue the tier: the tier's end + 1, or where its end is cut; 0 for an empty
+        tier, in which no value can come back.
     :param first_uncleaned_offset: first offset of the log that was not compacted.
-    :param cleaner: what compacted the log, for the message.
+    :param cleaned_by: what compacted the log, for the message.
     :param source_name: the file or tier that states ``first_uncleaned_offset``, for the message.
     """
     if 0 < continuation_offset < first_uncleaned_offset:

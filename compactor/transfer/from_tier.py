@@ -40,7 +40,7 @@ MOST_AT_ONCE = 1 << 30
 def partitions_to_import(source: Tier, topic_regex: str | None) -> list[TopicPartition]:
     """Return the partitions of the other tier whose topics match an expression.
 
-    :param topics: a regular expression for whole topic names; None for all. Raises UsageError if it is invalid.
+    :param topic_regex: a regular expression for whole topic names; None for all. Raises UsageError if it is invalid.
     """
     wanted = topic_name_filter(topic_regex)
     return [name for name in source.list_partitions_in_latest_incarnation() if wanted(name)]

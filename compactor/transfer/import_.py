@@ -213,7 +213,7 @@ class _DirectoryImport:
         return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
 
     def _add_files_staged_for_deletion(self, listing: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
-        """Return the listing with the files staged for deletion between the tier's end (after the cut, if any) and the live log."""
+        """Return the listing plus the files renamed for deletion between the tier's end (or where it will be cut) and the live log."""
         if not self.options.live:
             return listing
         position = state.end_offset + 1 if diverged is None else min(diverged.offset, state.end_offset + 1)
@@ -346,7 +346,7 @@ class _DirectoryImport:
         return lineage, end
 
     def _require_log_uncleaned_by_broker_beyond(self, offset: int) -> None:
-        """Raise BadData if the broker's cleaner has cleaned beyond ``position``, the offset where the directory would continue the tier."""
+        """Raise BadData if the broker's cleaner has cleaned beyond ``offset``, the offset where the directory would continue the tier."""
         cleaned = read_broker_cleaner_offset(self.log_dir, self.partition)
         if self.cleaned is None or cleaned > self.cleaned:
             where = str(self.log_dir.parent / CLEANED)

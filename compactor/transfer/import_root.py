@@ -74,9 +74,9 @@ def partition_of_directory(log_dir: Path) -> TopicPartition | None:
 
 
 def topic_name_filter(topic_regex: str | None) -> Callable[[TopicPartition], bool]:
-    """Return a function that tells whether a partition's topic matches ``topics``. Raises UsageError for an invalid expression.
+    """Return a function that tells whether a partition's topic matches ``topic_regex``. Raises UsageError for an invalid expression.
 
-    :param topics: a regular expression for whole topic names; None for all.
+    :param topic_regex: a regular expression for whole topic names; None for all.
     """
     try:
         wanted = re.compile(topic_regex) if topic_regex is not None else None
@@ -92,7 +92,7 @@ def list_partition_directories(root: Path, topic_regex: str | None = None) -> li
 
     Directories that a broker is creating or deleting have other names and are left out.
 
-    :param topics: a regular expression for whole topic names; None for all. Raises UsageError if it is invalid.
+    :param topic_regex: a regular expression for whole topic names; None for all. Raises UsageError if it is invalid.
     """
     wanted = topic_name_filter(topic_regex)
     found = [(name, path) for path in root.iterdir() if (name := partition_of_directory(path)) is not None and path.is_dir()]

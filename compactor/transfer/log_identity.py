@@ -198,7 +198,8 @@ class MatchedDirectory(StrictFrozenModel):
 
 
 class MatchedDirectoryStore:
-    """Store of the directory that was compared last for each partition: one small file per partition in ``state_dir``.
+    """Store that remembers for each partition the log directory whose records were last found equal to the tier's: one small file per
+    partition in ``state_dir``.
 
     If a file is lost or cannot be read, records are compared again.
     """

@@ -110,7 +110,7 @@ class SegmentListing:
 def list_log_segments(log_dir: Path, *, is_written_by_broker: bool) -> SegmentListing:
     """List the segments of a log directory.
 
-    :param is_live: leave out the newest segment, which a broker still writes.
+    :param is_written_by_broker: leave out the newest segment, which a broker still writes.
     :raises UsageError: if it is not a log directory. Raises BadData for impossible names.
     """
     bases = list_segment_base_offsets(log_dir, is_written_by_broker=is_written_by_broker)
@@ -138,8 +138,8 @@ def read_file_into_memory(path: Path) -> Bytes:
 def open_listed_segments(listing: SegmentListing, policy: CleanerPolicy, *, is_written_by_broker: bool) -> list[SourceSegment]:
     """Open the listed segments, each with its bytes and its batch table. Raises BadData, OSError.
 
-    :param is_live: whether a broker writes to the log. If so, files are read into memory, except those staged for deletion; if not, all
-        files are memory-mapped.
+    :param is_written_by_broker: whether a broker writes to the log. If so, files are read into memory, except those staged for deletion; if
+        not, all files are memory-mapped.
     """
     following = zip(listing.bases, (*listing.bases, listing.end)[1:], strict=True)
     staged = [listing.staged[base].open_segment(listing.log_dir, end, policy) for base, end in following if base in listing.staged]
@@ -200,8 +200,8 @@ def listing_with_files_staged_for_deletion(
 
 
 def describe_refused_staged_files(reason_by_base_offset: Mapping[int, str]) -> list[str]:
-    """Return a sentence for people about each staged file that is not imported, with the reason. ``refusals``: the reasons, by base
-    offset.
+    """Return a sentence for people about each staged file that is not imported, with the reason. ``reason_by_base_offset``: the reasons, by
+    base offset.
     """
     named = {path_of_segment_staged_for_deletion(Path(), base): reason for base, reason in sorted(reason_by_base_offset.items())}
     return [f"{path} is staged for deletion and is not taken: {reason}" for path, reason in named.items()]
@@ -259,9 +259,9 @@ def require_no_gap_after_tier(
 
     :param end_offset: last offset of the tier, or of what a truncation leaves of it.
     :param first_segment: the directory's first segment after that offset.
-    :param fetched_from: offset from which the directory's segments were fetched; earlier ones were left out. A tier that ends before this
-        offset is refused even if gaps are allowed.
-    :param refusals: why staged files were not taken, by base offset.
+    :param first_fetched_offset: offset from which the directory's segments were fetched; earlier ones were left out. A tier that ends
+        before this offset is refused even if gaps are allowed.
+    :param refusal_reason_by_base_offset: why staged files were not taken, by base offset.
     :param allow_gaps: whether gaps are allowed.
     """
     if end_offset + 1 < first_fetched_offset:
@@ -503,10 +503,11 @@ def count_equal_last_records(
     end_offset: int,
     compacted_below: int = 0,
 ) -> int:
-    """Compare the last records that the tier has below an offset with the directory's, and return how many were compared.
+    """Compare the tier's last records below ``end_offset`` with those of a log directory, and return how many were equal; 0 only if the two
+    have no record in common.
 
-    The result is 0 only if the two have no record in common. Either log may be compacted, so that records which only the directory has are
-    not compared, nor are records below ``compacted_below`` which only the tier has.
+    Compaction may have removed records on either side. Therefore records that only the directory has are skipped, and so are records below
+    ``compacted_below`` that only the tier has.
 
     :param listing: the directory's segments.
     :param stored_segments: opens a segment of the tier.

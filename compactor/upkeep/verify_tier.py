@@ -63,7 +63,7 @@ def verify_partition(
     """Return all problems and notes of one partition. Corrupt data is reported, not raised.
 
     :param on_bytes: called with the size of each segment when it was checked.
-    :param deep: also sum up each segment's batches and compare with the sum recorded when it was written.
+    :param compares_batch_digest_sums: also sum up each segment's batches and compare with the sum recorded when it was written.
     :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``.
     :raises StoreError: if the store fails.
     """

@@ -35,7 +35,7 @@ def list_segments(
     that an open round has uploaded.
 
     :param sidecar_bytes_by_segment_id: size in bytes of each stored sidecar (file with a segment's Bloom filter).
-    :param other_rows: further rows, for segments that are only in the brokers' metadata.
+    :param rows_of_broker_only_segments: further rows, for segments that are only in the brokers' metadata.
     """
     found = [_segment_row(segment, SegmentState.COPY_SEGMENT_FINISHED) for segment in state.live]
     for waiting in state.waiting:
@@ -137,9 +137,9 @@ def _batch_document(
 ) -> SegmentDocument:
     """Return one batch with its records as a document.
 
-    :param batch: number of the batch in the segment.
+    :param batch_number: number of the batch in the segment.
     :param rows: parsed records of the chunk.
-    :param record_rows: indexes in ``rows`` of the batch's records.
+    :param record_row_indexes: indexes in ``rows`` of the batch's records.
     """
     table = source.table
     attributes = int(table.attributes[batch_number])

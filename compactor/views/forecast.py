@@ -315,7 +315,7 @@ def _segment_forecasts(
 
 
 def _expected_peak_disk_bytes(cleaner: CleanerSettings, peak_bytes_without_budget: int) -> int:
-    """Return the expected peak use of local disk in bytes: ``wanted_bytes``, or the disk budget if that is less."""
+    """Return the expected peak use of local disk in bytes: ``peak_bytes_without_budget``, or the disk budget if that is less."""
     return (
         min(peak_bytes_without_budget, cleaner.disk_budget_bytes)
         if isinstance(cleaner.disk_budget_bytes, int)

@@ -158,8 +158,8 @@ def _found_record_of_row(
 ) -> FoundRecord:
     """Return the record in one row of a chunk.
 
-    :param batch: number of the row's batch in the segment.
-    :param outcome: outcome of the record's transaction; empty outside a transaction.
+    :param batch_number: number of the row's batch in the segment.
+    :param transaction_outcome: outcome of the record's transaction; empty outside a transaction.
     """
     table = source.table
     control = int(table.control[batch_number])

@@ -91,7 +91,7 @@ def format_partition_command_line(verb: str, partition: TopicPartition, config_p
     """Return a command line of ``tiered-compactor`` about a partition, for people to copy.
 
     :param verb: command and subcommand, such as ``segments list``.
-    :param config: path of the configuration file that the service was started with; empty for none.
+    :param config_path: path of the configuration file that the service was started with; empty for none.
     """
     return f"tiered-compactor {verb} {partition}" + (f" --config {shlex.quote(config_path)}" if config_path else "")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.leaders import KafkaAgentClusterQueries
+from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka
 from tests.support.agents import beside
 from tests.support.deployment import Deployment
 from tests.support.kafka_admin import ClusterAdmin, wait_until
@@ -54,7 +54,7 @@ def test_segments_that_are_rolled_and_staged_in_one_pass_are_not_missed(new_clus
             offsets = admin.offsets("orders")
             return offsets.earliest == offsets.latest == tier_end() + 1
 
-        assert KafkaAgentClusterQueries(KafkaConnection(cluster.bootstrap)).delete_delay_ms("orders") == 5000
+        assert AgentClusterQueriesOverKafka(KafkaConnection(cluster.bootstrap)).delete_delay_ms("orders") == 5000
         wait_until(is_led, "the agent to know the leader", stand=agent.process.said)
         for _ in range(4):
             story.plain(count=3)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.leaders import KafkaAgentClusterQueries, LeaderReportedLogEnd
+from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka, LeaderReportedLogEnd
 from compactor.constants import LeaderEpoch
 from compactor.model.ids import TopicPartition
 from tests.support.agents import AgentBeside, beside
@@ -55,7 +55,7 @@ def test_leaders_move_between_older_brokers(cluster: KafkaCluster, tmp_path: Pat
     with ExitStack() as stack:
         admin = stack.enter_context(ClusterAdmin(cluster))
         story = TopicStory(cluster, admin, "orders").create(STOCK)
-        asked = KafkaAgentClusterQueries(KafkaConnection(cluster.bootstrap))
+        asked = AgentClusterQueriesOverKafka(KafkaConnection(cluster.bootstrap))
         agents: list[AgentBeside] = [stack.enter_context(beside(cluster, node, tier, ["orders"])) for node in cluster.node_ids]
 
         def caught_up() -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.leaders import KafkaAgentClusterQueries
+from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka
 from compactor.brokers.topic_ids import ExistingAndMissingTopicIds, query_which_topic_ids_exist
 from compactor.control.incarnations import CONFIRMATION_MS
 from compactor.upkeep.deleted_topics import delete_tiered_data_of_missing_topics
@@ -38,7 +38,7 @@ def test_a_topic_that_is_created_again_has_a_log_of_its_own_and_the_former_one_g
     with ClusterAdmin(cluster) as admin:
         first = TopicStory(cluster, admin, "orders").create(STOCK).tell()
         connection = KafkaConnection(cluster.bootstrap, {})
-        leaders = KafkaAgentClusterQueries(connection)
+        leaders = AgentClusterQueriesOverKafka(connection)
         first_id = leaders.topic_ids(["orders"]).topic_ids["orders"]
 
         def in_tier(topic_id: str) -> bool:

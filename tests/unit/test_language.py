@@ -131,6 +131,28 @@ def module_level_names(tree: ast.Module) -> Iterator[str]:
         )
 
 
+def test_docstrings_describe_parameters_that_exist() -> None:
+    wrong = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                known = _parameter_names(node)
+                described = re.findall(r":param ([\w, ]+):", ast.get_docstring(node) or "")
+                wrong += [f"{path}:{node.lineno} {name}" for names in described for name in names.split(", ") if name not in known]
+    assert wrong == []
+
+
+def _parameter_names(node: ast.FunctionDef | ast.ClassDef) -> set[str]:
+    """Return the names of a function's parameters. A class has those of ``__init__``, or the fields in its body."""
+    functions = [node] if isinstance(node, ast.FunctionDef) else []
+    if isinstance(node, ast.ClassDef):
+        functions = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+    arguments = [one.args for one in functions]
+    named = {each.arg for one in arguments for each in (*one.posonlyargs, *one.args, *one.kwonlyargs, one.vararg, one.kwarg) if each}
+    fields = {one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
+    return named | (fields if isinstance(node, ast.ClassDef) else set())
+
+
 def test_one_class_constant_or_alias_name_stands_in_one_module_only() -> None:
     places: defaultdict[str, set[str]] = defaultdict(set)
     for file in FILES:

@@ -20,7 +20,7 @@ from compactor.brokers.metadata_topic.admin import (
 )
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
 from compactor.brokers.metadata_topic.connection import ClientErrorRecorder, KafkaConnection, store_error_from_kafka_error
-from compactor.brokers.metadata_topic.leaders import KafkaAgentClusterQueries
+from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka
 from compactor.constants import LeaderEpoch
 from compactor.errors import CompactorError, NotFound, Refused, Unavailable, UsageError
 
@@ -29,7 +29,7 @@ ASKS: dict[str, Callable[[KafkaConnection], object]] = {
     "append": lambda brokers: ConfluentKafkaMetadataTopicClient(brokers).append(0, b"x"),
     "cluster": lambda brokers: KafkaAdmin(brokers).describe_cluster(),
     "topics": lambda brokers: KafkaAdmin(brokers).describe_metadata_topic(),
-    "leaders": lambda brokers: KafkaAgentClusterQueries(brokers).leaders(),
+    "leaders": lambda brokers: AgentClusterQueriesOverKafka(brokers).leaders(),
 }
 
 

@@ -47,7 +47,7 @@ class ClusterTopicIds:
     topic_ids: Mapping[str, TopicId]
 
 
-class KafkaAgentClusterQueries:
+class AgentClusterQueriesOverKafka:
     """Client that asks a cluster for partition leaders, end offsets, topic ids and topic settings. Connects on first use."""
 
     def __init__(self, connection: KafkaConnection) -> None:

@@ -91,7 +91,7 @@ class MetadataTokenBucket:
         """Admit a round, or determine until when and why it has to wait. An admitted round may ask again for more records.
 
         :param written_by_minute: number of records that compactors wrote, by minute since 1970.
-        :param records: number of records that the round will write.
+        :param record_count: number of records that the round will write.
         :param max_records_per_hour: the limit.
         :return: the new bucket, and the wait; None in place of the wait if the round is admitted.
         """
@@ -118,21 +118,22 @@ class MetadataTokenBucket:
     ) -> MetadataTokenBucket:
         """Return the bucket after a round has appended records. They are no longer reserved, because they are now counted in the topic.
 
-        :param records: number of appended records of the round itself.
-        :param deletions: number of appended records that report deletions.
+        :param round_record_count: number of appended records of the round itself.
+        :param deletion_record_count: number of appended records that report deletions.
         """
         return self._bucket_with_changed_reservation(partition, -round_record_count, -deletion_record_count, now_ms)
 
     def bucket_after_publication(self, partition: TopicPartition, deletion_record_count: int, now_ms: int) -> MetadataTokenBucket:
-        """Return the bucket after a publication. It releases the records reserved for the partition's round, and reserves ``deletions``
-        records, which report the deletion of the replaced segments after the grace period (the time for which these remain).
+        """Return the bucket after a publication. It releases the records reserved for the partition's round, and reserves
+        ``deletion_record_count`` records, which report the deletion of the replaced segments after the grace period (the time for which
+        these remain).
         """
         known = self.reserved.get(partition)
         return self if known is None else self._bucket_with_changed_reservation(partition, -known.round, deletion_record_count, now_ms)
 
     def bucket_after_round_ended(self, partition: TopicPartition) -> MetadataTokenBucket:
-        """Return the bucket after the round of a partition has ended or is no longer due. Only the partition's records about deletions
-        remain reserved.
+        """Return the bucket after the round of a partition has ended or is no longer due. Of its reserved tokens, only those for
+        the records that report deletions stay reserved.
         """
         return replace(
             self, waiting={of: one for of, one in self.waiting.items() if of != partition}

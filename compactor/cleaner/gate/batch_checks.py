@@ -385,8 +385,8 @@ def flag_markers_given_delete_horizon(sources: HeaderFields, markers_without_dat
     """Return a flag per batch: whether it is a transaction marker that gets its delete horizon in this round, because its transaction has
     no data left.
 
-    :param has_no_data_left: a flag per batch: whether it is a marker whose transaction has no data left.
-    :param is_removed: a flag per batch: whether it is a marker that this round removes. Such a marker gets no horizon.
+    :param markers_without_data_flags: a flag per batch: whether it is a marker whose transaction has no data left.
+    :param removed_marker_flags: a flag per batch: whether it is a marker that this round removes. Such a marker gets no horizon.
     """
     return markers_without_data_flags & ~removed_marker_flags & (sources[col.ATTRIBUTES] & HORIZON == 0)
 

@@ -171,8 +171,8 @@ class Gate:
         self._settled = True
 
     def keep_txn_outcomes_of_rewritten_batches_only(self, source: SourceSegment, batch_numbers: Int64s) -> None:
-        """Reduce a segment's transaction outcomes to those of the batches with these numbers, which will be rewritten. ``source`` is a
-        substitute for the segment that has only these batches.
+        """Reduce a segment's transaction outcomes to those of the batches with these numbers, which will be rewritten. ``source``
+        stands in for the segment and contains only these batches.
         """
         whole = self._whole.setdefault(source.ordinal, self._outcomes_of[source.ordinal])
         self._outcomes_of[source.ordinal] = whole.select_txn_outcomes_of_batches(batch_numbers)

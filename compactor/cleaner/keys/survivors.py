@@ -185,7 +185,7 @@ class SegmentSurvivorBitmap:
 
         :param survives_flags: a flag per row.
         :param first_dirty_offset: first offset that is cleaned in this round.
-        :param is_final: whether the flags will not change, so that the survivors of whole batches can be counted now.
+        :param are_flags_final: whether the flags will not change, so that the survivors of whole batches can be counted now.
         """
         chunk, first_row = hashed.chunk, hashed.first_row
         some = slice(chunk.first, chunk.last)

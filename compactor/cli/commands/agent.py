@@ -9,7 +9,7 @@ from compactor import extras
 from compactor.agent.agent import UploadAgent
 from compactor.agent.file_events import watch_log_dirs_for_new_segments
 from compactor.bootstrap import kafka_connection_settings
-from compactor.brokers.metadata_topic.leaders import KafkaAgentClusterQueries
+from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka
 from compactor.cli import command_parser, serving, tiers
 from compactor.cli.output import Output
 from compactor.config.settings import Settings
@@ -30,7 +30,7 @@ def run_upload_agent(args: argparse.Namespace, out: Output) -> ExitCode:
     in_force = _validate_agent_settings(command_parser.load_command_settings(args))
     tier = tiers.open_configured_tier(args, local_state=True)
     tell = serving.SERVICE_JOURNAL
-    brokers = KafkaAgentClusterQueries(replace(kafka_connection_settings(in_force), timeout_s=BROKER_SECONDS))
+    brokers = AgentClusterQueriesOverKafka(replace(kafka_connection_settings(in_force), timeout_s=BROKER_SECONDS))
     agent = UploadAgent(tier, brokers, log=tell)
     settings = in_force.agent
     shown = AgentPages(agent.status, getattr(args, "config", ""), settings.runbook_url)

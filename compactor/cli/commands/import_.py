@@ -13,7 +13,7 @@ from typing import Any
 
 from compactor.access.tier import Tier
 from compactor.bootstrap import kafka_connection_settings, open_tier
-from compactor.brokers.metadata_topic.leaders import KafkaAgentClusterQueries
+from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka
 from compactor.cli import audit, command_parser, tiers
 from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
@@ -89,7 +89,7 @@ def _audit_import_with_safety_overrides(
 
 def _create_broker_topic_id_query(settings: Settings) -> TopicIdsQuery | None:
     """Return a function that requests topic ids from the configured brokers; None if no brokers are configured."""
-    return KafkaAgentClusterQueries(kafka_connection_settings(settings)).topic_ids if settings.kafka.has_configured_brokers else None
+    return AgentClusterQueriesOverKafka(kafka_connection_settings(settings)).topic_ids if settings.kafka.has_configured_brokers else None
 
 
 def _record_cluster_of_imported_topics(

@@ -148,7 +148,7 @@ def _run_due_compaction_rounds(
 def _pause_reasons_as_text(partition_rows: list[dict[str, object]]) -> str:
     """Return a line with the reason for each partition that was due but not cleaned, because it is paused; an empty text if there is none.
 
-    :param paused: JSON rows of all partitions.
+    :param partition_rows: JSON rows of all partitions.
     """
     return "\n".join(
         f"{tiers.partition_name_of_json_row(row)} is {row['reason']}" for row in partition_rows if row["status"] == RoundStatus.PAUSED

@@ -40,7 +40,7 @@ def list_segments_command(args: argparse.Namespace, out: Output) -> None:
 def _segment_state_word(segment: dict[str, Any], live_segment_ids: set[str]) -> str:
     """Return one word for a segment's state, such as ``live`` or ``replaced``. JSON output has Kafka's name of the state instead.
 
-    :param live: ids of the live segments.
+    :param live_segment_ids: ids of the live segments.
     """
     if segment["state"] == "COPY_SEGMENT_FINISHED" and not segment["replaced_by"] and segment["id"] not in live_segment_ids:
         return "not read"

@@ -112,7 +112,7 @@ def plan_segment_bundles(
 
     :param task_slots: number of tasks that run at the same time.
     :param disk_bytes: disk budget of one task; it must hold one segment and the bundle's rows twice, because they are sorted.
-    :param row_bytes: bytes of rows per record, including the rows for the gate (the independent check of the output).
+    :param row_bytes_per_record: bytes of rows per record, including the rows for the gate (the independent check of the output).
     """
     sizes = np.array([max(1, segment.size_bytes) for segment in segments], np.int64)
     records = np.array([record_count_upper_bound_of_segment(segment) for segment in segments], np.int64)
@@ -139,7 +139,7 @@ def merge_segments_into_row_number_ranges(
 
     Neighbours in one bundle (the segments that one task has read) are merged, so most bundles have a single range.
 
-    :param newest_first: (bundle index, segment) pairs.
+    :param indexed_segments_newest_first: (bundle index, segment) pairs.
     """
     found: list[RowNumberRange] = []
     for place, segment in indexed_segments_newest_first:

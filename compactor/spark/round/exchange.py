@@ -239,7 +239,7 @@ def encode_transaction_verdicts(verdicts: TransactionVerdicts) -> Arrays:
 
 def decode_transaction_verdicts(arrays: Arrays, batch_count: int) -> TransactionVerdicts:
     """Restore a segment's transaction verdicts (which batches are aborted, which may be discarded) from the arrays of a scratch object.
-    ``batches``: number of the segment's batches.
+    ``batch_count``: number of the segment's batches.
     """
     flags = {name: np.unpackbits(arrays[name], count=batch_count).astype(np.bool_) for name in ("aborted", "discardable", "indexed")}
     return TransactionVerdicts(**flags, txn_entries=np.frombuffer(arrays["txn_entries"].tobytes(), TXN_ENTRY))

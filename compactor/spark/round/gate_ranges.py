@@ -140,7 +140,7 @@ def add_hash_range_to_expected_record_sums(
     bounds: SegmentFirstOffsetsAndEnd,
     out_sums: FingerprintSumsBySegment,
 ) -> KeyCount:
-    """Add to ``sums`` the records that must remain in hash range ``range_number`` of ``range_count``, and return the number of keys. If
+    """Add to ``out_sums`` the records that must remain in hash range ``range_number`` of ``range_count``, and return the number of keys. If
     ``table`` cannot hold the keys of the range, the range is split and its rows are read again for each part. Raises OutOfBudget,
     StoreError, BadData.
 

@@ -136,7 +136,7 @@ def encode_transaction_outcomes(outcomes: BatchTransactionOutcomes) -> Arrays:
 
 
 def decode_transaction_outcomes(arrays: Arrays, batch_count: int) -> BatchTransactionOutcomes:
-    """Restore the transaction results of a segment with ``batches`` batches."""
+    """Restore the transaction outcomes of a segment with ``batch_count`` batches."""
     aborted, idle = (np.unpackbits(arrays[name], count=batch_count).astype(np.bool_) for name in ("gate_aborted", "gate_idle"))
     return BatchTransactionOutcomes(aborted, idle, arrays["gate_began"].astype(np.int64))
 

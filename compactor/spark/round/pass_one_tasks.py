@@ -151,7 +151,7 @@ def read_segments_of_bundle_in_pass_one(
             )
 
         def open_hash_range_row_file(name: str, words_per_row: int, dtype: type[np.generic]) -> HashRangeRowFile:
-            """Open an empty local file for rows of ``words`` numbers each, which are stored by range of the key's hash."""
+            """Open an empty local file for rows of ``words_per_row`` numbers each, which are stored by range of the key's hash."""
             spool = HashRangeRowFile(
                 staging.folder / f"{name}.spool",
                 _TaskDiskReservation(reserve_disk_bytes),
@@ -462,7 +462,7 @@ def write_surviving_records_of_bundle(
     """Write the survivors of one bundle (segments that one task has indexed) as one scratch object, with everything else that pass 2, the
     rewriting, needs to know about each segment.
 
-    :param answers: encoded row numbers of survivors in the bundle, from the tasks over all hash ranges.
+    :param encoded_row_numbers: encoded row numbers of survivors in the bundle, from the tasks over all hash ranges.
     """
     store = open_task_tier(shared).ports.control
     bitmap, facts = np.zeros(0, np.uint8), {}

@@ -153,7 +153,7 @@ def verify_broker_partition(
 ) -> list[BrokerTierFinding]:
     """Return all problems of a partition of a broker-managed tier.
 
-    :param fast: check metadata and objects without reading segments.
+    :param skips_segment_contents: check metadata and objects without reading segments.
     :param on_bytes: called with the size of each segment that was checked.
     :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``.
     :raises StoreError: if the store or the brokers do not answer.

@@ -83,7 +83,7 @@ class ChunkIndex:
         return range(start_byte // self.chunk_size, -(-end_byte // self.chunk_size))
 
     def require_uncompressed_chunks(self, encryption_overhead_bytes: int) -> None:
-        """Raise InvalidAivenDataError unless every chunk is stored with its own size plus ``overhead``, as in an uncompressed log."""
+        """Raise InvalidAivenDataError unless each chunk of the index is stored with its size plus the bytes that encryption adds."""
         full = self.chunk_size + encryption_overhead_bytes
         last = self.file_size - (self.chunk_count - 1) * self.chunk_size + encryption_overhead_bytes
         expected = (full, last) if self.fixed else (full,) * (self.chunk_count - 1) + (last,)
@@ -112,7 +112,7 @@ class ChunkIndex:
 
 
 def chunk_index_of_uncompressed_log(chunk_size: int, file_size: int, encryption_overhead_bytes: int) -> ChunkIndex:
-    """Return the chunk index of an uncompressed log. overhead: bytes that encryption adds to each chunk."""
+    """Return the chunk index of an uncompressed log. encryption_overhead_bytes: bytes that encryption adds to each chunk."""
     count = -(-file_size // chunk_size)
     last = file_size - (count - 1) * chunk_size if count else 0
     return ChunkIndex(chunk_size, file_size, (chunk_size + encryption_overhead_bytes, last + encryption_overhead_bytes), fixed=True)

@@ -74,7 +74,7 @@ class SegmentCipherAndWrappedKey:
 class PrivateKeyRing:
     """Private keys by key pair id, read from their files on first use. Thread-safe.
 
-    :param files: key pair id -> PEM file of the private key (PKCS#8).
+    :param pem_file_by_key_pair_id: key pair id -> PEM file of the private key (PKCS#8).
     """
 
     def __init__(self, pem_file_by_key_pair_id: Mapping[str, str]) -> None:
@@ -110,7 +110,7 @@ class PrivateKeyRing:
         """Return a segment's cipher and wrapped data key, derived from its content. Raises UsageError if the key pair is missing.
 
         :param key_pair_id: id of the key pair that wraps the segment's data key.
-        :param digest: digest of all chunks that will be encrypted, so that a key is never used for other content.
+        :param chunks_digest: digest of all chunks that will be encrypted, so that a key is never used for other content.
         """
         private = self._private_key(key_pair_id)
         from Crypto.Cipher import PKCS1_OAEP
