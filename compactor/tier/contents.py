@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from compactor.errors import AlreadyExists, BadData, NotFound
-from compactor.kernels.common import ByteCount
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.storage.port import ObjectInfo, ObjectStore
@@ -27,7 +26,7 @@ def open_content(content: FileContent) -> BinaryIO:
     return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
 
 
-def content_size(content: FileContent) -> ByteCount:
+def content_size_bytes(content: FileContent) -> int:
     """Return the size of the content in bytes."""
     return len(content) if isinstance(content, bytes) else content.stat().st_size
 
@@ -159,7 +158,7 @@ def stored_file_problem(store: ObjectStore, key: str, segment: RemoteLogSegmentM
 
 def _object_has_content(store: ObjectStore, key: str, content: FileContent) -> bool:
     try:
-        if store.head(key).size != content_size(content):
+        if store.head(key).size != content_size_bytes(content):
             return False
         at = 0
         for piece in read_chunks(content):
@@ -179,7 +178,7 @@ class DownloadedFile:
     transferred: int
 
     @property
-    def size(self) -> ByteCount:
+    def size(self) -> int:
         """Size of the file in bytes."""
         return self.found.size
 

@@ -30,7 +30,7 @@ from compactor.tier.contents import (
     READ_BYTES,
     FileContent,
     content_sha256,
-    content_size,
+    content_size_bytes,
     create_object_or_match_existing,
     open_content,
     read_chunks,
@@ -139,7 +139,7 @@ class SegmentEncoder:
         log = contents["log"]
         self._require_log_and_index_files(partition, segment, contents)
         if not self._settings.active_key_pair and not self._is_compression_needed(log):
-            chunks = chunk_index_of_uncompressed_log(self._settings.chunk_size, content_size(log), 0)
+            chunks = chunk_index_of_uncompressed_log(self._settings.chunk_size, content_size_bytes(log), 0)
             yield self._encode_objects(partition, segment, log, contents, chunks, None)
             return
         staged = None if isinstance(log, bytes) else log.with_name(f"{log.name}.packed")
@@ -181,9 +181,9 @@ class SegmentEncoder:
         overhead = ENCRYPTION_OVERHEAD if pair else 0
         if self._is_compression_needed(log):
             lengths = [len(compress_chunk(chunk)) + overhead for chunk in read_chunks(log, self._settings.chunk_size)]
-            chunks = chunk_index_of_compressed_log(self._settings.chunk_size, content_size(log), lengths)
+            chunks = chunk_index_of_compressed_log(self._settings.chunk_size, content_size_bytes(log), lengths)
         else:
-            chunks = chunk_index_of_uncompressed_log(self._settings.chunk_size, content_size(log), overhead)
+            chunks = chunk_index_of_uncompressed_log(self._settings.chunk_size, content_size_bytes(log), overhead)
         manifest = self._build_manifest(partition, segment, contents, chunks, self._ring.placeholder_segment_key(pair) if pair else None)
         return chunks.stored_size + manifest.indexes_size + len(manifest.encode())
 
@@ -192,7 +192,7 @@ class SegmentEncoder:
     ) -> None:
         """Raise BadData if the log is empty or a required file is missing."""
         where = self._keys.object_key(partition, segment, LOG)
-        if not content_size(contents["log"]):
+        if not content_size_bytes(contents["log"]):
             raise BadData("a log without a byte cannot be tiered: brokers never get past it", segment=where)
         missing = [kind for kind in INDEX_KINDS if kind not in contents and kind != OPTIONAL_KIND]
         if missing:
@@ -218,7 +218,7 @@ class SegmentEncoder:
             _update_digest_with_framed_bytes(digest.update, data)
             file.write(bytes(IV_BYTES) + data + bytes(TAG_BYTES) if pair else data)
             lengths.append(len(data) + overhead)
-        size = content_size(log)
+        size = content_size_bytes(log)
         chunks = (
             chunk_index_of_compressed_log(chunk_size, size, lengths)
             if squeezed is compress_chunk
