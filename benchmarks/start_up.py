@@ -69,7 +69,7 @@ def make(opened: Tier, partitions: int, per_partition: int) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         for log in pool.map(one, range(partitions)):
-            opened.control_log_change_notifier.announce_changed_control_logs([log])
+            opened.change_notifier.announce_changed_control_logs([log])
 
 
 def cpu_of_children() -> float:

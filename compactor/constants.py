@@ -18,6 +18,8 @@ NO_COMPACTOR_EPOCH: Final = CompactorEpoch(-1)
 """Value that stands for no compactor epoch."""
 TopicId = NewType("TopicId", str)
 """Id of a topic, as Kafka's class Uuid prints it."""
+ByteCount = int
+"""Number of bytes, as the result of a function whose name does not say so."""
 EMPTY_TOPIC_ID: Final = TopicId("")
 """Value that stands for an unknown topic id, or for that of a topic that no broker has."""
 

@@ -141,12 +141,12 @@ def compact(
     """
     log, hint = (
         tier.open_control_log_of_partition(partition, caller_runs_round=True),
-        tier.control_log_change_notifier.latest_control_log_change_hint_number(partition),
+        tier.change_notifier.latest_control_log_change_hint_number(partition),
     )
     report = execute_round(tier, partition, log, now_ms, force=force, on_stage=on_stage)
-    tier.control_log_change_notifier.cache_control_log_state_locally(log, hint)
+    tier.change_notifier.cache_control_log_state_locally(log, hint)
     if tier.local:
         tier.local.delete_cached_sidecar_heads([segment.id for segment in report.segments if segment.action == "rewritten"])
     if report.status in CHANGING:
-        tier.control_log_change_notifier.announce_changed_control_logs([log])
+        tier.change_notifier.announce_changed_control_logs([log])
     return report

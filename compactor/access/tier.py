@@ -298,7 +298,7 @@ class Tier:
         return TierIdentity(self.settings, self.ports, self.catalog, self.ownership, self.metadata, self.local)
 
     @property
-    def control_log_change_notifier(self) -> ControlLogChangeNotifier:
+    def change_notifier(self) -> ControlLogChangeNotifier:
         """Notifier of changes of control logs, for other processes and for the cache on this machine."""
         return ControlLogChangeNotifier(self.ports, self.catalog, self.local, self.kind.is_content_determined_by_control_logs)
 

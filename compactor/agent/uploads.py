@@ -107,12 +107,12 @@ class SegmentUploader:
     def _run_import(self, upload_state: PartitionUploadState, options: ImportOptions) -> ImportReport:
         """Import the partition's directory into the tier with these options, and return the report of the import."""
         tier, name = self._tier, upload_state.partition
-        hint = tier.control_log_change_notifier.latest_control_log_change_hint_number(tier.latest_incarnation(name))
+        hint = tier.change_notifier.latest_control_log_change_hint_number(tier.latest_incarnation(name))
 
         def publish_control_log_change_and_cache_state(log: PartitionLog) -> None:
             with self._one_at_a_time:
-                tier.control_log_change_notifier.announce_changed_control_logs([log])
-                tier.control_log_change_notifier.cache_control_log_state_locally(log, hint)
+                tier.change_notifier.announce_changed_control_logs([log])
+                tier.change_notifier.cache_control_log_state_locally(log, hint)
 
         policy = tier.settings.cleaner_settings_for_topic(name.topic).cleaner_policy()
         company = ImportResources(1, publish_control_log_change_and_cache_state, self._large)

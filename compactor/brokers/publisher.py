@@ -33,12 +33,10 @@ from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from compactor.tier.names import TopicIdOfPartition
-from compactor.tier.ports import AnnouncedSegment, MetadataRecordRateLimitDelay, SegmentRef
+from compactor.tier.ports import AnnouncedSegment, MetadataRecordRateLimitDelay, SegmentCount, SegmentRef
 
 _S = SegmentState
 READ_BACK_TIMEOUT_S = 30.0
-WithdrawnSegmentCount = int
-"""Number of segments whose deletion was begun."""
 _DELETED_STATES = (None, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
 
 
@@ -230,7 +228,7 @@ class MetadataTopicSegmentPublisher:
 
     def withdraw_segments_unknown_to_control_log(
         self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
-    ) -> WithdrawnSegmentCount:
+    ) -> SegmentCount:
         """Begin the deletion (DELETE_SEGMENT_STARTED) of segments that the control log does not name, and return their number. These are
         segments that compactors wrote and no reader uses, and copies that brokers made within the offsets of compacted segments.
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from compactor.kernels.common import ByteCount, Flags
+from compactor.constants import ByteCount
+from compactor.kernels.common import Flags
 from compactor.kernels.jit import kernel
 from compactor.kernels.memory import copy_bytes, read_varint
 from compactor.records.batches import BatchTable, Bytes, Int64s

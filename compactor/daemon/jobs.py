@@ -106,7 +106,7 @@ def execute_job(
                 tier, job.partition, log, now_ms, force=job.force, on_stage=on_stage, disk=resources.disk, check_stop=stop
             )
             if round_report.status in CHANGING:
-                tier.control_log_change_notifier.announce_changed_control_logs([log])
+                tier.change_notifier.announce_changed_control_logs([log])
             result = JobResult(job, round_report.status, round_report.reason, log, round_report)
         else:
             work = create_round(tier, job.partition, now_ms, on_stage=on_stage, disk=resources.disk)
@@ -117,7 +117,7 @@ def execute_job(
                 log,
                 retire_replaced_segments_and_orphans(tier.ports, log, tier.lease, tier.retention, round_steps=work),
             )
-            tier.control_log_change_notifier.save_last_record_numbers_in_catalog([log])
+            tier.change_notifier.save_last_record_numbers_in_catalog([log])
         log.refresh()
     except CompactorError as error:
         known = {

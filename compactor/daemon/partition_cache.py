@@ -113,7 +113,7 @@ class PartitionSummaryCache:
 
     def cache_summary_of_log(self, log: PartitionLog, hint: int, now_ms: int) -> PartitionStatus:
         """Cache the summary of a control log that was just read, and return the partition's status."""
-        self._tier.control_log_change_notifier.cache_control_log_state_locally(log, hint)
+        self._tier.change_notifier.cache_control_log_state_locally(log, hint)
         # One request for each slot whose time the log does not hold.
         slot_times_ms = (
             read_grace_start_ms_by_control_log_slot(self._tier.ports, log) if log.state.waiting or log.state.registrations else {}

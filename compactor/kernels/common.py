@@ -42,7 +42,6 @@ ControlTypeAndEpoch = tuple[int, int]
 """Type of a control batch, and the coordinator epoch of its marker (-1 for none)."""
 FirstAndEndBatch = tuple[int, int]
 """Numbers of the first batch of a range, and of the batch after its last."""
-ByteCount = int
 CodecId = int
 """Number of a compression codec: the low three bits of a batch's attributes."""
 Sha256Hex = str

@@ -274,7 +274,7 @@ class GenerationStepLog:
         return self._try_read_generations()
 
     def _try_read_generations(self) -> PartitionGenerations:
-        """Read all generations of the partition. Raises NotFound if a listed step was deleted meanwhile."""
+        """Read all generations of the partition. Raises NotFound if a listed generation step was deleted before it was read."""
         numbers: list[int] = []
         begun: list[AnnouncedGeneration] = []
         reported: dict[int, int] = {}

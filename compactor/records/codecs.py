@@ -23,7 +23,8 @@ import xxhash
 import zstandard
 from zlib_ng import zlib_ng
 
-from compactor.kernels.common import ByteCount, BytePositionOrMinusOne, CodecId
+from compactor.constants import ByteCount
+from compactor.kernels.common import BytePositionOrMinusOne, CodecId
 
 NONE: Final = 0
 GZIP: Final = 1

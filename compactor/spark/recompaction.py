@@ -395,7 +395,7 @@ class _SharedRecompactionState:
             if len(self._changed) < min_changes:
                 return
             changed, self._changed = self._changed, []
-            self._tier.control_log_change_notifier.announce_changed_control_logs(changed)
+            self._tier.change_notifier.announce_changed_control_logs(changed)
 
     def _run_round_over_whole_log(self, candidate: RecompactionCandidate, engine: RemoteEngine) -> RoundReport:
         """Run one round over the whole log and return its report. If a crashed round over another range is open, resume that one first."""

@@ -112,10 +112,10 @@ def import_directory(
     :raises Fenced: if the import was voided because it paused too long.
     :raises StoreError: if the store fails. The next attempt finds uploaded objects again, or a sweep deletes them.
     """
-    options, partition = options or ImportOptions(), tier.latest_incarnation(partition)
+    options = options or ImportOptions()
+    partition = tier.latest_incarnation(partition)
     log = tier.open_control_log_of_partition(partition)
-    notify = tier.control_log_change_notifier.announce_changed_control_logs
-    shared = shared or ImportResources(tier.settings.daemon.threads, lambda log: notify([log]))
+    shared = shared or ImportResources(tier.settings.daemon.threads, lambda log: tier.change_notifier.announce_changed_control_logs([log]))
     with directory_errors_as_usage_errors(log_dir), ExitStack() as stack:
         held = options.held or stack.enter_context(closing(OpenFilesStagedForDeletion(log_dir)))
         work = _DirectoryImport(tier, log_dir, partition, policy, progress or ImportProgressCallbacks(), options, log, shared, held)

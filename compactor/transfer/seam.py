@@ -18,11 +18,10 @@ from checkpoint.lineage import Lineage, first_contradicting_offset, leader_epoch
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.cleaner.offline import list_segment_base_offsets, open_segments_of_directory
 from compactor.cleaner.passes.source import SourceSegment, segment_of_batch_range
-from compactor.constants import Offset
+from compactor.constants import ByteCount, Offset
 from compactor.control.fold import TAIL
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
-from compactor.kernels.common import ByteCount
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.records.batches import NOT_CONTROL, Bytes, memory_map_file, read_only_view
@@ -43,9 +42,6 @@ from compactor.transfer.staged_files import (
     first_epoch_of_live_log,
     list_staged_files_before_live_log,
 )
-
-FirstAndEndOffset = tuple[int, int]
-"""First offset of a range, and the offset after its last."""
 
 
 @dataclass(frozen=True)
@@ -401,14 +397,14 @@ def fill_lineage_gap(lineage: Lineage, tier_lineage: Lineage, gap_start: int, ga
 
 
 def find_divergence_outside_gaps(
-    state: PartitionState, lineage: Callable[[], Lineage], end_offset: int, stored_segments: StoredSegments, gaps: list[FirstAndEndOffset]
+    state: PartitionState, lineage: Callable[[], Lineage], end_offset: int, stored_segments: StoredSegments, gaps: list[tuple[int, int]]
 ) -> Divergence | None:
     """Compare leader epochs, and return the first offset from which the log has discarded batches that the tier still has, or None.
 
     :param lineage: returns the log's lineage, with ``fill_lineage_gap`` applied for each of ``gaps``.
     :param end_offset: end of the log, exclusive.
     :param stored_segments: opens segments of the tier.
-    :param gaps: extended by the ranges in which the tier has no batch and the log has other epochs.
+    :param gaps: extended by the ranges [first offset, end) in which the tier has no batch and the log has other epochs.
     """
     while found := find_divergence(state, lineage(), end_offset):
         held = first_stored_offset_at_or_after(state, found.offset, stored_segments)

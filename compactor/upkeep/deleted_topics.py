@@ -102,6 +102,6 @@ def _delete_tiered_partitions_of_topics(tier: Tier, topic_ids: set[TopicId]) -> 
         state = log.refresh()
         if state.topic_id in topic_ids and (state.has_segments or state.registrations or state.intent):
             delete_partition(tier.ports, log, tier.lease, deleted_topic_id=state.topic_id)
-            tier.control_log_change_notifier.announce_changed_control_logs([log])
+            tier.change_notifier.announce_changed_control_logs([log])
             deleted.append(name)
     return deleted

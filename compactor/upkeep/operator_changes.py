@@ -48,7 +48,7 @@ def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) ->
         except RecordRefused as refused:
             raise UsageError(f"the log start of {partition} cannot be raised: {refused}", hint="Nothing was changed") from refused
         write_snapshot_if_due(log)
-    tier.control_log_change_notifier.announce_changed_control_logs([log])
+    tier.change_notifier.announce_changed_control_logs([log])
     return before, after
 
 

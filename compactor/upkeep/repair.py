@@ -159,7 +159,7 @@ def repair_partition(
             replaced = [one.damage for one in decisions if one.action == "replace"]
             new_ids = _replace_damaged_segments(tier, leadership, replaced, finder) if replaced else {}
             write_snapshot_if_due(log)
-    tier.control_log_change_notifier.announce_changed_control_logs([log])
+    tier.change_notifier.announce_changed_control_logs([log])
     return _repair_report(tier, state, decisions, new_ids)
 
 

@@ -143,7 +143,7 @@ def _read_summary_or_reuse_cached_one(
                 return PartitionSummaryOrError(partition, summary)
         log = tier.open_control_log_of_partition(partition)
         state = log.refresh()
-        tier.control_log_change_notifier.cache_control_log_state_locally(log, latest_catalog_record_number)
+        tier.change_notifier.cache_control_log_state_locally(log, latest_catalog_record_number)
         return PartitionSummaryOrError(partition, summarize_state(state))
     except CompactorError as error:
         return PartitionSummaryOrError(partition, error=error)

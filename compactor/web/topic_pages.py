@@ -13,8 +13,6 @@ from compactor.daemon.trend import HourlyStorageFigures
 from compactor.model.status import RoundStatus
 from compactor.web.documents import EffectiveCleanerSettings, HourlyStorageBytes, TopicsDocument, TopicTotalsRow
 
-UnixTimeMs = int
-
 
 def topics_document(status: DaemonStatus, cleaner_settings_for_topic: Callable[[str], CleanerSettings]) -> TopicsDocument:
     """Return the document of the page of topics.
@@ -57,7 +55,7 @@ def hourly_storage_bytes(hours: Iterable[HourlyStorageFigures]) -> tuple[HourlyS
     )
 
 
-def queue_empty_ms(status: DaemonStatus, due_bytes: int) -> UnixTimeMs | None:
+def queue_empty_ms(status: DaemonStatus, due_bytes: int) -> int | None:
     """Return the time, in milliseconds since 1970, when all due rounds will be done if they go on as fast as this process's rounds so far.
 
     Return None if nothing is due, or this process has finished no round.

@@ -64,7 +64,7 @@ class Idle:
         importing.register_import(tier.ports, log, import_id, [new_id])
         importing.record_tiered_segments(tier.ports, log, import_id, [segment])
         if hint:
-            tier.control_log_change_notifier.announce_changed_control_logs([log])
+            tier.change_notifier.announce_changed_control_logs([log])
 
     def pass_time(self, daemon: Daemon, milliseconds: int) -> StoreUsage:
         """What the daemon has asked for meanwhile."""

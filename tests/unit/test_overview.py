@@ -55,7 +55,7 @@ class World:
         register_import(self.writer.ports, log, import_id, [made.id])
         record_tiered_segments(self.writer.ports, log, import_id, [made])
         if hint:
-            self.writer.control_log_change_notifier.announce_changed_control_logs([log])
+            self.writer.change_notifier.announce_changed_control_logs([log])
 
     def truth(self) -> list[PartitionSummary]:
         return [summarize_state(open_control_log_of_partition(self.writer.ports, name).refresh()) for name in NAMES]
@@ -117,7 +117,7 @@ def test_only_what_was_hinted_at_is_read_again(world: World) -> None:
 def test_a_hint_that_brought_nothing_is_not_followed_twice(world: World) -> None:
     first = world.machine("a")
     shown(first)
-    world.writer.control_log_change_notifier.announce_changed_control_logs([world.writer.open_control_log_of_partition(OTHER)])
+    world.writer.change_notifier.announce_changed_control_logs([world.writer.open_control_log_of_partition(OTHER)])
     assert asked(first, lambda: shown(first)).total_requests == 2 + 1 + 2
     assert asked(first, lambda: shown(first)).total_requests == 2
 
@@ -154,7 +154,7 @@ def test_where_somebody_is_at_work_it_is_read_summaryed_every_time(world: World)
     """The record that publishes comes before its hint."""
     log = world.writer.open_control_log_of_partition(OTHER)
     leadership = acquire_leadership(world.writer.ports, log, world.writer.lease)
-    world.writer.control_log_change_notifier.announce_changed_control_logs([world.writer.open_control_log_of_partition(OTHER)])
+    world.writer.change_notifier.announce_changed_control_logs([world.writer.open_control_log_of_partition(OTHER)])
     first = world.machine("a")
     shown(first)
     body = RoundPublished(leader_epoch=leadership.epoch, run_id="none", replacements=(), vector_before=(), vector=())

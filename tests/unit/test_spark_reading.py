@@ -425,7 +425,7 @@ def test_a_control_log_that_has_lost_a_record_is_no_older_view(lost: slice, view
     log = tier.open_control_log_of_partition(NAME)
     log.refresh()
     tier.identity.read_catalog()
-    tier.control_log_change_notifier.announce_changed_control_logs([log])
+    tier.change_notifier.announce_changed_control_logs([log])
     keys = sorted(info.key for info in tier.ports.control.list(f"{log.prefix}/log/"))
     read(open_tier(tier.settings), view=view)
     tier.ports.control.delete(keys[lost])

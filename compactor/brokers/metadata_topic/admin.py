@@ -33,6 +33,7 @@ _VERSION_BY_SETTING = {"log.remote.copy.lag.ms": "4.4", _LAST_TIERED_SETTING: "4
 TopicAndNumber = tuple[str, int]
 """Topic name and partition number."""
 OffsetAndTimestampMs = tuple[int, int]
+"""Offset of a record, and its timestamp in milliseconds; both -1 if there is no such record."""
 NewLogStartOffset = int
 """First offset that readers may read after records were deleted."""
 

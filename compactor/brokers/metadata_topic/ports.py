@@ -103,4 +103,4 @@ class LocalKeyValueStore(Protocol):
         """Write ``values`` and delete the keys in ``deleted`` in one batch."""
 
     def delete_all_entries(self, reason: str) -> None:
-        """Delete all values. reason: for the log."""
+        """Delete all keys and values. reason: why, for the log message."""

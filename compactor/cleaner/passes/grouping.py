@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from compactor.kernels.common import ByteCount
+from compactor.constants import ByteCount
 from compactor.model.policy import MAX32
 
 BaseOffset = int

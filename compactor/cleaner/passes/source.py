@@ -9,8 +9,9 @@ from typing import Final
 
 import numpy as np
 
+from compactor.constants import ByteCount
 from compactor.errors import BadData
-from compactor.kernels.common import NO_HORIZON, ByteCount, BytePosition, FirstAndEndBatch, Flags, SegmentOrdinal
+from compactor.kernels.common import NO_HORIZON, BytePosition, FirstAndEndBatch, Flags, SegmentOrdinal
 from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.batches import (

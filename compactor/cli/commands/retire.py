@@ -66,9 +66,9 @@ class _RetireFindingsCollector:
     def write_findings_to_catalog(self) -> None:
         """Write the collected findings to the catalog, and forget them."""
         if self.behind:
-            self.tier.control_log_change_notifier.save_last_record_numbers_in_catalog(self.behind)
+            self.tier.change_notifier.save_last_record_numbers_in_catalog(self.behind)
         if self.looks:
-            self.tier.control_log_change_notifier.record_partitions_with_nothing_to_delete(self.looks)
+            self.tier.change_notifier.record_partitions_with_nothing_to_delete(self.looks)
         self.behind.clear()
         self.looks.clear()
 

@@ -64,7 +64,7 @@ def delete_partition_from_tier(args: argparse.Namespace, out: Output) -> None:
                 tier.ports.require_data_root_ownership(repeat_if_passed_before=True)
                 before = restart_unrecoverable_log_as_empty(log)
         later = superseding_topic_id(tier.catalog.state, name.topic, before.topic_id)
-        tier.control_log_change_notifier.announce_changed_control_logs([log])
+        tier.change_notifier.announce_changed_control_logs([log])
     grace = tier.retention.grace_ms
     document = {
         **tiers.partition_name_fields(name),
@@ -141,7 +141,7 @@ def set_topic_id_or_next_import_offset_command(args: argparse.Namespace, out: Ou
                 try:
                     after = record_topic_id_adoption(log, body)
                     status = "unchanged" if after.slot == before.slot else status
-                    tier.control_log_change_notifier.announce_changed_control_logs([log])
+                    tier.change_notifier.announce_changed_control_logs([log])
                     outcomes.record_partition_success()
                 except CompactorError as error:
                     status, reason = "refused", outcomes.print_and_record_failure(str(name), error).message

@@ -58,7 +58,7 @@ def undo_compaction_round_command(args: argparse.Namespace, out: Output) -> None
                 if tier.kind.undo_copies
                 else undo_round(tier.ports, log, tier.lease, run_id)
             )
-        tier.control_log_change_notifier.announce_changed_control_logs([log])
+        tier.change_notifier.announce_changed_control_logs([log])
     document = {
         **tiers.partition_name_fields(name),
         "run_id": run_id,

@@ -33,9 +33,10 @@ from compactor.cleaner.keys.survivors import SurvivorCountsByBatch
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.row_spool import HashRangeRowFile, view_as_bytes
+from compactor.constants import ByteCount
 from compactor.control.records import ScratchObject
 from compactor.errors import AlreadyExists, BadData, NotFound, StoreError
-from compactor.kernels.common import ByteCount, Flags, Hashes, HashKeyHalves, RowCount
+from compactor.kernels.common import Flags, Hashes, HashKeyHalves, RowCount
 from compactor.kernels.jit import kernel
 from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
 from compactor.records.indexes import TXN_ENTRY

@@ -7,7 +7,12 @@ from typing import Protocol
 
 from compactor.access.tier import Tier
 from compactor.brokers.conditions import ClusterDescriptionQueries
-from compactor.brokers.metadata_topic.admin import TopicDescription, metadata_topic_write_refusal_reason
+from compactor.brokers.metadata_topic.admin import (
+    OffsetAndTimestampMs,
+    TopicAndNumber,
+    TopicDescription,
+    metadata_topic_write_refusal_reason,
+)
 from compactor.brokers.metadata_topic.chain import broker_view, offset_gaps
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.control.mirror import segment_from_broker_record
@@ -26,17 +31,13 @@ from compactor.views.prices import PriceTable
 UntieredRecordAndLookupProblem = tuple[FirstUntieredRecord | None, str]
 """First record that is not tiered, if it was found; and the leader's answer if it could not look for the record, else empty."""
 
-TopicAndPartition = tuple[str, int]
-OffsetAndTimestamp = tuple[int, int]
-"""Offset of a record, and its timestamp in milliseconds; both -1 if there is no such record."""
-
 
 class ClusterHealthQueries(ClusterDescriptionQueries, Protocol):
     """Requests about the cluster that ``doctor`` makes. Implemented by metadata_topic.admin.KafkaAdmin."""
 
     def first_offsets_at_or_after_timestamps(
-        self, timestamps_ms: Mapping[TopicAndPartition, int]
-    ) -> Mapping[TopicAndPartition, OffsetAndTimestamp]:
+        self, timestamps_ms: Mapping[TopicAndNumber, int]
+    ) -> Mapping[TopicAndNumber, OffsetAndTimestampMs]:
         """Return, by topic and partition, offset and timestamp of the first record at or after the given timestamp. Both are -1 if there
         is none.
         """
@@ -166,7 +167,7 @@ def _find_first_untiered_record_by_time(
     return FirstUntieredRecord(offset, timestamp_ms, closed_ms if later > offset else None)
 
 
-def _first_offset_and_timestamp_at_or_after(admin: ClusterHealthQueries, partition: TopicPartition, at_ms: int) -> OffsetAndTimestamp:
+def _first_offset_and_timestamp_at_or_after(admin: ClusterHealthQueries, partition: TopicPartition, at_ms: int) -> OffsetAndTimestampMs:
     """Return offset and timestamp of the first record of a partition whose timestamp is ``at_ms`` or later, -1 and -1 if there is none."""
     where = (partition.topic, partition.partition)
     return admin.first_offsets_at_or_after_timestamps({where: at_ms}).get(where, (-1, -1))

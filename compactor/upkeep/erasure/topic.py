@@ -260,12 +260,12 @@ def _run_round_to_erase_keys(tier: Tier, survey: PartitionKeySearchResult, now_m
     name = survey.partition
     log, hint = (
         tier.open_control_log_of_partition(name, caller_runs_round=True),
-        tier.control_log_change_notifier.latest_control_log_change_hint_number(name),
+        tier.change_notifier.latest_control_log_change_hint_number(name),
     )
     report = create_round(tier, name, now_ms, assess_with=create_round_assessor_including_segments(survey.movable)).execute_round(log)
-    tier.control_log_change_notifier.cache_control_log_state_locally(log, hint)
+    tier.change_notifier.cache_control_log_state_locally(log, hint)
     if report.status in PUBLISHING:
-        tier.control_log_change_notifier.announce_changed_control_logs([log])
+        tier.change_notifier.announce_changed_control_logs([log])
         report_step(
             f"{name}: {report.status}, {count_noun(report.records_read, 'record')} -> {report.records_kept:,}, "
             f"clean up to {report.next_dirty_offset}"
@@ -287,7 +287,7 @@ def _retire_replaced_segments(
     report = retire_replaced_segments_and_orphans(
         tier.ports, log, tier.lease, tier.retention, clock=clock, round_steps=create_round(tier, survey.partition, now_ms)
     )
-    tier.control_log_change_notifier.save_last_record_numbers_in_catalog([log])
+    tier.change_notifier.save_last_record_numbers_in_catalog([log])
     if report.deleted or report.swept:
         early = ", grace cut short" if shorten_grace else ""
         objects = count_noun(len(report.deleted) + len(report.swept), "object")
