@@ -70,9 +70,9 @@ def table(file: Path, rows: int = 60) -> list[str]:
     for line in file.read_text(encoding="utf-8").splitlines():
         kind, name, own, children, wall = json.loads(line)
         suite = [by_suite[name.split("/")[1]]] if kind == "test" else []
-        for sums in (by_name[kind][name.partition("[")[0] if kind == "test" else name], *suite):
+        for row in (by_name[kind][name.partition("[")[0] if kind == "test" else name], *suite):
             for place, value in enumerate((1, own, children, wall)):
-                sums[place] += value
+                row[place] += value
     lines = []
     for title, sums in (("suite", by_suite), ("test function", by_name["test"]), ("fixture", by_name["fixture"])):
         lines += [f"| {title} | cases | own CPU s | children's CPU s | wall s |", "|---|---|---|---|---|"]
