@@ -6,18 +6,22 @@ import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
+from compactor.constants import LeaderEpoch, Offset, TimestampMs
+from compactor.control.broker_expiry import find_expired_segments
 from compactor.control.records import RoundPublished
 from compactor.control.stages import RoundStage
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
+from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.round import compaction
 from compactor.round.compaction import RoundReport
 from compactor.transfer.export import export_partition
@@ -113,6 +117,21 @@ def test_a_group_that_expires_in_mid_round_is_left_out_and_the_offset_advances(e
     assert (state.broker_log_start, state.first_dirty_offset, state.quarantine) == (start, plan.next_dirty_offset, None)
     assert min(expiring.records()) >= start
     expiring.check_last_values(start)
+
+
+@pytest.mark.parametrize(("log_start", "expired"), [(9, set()), (10, {"a"}), (11, {"a"})])
+def test_a_deleted_segment_has_expired_only_if_it_lies_wholly_below_the_log_start(log_start: int, expired: set[str]) -> None:
+    """Its last offset is 9: with a log start of 9 one of its records is still to be read, so that its absence is a loss."""
+    segment = RemoteLogSegmentMetadata(
+        id="a", start_offset=Offset(0), end_offset=Offset(9), size_bytes=9, max_timestamp_ms=TimestampMs(-1), mtime_ms=0,
+        leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(0)),), files={},
+    )  # fmt: skip
+    publisher = SimpleNamespace(find_segments_deleted_by_brokers=lambda partition, ids: frozenset(ids))
+    leadership: Any = SimpleNamespace(
+        ports=SimpleNamespace(publisher=publisher, broker_log_start=None),
+        state=PartitionState(topic="orders", partition=0, live=(segment,), broker_log_start=log_start),
+    )
+    assert find_expired_segments(leadership, ["a"]) == expired
 
 
 @pytest.mark.parametrize("stage", [RoundStage.UPLOADED, RoundStage.VERIFIED, RoundStage.PUBLISH_BEGUN])

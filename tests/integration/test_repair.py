@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
+from compactor.bootstrap import open_tier
+from compactor.config.settings import load_settings
+from compactor.control.records import LeadershipAcquired
+from compactor.errors import Fenced
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import parse_producer_snapshot_file
+from compactor.upkeep.repair import repair_partition
+from compactor.upkeep.repair_sources import DirectoryRepairSource
 from tests.builders import TOPIC_ID, LogBuilder, name_topic
 from tests.integration.test_import_truncated import Log, end_of
 from tests.support.tier_cli import Answer, TierCli, visible
@@ -288,3 +299,40 @@ def test_a_truncation_below_a_repaired_round_is_refused_before_anything_is_recor
     assert cli.digest() == before
     assert cli.ask("import", second.path, "--accept-truncation", "--accept-loss").code == 0
     assert end_of(cli) == 199
+
+
+@dataclass(frozen=True)
+class SlowSource(DirectoryRepairSource):
+    """A log directory whose last copy arrives so late that another compactor has taken the partition over."""
+
+    take_over: Callable[[], None]
+    reads: list[str] = field(default_factory=list)
+
+    @override
+    def write_each_copy_of_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
+        self.reads.append(file_kind)
+        if len(self.reads) == 2:  # the first read plans the repair, the second one fetches what is uploaded
+            self.take_over()
+        yield from super().write_each_copy_of_file(segment, file_kind, path)
+
+
+@pytest.mark.damages
+def test_a_repair_that_lost_its_leadership_while_it_fetched_uploads_nothing(cli: TierCli, log_dir: Path) -> None:
+    """The new leader may have deleted the segment meanwhile: an object created then would be nobody's."""
+    victim = objects(cli, "log")[1]
+    victim.unlink()
+
+    def take_over() -> None:
+        log = open_tier(load_settings(cli.config)).open_control_log_of_partition(TopicPartition("orders", 0))
+        epoch = log.refresh().next_compactor_epoch
+        log.append_due_records(
+            lambda state: (
+                LeadershipAcquired(leader_epoch=epoch, holder="another", ttl_ms=1) if state.next_compactor_epoch == epoch else None
+            )
+        )
+
+    tier = open_tier(load_settings(cli.config))
+    tier.identity.read_catalog()
+    with pytest.raises(Fenced):
+        repair_partition(tier, TopicPartition("orders", 0), [SlowSource(log_dir, take_over)])
+    assert not victim.exists()

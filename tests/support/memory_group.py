@@ -48,6 +48,13 @@ class MemoryGroup:
         self._give_up(self.held)
         self.coordinator.members.remove(self)
 
+    def lose(self) -> None:
+        """Leave the group as a member does whose session has ended: the partitions belong to others before it learns of it."""
+        lost, self.held = self.held, set()
+        self.coordinator.members.remove(self)
+        if self.listener is not None:
+            self.listener.on_partitions_lost(sorted(lost))
+
     def poll_rebalances(self) -> Sequence[Any]:
         wanted = self.coordinator.share_of(self)
         if self.held != wanted:

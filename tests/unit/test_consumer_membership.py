@@ -90,6 +90,21 @@ def test_a_revocation_drops_the_queue_and_commits_what_was_returned(is_cooperati
     assert {name: at.offset for name, at in group.committed.items()} == dict.fromkeys(NAMES, 10)
 
 
+def test_offsets_of_lost_partitions_are_not_committed(tier: Tier) -> None:
+    """Another member may have them by then, and be further: a commit would set the group back."""
+    group = MemoryCoordinator([NAME])
+    lost: list[Place] = []
+    client = group.open()
+    with TieredConsumer(tier, None, ConsumerOptions(refresh_s=0.01, offset_reset="earliest"), client, AutoCommitOptions()) as consumer:
+        consumer.subscribe(["orders"], on_lost=lambda consumer, places: lost.extend(places))
+        consume(consumer, 3)
+        group.committed[NAME] = OffsetWithLeaderEpoch(8, 0)  # the next holder's
+        client.lose()
+        assert consumer.assignment() == []
+    assert [place.offset for place in lost] == [3]
+    assert group.committed == {NAME: OffsetWithLeaderEpoch(8, 0)}
+
+
 def test_only_stored_offsets_are_committed_if_the_application_stores_them(tier: Tier) -> None:
     group = MemoryCoordinator([NAME])
     with member(tier, group, AutoCommitOptions(auto_store=False)) as consumer:

@@ -9,7 +9,8 @@ import pytest
 
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs, TopicId
 from compactor.control import fold, ordering, records
-from compactor.control.state import PartitionState
+from compactor.control.incarnations import catalog_changes_by_topic_record, topic_recreation_problem
+from compactor.control.state import CatalogState, PartitionState
 from compactor.model.ids import partition_of_incarnation
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from tests.simulation.life_mutations import COVERED_MUTATIONS
@@ -73,6 +74,23 @@ def test_the_deletion_of_a_topic_deletes_the_log_of_its_own_id_only(deleted_id: 
     deleted = records.PartitionDeleted(leader_epoch=CompactorEpoch(0), deleted_topic_id=TopicId(deleted_id))
     state = folded(2, OPENED, REGISTERED, TIERED, ACQUIRED, deleted)
     assert (not state.live, bool(state.fenced)) == (is_deleted, not is_deleted)
+
+
+@pytest.mark.parametrize(
+    ("cluster_id", "is_superseded"),
+    [("mine", True), ("another", False), ("", True)],
+    ids=["its own cluster", "another cluster", "a person"],
+)
+def test_only_its_own_cluster_or_a_person_declares_a_topic_re_created(cluster_id: str, is_superseded: bool) -> None:
+    known = CatalogState(topic_clusters={TopicId("old"): "mine"})
+    body = records.TopicRecreated(topic="orders", superseded_id=TopicId("old"), topic_id=TopicId("new"), cluster_id=cluster_id, by="me")
+    assert bool(topic_recreation_problem(known, body)) is not is_superseded
+    assert bool(catalog_changes_by_topic_record(known, body)) is is_superseded
+
+
+def test_a_topic_whose_cluster_is_unknown_is_declared_re_created_by_a_person_only() -> None:
+    body = records.TopicRecreated(topic="orders", superseded_id=TopicId("old"), topic_id=TopicId("new"), cluster_id="any", by="me")
+    assert topic_recreation_problem(CatalogState(), body) == "topic id old is recorded as one of cluster unknown, and cluster any was asked"
 
 
 @pytest.mark.parametrize(
