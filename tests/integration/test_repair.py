@@ -323,7 +323,7 @@ def test_a_repair_that_lost_its_leadership_while_it_fetched_uploads_nothing(cli:
     victim.unlink()
 
     def take_over() -> None:
-        log = open_tier(load_settings(cli.config)).open_control_log_of_partition(TopicPartition("orders", 0))
+        log = open_tier(load_settings(str(cli.config))).open_control_log_of_partition(TopicPartition("orders", 0))
         epoch = log.refresh().next_compactor_epoch
         log.append_due_records(
             lambda state: (
@@ -331,7 +331,7 @@ def test_a_repair_that_lost_its_leadership_while_it_fetched_uploads_nothing(cli:
             )
         )
 
-    tier = open_tier(load_settings(cli.config))
+    tier = open_tier(load_settings(str(cli.config)))
     tier.identity.read_catalog()
     with pytest.raises(Fenced):
         repair_partition(tier, TopicPartition("orders", 0), [SlowSource(log_dir, take_over)])
