@@ -8,7 +8,7 @@ KILLS ?= 200
 MINUTES ?= 10
 BENCH ?= [a-z]*
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 kafka-demo agent-demo test slow-tests broker-tests-all lint conformance simulate model kill-test agent-soak soak broker-soak evidence bench release clean
+.PHONY: help setup demo demo-s3 kafka-demo agent-demo test check nightly test-costs lint conformance simulate model kill-test agent-soak soak broker-soak evidence bench release clean
 
 help: ## This list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-16s %s\n' "$$name" "$$text"; done
@@ -29,16 +29,20 @@ kafka-demo: setup ## A Kafka broker that tiers a topic, and what its consumers g
 agent-demo: setup ## A stock broker with short retention, the agent, the daemon, a consumer (needs Java and Maven)
 	@$(RUN) tests.support.agent_demo
 
-test: setup ## All tests except the slow ones: less than 25 minutes on two cores
-	@sh .ci/java || true
-	@$(RUN) pytest -n $(WORKERS) -m "not slow" $(TESTS)
+test: setup ## The tests that need nothing but Python, random ones with few seeds: about 10 minutes on two cores
+	@$(RUN) pytest -n $(WORKERS) -m "not check and not slow" --hypothesis-profile quick $(TESTS)
 
-slow-tests: setup ## Tests marked slow: processes killed, Spark clusters, the model, more servers and brokers
+check: setup ## The other tests that CI requires, at full depth: brokers, Spark, browser, emulators (needs Java, Maven, Go, npm)
 	@sh .ci/java || true
-	@$(RUN) pytest -n $(WORKERS) -m slow $(TESTS)
+	@$(RUN) pytest -n $(WORKERS) -m "(check or deep) and not slow" $(TESTS)
 
-broker-tests-all: setup ## Tests with real Kafka brokers, also the long ones and older brokers (needs Java and Maven)
-	@$(RUN) pytest -n $(WORKERS) -m "broker or slow_broker" tests
+nightly: setup ## What takes hours: slow tests, older brokers
+	@$(RUN) pytest -n $(WORKERS) -m "slow or slow_broker" $(TESTS)
+
+test-costs: setup ## CPU seconds of each test and fixture of `make test` and `make check`, the dearest first (docs/testing.md)
+	@mkdir -p build && rm -f build/test-costs.jsonl
+	@$(RUN) pytest -n $(WORKERS) -m "not slow" -p tests.support.costs --costs build/test-costs.jsonl $(TESTS) || true
+	@$(RUN) tests.support.costs build/test-costs.jsonl
 
 lint: setup ## ruff, mypy --strict, and the import layers
 	@$(RUN) ruff check --quiet .

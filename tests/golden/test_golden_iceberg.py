@@ -16,8 +16,6 @@ from tests.golden_cases import Round, cleaner_round, client_rounds, names
 from tests.support.iceberg_spark import read_by_spark
 from tests.support.tier_cli import TierCli, visible
 
-pytestmark = pytest.mark.usefixtures("unsynced")
-
 ORDERS = TopicPartition("orders", 0)
 
 REFUSED = {"negative-times"}

@@ -16,7 +16,6 @@ from tests.plain_format import segment_paths
 from tests.plain_log import transaction_index
 from tests.support.tier_cli import TierCli, batches_of, contents, latest, visible
 
-pytestmark = pytest.mark.usefixtures("unsynced")
 NEVER = 2**63 - 1
 
 

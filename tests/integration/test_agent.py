@@ -32,8 +32,6 @@ from tests.support.side_broker import (
     watch_of,
 )
 
-pytestmark = pytest.mark.usefixtures("unsynced")
-
 
 @pytest.fixture
 def scene(tmp_path: Path) -> SideScene:

@@ -30,7 +30,6 @@ from tests.support.side_broker import (
     watch_of,
 )
 
-pytestmark = pytest.mark.usefixtures("unsynced")
 SOUND = TopicPartition("orders", 1)
 
 

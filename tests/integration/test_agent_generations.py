@@ -26,8 +26,6 @@ from tests.plain_format import read_batches
 from tests.support.plain_pinterest import PlainConsumer, folder_of
 from tests.support.side_broker import ORDERS, PartitionStory, SideBroker, SideScene, metric, settle, stands
 
-pytestmark = pytest.mark.usefixtures("unsynced")
-
 
 @dataclass
 class Breakable:

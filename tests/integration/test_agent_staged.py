@@ -13,8 +13,6 @@ from compactor.brokers.metadata_topic.leaders import LeaderReportedLogEnd
 from compactor.constants import LeaderEpoch
 from tests.support.side_broker import ORDERS, SideScene, metric, settle, stands, watch_of
 
-pytestmark = pytest.mark.usefixtures("unsynced")
-
 
 @pytest.fixture
 def scene(tmp_path: Path) -> SideScene:

@@ -23,8 +23,6 @@ from tests.builders import TOPIC_ID as ID, LogBuilder
 from tests.simulation.life_mutations import DELETION_MUTATIONS
 from tests.support.tier_cli import TierCli
 
-pytestmark = pytest.mark.usefixtures("unsynced")
-
 CLUSTER = "cluster-1"
 HOUR_MS = 3_600_000
 RETENTION_MS = 5 * HOUR_MS

@@ -20,7 +20,6 @@ from tests.builders import LogBuilder, name_topic
 from tests.support.side_broker import PartitionStory, Replica, SideCluster
 from tests.support.tier_cli import TierCli, batches_of, latest
 
-pytestmark = pytest.mark.usefixtures("unsynced")
 ORDERS = TopicPartition("orders", 0)
 
 

@@ -14,8 +14,6 @@ from compactor.transfer.import_ import _DirectoryImport
 from compactor.transfer.staged_files import HeldFileStagedForDeletion, list_staged_files_before_live_log
 from tests.support.side_broker import SideScene
 
-pytestmark = pytest.mark.usefixtures("unsynced")
-
 
 @pytest.fixture
 def scene(tmp_path: Path) -> SideScene:

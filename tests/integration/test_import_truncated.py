@@ -25,8 +25,6 @@ from tests.builders import TOPIC_ID, name_topic
 from tests.support.side_broker import ORDERS, PartitionStory, Replica, SideCluster, SideScene, settle, stands
 from tests.support.tier_cli import TierCli, batches_of, latest
 
-pytestmark = pytest.mark.usefixtures("unsynced")
-
 SEGMENT = 20
 """Records per segment, one record a batch: more than the tail of 16 batches that a state remembers."""
 

@@ -21,7 +21,6 @@ from tests.builders import TOPIC_ID, LogBuilder, name_topic
 from tests.support.side_broker import ORDERS, PartitionStory, SideScene, settle, stands
 from tests.support.tier_cli import Answer, TierCli
 
-pytestmark = pytest.mark.usefixtures("unsynced")
 OTHER_ID = "Qm9CQm9CQm9CQm9CQm9CQg"
 NO_ID = ""
 

@@ -16,6 +16,8 @@ from compactor.cli.main import entry
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder
 from tests.support.tier_cli import TierCli, batches_of, contents, latest, visible
 
+pytestmark = pytest.mark.quick
+
 ROW = {
     *("topic", "partition", "status", "first_dirty_offset", "next_dirty_offset", "segments_in", "segments_out", "segments_skipped"),
     *("bytes_read", "bytes_written", "records_read", "records_kept", "map_engine", "peak_disk_bytes", "peak_map_bytes", "seconds"),

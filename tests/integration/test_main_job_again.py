@@ -17,6 +17,8 @@ from compactor.storage.local import LocalStore
 from tests.builders import LZ4, LogBuilder
 from tests.support.tier_cli import TierCli, batches_of, latest, visible
 
+pytestmark = pytest.mark.quick
+
 DAY = 86_400_000
 NOW = 1_700_000_000_000
 

@@ -19,6 +19,8 @@ from compactor.upkeep.segment_check import index_and_checkpoint_file_problems
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def cli(tmp_path: Path) -> TierCli:

@@ -21,6 +21,8 @@ from tests.support.s3_server import Bucket
 from tests.support.servers import ON_ALL_SERVERS, ON_SERVERS
 from tests.support.tier_cli import TierCli, contents, latest, visible
 
+pytestmark = pytest.mark.quick
+
 NOW = "1700000100000"
 NETWORK = [
     Fault("slow_down", rate=0.04),

@@ -5,16 +5,17 @@ from __future__ import annotations
 import io
 
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from bloom.filter import KeyFilter
+from tests.support.depth import examples
 
 word = st.one_of(st.integers(0, 2**64 - 1), st.sampled_from([0, 1, 2**32, 2**32 - 1, 2**64 - 1]))
 rows = st.lists(st.tuples(word, word), max_size=40)
 rates = st.sampled_from([0.5, 0.3, 0.01, 1e-4, 2e-9])
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(batches=st.lists(rows, min_size=1, max_size=3), asked=rows, rate=rates, capacity=st.integers(120, 400))
 def test_bulk_is_one_by_one(batches: list[list[tuple[int, int]]], asked: list[tuple[int, int]], rate: float, capacity: int) -> None:
     single, bulk = KeyFilter(capacity, rate), KeyFilter(capacity, rate)

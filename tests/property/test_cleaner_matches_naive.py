@@ -6,13 +6,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from compactor.records.build import ProducerFields, encode_batch
 from tests.against_naive import compare_with_naive
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, snapshot, wrapper
 from tests.chunking import SIZES, chunks_of
 from tests.plain_format import read_batches
+from tests.support.depth import examples
 
 HOUR = 3_600_000
 GATES = st.sampled_from([0, 1, 1, 200, 400, 1 << 20, 1 << 20, 1 << 20])
@@ -134,7 +135,7 @@ def requests(draw: st.DrawFn, log: LogBuilder) -> dict[str, Any]:
     return request
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(st.data())
 def test_fast_and_naive_cleaner_agree(data: st.DataObject) -> None:
     log = data.draw(logs())

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from bloom.siphash import nonzero_32_bit_tag_of_key_hash
 from compactor.cleaner import row_spool
@@ -18,6 +18,7 @@ from compactor.cleaner.keys import disk_map
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, count_log_scans_to_fit_disk
 from compactor.cleaner.keys.key_set import ENTRY_BYTES, SMALLEST, SPACE, KeyHashSet
 from compactor.errors import OutOfBudget
+from tests.support.depth import examples
 
 MEGABYTE = 1 << 20
 LEAST = (SMALLEST + SPACE) * ENTRY_BYTES
@@ -83,7 +84,7 @@ def on_disk(dirty: Hashes, clean: Hashes, calls: int, budget: DiskBudget, **sett
 keys = st.lists(st.integers(0, 60), max_size=120).map(lambda some: np.array(some, dtype=np.int64))
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(
     dirty=keys,
     clean=keys,

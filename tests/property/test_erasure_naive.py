@@ -5,10 +5,11 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from hypothesis import event, given, settings, strategies as st
+from hypothesis import event, given, strategies as st
 
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.plain_format import read_batches
+from tests.support.depth import examples
 from tests.support.tier_cli import TierCli
 
 KEYS = tuple(f"key-{number}" for number in range(6))
@@ -67,7 +68,7 @@ def naive(cli: TierCli, key: bytes) -> set[str]:
     return found
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(st.lists(STEP, min_size=4, max_size=24))
 def test_holders_are_what_all_bytes_say(steps: list[tuple[object, ...]]) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -11,7 +11,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from checkpoint.offsets import (
     CleanerOffset,
@@ -30,6 +30,7 @@ from tests.simulation.actors import Actors
 from tests.simulation.oracle import Oracle
 from tests.simulation.symbolic import NAME, broker_log
 from tests.simulation.world import Faults, World
+from tests.support.depth import examples
 
 EMPTY = PartitionState(topic=NAME.topic, partition=NAME.partition)
 SEEDS = 12
@@ -68,7 +69,7 @@ def sound(state: PartitionState) -> None:
 damage = st.lists(st.tuples(st.sampled_from(["repeat", "swap", "drop", "epoch", "incarnation"]), st.integers(0, 10_000)), max_size=6)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.integers(0, SEEDS - 1), damage)
 def test_whatever_is_in_the_slots_the_state_stays_sound(seed: int, damages: list[tuple[str, int]]) -> None:
     log = list(history(seed))
@@ -94,7 +95,7 @@ def test_whatever_is_in_the_slots_the_state_stays_sound(seed: int, damages: list
         sound(state)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, SEEDS - 1), st.integers(0, 10_000))
 def test_a_snapshot_is_as_good_as_the_log_before_it(seed: int, cut: int) -> None:
     log = history(seed)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from compactor.cleaner.gate.batch_checks import transaction_outcomes_by_source
 from compactor.cleaner.gate.failures import GateFailed
@@ -18,6 +18,7 @@ from compactor.cleaner.offline import open_log_directory_for_round
 from compactor.cleaner.passes.source import SourceSegment
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.damage import AMPLE, GATE_KEY, Round
+from tests.support.depth import examples
 
 
 def gate_of(round_: Round, *, behind: bool = True) -> tuple[Gate, list[SourceSegment]]:
@@ -65,7 +66,7 @@ def logs(draw: st.DrawFn) -> tuple[LogBuilder, int, int]:
     return log, draw(st.sampled_from([base for base in bases if base < uncleanable])), uncleanable
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(logs())
 def test_gate_knows_outcomes_from_the_end_as_from_the_beginning(made: tuple[LogBuilder, int, int]) -> None:
     log, first_dirty, uncleanable = made

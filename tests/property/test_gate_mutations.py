@@ -6,12 +6,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, given, strategies as st
 
 from compactor.errors import BadData, UsageError
 from tests.plain_format import Batch, Record
 from tests.property.test_cleaner_matches_naive import logs, requests
 from tests.support.damage import AMPLE, TINY, Round, changed, settled
+from tests.support.depth import examples
 
 FIELDS = ("leader_epoch", "base_timestamp", "max_timestamp", "producer_id", "producer_epoch", "base_sequence", "last_offset", "base_offset")
 Damage = Callable[[st.DrawFn, list[Batch], Round], list[Batch]]
@@ -136,7 +137,7 @@ def damages(draw: st.DrawFn, cleaned: Round) -> str:
     return damage.__name__
 
 
-@settings(max_examples=600)
+@examples(600)
 @given(st.data())
 def test_no_single_change_gets_past_the_gate(data: st.DataObject) -> None:
     log = data.draw(logs())

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, given, strategies as st
 
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
@@ -19,6 +19,7 @@ from compactor.transfer.export import export_partition
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions
 from tests.builders import LogBuilder, name_topic
+from tests.support.depth import examples
 from tests.support.tier_cli import TierCli, batches_of, visible
 
 ORDERS = TopicPartition("orders", 0)
@@ -48,7 +49,7 @@ def imported(tier: Tier, folder: Path, options: ImportOptions | None = None) -> 
     return tier.open_control_log_of_partition(ORDERS).refresh()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(25, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 def test_increments_equal_one_import(seed: int) -> None:
     rng = random.Random(seed)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from compactor.cleaner.keys.key_set import ABSENT, ENTRY_BYTES, SMALLEST, SPACE, BoundedOffsetMap, KeyHashSet
+from tests.support.depth import examples
 
 # Few distinct values, at both ends and in the middle of the table, so that clusters meet, and tags that only differ after the empty marker.
 first_half = st.sampled_from([0, 1, 2, 2**32, 2**32 + 1, 2**63, 2**64 - 1])
@@ -20,7 +21,7 @@ def key_of(row: tuple[int, int]) -> tuple[int, int]:
     return (row[0] & 0xFFFFFFFF) or 1, row[1]
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(calls=calls)
 def test_a_key_set_is_a_set(calls: list[tuple[str, list[tuple[int, int]]]]) -> None:
     key_set, model = KeyHashSet(1 << 20), set[tuple[int, int]]()
@@ -43,7 +44,7 @@ def test_a_key_set_is_a_set(calls: list[tuple[str, list[tuple[int, int]]]]) -> N
     assert {key_of((int(a), int(b))) for chunk in key_set.iterate_key_hashes() for a, b in chunk} == model
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(seed=st.integers(0, 1000), budget=st.integers((SMALLEST + SPACE) * ENTRY_BYTES, 40_000))
 def test_it_stays_inside_any_budget(seed: int, budget: int) -> None:
     hashes = np.random.default_rng(seed).integers(0, 2**64, size=(4_000, 2), dtype=np.uint64)
@@ -55,7 +56,7 @@ def test_it_stays_inside_any_budget(seed: int, budget: int) -> None:
     assert answer.tolist() == [True] * done + [False] * (len(hashes) - done)
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(batches=st.lists(rows, max_size=4), limit=st.integers(1, 60))
 def test_the_bounded_map_is_a_dict_that_stops(batches: list[list[tuple[int, int]]], limit: int) -> None:
     total = sum(map(len, batches))

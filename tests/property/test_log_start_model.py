@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control import fold, ordering, records
 from compactor.control.state import PartitionState
 from compactor.model.balance import CountAndDigestSum
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
+from tests.support.depth import examples
 
 Span = tuple[int, int]
 
@@ -149,7 +150,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(steps, max_size=14))
 def test_the_fold_raises_the_log_start_as_a_model_of_offsets_does(drawn: list[tuple[object, ...]]) -> None:
     history = History()

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import Phase, event, given, settings, strategies as st
+from hypothesis import Phase, event, given, strategies as st
 
 from compactor.storage.local import LocalStore
 from compactor.storage.port import CopyLimits
 from tests.builders import LZ4, NONE, LogBuilder
+from tests.support.depth import examples
 from tests.support.splices import live_objects, run_whole_on_copy, small_copies
 from tests.support.tier_cli import TierCli, contents
 
@@ -48,7 +49,7 @@ def add(log: LogBuilder, steps: list[Any]) -> None:
     log.put(f"last={log.next_offset}")
 
 
-@settings(max_examples=12, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@examples(12, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     first=FIRST,
     rounds=st.lists(st.tuples(LATER, st.sampled_from([0, 1, RETENTION + 1])), min_size=1, max_size=3),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
 from compactor.records import batches as kafka
@@ -18,6 +18,7 @@ from compactor.records.producer_runs import (
     reason_to_read_segment_for_its_markers,
 )
 from compactor.records.producers import ProducerStates
+from tests.support.depth import examples
 
 DATA, PLAIN, EMPTY, ABORT, COMMIT, EMPTIED = range(6)
 batch = st.tuples(
@@ -61,7 +62,7 @@ def marker_verdicts(table: Any, verdicts: TransactionVerdicts) -> list[tuple[int
     return [(int(table.base_offset[i]), bool(verdicts.discardable[i]), bool(verdicts.indexed[i])) for i in rows]
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(log=segments, skipped=st.lists(st.booleans(), min_size=5, max_size=5))
 def test_stand_ins_give_the_verdicts_of_their_segments(log: list[list[tuple[int, int, int, int, bool]]], skipped: list[bool]) -> None:
     tables, offset = [], 0
@@ -91,7 +92,7 @@ def test_stand_ins_give_the_verdicts_of_their_segments(log: list[list[tuple[int,
         assert other_states.entries.tolist() == states.entries.tolist()
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(log=segments, now=st.sampled_from([0, 1_002, 1_005, 5_000]))
 def test_a_segment_is_due_exactly_when_its_batches_say_so(log: list[list[tuple[int, int, int, int, bool]]], now: int) -> None:
     tables, offset = [], 0

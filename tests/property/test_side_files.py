@@ -6,9 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from tests.builders import GZIP, NONE, LogBuilder
+from tests.support.depth import examples
 from tests.support.tier_cli import TierCli, visible
 
 KINDS = ["a bit", "cut", "written over", "appended", "a line", "another's"]
@@ -41,7 +42,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.integers(0, 99), st.sampled_from(KINDS), st.integers(0, 1 << 16), st.sampled_from(NOISE))
-@settings(max_examples=100)
+@examples(100)
 @pytest.mark.slow
 def test_a_damaged_one_is_refused_or_made_anew(
     sound: Path, tmp_path_factory: pytest.TempPathFactory, which: int, kind: str, at: int, noise: bytes

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from bloom.sidecar import decode_sidecar, encode_sidecar
 from bloom.siphash import hash_keys, siphash_key_halves
@@ -23,13 +23,14 @@ from compactor.constants import NEVER_MS, TimestampMs
 from compactor.records.batches import NOT_CONTROL
 from tests.builders import GZIP, LZ4, NONE, LogBuilder, entry
 from tests.property.test_cleaner_matches_naive import logs
+from tests.support.depth import examples
 
 KEY = bytes(range(16))
 LIMIT = 1 << 20
 ID = "AAECAwQFBgcICQoLDA0ODw"
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(logs(), st.sets(st.integers(0, 10)))
 def test_verdicts_are_the_same_whoever_is_stood_in_for(log: LogBuilder, hidden: set[int]) -> None:
     with tempfile.TemporaryDirectory() as scratch, WorkerThreads(1) as workers:
@@ -54,7 +55,7 @@ def test_verdicts_are_the_same_whoever_is_stood_in_for(log: LogBuilder, hidden: 
             assert found.txn_entries.tolist() == truth.txn_entries.tolist()
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.sampled_from([NONE, LZ4, GZIP]), st.sampled_from([None, 7, 9])),

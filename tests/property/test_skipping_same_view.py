@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import event, example, given, settings, strategies as st
+from hypothesis import event, example, given, strategies as st
 
 from compactor.cleaner.gate.key_table import LatestRecordTable
 from compactor.cleaner.keys import key_set
 from compactor.round import pass_one as index, roles
 from tests.builders import LZ4, NONE, LogBuilder, entry, wrapper
 from tests.plain_log import control_type
+from tests.support.depth import examples
 from tests.support.tier_cli import TierCli, batches_of, visible
 
 RETENTION = 1_000
@@ -85,7 +86,7 @@ def assert_none_early(markers: Seen, plain: Seen) -> None:
         assert later is None or (horizon is not None and later >= horizon), f"the marker at {offset} was dated too early"
 
 
-@settings(max_examples=15)
+@examples(15)
 @example(rounds=[([[("old", 0, False)]], 0), ([[("put", [(0, 0)], -1, 0)]], 0)], legacy=True, engine="auto", threads=1, small_gate=True)
 @example(
     rounds=[([[("put", [(0, 0)], -1, 0)]], 0), ([[("end", 1, False)]], 0)], legacy=False, engine="partitioned", threads=1, small_gate=False

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from compactor.cleaner import row_spool
 from compactor.cleaner.keys import key_set
@@ -24,6 +24,7 @@ from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.errors import BadData
 from compactor.records.producers import ProducerStates
 from tests.builders import GZIP, LZ4, NONE, LogBuilder
+from tests.support.depth import examples
 
 LIMIT = 1 << 20
 
@@ -125,7 +126,7 @@ def logs(draw: st.DrawFn) -> tuple[LogBuilder, int]:
     return log, draw(st.sampled_from([*bases, draw(st.integers(0, log.next_offset - 1))]))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(logs(), st.integers(1, 3), st.sampled_from([1, 3]), st.sampled_from([1, 7, 1 << 20]))
 def test_all_engines_make_the_same_bytes(made: tuple[LogBuilder, int], parts: int, threads: int, block: int) -> None:
     builder, first_dirty = made

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 
 from compactor.brokers.metadata_topic.token_bucket import (
     _HOUR_MS,
@@ -20,6 +20,7 @@ from compactor.brokers.metadata_topic.token_bucket import (
     record_counts_with_timestamps_added,
 )
 from compactor.model.ids import TopicPartition
+from tests.support.depth import examples
 
 NOW = 30_000_000 * MINUTE_MS
 MINUTE = NOW // MINUTE_MS
@@ -144,7 +145,7 @@ BIG_AMONG_SMALL = [Arrival(5, 25, 25, 0, 10, False), *(Arrival(at, 3, 3, 0, 10, 
 
 @given(ARRIVALS, st.integers(4, 20))
 @example(BIG_AMONG_SMALL, 10)
-@settings(max_examples=150)
+@examples(150)
 def test_every_round_is_admitted_and_no_hour_exceeds_the_cap_unless_one_round_does(arrivals: list[Arrival], per_hour: int) -> None:
     names = [TopicPartition("t", number) for number in range(len(arrivals))]
     bucket, written = MetadataTokenBucket(), Counter[int]()

@@ -13,26 +13,25 @@ from compactor.storage.hdfs import UNDATED_MS
 from compactor.storage.port import ObjectInfo
 from tests.simulation.schedule import run_schedule
 from tests.simulation.store_kinds import CLOUD_KINDS, SimulatedClient
-
-SCHEDULES = 600
-SCHEDULES_ON_OTHER_STORES = 60
-"""They share the seeds. ``make simulate`` runs more."""
+from tests.support.depth import seeds
 
 
-def test_random_schedules_end_without_a_violation() -> None:
+@seeds(100, 600)
+def test_random_schedules_end_without_a_violation(seeds: range) -> None:
     counts: Counter[str] = Counter()
-    for seed in range(SCHEDULES):
+    for seed in seeds:
         outcome = run_schedule(seed)
         assert not outcome.violations, f"python -m tests.simulation --trace {seed}"
         counts.update(outcome.counts)
     # The schedules are about something: everything that can be in a log was in some of them.
-    assert all(counts[kind] > SCHEDULES / 50 for kind in counts)
+    assert all(counts[kind] > len(seeds) / 50 for kind in counts)
     assert len(counts) == 16
 
 
 @pytest.mark.parametrize("scheme", sorted(CLOUD_KINDS))
-def test_random_schedules_on_each_kind_of_store_end_without_a_violation(scheme: str) -> None:
-    for seed in range(SCHEDULES_ON_OTHER_STORES):
+@seeds(20, 60)
+def test_random_schedules_on_each_kind_of_store_end_without_a_violation(scheme: str, seeds: range) -> None:
+    for seed in seeds:
         assert not run_schedule(seed, scheme=scheme).violations, f"python -m tests.simulation --store {scheme} --trace {seed}"
 
 

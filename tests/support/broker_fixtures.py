@@ -8,7 +8,7 @@
 A test that gets ``broker`` by ``request.getfixturevalue`` marks itself ``broker``.
 
 Without Java and Maven they are skipped; with CI=true in the environment that is a failure. Those marked ``slow_broker`` (older
-brokers, long ones) run only where a marker expression names that marker: ``make broker-tests-all``.
+brokers, long ones) run only where a marker expression names that marker: ``make nightly`` (tests/support/selection.py).
 """
 
 from __future__ import annotations
@@ -29,22 +29,6 @@ if TYPE_CHECKING:  # every run of pytest loads this module; the clients cost hal
     from tests.support.kafka_story import TopicStory
 
 VERSION = "4.4.0"
-OWN = "new_cluster"
-SHARED = ("broker", "broker_admin", "told")
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest's own -m looks
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        wanted = set(getattr(item, "fixturenames", ())) & {OWN, *SHARED}
-        if wanted & set(SHARED) or item.get_closest_marker("broker"):
-            item.add_marker(pytest.mark.xdist_group("broker"))
-        if wanted:
-            item.add_marker("broker")
-    if "slow_broker" not in str(config.option.markexpr):
-        left_out = [item for item in items if item.get_closest_marker("slow_broker")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("slow_broker")]
 
 
 def started(version: str, directory: Path, **options: Any) -> KafkaCluster:

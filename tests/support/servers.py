@@ -63,7 +63,7 @@ ON_ALL_BUCKETS = _on(["moto", "fake-gcs-server", "Azurite"], ["versitygw", "HDFS
 ON_SERVERS_THAT_SIGN_NOTHING = _on(["moto", "fake-gcs-server"], ["HDFS"])
 """For tests that take ``proxied_bucket`` and drop conditions of requests: versitygw and Azurite check signatures over them."""
 ON_SERVERS_IN_TIME = _on(["moto"], ["versitygw", "fake-gcs-server", "Azurite"])
-"""For modules of many tests that take ``proxied_bucket``: all but one server are left to ``make slow-tests``."""
+"""For modules of many tests that take ``proxied_bucket``: all but one server are left to ``make nightly``."""
 ON_ALL_SERVERS_IN_TIME = _on(["fake-gcs-server"], ["moto", "versitygw", "Azurite", "HDFS"])
 """For one long test that takes ``proxied_bucket``."""
 
@@ -75,12 +75,12 @@ def missing(why: Exception) -> NoReturn:
     pytest.skip(str(why))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def kafka() -> Iterator[Kafka]:
     try:
         running = Kafka()
     except Unavailable as error:
-        pytest.skip(str(error))
+        missing(error)
     with running:
         yield running
 
@@ -153,7 +153,7 @@ def hdfs() -> Iterator[str]:
 def kerberos_hdfs() -> Iterator[tuple[str, dict[str, str]]]:
     """The address of a WebHDFS that wants Kerberos, and the environment in which tickets can be had."""
     if importlib.util.find_spec("gssapi") is None:
-        pytest.skip("the extra kerberos is not installed: Debian: apt install gcc libkrb5-dev python3-dev; then make setup")
+        missing(Unbuildable("the extra kerberos is not installed: Debian: apt install gcc libkrb5-dev python3-dev; then make setup"))
     with must_start(), tempfile.TemporaryDirectory(prefix="kerberos-") as directory, running_kerberos_hdfs(Path(directory)) as running:
         yield running
 
