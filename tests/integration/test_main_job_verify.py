@@ -82,6 +82,7 @@ def test_a_damaged_control_log_is_named(cli: TierCli) -> None:
     assert slot.name.split(".")[0] in answer.stderr
 
 
+@pytest.mark.check  # `recompact` asks Java for its version
 @pytest.mark.damages
 def test_a_lost_control_record_is_named_and_nothing_is_built_on_what_came_before_it(cli: TierCli, tmp_path: Path) -> None:
     cli.run()
