@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +37,7 @@ from compactor.tier.publishers import ControlLogPublisher, RefusingPublisherOfRe
 
 if TYPE_CHECKING:
     from compactor.brokers.metadata_topic.connection import KafkaConnection
+    from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
     from compactor.brokers.view import BrokerMetadata
 
 
@@ -203,6 +204,15 @@ def open_segment_metadata_of_brokers(settings: Settings, control: ObjectStore) -
     followed = FoldingMetadataTopicReader(topic, kept, clock_ms=_wall_clock_unix_ms)
     where = f"{topic.name} at {kafka.bootstrap_servers}"
     return LiveBrokerMetadata(followed, AdminClusterQueries(KafkaAdmin(connection)), kafka.topics, where)
+
+
+def create_topic_ids_query(settings: Settings) -> Callable[[Sequence[str]], ClusterTopicIds] | None:
+    """Return a function that requests the ids of topics from the configured brokers by name; None if no brokers are configured."""
+    if not settings.kafka.has_configured_brokers:
+        return None
+    from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka
+
+    return AgentClusterQueriesOverKafka(kafka_connection_settings(settings)).topic_ids
 
 
 def kafka_connection_settings(settings: Settings) -> KafkaConnection:

@@ -367,11 +367,13 @@ class Tier:
         if not names:
             return known
 
+        withdrawn = self.catalog.state.withdrawn_partitions
+
         def parse_partition_name(text: str) -> TopicPartition:
             if text.endswith("~1"):
                 return TopicPartition.parse(text.removesuffix("~1"))
             name = TopicPartition.parse_partition_store_prefix(text)
-            return name if "~" in text else latest_incarnation_of_partition(name, known)
+            return name if "~" in text else latest_incarnation_of_partition(name, known, withdrawn)
 
         named = list(dict.fromkeys(map(parse_partition_name, names)))
         for name in named:
@@ -384,11 +386,12 @@ class Tier:
 
         Partitions of topics that were deleted and created again under the same name are left out; they are read by their topic ids.
         """
-        return latest_incarnation_of_each_partition(self.list_partitions())
+        return latest_incarnation_of_each_partition(self.list_partitions(), self.catalog.state.withdrawn_partitions)
 
     def latest_incarnation(self, partition: TopicPartition) -> TopicPartition:
         """Return the partition of the topic that was last created under this partition's topic name, by the catalog as last read."""
-        return latest_incarnation_of_partition(partition, self.catalog.state.incarnations_of_partition(partition))
+        state = self.catalog.state
+        return latest_incarnation_of_partition(partition, state.incarnations_of_partition(partition), state.withdrawn_partitions)
 
     def incarnation_with_topic_id(self, partition: TopicPartition, topic_id: TopicId) -> TopicPartition:
         """Return the incarnation of this partition whose topic has the given id. A topic that is deleted and created again gets a new id,

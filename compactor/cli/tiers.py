@@ -124,7 +124,7 @@ def select_partitions(tier: Tier, given_names: Sequence[str]) -> list[TopicParti
     :raises UsageError: if a name or expression matches nothing. The error's hint is the most similar name.
     """
     known = tier.list_partitions()
-    latest = latest_incarnation_of_each_partition(known)
+    latest = latest_incarnation_of_each_partition(known, tier.catalog.state.withdrawn_partitions)
     found: list[TopicPartition] = []
     for text in given_names:
         exact = [name for name in known if "~" in text and text in (str(name), f"{name}~1")]

@@ -129,10 +129,13 @@ class TopicsConfirmed(StrictFrozenModel):
 
 
 class TopicRecreated(StrictFrozenModel):
-    """Record: the topic of ``superseded_id`` was deleted and created again as ``topic_id``. The former id never becomes current again.
+    """Record: the topic of ``superseded_id`` was deleted and created again as ``topic_id``. The former id does not become current again,
+    unless a person takes back what a person has said.
 
     cluster_id: the cluster that reported this; empty if a person did (``import --new-incarnation``).
     by: the process that wrote the record.
+    withdrawn: given if a person takes back that ``topic_id`` was superseded: the incarnations that the name does not mean any more. None
+        otherwise. Versions of the program without this field refuse a record that has it.
     """
 
     type: Literal["topic_recreated"] = "topic_recreated"
@@ -141,6 +144,7 @@ class TopicRecreated(StrictFrozenModel):
     topic_id: TopicId
     cluster_id: str = ""
     by: str = ""
+    withdrawn: tuple[str, ...] | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class TopicsInspected(StrictFrozenModel):

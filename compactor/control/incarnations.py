@@ -3,7 +3,8 @@
 A topic name has one control log and one data prefix per incarnation and partition. Each log holds the records of one topic id
 (``check_topic_id_unchanged``), so that two topics cannot mix. What remains to be decided is which incarnation a name means:
 
-* an id that was superseded never becomes current again, for no partition of the topic;
+* an id that was superseded never becomes current again, for no partition of the topic, unless a person takes back what a person has said:
+  a supersession that no cluster has confirmed, as a stale directory and ``import --new-incarnation`` make it;
 * a new id supersedes the current one only if the cluster that is recorded for the current id has said that the name has the new id now, or
   if a person has said so;
 * a topic is deleted only by its id: its recorded cluster has said UNKNOWN_TOPIC_ID at least twice, an hour or more apart, and has not
@@ -12,7 +13,7 @@ A topic name has one control log and one data prefix per incarnation and partiti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -55,9 +56,7 @@ def classify_topic_id(recorded_id: TopicId, given_id: TopicId, superseded: Mappi
 
 def newest_successor_topic_id(topic_id: TopicId, superseded: Mapping[TopicId, TopicId]) -> TopicId:
     """Return the topic id that has superseded this one directly or through others; the id itself if none has."""
-    while topic_id in superseded:
-        topic_id = superseded[topic_id]
-    return topic_id
+    return (ids_that_superseded_topic(topic_id, superseded) or [topic_id])[-1]
 
 
 def superseding_topic_id(state: CatalogState, topic: str, topic_id: TopicId) -> TopicId:
@@ -66,16 +65,32 @@ def superseding_topic_id(state: CatalogState, topic: str, topic_id: TopicId) -> 
     return newest_successor_topic_id(topic_id, former) if topic_id in former else EMPTY_TOPIC_ID
 
 
-def latest_incarnation_of_partition(partition: TopicPartition, incarnations: Iterable[TopicPartition]) -> TopicPartition:
+def latest_incarnation_of_partition(
+    partition: TopicPartition, incarnations: Iterable[TopicPartition], withdrawn: Collection[str]
+) -> TopicPartition:
     """Return the latest incarnation of a partition among ``incarnations``; if none of them is of this partition,
-    its first incarnation, which has the plain name."""
+    its first incarnation, which has the plain name.
+
+    :param withdrawn: incarnations that were opened by mistake (``CatalogState.withdrawn_partitions``). Such a one is returned only if the
+        partition has no other.
+    """
     same = (each for each in incarnations if each.first_incarnation == partition.first_incarnation)
-    return max(same, key=lambda each: each.incarnation, default=partition.first_incarnation)
+    return max(same, key=lambda each: (str(each) not in withdrawn, each.incarnation), default=partition.first_incarnation)
 
 
-def latest_incarnation_of_each_partition(incarnations: Iterable[TopicPartition]) -> list[TopicPartition]:
-    """Return the latest incarnation of each partition, ascending."""
-    return sorted({name.first_incarnation: name for name in sorted(incarnations, key=lambda name: name.incarnation)}.values())
+def latest_incarnation_of_each_partition(incarnations: Iterable[TopicPartition], withdrawn: Collection[str]) -> list[TopicPartition]:
+    """Return the latest incarnation of each partition, ascending. ``withdrawn``: as for ``latest_incarnation_of_partition``."""
+    ascending = sorted(incarnations, key=lambda name: (str(name) not in withdrawn, name.incarnation))
+    return sorted({name.first_incarnation: name for name in ascending}.values())
+
+
+def ids_that_superseded_topic(topic_id: TopicId, superseded: Mapping[TopicId, TopicId]) -> list[TopicId]:
+    """Return the topic ids that have superseded this one, directly or through others, in this order; empty if none has."""
+    found = []
+    while topic_id in superseded:
+        topic_id = superseded[topic_id]
+        found.append(topic_id)
+    return found
 
 
 def topic_recreation_problem(state: CatalogState, body: TopicRecreated) -> RuleViolationOrEmpty:
@@ -83,6 +98,8 @@ def topic_recreation_problem(state: CatalogState, body: TopicRecreated) -> RuleV
     replayed and before the append.
     """
     former = state.superseded.get(body.topic, {})
+    if body.withdrawn is not None:
+        return _topic_reinstatement_problem(state, body)
     for topic_id in (body.superseded_id, body.topic_id):
         if topic_id in former:
             return f"topic id {topic_id} was superseded by {former[topic_id]}"
@@ -92,6 +109,19 @@ def topic_recreation_problem(state: CatalogState, body: TopicRecreated) -> RuleV
     if body.cluster_id and body.cluster_id != known:
         return f"topic id {body.superseded_id} is recorded as one of cluster {known or 'unknown'}, and cluster {body.cluster_id} was asked"
     return ""
+
+
+def _topic_reinstatement_problem(state: CatalogState, body: TopicRecreated) -> RuleViolationOrEmpty:
+    """Return why a superseded topic id does not become current again, or an empty string. What a cluster has said is not taken back: the
+    former topic is deleted there.
+    """
+    later = ids_that_superseded_topic(body.topic_id, state.superseded.get(body.topic, {}))
+    if not later or later[-1] != body.superseded_id:
+        return f"topic id {body.topic_id} was not superseded by {body.superseded_id}"
+    for topic_id in later:
+        if topic_id in state.topic_clusters:
+            return f"cluster {state.topic_clusters[topic_id]} has confirmed topic id {topic_id}, which superseded it"
+    return "" if not body.cluster_id else "only a person takes back what a person has said"
 
 
 def topic_ids_of_cluster(state: CatalogState, topic_ids: Iterable[TopicId], cluster_id: str) -> set[TopicId]:
@@ -173,6 +203,12 @@ def catalog_changes_by_topic_record(state: CatalogState, body: TopicsConfirmed |
         if topic_recreation_problem(state, body):
             return {}
         former = state.superseded.get(body.topic, {}) | {body.superseded_id: body.topic_id}
+        if body.withdrawn is not None:
+            former = {old: new for old, new in former.items() if old != body.topic_id}
+            return {
+                "superseded": state.superseded | {body.topic: former},
+                "withdrawn": state.withdrawn | {body.topic: body.withdrawn},
+            }
         clusters = {body.topic_id: body.cluster_id} if body.cluster_id else {}
         return {"superseded": state.superseded | {body.topic: former}, "topic_clusters": clusters | state.topic_clusters}
     asked = topic_ids_of_cluster(state, (*body.missing, *body.present), body.cluster_id)

@@ -392,8 +392,15 @@ class CatalogState(ControlLogState):
     """Topic id -> id of the cluster that has said that a topic name has this id. No other cluster can say what becomes of the topic."""
     superseded: dict[str, dict[TopicId, TopicId]] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """Topic name -> former topic id -> the topic id that superseded it."""
+    withdrawn: dict[str, tuple[str, ...]] = Field(default_factory=dict, exclude_if=_is_field_empty)
+    """Topic name -> ``topic-partition~number`` of incarnations that were opened by mistake, so that the name does not mean them."""
     missing: dict[TopicId, MissingTopicReports] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """Topic id -> since when its cluster has said that there is no such topic, without contradiction."""
+
+    @property
+    def withdrawn_partitions(self) -> frozenset[str]:
+        """Return the names of all incarnations that were opened by mistake."""
+        return frozenset(name for names in self.withdrawn.values() for name in names)
 
     @property
     def topic_partitions(self) -> list[TopicPartition]:

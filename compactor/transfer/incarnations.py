@@ -21,6 +21,7 @@ from compactor.control.importing import record_topic_incarnation_opening
 from compactor.control.incarnations import (
     TopicIdRelationToTier,
     classify_topic_id,
+    ids_that_superseded_topic,
     latest_incarnation_of_partition,
     newest_successor_topic_id,
     topic_recreation_problem,
@@ -28,7 +29,7 @@ from compactor.control.incarnations import (
 from compactor.control.logs import CatalogLog, open_catalog, publish_partition_change_hints, write_snapshot_if_due
 from compactor.control.records import TopicRecreated, TopicsConfirmed
 from compactor.control.state import CatalogState, PartitionState
-from compactor.errors import BadData
+from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 
 TopicIdsQuery = Callable[[Sequence[str]], ClusterTopicIds]
@@ -77,8 +78,9 @@ def find_or_open_incarnation(
         return state.topic_partition
     catalog = open_catalog(tier.ports)  # not the shared log, because several imports run in this process
     known = catalog.refresh()
-    latest = latest_incarnation_of_partition(state.topic_partition, known.incarnations_of_partition(state.topic_partition))
-    if latest.incarnation > state.incarnation:
+    listed = known.incarnations_of_partition(state.topic_partition)
+    latest = latest_incarnation_of_partition(state.topic_partition, listed, known.withdrawn_partitions)
+    if latest != state.topic_partition and latest in listed:
         return latest
     former = known.superseded.get(state.topic, {})
     verdict = classify_topic_id(state.topic_id, topic_id, former)
@@ -90,7 +92,9 @@ def find_or_open_incarnation(
         raise log_of_other_topic_error(state, topic_id, id_source, "its records are the same as the tier's")
     if verdict is TopicIdRelationToTier.OTHER:
         _record_topic_recreation(catalog, state, topic_id, id_source, confirmation, tier.ports.holder)
-    following = tier.open_control_log_of_partition(partition_of_incarnation(state.topic, state.partition, state.incarnation + 1))
+    following = tier.open_control_log_of_partition(
+        partition_of_incarnation(state.topic, state.partition, max(each.incarnation for each in [state.topic_partition, *listed]) + 1)
+    )
     if following.refresh().topic_id not in catalog.state.superseded.get(state.topic, {}):
         record_topic_incarnation_opening(following, topic_id, tier.ports.holder)
     # Listed before its first segment comes: its topic may be superseded until then, and the next one is found through it.
@@ -148,17 +152,17 @@ def _record_topic_recreation(
 ) -> None:
     """Record in the catalog that this topic id replaces the tier's current one.
 
-    Raises BadData if neither the cluster nor a person confirms that.
+    Raises BadData if neither the cluster nor a person confirms that, or if the cluster still has the tier's topic. Raises StoreError if a
+    cluster is configured and cannot be asked.
     """
-    cluster_id = ""
-    if not confirmation.by_hand:
-        answer = confirmation.ask([state.topic]) if confirmation.ask else ClusterTopicIds("", {})
-        reported_id, cluster_id = answer.topic_ids.get(state.topic, ""), answer.cluster_id
-        if reported_id != topic_id or not cluster_id:
-            raise log_of_other_topic_error(
-                state, topic_id, id_source, f"the cluster has the topic id {reported_id} now" if reported_id else ""
-            )
     former_id = newest_successor_topic_id(state.topic_id, catalog.state.superseded.get(state.topic, {}))
+    answer = confirmation.ask([state.topic]) if confirmation.ask else ClusterTopicIds("", {})
+    reported_id, cluster_id = answer.topic_ids.get(state.topic, ""), answer.cluster_id
+    # Also if a person has said that the topic is new: a stale directory, given by mistake, would lock the live topic out.
+    is_refused = reported_id == former_id if confirmation.by_hand else reported_id != topic_id or not cluster_id
+    if is_refused:
+        raise log_of_other_topic_error(state, topic_id, id_source, f"the cluster has the topic id {reported_id} now" if reported_id else "")
+    cluster_id = "" if confirmation.by_hand else cluster_id
     body = TopicRecreated(topic=state.topic, superseded_id=former_id, topic_id=topic_id, cluster_id=cluster_id, by=holder)
 
     def build_missing_topic_recreated_record(catalog_state: CatalogState) -> TopicRecreated | None:
@@ -172,6 +176,41 @@ def _record_topic_recreation(
 
     catalog.append_due_records(build_missing_topic_recreated_record)
     write_snapshot_if_due(catalog)
+
+
+def reinstate_superseded_topic(tier: Tier, topic: str, topic_id: TopicId, ask: TopicIdsQuery | None) -> TopicId:
+    """Record that a topic name means a superseded topic id again, because the id was superseded by mistake (`import --new-incarnation` of a
+    stale directory). Return the id that it meant. The incarnations of that id stay readable by their number, until they are deleted.
+
+    :param ask: requests topic ids from the configured cluster; None if none is configured.
+    :raises UsageError: if a cluster has confirmed that the topic was deleted and created again. Raises StoreError.
+    """
+    catalog = open_catalog(tier.ports)
+    later = ids_that_superseded_topic(topic_id, catalog.refresh().superseded.get(topic, {}))
+    reported_id = ask([topic]).topic_ids.get(topic, "") if ask else ""
+    names = [name for name in catalog.state.topic_partitions if name.topic == topic]
+    ids = {name: tier.open_control_log_of_partition(name).refresh().topic_id for name in names}
+    numbers = {name.partition: name.incarnation for name in names if ids[name] == topic_id}
+    # A deleted incarnation has no topic id any more, but its number shows that it came later.
+    withdrawn = tuple(str(name) for name in names if ids[name] in later or name.incarnation > numbers.get(name.partition, name.incarnation))
+    body = TopicRecreated(topic=topic, superseded_id=later[-1], topic_id=topic_id, by=tier.ports.holder, withdrawn=withdrawn)
+
+    def build_missing_reinstatement_record(state: CatalogState) -> TopicRecreated | None:
+        """Return the record to append to this state of the catalog, or None if the topic id is current already."""
+        if topic_id not in state.superseded.get(topic, {}):
+            return None
+        problem = topic_recreation_problem(state, body)
+        if reported_id in later:
+            problem = f"the cluster has the topic id {reported_id} now"
+        if problem:
+            hint = "A deleted topic does not come back. `topics` lists the ids, and `cat --topic-id` reads the former topic"
+            raise UsageError(f"topic id {topic_id} was superseded, and stays so: {problem}", hint=hint)
+        return body
+
+    catalog.append_due_records(build_missing_reinstatement_record)
+    write_snapshot_if_due(catalog)
+    tier.catalog.refresh()
+    return later[-1]
 
 
 def log_of_other_topic_error(state: PartitionState, topic_id: TopicId, id_source: str, reason: str) -> BadData:
@@ -193,5 +232,6 @@ def _superseded_topic_error(state: PartitionState, topic_id: TopicId, former: Ma
         f"this is the log of topic id {topic_id}, which topic id {newest_successor_topic_id(topic_id, former)} has superseded as "
         f"{state.topic}",
         segment=id_source,
-        hint="A deleted topic does not come back: this is a stale replica, a stray directory or a backup. Import it under another name",
+        hint="A deleted topic does not come back: this is a stale replica, a stray directory or a backup. Import it under another name. If "
+        f"the topic was superseded by mistake, `topics adopt {state.topic} --topic-id {topic_id}` takes that back",
     )

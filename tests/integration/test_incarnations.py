@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from compactor.bootstrap import open_tier
+from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
+from compactor.cli.commands import import_ as import_command, topics as topics_command
 from compactor.config.settings import load_settings
+from compactor.constants import TopicId
 from compactor.consumer import OFFSET_BEGINNING, ConsumerOptions, Place, open_consumer
 from compactor.control.state import CatalogState
 from compactor.errors import Unavailable, UsageError
@@ -132,6 +135,74 @@ def test_a_superseded_topic_never_comes_back(recreated: TierCli, tmp_path: Path,
     assert OTHER in answer.stderr
     assert keys(recreated) == ["b0", "b1"]
     assert keys(recreated, "--topic-id", ID) == ["a0", "a1", "a2"]
+
+
+def cluster_that_says(monkeypatch: pytest.MonkeyPatch, topic_id: str) -> None:
+    """`import` and `topics adopt` ask a cluster that has the topic under this id."""
+    answer = ClusterTopicIds("cluster", {"orders": TopicId(topic_id)})
+    for command in (import_command, topics_command):
+        monkeypatch.setattr(command, "create_topic_ids_query", lambda settings: lambda topics: answer)
+
+
+def test_a_stale_directory_does_not_supersede_a_topic_that_its_cluster_still_has(
+    cli: TierCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bring(cli, tmp_path / "live", "a", 3, ID)
+    cluster_that_says(monkeypatch, ID)
+    answer = bring(cli, tmp_path / "stale", "b", 2, OTHER, "--new-incarnation")
+    assert (answer.code, f"the cluster has the topic id {ID} now" in answer.stderr) == (3, True)
+    assert bring(cli, tmp_path / "more", "a", 4, ID).code == 0, "the live topic is not locked out"
+    cluster_that_says(monkeypatch, THIRD)
+    assert bring(cli, tmp_path / "former", "b", 2, OTHER, "--new-incarnation").code == 0, "a person may bring a topic between the two"
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_topic_that_a_person_has_superseded_by_mistake_is_taken_back(recreated: TierCli, tmp_path: Path, is_deleted: bool) -> None:
+    if is_deleted:
+        recreated.do("topics", "delete", "orders-0")
+    (row,) = recreated.do("topics", "adopt", "orders", "--topic-id", ID)["partitions"]
+    assert (row["partition"], row["status"], row["topic_id"], row["previous_id"]) == (0, "adopted", ID, OTHER)
+    assert keys(recreated) == ["a0", "a1", "a2"]
+    assert bring(recreated, tmp_path / "live", "a", 5, ID).code == 0
+    assert keys(recreated) == ["a0", "a1", "a2", "a3", "a4"]
+    assert bring(recreated, tmp_path / "stale", "b", 4, OTHER, "--new-incarnation").code == 3, "the stale directory stays out"
+    rows = recreated.do("topics")["partitions"]
+    expected = [(1, ID, "")] if is_deleted else [(1, ID, ""), (2, OTHER, ID)]
+    assert [(row["incarnation"], row["topic_id"], row["superseded_by"]) for row in rows] == expected
+    assert bring(recreated, tmp_path / "next", "c", 2, THIRD, "--new-incarnation").code == 0
+    assert keys(recreated) == ["c0", "c1"]
+    assert keys(recreated, "--topic-id", ID) == ["a0", "a1", "a2", "a3", "a4"]
+    assert "topics adopt" in json.dumps(recreated.do("audit", "list"))
+
+
+def test_a_partition_that_only_the_mistake_has_brought_gets_the_topics_log_after_it(recreated: TierCli, tmp_path: Path) -> None:
+    stray = log_of("b", 2, OTHER).write(tmp_path / "stray")
+    recreated.do("import", stray, "--topic", "orders", "--partition", 5)
+    recreated.do("topics", "adopt", "orders", "--topic-id", ID)
+    live = log_of("a", 4, ID).write(tmp_path / "live")
+    recreated.do("import", live, "--topic", "orders", "--partition", 5)
+    rows = recreated.do("topics")["partitions"]
+    assert [(row["partition"], row["incarnation"], row["topic_id"]) for row in rows] == [
+        (0, 1, ID),
+        (0, 2, OTHER),
+        (5, 1, OTHER),
+        (5, 2, ID),
+    ]
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_what_a_cluster_says_is_not_taken_back(cli: TierCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_recorded: bool) -> None:
+    bring(cli, tmp_path / "old", "a", 3, ID)
+    if is_recorded:
+        cluster_that_says(monkeypatch, OTHER)
+    assert bring(cli, tmp_path / "new", "b", 2, OTHER, "--new-incarnation").code == 0
+    if is_recorded:
+        monkeypatch.setattr(topics_command, "create_topic_ids_query", lambda settings: None)
+    else:
+        cluster_that_says(monkeypatch, OTHER)
+    answer = cli.ask("topics", "adopt", "orders", "--topic-id", ID)
+    assert (answer.code, OTHER in answer.stderr) == (2, True)
+    assert keys(cli) == ["b0", "b1"]
 
 
 def test_a_superseded_topic_does_not_come_back_as_another_partition(recreated: TierCli, tmp_path: Path) -> None:

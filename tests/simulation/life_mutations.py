@@ -31,7 +31,7 @@ def nobody_is_asked() -> Iterator[None]:
     def by_hand(
         catalog: Any, state: Any, topic_id: str, where: str, opening: incarnations.TopicRecreationConfirmationSources, holder: str
     ) -> None:
-        record(catalog, state, TopicId(topic_id), where, replace(opening, by_hand=True), holder)
+        record(catalog, state, TopicId(topic_id), where, replace(opening, by_hand=True, ask=None), holder)
 
     with patch.object(incarnations, "_record_topic_recreation", by_hand):
         yield

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from compactor.access.tier import Tier
-from compactor.bootstrap import kafka_connection_settings, open_tier
-from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka
+from compactor.bootstrap import create_topic_ids_query, open_tier
 from compactor.cli import audit, command_parser, tiers
 from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
-from compactor.config.settings import Settings, load_settings
+from compactor.config.settings import load_settings
 from compactor.errors import ExitCode, StoreError, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.tier.kinds import tier_kind
@@ -31,7 +30,7 @@ from compactor.transfer.import_root import (
     list_partition_directories,
     partition_of_directory,
 )
-from compactor.transfer.incarnations import TopicIdsQuery, TopicRecreationConfirmationSources, record_cluster_of_topics
+from compactor.transfer.incarnations import TopicRecreationConfirmationSources, record_cluster_of_topics
 from compactor.transfer.log_identity import read_topic_id
 from compactor.views.checkpoints import read_only_copy_of_tier
 from compactor.views.overview import read_partition_summaries_or_errors
@@ -49,7 +48,7 @@ def import_log_directories_command(args: argparse.Namespace, out: Output) -> Exi
         accept_truncation=args.accept_truncation,
         accept_loss=args.accept_loss,
         opening=TopicRecreationConfirmationSources(
-            _create_broker_topic_id_query(command_parser.load_command_settings(args)), by_hand=args.new_incarnation
+            create_topic_ids_query(command_parser.load_command_settings(args)), by_hand=args.new_incarnation
         ),
     )
     if args.from_tier is not None:
@@ -85,11 +84,6 @@ def _audit_import_with_safety_overrides(
     consents = ("allow_gaps", "accept_truncation", "accept_loss", "new_incarnation")
     given = {name: True for name in consents if getattr(args, name)}
     return audit.record_action_in_audit_log_if(bool(given), args, tier.settings, out, "import", targets, **given)
-
-
-def _create_broker_topic_id_query(settings: Settings) -> TopicIdsQuery | None:
-    """Return a function that requests topic ids from the configured brokers; None if no brokers are configured."""
-    return AgentClusterQueriesOverKafka(kafka_connection_settings(settings)).topic_ids if settings.kafka.has_configured_brokers else None
 
 
 def _record_cluster_of_imported_topics(

@@ -5,8 +5,10 @@ log's topic id, ``snapshot`` saves metadata.
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
-from compactor.bootstrap import kafka_connection_settings, open_tier
+from compactor.access.tier import Tier
+from compactor.bootstrap import create_topic_ids_query, kafka_connection_settings, open_tier
 from compactor.cli import audit, command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import TopicId
@@ -17,6 +19,7 @@ from compactor.control.pauses import pattern_matches
 from compactor.control.records import BadControlRecord, TopicAdopted
 from compactor.errors import CompactorError, ExitCode, UsageError
 from compactor.tier.kinds import control_url, tier_kind
+from compactor.transfer.incarnations import reinstate_superseded_topic
 from compactor.views.time_formats import count_noun, format_duration
 
 
@@ -122,10 +125,12 @@ def set_topic_id_or_next_import_offset_command(args: argparse.Namespace, out: Ou
             raise UsageError(f"{args.pattern!r} matches no partition of the tier", hint="`topics` lists what it holds")
         if args.topic_id and len({name.topic for name in names}) > 1:
             raise UsageError(f"{args.pattern!r} matches several topics, and a topic id is of one", hint="Name one topic")
-        if args.topic_id in tier.catalog.state.superseded.get(names[0].topic, {}):
-            raise UsageError(f"topic id {args.topic_id} was superseded", hint="A deleted topic does not come back. `topics` lists the ids")
+        topic = names[0].topic
+        if args.topic_id in tier.catalog.state.superseded.get(topic, {}):
+            rows = _reinstate_superseded_topic(args, tier, out, topic)
+            names = []
         given = {"topic_id": args.topic_id} if args.topic_id else {"seam": args.seam}
-        with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "topics adopt", [*map(str, names)], **given):
+        with audit.record_action_in_audit_log_if(bool(names), args, tier.settings, out, "topics adopt", [*map(str, names)], **given):
             for name in names:
                 log = tier.open_control_log_of_partition(name)
                 before = log.refresh_and_check_gaps()
@@ -151,6 +156,16 @@ def set_topic_id_or_next_import_offset_command(args: argparse.Namespace, out: Ou
     cells = [tuple(row[column] for column in columns) for row in rows]
     out.print_result({"partitions": rows}, Table("", columns, cells, minor=("previous_id",), below=1))
     return outcomes.exit_code()
+
+
+def _reinstate_superseded_topic(args: argparse.Namespace, tier: Tier, out: Output, topic: str) -> list[dict[str, Any]]:
+    """Take back that ``args.topic_id`` was superseded by mistake, and return a row for each partition of the topic."""
+    ask = create_topic_ids_query(tier.settings)
+    with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "topics adopt", [topic], topic_id=args.topic_id):
+        previous_id = reinstate_superseded_topic(tier, topic, args.topic_id, ask)
+    names = [name for name in tier.list_partitions_in_latest_incarnation() if name.topic == topic]
+    fields = {"topic": topic, "status": "adopted", "topic_id": args.topic_id, "previous_id": previous_id, "seam": -1, "reason": ""}
+    return [fields | {"partition": name.partition} for name in names]
 
 
 def save_broker_metadata(args: argparse.Namespace, out: Output) -> None:
