@@ -533,10 +533,14 @@ def passing(world: World) -> Iterator[None]:
 def life_excuse(life: Life, way: WayIn, side: Side, options: ImportOptions) -> str:
     """Return why the last import may be refused or incomplete, by what really is; an empty string if it may not."""
     oracle, led = side.oracle, way.brokers.led
+    at = [each.name for each in life.oracles].index(oracle.name)
+    if at and not oracle.state.live:  # opened by a process that died before it listed it
+        oracle = life.oracles[at - 1]
     known = oracle.state.topic_id
     if known and known != led.topic_id:
         rows = {row[0]: number(row) for segment in oracle.state.live for row in oracle.contents[segment.id]}
         return "it was restored" if _agree(rows, led.present()) else "another topic"
+    oracle = side.oracle
     parted = next((row[0] for row in oracle.rows if way.brokers.chain(led.log[-1][2]).get(row[0]) != number(row)), None)
     if parted is not None and parted <= oracle.log_start:
         return "it was cut below the log start"
