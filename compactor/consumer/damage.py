@@ -16,6 +16,7 @@ from compactor.model.ids import TopicPartition
 
 _LOG = logging.getLogger(__name__)
 _PROBE_BYTES = 1 << 16
+CRC_MISMATCH = "the CRC does not match"
 UNDECIDABLE = "the outcome of their transactions cannot be read, because what follows is damaged"
 
 

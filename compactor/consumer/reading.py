@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from compactor.cleaner.keys.key_set import KeyHashSet
 from compactor.cleaner.row_spool import hash_range_number_of_row_first_word
 from compactor.config.units import format_size
 from compactor.consumer.damage import (
+    CRC_MISMATCH,
     UNDECIDABLE,
     DamagedOffsetRange,
     damaged_offset_ranges,
@@ -60,6 +61,20 @@ KeyHashesAndRows = tuple[Hashes, Int64s]
 """Hash of the key of each row, and the number of the row."""
 SelectionAndLastOffset = tuple[SelectedRecords, int]
 """Rows of a chunk, and the last offset (inclusive) that is still wanted."""
+BatchesToCopy = tuple[SegmentPiece, Flags]
+"""Batches of a segment, with a flag for each: whether it may be copied."""
+
+
+class _PieceToRead(NamedTuple):
+    """Batches of a segment, of which offsets ``first`` to ``last`` (inclusive) are read. Flags for each batch: ``wanted``, whether its
+    records are to be read; ``left_out``, whether they are not because of damage.
+    """
+
+    piece: SegmentPiece
+    wanted: Flags
+    left_out: Flags
+    first: int
+    last: int
 
 
 @dataclass(frozen=True)
@@ -291,8 +306,29 @@ class OffsetRangeReader:
             self._pieces.close()
 
     def _read_records_forwards(self) -> Iterator[SelectedRecords]:
-        """Yield all wanted records in ascending order. Where a segment was replaced meanwhile, read the control log again and continue with
-        its replacement.
+        """Yield all wanted records in ascending order."""
+        for piece, wanted, _, first, last in self._read_pieces_forwards():
+            for selection in self._scratch.parse_flagged_batches(piece, wanted, self._wanted.inflate_limit):
+                inside = _rows_with_offsets_between(selection.rows.offset, first, last)
+                if len(inside):
+                    yield replace(selection, picked=inside)
+
+    def read_intact_batches(self) -> Iterator[BatchesToCopy]:
+        """Yield the range's batches in pieces, in ascending order, each with a flag for each batch: whether a copy of the log may have it.
+
+        It may not if readers with these options (``skip_damaged``) do not get its records because of damage, or if its CRC does not match.
+        Intact markers and aborted batches are flagged. Damage is reported to ``on_damage``, in no certain order.
+        """
+        for piece, _, left_out, first, last in self._read_pieces_forwards():
+            inside = (piece.source.table.last_offset >= first) & (piece.source.table.base_offset <= last)
+            damaged = flag_damaged_batches(piece, inside) & inside
+            for one in damaged_offset_ranges(piece, damaged & ~left_out, CRC_MISMATCH, first, last):
+                self._report_damage_or_raise(one)
+            yield piece, inside & ~damaged & ~left_out
+
+    def _read_pieces_forwards(self) -> Iterator[_PieceToRead]:
+        """Yield the range in pieces, in ascending order, and report damage. Where a segment was replaced meanwhile, read the control log
+        again and continue with its replacement.
         """
         extent = self._extent
         first, retries = extent.first, 0
@@ -324,11 +360,8 @@ class OffsetRangeReader:
                             continue
                         piece = before
                     self._pieces.prefetch_pieces(self._positions_of_next_pieces(list(readers.values()), piece.end_byte_position))
-                    wanted, damage = self._flag_readable_batches_and_list_damage(piece, first, last)
-                    for selection in self._scratch.parse_flagged_batches(piece, wanted, self._wanted.inflate_limit):
-                        inside = _rows_with_offsets_between(selection.rows.offset, first, last)
-                        if len(inside):
-                            yield replace(selection, picked=inside)
+                    wanted, left_out, damage = self._flag_readable_batches_and_list_damage(piece, first, last)
+                    yield _PieceToRead(piece, wanted, left_out, first, last)
                     for one in damage:
                         self._report_damage_or_raise(one)
                     first, retries = max(first, min(last, int(piece.source.table.last_offset[-1])) + 1), 0
@@ -345,20 +378,21 @@ class OffsetRangeReader:
 
     def _flag_readable_batches_and_list_damage(
         self, piece: SegmentPiece, first_offset: int, last_offset: int
-    ) -> tuple[Flags, list[DamagedOffsetRange]]:
-        """Return a flag for each batch of a piece, whether it is to be read, and the damaged ranges of offsets. Unless damage is skipped,
-        no batch from the first damaged one on is flagged.
+    ) -> tuple[Flags, Flags, list[DamagedOffsetRange]]:
+        """Return a flag for each batch of a piece, whether it is to be read; another one, whether it is left out because of damage; and the
+        damaged ranges of offsets. Unless damage is skipped, no batch from the first damaged one on is to be read.
         """
         wanted, unknown = self._flag_wanted_and_undecidable_batches(piece, first_offset, last_offset)
         bad = flag_damaged_batches(piece, wanted) & wanted
         damage = [
-            *damaged_offset_ranges(piece, bad, "the CRC does not match", first_offset, last_offset),
+            *damaged_offset_ranges(piece, bad, CRC_MISMATCH, first_offset, last_offset),
             *damaged_offset_ranges(piece, unknown & ~bad, UNDECIDABLE, first_offset, last_offset),
         ]
-        wanted &= ~(bad | unknown)
+        left_out = bad | unknown
+        wanted &= ~left_out
         if damage and not self._wanted.skip_damaged:
-            wanted[np.flatnonzero(bad | unknown)[0] :] = False
-        return wanted, sorted(damage)
+            wanted[np.flatnonzero(left_out)[0] :] = False
+        return wanted, left_out, sorted(damage)
 
     def _report_damage_or_raise(self, damage: DamagedOffsetRange) -> None:
         """Report offsets that cannot be read to ``on_damage``. Raises BadData unless damage is skipped."""
@@ -442,7 +476,7 @@ class OffsetRangeReader:
             segments = [segment for segment in reversed(self._segments) if segment.start_offset <= last]
             try:
                 for piece in self._read_pieces_backwards([segment for segment in segments if segment.end_offset >= extent.first]):
-                    mine, damage = self._flag_readable_batches_and_list_damage(piece, extent.first, last)
+                    mine, _, damage = self._flag_readable_batches_and_list_damage(piece, extent.first, last)
                     for one in damage:
                         raise one.to_bad_data_error(extent.partition)
                     self._outcomes.drop_markers_unneeded_before_piece(piece)

@@ -13,11 +13,11 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from compactor.errors import UsageError
+from compactor.local.locks import exclusive_lock, is_locked
 
 _folders: dict[tuple[Path, int], Path] = {}
 _one_at_a_time = threading.Lock()
@@ -46,7 +46,7 @@ def check_spool_folder_is_writable(state_dir: Path) -> None:
     """
     folder = spool_folder_of_this_process(state_dir)
     try:
-        with _exclusive_file_lock(folder.parent / "lock"):
+        with exclusive_lock(folder.parent / "lock"):
             _delete_spool_folders_of_dead_processes(folder.parent)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"may a round write here?")
@@ -61,7 +61,7 @@ def check_spool_folder_is_writable(state_dir: Path) -> None:
 def _create_spool_folder_of_process(spool_root: Path) -> Path:
     """Create this process's spool folder, lock it, register its removal at exit, and return its path."""
     spool_root.mkdir(parents=True, exist_ok=True)
-    with _exclusive_file_lock(spool_root / "lock"):
+    with exclusive_lock(spool_root / "lock"):
         _delete_spool_folders_of_dead_processes(spool_root)
         mine = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=spool_root))
         lock = os.open(mine / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # never closed: the process holds it
@@ -92,27 +92,6 @@ def _is_spool_folder_locked(folder: Path) -> bool:
     no running process.
     """
     try:
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+        return is_locked(folder / "lock")
     except OSError:
         return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True  # held, or a file system that knows no locks: better left alone
-    finally:
-        os.close(lock)
-    return False
-
-
-@contextmanager
-def _exclusive_file_lock(path: Path) -> Iterator[None]:
-    """Provide a ``with`` block during which an exclusive lock on a file is held. On file systems without locks the block runs
-    without one.
-    """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(file)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from checkpoint.files import format_leader_epoch_checkpoint, format_offsets_as_checkpoint, parse_cleaner_offset_checkpoint
+from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, merge_segment_lineages, truncate_lineage_at
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.access.tier import Tier
@@ -20,22 +17,26 @@ from compactor.cleaner.passes.describe import leader_epoch_lineage_from_batch_ta
 from compactor.constants import Offset, TopicId
 from compactor.control.logs import retry_if_object_missing
 from compactor.control.state import PartitionState
-from compactor.errors import BadData, NotFound, OutOfBudget, UsageError
+from compactor.errors import BadData, NotFound, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import memory_map_file, parse_batch_headers_of_segment
+from compactor.records.producers import ProducerStates, format_producer_snapshot
 from compactor.tier.contents import download_segment_file
 from compactor.transfer.broker_cleaning import CLEANED, LOG_STARTS
-from compactor.transfer.fresh_cluster import prepare_log_directory_for_new_cluster, write_topic_id
-from compactor.transfer.salvage import SkippedOffsets, salvage_segment
+from compactor.transfer.fresh_cluster import OpenTransaction, prepare_log_directory_for_new_cluster, write_topic_id
+from compactor.transfer.log_root import CheckpointLine, publish_directory, unfinished_directory
+from compactor.transfer.salvage import SkippedOffsets, write_readable_batches
 
 _SUFFIXED = ("log", "index", "timeindex", "txnindex")
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """Result of an export: number of segments, bytes, and first and last offset (inclusive) that the exported log holds. skipped: offsets
-    that were left out because they cannot be read.
+    """Result of an export: number of segments, bytes, and first and last offset (inclusive) that the exported log holds.
+
+    skipped: offsets that were left out because they cannot be read.
+    open_transactions: transactions whose records were left out because they have not ended.
     """
 
     segments: int
@@ -43,6 +44,7 @@ class ExportReport:
     start_offset: int
     end_offset: int
     skipped: tuple[SkippedOffsets, ...] = ()
+    open_transactions: tuple[OpenTransaction, ...] = ()
 
 
 def export_partition(
@@ -57,8 +59,8 @@ def export_partition(
 ) -> ExportReport:
     """Write a partition's current view into ``folder``, which must not exist and appears complete or not at all.
 
-    Beside the folder, where a broker keeps them, the partition's log start is written if records were deleted from the front, and its
-    cleaner offset if the broker's ``cleaner-offset-checkpoint`` is there.
+    Beside the folder, where a broker keeps them, the partition's log start is written, and its cleaner offset if the broker's
+    ``cleaner-offset-checkpoint`` is there.
 
     :param new_cluster_topic_id: prepare the directory for a cluster that has not written it, in which the topic has this id (empty if
         unknown); None to write the log as it is.
@@ -69,44 +71,38 @@ def export_partition(
     :raises BadData: if an object is missing or does not match its recorded digest.
     :raises OutOfBudget: if the disk is full.
     """
-    try:
+
+    def write_log_directory(*, skip_damaged: bool) -> ExportReport:
         return retry_if_object_missing(
             partition,
             lambda: _write_log_directory(
                 tier,
-                partition,
                 tier.open_control_log_of_partition(partition).refresh(),
                 folder,
                 on_bytes,
                 on_total_bytes,
                 new_cluster_topic_id,
+                skip_damaged=skip_damaged,
             ),
         )
+
+    try:
+        return write_log_directory(skip_damaged=False)
     except BadData:
         if not skip_damaged:
             raise
-    return _write_log_directory(
-        tier,
-        partition,
-        tier.open_control_log_of_partition(partition).refresh(),
-        folder,
-        on_bytes,
-        on_total_bytes,
-        new_cluster_topic_id,
-        skip_damaged=True,
-    )
+    return write_log_directory(skip_damaged=True)
 
 
 def _write_log_directory(
     tier: Tier,
-    partition: TopicPartition,
     state: PartitionState,
     folder: Path,
     on_bytes: Callable[[int], None],
     on_total_bytes: Callable[[int], None],
     new_cluster_topic_id: TopicId | None,
     *,
-    skip_damaged: bool = False,
+    skip_damaged: bool,
 ) -> ExportReport:
     """Write all live segments of a state, with their other files and checkpoints, into ``folder``.
 
@@ -115,43 +111,87 @@ def _write_log_directory(
     :param new_cluster_topic_id: topic id (empty if unknown) in the cluster that will load the directory; None to write the log as it is.
     :param skip_damaged: leave out batches that cannot be read.
     :raises UsageError: if the folder exists or cannot be written, or the state has no segments.
-    :raises BadData: if an object does not match its recorded digest.
+    :raises BadData: if an object does not match its recorded digest, or nothing can be read.
     :raises NotFound: if an object is missing.
     """
+    partition = state.topic_partition
     if not state.has_segments:
         raise UsageError(f"{partition} holds no segments yet", hint="`topics` lists what the tier holds")
     on_total_bytes(state.bytes)
-    with _new_directory_renamed_on_success(folder, tier.ports.new_id()) as partial:
-        before = state.start_offset - 1
-        skipped: list[SkippedOffsets] = []
-        for segment in state.live:
-            try:
-                download_segment_files(tier, partition, segment, partial, before + 1)
-            except (BadData, NotFound) as error:
-                if not skip_damaged:
-                    raise _unreadable_segment_error(partition, segment, before + 1, error) from error
-                skipped += _write_readable_batches(tier, partition, segment, partial, before + 1)
-            before = segment.end_offset
-            on_bytes(segment.size_bytes)
+    with unfinished_directory(folder, tier.ports.new_id()) as partial:
+        write_segments = _write_readable_segments if skip_damaged else _write_segments
+        skipped = write_segments(tier, state, partial, on_bytes)
         _write_epoch_checkpoint(tier, state, partial)
-        logs = list(partial.glob("*.log"))
-        size = sum(path.stat().st_size for path in logs) if skipped else state.bytes
-        report = ExportReport(len(logs), size, state.start_offset, state.end_offset, tuple(skipped))
+        left_out: tuple[OpenTransaction, ...] = ()
         if new_cluster_topic_id is not None:
-            last = prepare_log_directory_for_new_cluster(
+            left_out = prepare_log_directory_for_new_cluster(
                 partial, state.log_start, tier.cleaner_settings_for_topic(partition.topic).index_interval_bytes
             )
             if new_cluster_topic_id:
                 write_topic_id(partial, new_cluster_topic_id)
-            sizes = [path.stat().st_size for path in partial.glob("*.log")]
-            report = ExportReport(len(sizes), sum(sizes), state.start_offset, last, tuple(skipped))
-    root = folder.absolute().parent
-    if state.log_start > state.start_offset:
-        _set_checkpoint_offset(root / LOG_STARTS, partition, state.log_start, "it shows deleted records again")
-    if (root / CLEANED).exists():
-        clean_end = min(first_dirty_offset_of_vector(state.vector), report.end_offset + 1)
-        _set_checkpoint_offset(root / CLEANED, partition, clean_end, "its cleaner begins elsewhere than after what is clean")
+        logs = sorted(partial.glob("*.log"))
+        end = state.end_offset
+        if skipped or left_out:
+            end = int(parse_batch_headers_of_segment(memory_map_file(logs[-1]), logs[-1].name, -1).last_offset[-1])
+        report = ExportReport(len(logs), sum(log.stat().st_size for log in logs), int(logs[0].stem), end, skipped, left_out)
+        lines = [CheckpointLine(LOG_STARTS, partition, state.log_start, "it shows deleted records again, or deletes what was exported")]
+        if (folder.absolute().parent / CLEANED).exists():
+            clean_end = min(first_dirty_offset_of_vector(state.vector), end + 1)
+            lines.append(CheckpointLine(CLEANED, partition, clean_end, "its cleaner begins elsewhere than after what is clean"))
+        publish_directory(partial, folder, lines)
     return report
+
+
+def _first_offsets(state: PartitionState) -> list[int]:
+    """Return for each live segment the first offset that readers read from it: the offset after the segment before it, if they overlap."""
+    ends = [segment.end_offset for segment in state.live]
+    return [max(segment.start_offset, before + 1) for segment, before in zip(state.live, (-1, *ends), strict=False)]
+
+
+def _write_segments(tier: Tier, state: PartitionState, folder: Path, on_bytes: Callable[[int], None]) -> tuple[SkippedOffsets, ...]:
+    """Write all live segments with their other files. ``on_bytes`` is called with the size of each segment. Raises BadData, NotFound."""
+    for segment, first_offset in zip(state.live, _first_offsets(state), strict=True):
+        try:
+            download_segment_files(tier, state.topic_partition, segment, folder, first_offset)
+        except (BadData, NotFound) as error:
+            raise _unreadable_segment_error(state.topic_partition, segment, first_offset, error) from error
+        on_bytes(segment.size_bytes)
+    return ()
+
+
+def _write_readable_segments(
+    tier: Tier, state: PartitionState, folder: Path, on_bytes: Callable[[int], None]
+) -> tuple[SkippedOffsets, ...]:
+    """Write the readable batches of all live segments, and the other files of those segments of which nothing is left out. Return the
+    offsets that are missing. ``on_bytes`` is called with the size of each segment. Raises BadData if nothing can be read.
+    """
+    partition, begins = state.topic_partition, _first_offsets(state)
+    logs = {segment.id: folder / f"{begin:020d}.log" for segment, begin in zip(state.live, begins, strict=True)}
+    skipped = write_readable_batches(tier, state, logs)
+    if not any(log.exists() for log in logs.values()):
+        raise BadData(f"none of its offsets can be read: {skipped[0].reason}", segment=str(partition), hint=f"`repair {partition}`")
+    for segment, begin in zip(state.live, begins, strict=True):
+        is_complete = not any(one.first_offset <= segment.end_offset and begin <= one.last_offset for one in skipped)
+        if is_complete and logs[segment.id].exists():
+            readable = logs[segment.id].rename(folder / "readable")
+            try:
+                download_segment_files(tier, partition, segment, folder, begin)
+            except (BadData, NotFound):  # one of its other files is damaged
+                for path in folder.glob(f"{begin:020d}.*"):
+                    path.unlink()
+                readable.rename(logs[segment.id])
+            else:
+                readable.unlink()
+        on_bytes(segment.size_bytes)
+    # The tier's snapshots may name transactions whose markers are left out, at which readers would stop for ever.
+    for path in folder.glob("*.snapshot"):
+        path.unlink()
+    states, end = ProducerStates.empty_producer_states(), 0
+    for log in sorted(folder.glob("*.log")):
+        table = parse_batch_headers_of_segment(memory_map_file(log), log.name, -1)
+        states, end = states.replay_batches(table), int(table.last_offset[-1]) + 1
+    (folder / f"{end:020d}.snapshot").write_bytes(format_producer_snapshot(states))
+    return tuple(skipped)
 
 
 def _unreadable_segment_error(
@@ -164,43 +204,6 @@ def _unreadable_segment_error(
         return error
     hint = f"`repair {partition}` makes it good; --skip-damaged writes what can be read. {error.hint}"
     return BadData(f"offsets {first_offset} to {segment.end_offset} cannot all be read: {error.cause}", segment=error.segment, hint=hint)
-
-
-def _write_readable_batches(
-    tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first_offset: int
-) -> list[SkippedOffsets]:
-    """Write the readable batches of a damaged segment, without its other files, and return the offsets that are missing."""
-    begin = max(first_offset, segment.start_offset)
-    for kind in _SUFFIXED:
-        (folder / f"{begin:020d}.{kind}").unlink(missing_ok=True)
-    (folder / f"{segment.end_offset + 1:020d}.snapshot").unlink(missing_ok=True)
-    path = folder / f"{begin:020d}.log"
-    skipped = salvage_segment(tier, partition, segment, path, begin)
-    if path.exists():
-        os.utime(path, ns=(max(segment.mtime_ms, 0) * 1_000_000,) * 2)
-    return skipped
-
-
-@contextmanager
-def _new_directory_renamed_on_success(folder: Path, suffix: str) -> Iterator[Path]:
-    """Provide a new directory beside ``folder`` for the duration of a ``with`` block. It is renamed to ``folder`` if the block succeeds,
-    and deleted otherwise.
-    """
-    folder = folder.absolute()
-    if os.path.lexists(folder):
-        raise UsageError(f"{folder} exists already", hint="Name a directory that does not exist; nothing is overwritten")
-    partial = folder.with_name(f"{folder.name[:50]}.partial-{suffix}")  # file names have at most 255 bytes
-    try:
-        partial.mkdir(parents=True)
-        yield partial
-        partial.rename(folder)
-    except OSError as error:
-        where = f"cannot write {error.filename or folder}: {error.strerror}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutOfBudget(where, hint="Free space or choose another disk, then run it again") from error
-        raise UsageError(where, hint="Name another directory, or check the owner and mode of this one") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def download_segment_files(
@@ -264,7 +267,7 @@ def _write_epoch_checkpoint(tier: Tier, state: PartitionState, folder: Path) -> 
             [segment.leader_epochs for segment in state.live]
         )
     else:  # a listed tier has the epochs only in the batches
-        paths = [folder / f"{segment.start_offset:020d}.log" for segment in state.live]
+        paths = sorted(folder.glob("*.log"))
         entries = leader_epoch_lineage_from_batch_tables(
             [parse_batch_headers_of_segment(memory_map_file(path), path.name) for path in paths]
         )
@@ -276,21 +279,3 @@ def _write_epoch_checkpoint(tier: Tier, state: PartitionState, folder: Path) -> 
     )
     text = format_leader_epoch_checkpoint(tuple(entry for entry in entries if entry.start_offset <= state.end_offset))
     (folder / "leader-epoch-checkpoint").write_text(text, encoding="utf-8")
-
-
-def _set_checkpoint_offset(path: Path, partition: TopicPartition, offset: int, consequence: str) -> None:
-    """Set a partition's offset in a checkpoint file beside the exported directory, where a broker looks for it. Lines of other partitions
-    stay.
-
-    :param consequence: what a broker does without the line, for the message.
-    :raises UsageError: if the file cannot be written.
-    :raises BadData: if it is not a checkpoint file.
-    """
-    try:
-        known = parse_cleaner_offset_checkpoint(path.read_text(encoding="utf-8"), str(path)) if path.exists() else {}
-        written = path.with_name(f"{path.name}.tmp")
-        written.write_text(format_offsets_as_checkpoint(known | {(partition.topic, partition.partition): offset}), encoding="utf-8")
-        written.replace(path)
-    except OSError as error:
-        hint = f"A broker needs the line {partition.topic} {partition.partition} {offset} in it, or {consequence}"
-        raise UsageError(f"cannot write {path}: {error.strerror}", hint=hint) from error

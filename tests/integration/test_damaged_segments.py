@@ -11,6 +11,7 @@ import pytest
 
 from compactor.consumer import ConsumerOptions, Place, open_consumer
 from compactor.errors import BadData, UsageError
+from compactor.records.producers import parse_producer_snapshot_file
 from compactor.spark.options import parse_read_options
 from tests.builders import LogBuilder
 from tests.plain_format import read_batches
@@ -111,9 +112,9 @@ def test_cat_gives_the_rest_where_it_is_asked_for(name: str, cli: TierCli) -> No
     assert cat(cli, "--skip-damaged", "--to", "19").code == 0
 
 
-@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("name", READ_DAMAGES)
 def test_an_export_leaves_out_what_cannot_be_read(name: str, cli: TierCli, tmp_path: Path) -> None:
-    harm, lost = DAMAGES[name]
+    harm, lost = READ_DAMAGES[name]
     harm(middle_log(cli))
     refused = cli.ask("export", "orders-0", tmp_path / "refused")
     assert refused.code == 3
@@ -122,6 +123,83 @@ def test_an_export_leaves_out_what_cannot_be_read(name: str, cli: TierCli, tmp_p
     assert answer.code == 3
     assert [(one["first_offset"], one["last_offset"]) for one in answer.document["skipped"]] == [(lost.start, lost.stop - 1)]
     assert [record[0] for record in visible(tmp_path / "out")] == [offset for offset in range(60) if offset not in lost]
+    assert answer.document["bytes"] == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.log"))
+    assert {path.stem for path in (tmp_path / "out").glob("*.index")} == {f"{0:020}", f"{40:020}"}, "intact segments have their files"
+
+
+def test_a_damaged_index_costs_an_export_no_record(cli: TierCli, tmp_path: Path) -> None:
+    path = middle_log(cli).with_suffix(".index")
+    path.write_bytes(bytes(len(path.read_bytes())))
+    assert cli.ask("export", "orders-0", tmp_path / "refused").code == 3
+    cli.do("export", "orders-0", tmp_path / "out", "--skip-damaged")
+    assert [record[0] for record in visible(tmp_path / "out")] == list(range(60))
+    assert {path.stem for path in (tmp_path / "out").glob("*.index")} == {f"{0:020}", f"{40:020}"}
+
+
+def test_an_export_ends_where_the_readable_log_ends(cli: TierCli, tmp_path: Path) -> None:
+    (path,) = cli.tier.glob(f"orders-0/{40:020}-*.log")
+    cut_short(path)
+    report = cli.ask("export", "orders-0", tmp_path / "out", "--skip-damaged").document
+    assert (report["start_offset"], report["end_offset"]) == (0, 45)
+
+
+def test_a_log_without_a_readable_batch_is_not_exported(cli: TierCli, tmp_path: Path) -> None:
+    for path in cli.tier.glob("orders-0/*.log"):
+        path.unlink()
+    assert cli.ask("export", "orders-0", tmp_path / "out", "--skip-damaged").code == 3
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("harm", ["the marker", "the segment"])
+@pytest.mark.parametrize("options", [(), ("--leader-epoch-zero",)])
+def test_an_export_withholds_records_of_transactions_that_cat_cannot_decide(harm: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    """The abort marker of the transaction that began in the first segment is damaged; the second segment has nothing but data."""
+    cli = TierCli(tmp_path / "cli")
+    log = LogBuilder()
+    log.put("aborted=1", pid=7, txn=True)
+    log.put("b=1")
+    log.roll()
+    log.put("c=1")
+    log.roll()
+    log.abort(7)
+    log.put("d=1")
+    log.roll()
+    log.put("e=1", pid=7, txn=True)
+    log.commit(7)
+    log.put("f=1", pid=8, txn=True)
+    log.abort(8)
+    cli.bring(log.write(tmp_path / "log" / "orders-0"))
+    (path,) = cli.tier.glob(f"orders-0/{3:020}-*.log")
+    data = bytearray(path.read_bytes())
+    data[60] ^= 1
+    path.write_bytes(bytes(data))
+    if harm == "the segment":
+        path.unlink()
+    read = lines(cat(cli, "--skip-damaged"))
+    assert read == [1, 2, *([4] if harm == "the marker" else []), 5]
+    answer = cli.ask("export", "orders-0", tmp_path / "out", "--skip-damaged", *options)
+    assert answer.code == 3
+    assert answer.document["skipped"][0]["reason"].startswith("the outcome of their transactions")
+    assert (answer.document["skipped"][0]["first_offset"], answer.document["skipped"][0]["last_offset"]) == (0, 0)
+    for by_index in (False, True):
+        assert [record[0] for record in visible(tmp_path / "out", by_index=by_index)] == read
+    for snapshot in (tmp_path / "out").glob("*.snapshot"):
+        assert parse_producer_snapshot_file(snapshot.read_bytes(), "").first_offset_of_open_transaction() is None
+
+
+def test_a_rescued_log_keeps_its_open_transaction_open(tmp_path: Path) -> None:
+    cli = TierCli(tmp_path / "cli")
+    log = LogBuilder()
+    log.put("a=1")
+    log.roll()
+    log.put("b=1")
+    log.put("open=1", pid=7, txn=True)
+    cli.bring(log.write(tmp_path / "log" / "orders-0"))
+    (path,) = cli.tier.glob(f"orders-0/{0:020}-*.log")
+    path.unlink()
+    assert cli.ask("export", "orders-0", tmp_path / "out", "--skip-damaged").code == 3
+    (snapshot,) = (tmp_path / "out").glob("*.snapshot")
+    assert (int(snapshot.stem), parse_producer_snapshot_file(snapshot.read_bytes(), "").first_offset_of_open_transaction()) == (3, 2)
 
 
 def test_records_whose_transaction_cannot_be_decided_are_left_out(tmp_path: Path) -> None:

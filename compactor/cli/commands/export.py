@@ -6,6 +6,7 @@ import argparse
 
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
+from compactor.config.units import count_noun
 from compactor.constants import TopicId
 from compactor.errors import BadData, ExitCode, UsageError
 from compactor.tier.names import is_topic_id
@@ -33,6 +34,10 @@ def export_partition_to_log_dir_command(args: argparse.Namespace, out: Output) -
         )
     for left in report.skipped:
         out.print_note(f"error: offsets {left.first_offset} to {left.last_offset} of {name} cannot be read and are left out: {left.reason}")
+    for one in report.open_transactions:
+        offsets = f"offsets {one.first_offset} to {one.last_offset}"
+        whose = f"the transaction of producer {one.producer_id}, epoch {one.producer_epoch}, has not ended"
+        out.print_note(f"{count_noun(one.records, 'record')} of {name} at {offsets} left out: {whose}")
     row = (str(name), report.segments, format_size(report.bytes), report.start_offset, report.end_offset)
     out.print_result(
         tiers.json_document_of_report(report), Table("", ("partition", "segments", "size", "start offset", "end offset"), [row])
