@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from checkpoint.files import parse_cleaner_offset_checkpoint
+from compactor.constants import TopicId
+from compactor.transfer.fresh_cluster import write_topic_id
 from tests.builders import LogBuilder
 from tests.support.kafka_admin import ClusterAdmin, wait_until
 from tests.support.kafka_broker import KafkaCluster
@@ -87,8 +89,103 @@ def test_a_broker_reads_tiers_and_restarts_with_an_exported_log(new_cluster: Cal
     assert copying == []
 
 
-LAST = {b"k0": None} | {b"k%d" % key: b"%d" % min(key, 5) for key in range(1, 30)}
+LAST = {b"k0": None, b"behind": b"1"} | {b"k%d" % key: b"%d" % min(key, 5) for key in range(1, 30)}
 """Last committed value of each key. Round n writes the keys from n on."""
+
+
+def tier_with_overlapping_transactions(folder: Path) -> tuple[TierCli, list[str]]:
+    """One transaction hangs, and begins before the data and the markers of twenty others, of which half are aborted. Returns the keys
+    that are committed, too.
+    """
+    log = LogBuilder(time=1_700_000_000_000)
+    producers = range(100, 120)
+    for number in producers:
+        log.put(f"first-{number}=1", pid=number, txn=True)
+    log.roll()
+    log.put("hangs=1", pid=7, txn=True)
+    log.roll()
+    for number in producers:
+        log.put(f"second-{number}=1", pid=number, txn=True)
+        log.end(number, commit=number % 2 == 0)
+    log.put("hangs=2", pid=7, txn=True)
+    log.roll()
+    log.put("end=1")
+    cli = TierCli(folder / "overlapping", named="overlapping-0")
+    cli.bring(log.write(folder / "logs" / "overlapping-0"))
+    committed = [f"{word}-{number}" for word in ("first", "second") for number in producers if number % 2 == 0]
+    return cli, [*committed, "end"]
+
+
+def tier_with_a_damaged_marker(folder: Path, topic: str) -> tuple[TierCli, list[str]]:
+    """Returns the keys that can be read and decided, too."""
+    log = LogBuilder(time=1_700_000_000_000)
+    log.put("aborted=1", pid=7, txn=True)
+    log.put("before=1")
+    log.roll()
+    log.put("between=1")
+    log.roll()
+    log.abort(7)
+    log.put("behind=1")
+    log.roll()
+    log.put("committed=1", pid=7, txn=True)
+    log.commit(7)
+    log.put("later aborted=1", pid=8, txn=True)
+    log.abort(8)
+    log.put("end=1")
+    cli = TierCli(folder / topic, named=f"{topic}-0")
+    cli.bring(log.write(folder / "logs" / f"{topic}-0"))
+    (path,) = cli.tier.glob(f"{topic}-0/{3:020}-*.log")
+    data = bytearray(path.read_bytes())
+    data[60] ^= 1
+    path.write_bytes(bytes(data))
+    return cli, ["before", "between", "behind", "committed", "end"]
+
+
+@pytest.mark.damages
+@pytest.mark.parametrize("ended", ["stopped", "killed"])
+def test_a_broker_loads_each_export(ended: str, new_cluster: Callable[..., KafkaCluster], tmp_path: Path) -> None:
+    """Also where an earlier log has left lines, and a killed export its directory. A broker that was killed reads all segments again."""
+    cluster = new_cluster()
+    node = cluster.nodes[1]
+    exports: dict[str, tuple[TierCli, list[str], tuple[str, ...]]] = {
+        "overlapping": (*tier_with_overlapping_transactions(tmp_path), ("--leader-epoch-zero",)),
+        "rescued": (*tier_with_a_damaged_marker(tmp_path, "rescued"), ("--skip-damaged", "--leader-epoch-zero")),
+        "plain": (*tier_with_a_damaged_marker(tmp_path, "plain"), ("--skip-damaged",)),
+    }
+    with ClusterAdmin(cluster) as admin:
+        for topic in exports:
+            admin.create_topic(topic, settings={"remote.storage.enable": "false", "local.retention.bytes": "-2"})
+        described = {topic: node.log_dir / f"{topic}-0" / "partition.metadata" for topic in exports}
+        wait_until(lambda: all(path.exists() for path in described.values()), "the directories of the topics")
+        ids = {topic: re.findall(r"topic_id: (\S+)", path.read_text())[0] for topic, path in described.items()}
+    if ended == "stopped":
+        node.stop()
+    else:
+        node.kill()
+    (node.log_dir / "log-start-offset-checkpoint").write_text("0\n3\noverlapping 0 30\nplain 0 3\nrescued 0 9999\n")
+    for topic, (cli, _, options) in exports.items():
+        place = node.log_dir / cli.named
+        shutil.rmtree(place)
+        answer = cli.ask("export", cli.named, place, *options)
+        assert answer.code == (3 if "--skip-damaged" in options else 0), answer
+        write_topic_id(place, TopicId(ids[topic]))
+    killed = node.log_dir / "overlapping-0.unfinished-killed-delete"
+    shutil.copytree(node.log_dir / "overlapping-0", killed)
+    next(killed.glob("*.log")).write_bytes(b"half a ba")
+    node.launch()
+    node.wait_started()
+    for topic, (_, keys, _) in exports.items():
+        assert committed_keys(cluster, topic) == keys, topic
+        Writer(cluster, topic, WrittenPartition()).write([DraftRecord(b"new", b"1", 1_700_000_900_000)])
+    for kill in (False, True):
+        cluster.restart(kill=kill)
+        for topic, (_, keys, _) in exports.items():
+            assert committed_keys(cluster, topic) == [*keys, "new"], (topic, kill)
+    wait_until(lambda: not killed.exists(), "the broker to delete what the killed export left")
+
+
+def committed_keys(cluster: KafkaCluster, topic: str) -> list[str]:
+    return [(record.key or b"").decode() for record in consume(cluster, topic, isolation=READ_COMMITTED)]
 
 
 @pytest.mark.slow
