@@ -12,7 +12,6 @@ import pytest
 
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
-from compactor.transfer import log_root
 from compactor.transfer.log_root import CheckpointLine, publish_directory, unfinished_directory
 
 STARTS, CLEANED = "log-start-offset-checkpoint", "cleaner-offset-checkpoint"
@@ -93,7 +92,12 @@ def test_after_a_kill_no_directory_lacks_its_lines_and_a_second_export_completes
 def test_the_lines_are_there_when_the_directory_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     rename = Path.rename
-    monkeypatch.setattr(Path, "rename", lambda *of: (seen.append((tmp_path / STARTS).read_text()), rename(*of))[1])
+
+    def noting(path: Path, target: Path) -> Path:
+        seen.append((tmp_path / STARTS).read_text())
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", noting)
     export(tmp_path / "orders-0", "x", 5)
     assert seen == ["0\n1\norders 0 5\n"]
 
@@ -132,10 +136,19 @@ def test_a_file_that_is_no_checkpoint_prevents_the_directory(tmp_path: Path) -> 
 
 def test_everything_is_on_the_disk_before_the_directory_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[str] = []
-    flush, rename = os.fsync, Path.rename
-    monkeypatch.setattr(os, "fsync", lambda file: (flushed.append(Path(os.readlink(f"/proc/self/fd/{file}")).name), flush(file))[1])
     before: list[list[str]] = []
-    monkeypatch.setattr(log_root.Path, "rename", lambda *of: (before.append(flushed.copy()), rename(*of))[1])
+    flush, rename = os.fsync, Path.rename
+
+    def noting_flush(file: int) -> None:
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+        flush(file)
+
+    def noting_rename(path: Path, target: Path) -> Path:
+        before.append(flushed.copy())
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noting_flush)
+    monkeypatch.setattr(Path, "rename", noting_rename)
     export(tmp_path / "orders-0", "x", 5)
     (names,) = before
     assert names[:2] == ["a.log", "orders-0.unfinished-x-delete"]
