@@ -57,6 +57,7 @@ class BadData(CompactorError):
     """Raised if data is damaged or contradicts the metadata recorded about it, so that it cannot be cleaned. Exit code 3.
 
     is_other_content: whether the bytes are intact, but differ from the content that is known for the same offsets.
+    is_compacted: whether the data is intact, but a log cleaner has removed records that the tier needs.
 
     :param cause: what is wrong, for the message.
     :param segment: file or object name.
@@ -66,6 +67,7 @@ class BadData(CompactorError):
 
     exit_code = 3
     is_other_content = False
+    is_compacted = False
 
     def __init__(self, cause: str, *, segment: str = "", position: int = -1, offset: int = -1, hint: str = "") -> None:
         where = segment or "segment"

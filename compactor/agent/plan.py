@@ -46,7 +46,7 @@ class UploadFailureReason(StrEnum):
 
     GAP: retention deleted segments that were not uploaded yet. LINEAGE: the leader epochs of the broker's log and of the tier do not match.
     BEHIND: the broker's log ends before the tier's. IDENTITY: the log belongs to another topic id than the tier's.
-    CONTENT: the tier has other bytes, a CRC is invalid, or a file changed. COMPACTED: the broker's own cleaner has rewritten the log.
+    CONTENT: the tier has other bytes, a CRC is invalid, or a file changed. COMPACTED: a log cleaner has rewritten the log.
     DELETED: the partition was deleted from the tier. UNREADABLE: the directory cannot be read. EPOCH: this replica does not know the
     leader's epoch yet. BROKER: no leader answered. FENCED: another process leads the partition. STORE: a request to the store failed.
     BUDGET: not enough disk or memory. GENERATION: the upload succeeded, but the output for readers of Pinterest's layout failed.

@@ -21,7 +21,6 @@ from compactor.model.ids import TopicPartition
 from compactor.outputs.pinterest import GenerationWriteOptions, configured_generation_target, write_generation
 from compactor.round.compaction import disk_budget_bytes
 from compactor.service.stopping import InterruptibleStore, Stopped, StopRequest
-from compactor.transfer.broker_cleaning import CLEANED
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions, ImportReport, ImportResources
 from compactor.transfer.incarnations import TopicIdsQuery, TopicRecreationConfirmationSources, record_cluster_of_topics
@@ -186,7 +185,7 @@ def classify_upload_failure(error: Exception, listing: PartitionDirectoryListing
     if isinstance(error, BadData):
         if error.segment.endswith(EPOCHS):
             return UploadFailureReason.LINEAGE
-        if error.segment.endswith(CLEANED):
+        if error.is_compacted:
             return UploadFailureReason.COMPACTED
         if error.segment.endswith(PARTITION_METADATA):
             return UploadFailureReason.IDENTITY

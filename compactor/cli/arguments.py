@@ -69,7 +69,8 @@ COMMANDS = (
             argument(
                 "--accept-loss",
                 action="store_true",
-                help="with --accept-truncation: also if a round beyond the cut cannot be undone, so that some keys lose their last value",
+                help="with --accept-truncation: also if a round beyond the cut cannot be undone, so that some keys lose their last value; "
+                "and continue the tier from a log that was cleaned beyond its end, so that deleted keys may stay",
             ),
             argument(
                 "--new-incarnation",

@@ -190,6 +190,7 @@ def _apply_segments_tiered(state: PartitionState, record: ControlRecord[Any], bo
     newer = lineage.restore_epochs_below_log_start(state.lineage, body.lineage) if body.lineage else reported
     changes |= {"tail": (*state.tail, *body.tail)[-TAIL:] if body.tail else (), "deleted_slot": 0}
     changes |= {"topic_id": state.topic_id or body.topic_id, "adopted_seam": -1}
+    changes |= {"source_cleaned_to": max(state.source_cleaned_to, body.source_cleaned_to)}
     changes |= {} if state.has_segments or state.topic_id else {"opened_slot": record.slot}
     if body.log_start_offset is not None:
         changes |= {"log_start_offset": body.log_start_offset, "log_start_slot": record.slot}
@@ -243,6 +244,7 @@ def _apply_tail_truncated(state: PartitionState, record: ControlRecord[Any], bod
         "lineage": lineage.restore_epochs_below_log_start(known, body.lineage) if body.lineage else lineage.extend_lineage(known, reported),
         "lineage_end": live[-1].end_offset + 1 if live else body.offset,
         "tail": (*tail, *body.tail)[-TAIL:],
+        "source_cleaned_to": min(state.source_cleaned_to, body.offset),
         "adopted_seam": -1,
         "quarantine": None,
     }
@@ -294,6 +296,7 @@ def _apply_partition_deleted(state: PartitionState, record: ControlRecord[Any], 
         "tail": (),
         "topic_id": body.deleted_topic_id,
         "adopted_seam": -1,
+        "source_cleaned_to": 0,
         "opened_slot": 0,
         "log_start_offset": None,
         "log_start_slot": 0,

@@ -68,6 +68,8 @@ def record_tiered_segments(
     tail: Sequence[LastImportedBatch] = (),
     topic_id: TopicId = EMPTY_TOPIC_ID,
     log_start_offset: int | None = None,
+    source_cleaned_to: int = 0,
+    accept_loss: bool = False,
 ) -> PartitionState:
     """Make the uploaded segments of an import readable at the end of the log, all or none. Return the resulting state.
 
@@ -76,6 +78,8 @@ def record_tiered_segments(
     :param topic_id: id of the broker's topic, if known.
     :param log_start_offset: first offset that readers may see. Given only with the first segments of a partition; None if readers may see
         them from their start.
+    :param source_cleaned_to: the offset up to which a log cleaner had compacted the log, as far as it is known; else 0.
+    :param accept_loss: whether a person has accepted that tombstones and transaction markers are missing after the tier's end.
 
     Raises Fenced if the import was voided meanwhile, and BadData if the segments no longer continue the log.
     """
@@ -86,6 +90,8 @@ def record_tiered_segments(
         tail=tuple(tail),
         topic_id=topic_id,
         log_start_offset=log_start_offset,
+        source_cleaned_to=source_cleaned_to,
+        accept_loss=accept_loss,
     )
     return _append_import_record(log, body)
 

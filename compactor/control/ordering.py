@@ -144,6 +144,8 @@ def already_compacted_problem(state: PartitionState) -> RuleViolationOrEmpty:
     rewritten = any(segment.id in state.published_by for segment in state.live)
     if rewritten or offsets.first_dirty_offset_of_vector(state.vector) > 0:
         return f"the partition was compacted up to offset {offsets.first_dirty_offset_of_vector(state.vector)}"
+    if state.source_cleaned_to > state.start_offset:
+        return f"a log cleaner had compacted the log up to offset {state.source_cleaned_to} before it was imported"
     return ""
 
 

@@ -33,7 +33,7 @@ from compactor.model.base import StrictFrozenModel
 from compactor.model.plan import CleanerOffset, CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
-VERSION = 7
+VERSION = 8
 """Version of the records that this program writes. It reads all earlier ones:
 
 * 1 had no truncations, deletions or prepended segments, no tails, and no lower bounds of slots;
@@ -42,7 +42,8 @@ VERSION = 7
 * 4 had no topic ids, adoptions, log start or delivery timeouts, and its truncations named neither the new branch nor an accepted loss. A
     program that read a later truncation without its segments would end the log at the cut;
 * 5 could not raise the log start;
-* 6 had one incarnation per topic name, no log start of brokers, and no groups that expired during their round.
+* 6 had one incarnation per topic name, no log start of brokers, and no groups that expired during their round;
+* 7 did not record that a log cleaner had compacted a log before its import.
 """
 
 
@@ -115,6 +116,9 @@ class SegmentsTiered(StrictFrozenModel):
     topic_id: id of the broker's topic, as Kafka prints it; empty if unknown.
     log_start_offset: first offset that readers may see, if the broker has deleted records before it. Stated only with the first segments of
         a partition; None otherwise.
+    source_cleaned_to: the offset up to which a log cleaner had compacted the log before its import, as its batches or its broker's
+        checkpoint show; 0 if they show nothing.
+    accept_loss: a person has accepted that tombstones and transaction markers are missing after the tier's end.
     """
 
     type: Literal["segments_tiered"] = "segments_tiered"
@@ -124,6 +128,8 @@ class SegmentsTiered(StrictFrozenModel):
     tail: tuple[LastImportedBatch, ...] = ()
     topic_id: TopicId = Field(default=EMPTY_TOPIC_ID, exclude_if=lambda value: not value)
     log_start_offset: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    source_cleaned_to: int = Field(default=0, exclude_if=lambda value: not value)
+    accept_loss: bool = Field(default=False, exclude_if=lambda value: not value)
 
 
 class SegmentsPrepended(StrictFrozenModel):

@@ -230,6 +230,8 @@ class PartitionState(ControlLogState):
     """Offset at which a person has declared that the next import continues this log; -1 for none. Valid while it equals the end offset +
     1.
     """
+    source_cleaned_to: int = Field(default=0, exclude_if=lambda value: not value)
+    """The offset up to which a log cleaner had compacted the log before its import, as far as the log showed it; 0 if it showed nothing."""
     opened_slot: int = Field(default=0, exclude_if=lambda value: not value)
     """Slot of the import that filled the empty partition. It distinguishes this log from one before `topics delete`. 0 if unknown."""
     log_start_offset: int | None = Field(default=None, exclude_if=lambda value: value is None)

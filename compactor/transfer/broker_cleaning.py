@@ -1,17 +1,26 @@
-"""Check that an incoming log was not compacted beyond the tier's end, by a broker's own cleaner or by the compactor of another tier.
+"""Check that an incoming log was not compacted beyond the tier's end, by a broker's log cleaner or by the compactor of another tier.
 
-A tombstone that was dropped there can no longer delete a value that the tier has from earlier imports. So the tier is not continued from a
-log that was compacted beyond the tier's end.
+A tombstone that was dropped there can no longer delete a value that the tier has from earlier imports, and a dropped transaction marker can
+no longer abort a record of it. So the tier is not continued from a log that was compacted beyond the tier's end.
+
+A broker's checkpoint states how far *its* cleaner has compacted the log. What a follower has fetched from a cleaned leader is compacted as
+well, and so is a copy without the checkpoint. There only the batches show it (``find_cleaning_signs``).
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
 
 from checkpoint.files import parse_cleaner_offset_checkpoint
+from compactor.cleaner.passes.source import SourceSegment
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
+from compactor.records.batches import HORIZON
 
 CLEANED = "cleaner-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
@@ -65,6 +74,71 @@ def _read_checkpointed_offset(partition_dir: Path, partition: TopicPartition, fi
     return parse_cleaner_offset_checkpoint(text, str(path)).get((partition.topic, partition.partition), 0)
 
 
+class CleaningSign(NamedTuple):
+    """Sign in a log's batches that a log cleaner has removed records.
+
+    kind: ``missing``: the offsets are missing inside a segment. ``boundary``: they are missing at the end of a segment, as they are if a
+        segment file is lost. ``incomplete``: the batch lacks records. ``horizon``: the batch has a delete horizon, which only cleaners set.
+    first, last: the missing offsets, or those of the batch; inclusive.
+    segment: name of the segment file.
+    """
+
+    kind: Literal["missing", "boundary", "incomplete", "horizon"]
+    first: int
+    last: int
+    segment: str
+
+
+def find_cleaning_signs(sources: Sequence[SourceSegment]) -> list[CleaningSign]:
+    """Return the signs that a log cleaner has removed records of a log, ascending.
+
+    A broker gives consecutive offsets to the records that it appends, and none to a batch that it refuses or drops as a duplicate
+    (UnifiedLog.append). So missing offsets were removed. No signs are: that a log begins late, because retention deletes its beginning; the
+    offsets of a zero-byte segment; and offsets before a compressed batch of v0 or v1, whose header does not state its first offset.
+
+    :param sources: consecutive segments of the log.
+    """
+    found: list[CleaningSign] = []
+    end, before = sources[0].base if sources else 0, ""
+    for source in sources:
+        table = source.table
+        if end < source.base:
+            found.append(CleaningSign("boundary", end, source.base - 1, before))
+        before = source.name
+        if not len(table):
+            end = end if source.is_last else max(end, source.end)
+            continue
+        expected = np.concatenate(([max(end, source.base)], table.last_offset[:-1] + 1))
+        missing = (table.base_offset >= 0) & (table.base_offset > expected)
+        incomplete = (table.magic == 2) & (table.count < table.last_offset - table.base_offset + 1)
+        horizon = (table.magic == 2) & ((table.attributes & np.int16(HORIZON)) != 0)
+        for batch in np.flatnonzero(missing | incomplete | horizon).tolist():
+            first, last = int(table.base_offset[batch]), int(table.last_offset[batch])
+            if missing[batch]:
+                found.append(CleaningSign("missing", int(expected[batch]), first - 1, source.name))
+            if incomplete[batch] or horizon[batch]:
+                found.append(CleaningSign("incomplete" if incomplete[batch] else "horizon", first, last, source.name))
+        end = int(table.last_offset[-1]) + 1
+    return found
+
+
+SHOWN_SIGNS = 3
+"""How many signs a message names."""
+
+
+def describe_cleaning_signs(signs: Sequence[CleaningSign]) -> str:
+    """Return the first signs in words for a message, and the number of others."""
+    words = {
+        "missing": "offsets {} to {} are missing",
+        "boundary": "offsets {} to {} are missing",
+        "incomplete": "the batch of offsets {} to {} lacks records",
+        "horizon": "the batch of offsets {} to {} has a delete horizon",
+    }
+    shown = [words[sign.kind].format(sign.first, sign.last) for sign in signs[:SHOWN_SIGNS]]
+    more = [f"{len(signs) - SHOWN_SIGNS} more such places"] if len(signs) > SHOWN_SIGNS else []
+    return ", ".join([*shown, *more])
+
+
 def require_not_compacted_beyond(
     partition: TopicPartition, continuation_offset: int, first_uncleaned_offset: int, *, cleaned_by: str, source_name: str
 ) -> None:
@@ -77,10 +151,23 @@ def require_not_compacted_beyond(
     :param source_name: the file or tier that states ``first_uncleaned_offset``, for the message.
     """
     if 0 < continuation_offset < first_uncleaned_offset:
-        raise BadData(
-            f"{cleaned_by} has cleaned {partition} up to offset {first_uncleaned_offset}, and the tier ends at {continuation_offset - 1}: "
-            "tombstones may be missing that delete keys in the tier",
-            segment=source_name,
-            hint=f"`topics delete {partition}` and import the whole log again. To prevent this, import before the log is cleaned: "
-            "cleanup.policy=delete, or a min.compaction.lag.ms beyond the longest time between two imports",
-        )
+        what = f"{cleaned_by} has cleaned {partition} up to offset {first_uncleaned_offset}"
+        raise compacted_log_error(partition, continuation_offset, what, source_name)
+
+
+def compacted_log_error(partition: TopicPartition, continuation_offset: int, what: str, source_name: str) -> BadData:
+    """Return the error for a log that was compacted beyond ``continuation_offset``.
+
+    :param what: what shows it, for the message.
+    :param source_name: the file or tier that shows it.
+    """
+    error = BadData(
+        f"{what}, and the tier ends at {continuation_offset - 1}: tombstones may be missing that delete keys in the tier, and markers that"
+        " abort transactions in it",
+        segment=source_name,
+        hint=f"`topics delete {partition}` and import the whole log again; or `import --accept-loss`, which is recorded and leaves these"
+        " keys and transactions in the tier. To prevent this, import before the log is cleaned: cleanup.policy=delete, or a"
+        " min.compaction.lag.ms beyond the longest time between two imports",
+    )
+    error.is_compacted = True
+    return error

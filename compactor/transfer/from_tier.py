@@ -126,11 +126,13 @@ class _PartitionImportFromTier:
             diverged = find_divergence(mine, theirs.lineage, end)
             # Up to this offset the target keeps its data; segments after it are new.
             kept = mine.end_offset if diverged is None else min(mine.end_offset, diverged.offset - 1)
-            if not checked and not _is_interrupted_transfer(mine, theirs):
-                require_not_compacted_beyond(
-                    self._name, kept + 1, clean, cleaned_by="the other tier's compactor", source_name=self._source.ports.layout.url
-                )
-            checked = True
+            if not checked:
+                is_begun = not mine.has_segments or _is_interrupted_transfer(mine, theirs)
+                if not is_begun and not options.accept_loss:
+                    require_not_compacted_beyond(
+                        self._name, kept + 1, clean, cleaned_by="the other tier's compactor", source_name=self._source.ports.layout.url
+                    )
+                options, checked = replace(options, continues_cleaned_source=is_begun), True
             # An empty partition begins with the segment that contains the log start, or with the newest one if all records are
             # deleted.
             seam = _first_offset_to_download(mine, kept) if mine.has_segments else min(start, ends[-1] if ends else 0)

@@ -35,7 +35,15 @@ from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import ProducerStates
 from compactor.round.sources import read_producer_states_at_end
-from compactor.transfer.broker_cleaning import CLEANED, read_broker_cleaner_offset, read_broker_log_start, require_not_compacted_beyond
+from compactor.transfer.broker_cleaning import (
+    CLEANED,
+    compacted_log_error,
+    describe_cleaning_signs,
+    find_cleaning_signs,
+    read_broker_cleaner_offset,
+    read_broker_log_start,
+    require_not_compacted_beyond,
+)
 from compactor.transfer.import_options import ImportOptions, ImportProgressCallbacks, ImportReport, ImportResources
 from compactor.transfer.incarnations import find_or_open_incarnation, require_topic_not_superseded
 from compactor.transfer.intake import SegmentAddition, add_segments_to_tier_unless_present
@@ -70,6 +78,7 @@ from compactor.transfer.seam import (
     fill_lineage_gap,
     find_divergence,
     find_divergence_outside_gaps,
+    has_all_records_of_tier,
     has_equal_tail_batches,
     list_log_segments,
     listing_with_files_staged_for_deletion,
@@ -148,6 +157,9 @@ class _DirectoryImport:
     too_late: str = ""
     key_to_be: bytes = b""
     cleaned: int | None = None
+    continues_cleaned_source: bool = False
+    cleaned_to: int = 0
+    loss_accepted: bool = False
     gaps_met: list[tuple[int, int]] = field(default_factory=list)
     rewritten: int = 0
     log_start: int = 0
@@ -172,12 +184,14 @@ class _DirectoryImport:
         self._require_deleted_partition_may_be_refilled(state)
         self.identity.settled |= not state.has_segments and not state.topic_id
         self.rewritten = max(self.options.rewritten, read_broker_cleaner_offset(self.log_dir, self.partition))
+        if not self.done:
+            self.continues_cleaned_source = self.options.continues_cleaned_source or not state.has_segments
         first = not state.has_segments and state.log_start_offset is None
         self.log_start = max(self.options.log_start, read_broker_log_start(self.log_dir, self.partition)) if first else 0
         diverged = self._find_acceptable_divergence(found, state)
         found = self.whole = self._add_files_staged_for_deletion(found, state, diverged)
         if diverged is not None and diverged.offset <= state.end_offset:
-            self.cleaned = None
+            self.cleaned, self.continues_cleaned_source = None, False
             self._require_log_uncleaned_by_broker_beyond(diverged.offset)
             self._replace_discarded_tier_end(found, state, diverged)
             return self.import_new_segments()
@@ -220,8 +234,20 @@ class _DirectoryImport:
         lineage = state.lineage if diverged is None else truncate_lineage_at(state.lineage, diverged.offset)
         tier_end = TierEnd(position if state.has_segments else None, lineage)
         return listing_with_files_staged_for_deletion(
-            listing, self.held, self.options.staged_problem, self.policy, tier_end, read_broker_cleaner_offset(self.log_dir, self.partition)
+            listing, self.held, self.options.staged_problem, self.policy, tier_end, partial(self._first_uncleaned_offset, listing)
         )
+
+    def _first_uncleaned_offset(self, listing: SegmentListing) -> int:
+        """Return the first offset that no log cleaner has cleaned, by the broker's checkpoint or the first sign in a sealed segment; 0 if
+        there is neither. The first sign suffices, because it lies after every file that is staged for deletion.
+        """
+        cleaned = read_broker_cleaner_offset(self.log_dir, self.partition)
+        for part in self._split_listing_by_memory_limit(listing):
+            signs = find_cleaning_signs(self._open_listed_segments(part))
+            found = next((sign for sign in signs if sign.kind != "boundary"), None)
+            if found is not None:
+                return max(cleaned, found.last + 1)
+        return cleaned
 
     def _require_deleted_partition_may_be_refilled(self, state: PartitionState) -> None:
         if state.deleted_slot and not self.options.refill:
@@ -243,13 +269,14 @@ class _DirectoryImport:
         """
         sources = self._open_listed_segments(listing_part)
         given = self._read_checkpoint_lineage(sources)
+        pieces = file_parts_after_offset(self.log_dir, sources, state.end_offset if state.has_segments else -1)
+        bounded = file_parts_below_offset(pieces, self.options.below)
+        reached, pieces = len(bounded) < len(pieces), bounded
+        self._require_no_cleaning_signs(pieces, state.end_offset + 1)
         same = state.has_segments and has_equal_tail_batches(state, sources, compacted_below=self.rewritten)
         self.compared += same
         if state.has_segments and not same:
             self._require_equal_last_records(listing, state)
-        pieces = file_parts_after_offset(self.log_dir, sources, state.end_offset if state.has_segments else -1)
-        bounded = file_parts_below_offset(pieces, self.options.below)
-        reached, pieces = len(bounded) < len(pieces), bounded
         if not any(piece.source.size for piece in pieces):
             empty = len(sources) == len(self.whole.bases) and not any(source.size for source in sources)
             if empty and not self.options.may_be_empty and not self.options.live:
@@ -275,6 +302,8 @@ class _DirectoryImport:
             "listed": self._add_partition_to_catalog,
             "noted": self._publish_catalog_change,
             "log_start": 0 if self.log.state.has_segments else self.log_start,
+            "source_cleaned_to": self.cleaned_to if self.continues_cleaned_source or self.loss_accepted else 0,
+            "accept_loss": self.loss_accepted,
         }
         return SegmentAddition(lineage, describe_tail_batches(sources, TAIL), topic_id=self.identity.given_id, **more)
 
@@ -350,8 +379,66 @@ class _DirectoryImport:
         cleaned = read_broker_cleaner_offset(self.log_dir, self.partition)
         if self.cleaned is None or cleaned > self.cleaned:
             where = str(self.log_dir.parent / CLEANED)
-            require_not_compacted_beyond(self.partition, offset, cleaned, cleaned_by="the broker's own cleaner", source_name=where)
+            try:
+                require_not_compacted_beyond(self.partition, offset, cleaned, cleaned_by="the broker's own cleaner", source_name=where)
+            except BadData as error:
+                self._accept_compacted_log_or_raise(error, offset, cleaned)
         self.cleaned = cleaned if self.cleaned is None else self.cleaned
+        self.cleaned_to = max(self.cleaned_to, cleaned)
+
+    def _require_no_cleaning_signs(self, file_parts: Sequence[SegmentFilePart], offset: int) -> None:
+        """Raise BadData if batches show that a log cleaner has compacted the log after ``offset``, where the directory would continue the
+        tier: a follower has fetched them from a leader whose log was cleaned, or the broker's checkpoint was not copied. Missing offsets
+        at the ends of segments alone are left to ``require_no_offset_gaps``, because a lost segment file leaves the same.
+
+        :param file_parts: everything that the directory has from ``offset`` on, or the next part of it.
+        """
+        signs = find_cleaning_signs([piece.source for piece in file_parts])
+        if all(sign.kind == "boundary" for sign in signs):
+            return
+        end = max(sign.last for sign in signs) + 1
+        if offset:
+            what = f"a log cleaner has compacted {self.partition}: {describe_cleaning_signs(signs)}"
+            try:
+                self._accept_compacted_log_or_raise(compacted_log_error(self.partition, offset, what, signs[0].segment), offset, end)
+            except BadData:
+                check_file_parts(file_parts, FileCheckSettings(self.policy.max_decompressed_batch_bytes, self.company.threads))
+                raise  # not a damaged header: its batch is intact
+        self.cleaned_to = max(self.cleaned_to, end)
+
+    def _accept_compacted_log_or_raise(self, error: BadData, offset: int, cleaned_to: int) -> None:
+        """Raise ``error``, which says that the log was compacted beyond ``offset``, unless all of the tier comes from the log as it was
+        compacted then, or a person has accepted the loss.
+
+        A first import may take a compacted log in several parts: the part of the log below ``state.source_cleaned_to`` was compacted before
+        its first segment came in, together with all that its tombstones delete. Beyond that, the tier's last batches must have come from a
+        compacted log, and the directory must still hold all records of the tier: then the two are one log. This is not enough for
+        the replica of a log that was *not* compacted when it was imported, because such a replica may have missed tombstones for ever.
+
+        :param cleaned_to: the offset up to which the log was compacted.
+        """
+        state = self.log.state
+        if self.continues_cleaned_source or cleaned_to <= state.source_cleaned_to:
+            return
+        if state.end_offset + 1 == offset and self._is_tier_the_beginning_of_the_same_compacted_log(state):
+            self.continues_cleaned_source = True
+            self.rewritten = max(self.rewritten, cleaned_to)
+        elif not self.options.accept_loss:
+            raise error
+        elif not self.loss_accepted:
+            self.loss_accepted = True
+            self.rewritten = max(self.rewritten, cleaned_to)
+            self.notes.append(
+                f"{self.partition}: a cleaned log continues it at offset {offset}. Keys that were deleted since, and transactions that were"
+                " aborted, may stay in the tier"
+            )
+
+    def _is_tier_the_beginning_of_the_same_compacted_log(self, state: PartitionState) -> bool:
+        """Return whether the tier's last batches came from a compacted log, and the directory has all of the tier's records."""
+        if not state.tail or state.source_cleaned_to <= state.tail[0].base_offset:
+            return False
+        limit = self.policy.max_decompressed_batch_bytes
+        return has_all_records_of_tier(state, self.whole, self._open_tier_segment, self._open_listed_segments, limit)
 
     def _require_equal_last_records(self, listing: SegmentListing, state: PartitionState) -> None:
         """Raise BadData if a last common record differs in tier and directory. Only with ``options.older``, if the directory ends first."""
@@ -415,6 +502,7 @@ class _DirectoryImport:
             pieces = file_parts_after_offset(self.log_dir, sources, offset - 1)
             if not any(piece.source.size for piece in pieces):
                 continue
+            self._require_no_cleaning_signs(pieces, offset)
             count = 0
             if first is None:
                 pieces = self._file_parts_without_gap(state, offset - 1, pieces)

@@ -22,6 +22,9 @@ class ImportOptions:
     gaps: gaps are expected, because the log was compacted before.
     accept_truncation: discard from the tier the records that a later leader has discarded, as the broker's leader epochs show.
     accept_loss: discard them even if rounds that cleaned beyond the truncation can no longer be undone, so that keys lose their last value.
+        Also continue the tier from a log that a cleaner has compacted beyond the tier's end, so that deleted keys may stay in the tier.
+    continues_cleaned_source: the tier has all of its segments from the same compacted log, or none. Then the log may be compacted beyond
+        the tier's end.
     below: exclusive bound, such as the high watermark; a segment that reaches it is left for later.
     lineage: the broker's leader epochs, if the caller knows more of them than the directory's checkpoint file has; else empty.
     older: import segments before the tier's start. The records of a directory that ends below the tier's last batches are compared.
@@ -46,6 +49,7 @@ class ImportOptions:
     refill: bool = True
     may_be_empty: bool = False
     accept_loss: bool = False
+    continues_cleaned_source: bool = False
     fetched_from: int = 0
     rewritten: int = 0
     log_start: int = 0

@@ -59,6 +59,8 @@ class SegmentAddition:
     listed: called before anything is created, so that the catalog lists the partition and a sweep finds what a killed import leaves behind.
     noted: called when the control log has a new record.
     log_start: log start offset of an incoming log, for the first segments of a partition; 0 if the log begins with them.
+    source_cleaned_to: the offset up to which a log cleaner had compacted the log; 0 if it shows no sign of one.
+    accept_loss: a person has accepted that tombstones and transaction markers are missing after the tier's end.
     cut: record of the truncation, if the segments replace the tier's end; None to append them. A segment that begins before the cut is the
         rest of the segment that was cut.
     """
@@ -72,6 +74,8 @@ class SegmentAddition:
     listed: Callable[[], None] = lambda: None
     noted: Callable[[], None] = lambda: None
     log_start: int = 0
+    source_cleaned_to: int = 0
+    accept_loss: bool = False
     cut: TailTruncated | None = None
 
 
@@ -120,7 +124,18 @@ def _try_import_under_import_id(
     else:
         start = min(addition.log_start, segments[-1].end_offset + 1)
         log_start = start if start > segments[0].start_offset else None
-        record_tiered_segments(ports, log, import_id, segments, addition.lineage, addition.tail, addition.topic_id, log_start)
+        record_tiered_segments(
+            ports,
+            log,
+            import_id,
+            segments,
+            addition.lineage,
+            addition.tail,
+            addition.topic_id,
+            log_start,
+            addition.source_cleaned_to,
+            addition.accept_loss,
+        )
     addition.noted()
     return True
 

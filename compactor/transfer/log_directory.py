@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -37,7 +36,7 @@ from compactor.local.budget import BLOCK, round_up_to_disk_blocks
 from compactor.model.policy import MAX32, CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.balance import BalanceDigestKey, batch_digest_sum_of_segment
-from compactor.records.batches import HEADER, HORIZON, BatchTable
+from compactor.records.batches import HEADER, BatchTable
 from compactor.records.indexes import (
     OFFSET_ENTRY,
     TIME_ENTRY,
@@ -50,6 +49,7 @@ from compactor.records.indexes import (
 from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
 from compactor.records.rows import parse_records
 from compactor.tier.contents import file_sha256
+from compactor.transfer.broker_cleaning import CleaningSign, find_cleaning_signs
 
 CHECKPOINT = "leader-epoch-checkpoint"
 DELETED = ".deleted"
@@ -229,42 +229,25 @@ def require_no_offset_gaps(sources: Sequence[SourceSegment]) -> None:
     """Raise BadData if there is an offset gap between neighbouring segments, unless the batches show that the log may have been compacted,
     because compaction leaves gaps.
     """
-    hole = _find_first_gap(sources)
-    if hole is not None:
-        before, after, last = hole
+    gap = _find_first_gap(sources)
+    if gap is not None:
         raise BadData(
-            f"offsets {last + 1} to {after.base - 1} are missing between it and {after.name}, though no other offset of this log is",
-            segment=before.name,
-            hint="Restore the segment in between; if a cleaner has removed the offsets, use --allow-gaps",
+            f"offsets {gap.first} to {gap.last} are missing after it, though no other offset of this log is",
+            segment=gap.segment,
+            hint="Restore the segment in between. If it is lost, use --allow-gaps; keys that were deleted in it then stay in the tier",
         )
 
 
-class OffsetGap(NamedTuple):
-    """Gap between the offsets of two neighbouring segments, with the last offset before it."""
-
-    before: SourceSegment
-    after: SourceSegment
-    last_offset_before: int
-
-
-def _find_first_gap(sources: Sequence[SourceSegment]) -> OffsetGap | None:
+def _find_first_gap(sources: Sequence[SourceSegment]) -> CleaningSign | None:
     """Return the first offset gap between neighbouring segments, or None if there is none. Return None, too, if the batches show that the
-    log may have been compacted, because compaction leaves gaps.
+    log may have been compacted: by their signs, by a segment without batches, or by batches of v0 or v1, which need not show it.
     """
-    holes = []
-    for source, after in zip(sources, [*sources[1:], None], strict=True):
-        table = source.table
-        if not len(table):
-            if after is not None:
-                return None
-            continue
-        follows = np.concatenate(([source.base], table.last_offset[:-1] + 1))
-        dense = (table.magic == 2) & (table.base_offset == follows) & (table.count == table.last_offset - table.base_offset + 1)
-        if not dense.all() or np.any(table.attributes & np.int16(HORIZON)):
-            return None
-        if after is not None and source.end != int(table.last_offset[-1]) + 1:
-            holes.append(OffsetGap(source, after, int(table.last_offset[-1])))
-    return holes[0] if holes else None
+    signs = find_cleaning_signs(sources)
+    if any(sign.kind != "boundary" for sign in signs):
+        return None
+    if any((source.table.magic != 2).any() if len(source.table) else source is not sources[-1] for source in sources):
+        return None
+    return signs[0] if signs else None
 
 
 # ---- what its segments cover ------------------------------------------------------------------------------------------------

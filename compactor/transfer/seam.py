@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from checkpoint.lineage import Lineage, first_contradicting_offset, leader_epoch_at, truncate_lineage_at
 from checkpoint.offsets import first_dirty_offset_of_vector
@@ -25,7 +26,7 @@ from compactor.errors import BadData
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.records.batches import NOT_CONTROL, Bytes, memory_map_file, read_only_view
-from compactor.records.rows import RecordRowBuffers, parse_records
+from compactor.records.rows import BatchChunk, RecordRowBuffers, RecordRows, parse_records
 from compactor.transfer.log_directory import (
     CHECKPOINT,
     SegmentFilePart,
@@ -155,13 +156,14 @@ def listing_with_files_staged_for_deletion(
     refusal_reason_of: Callable[[FileStagedForDeletion], str],
     policy: CleanerPolicy,
     tier_end: TierEnd,
-    first_uncleaned_offset: int,
+    first_uncleaned_offset: Callable[[], int],
 ) -> SegmentListing:
     """Return the listing of a live log together with the staged files that connect the tier's end with it (``choose_staged_files``).
 
     :param held_files: opens the files, and records which are refused.
     :param refusal_reason_of: returns why the caller refuses a file with missing offsets, or an empty string.
-    :param first_uncleaned_offset: first offset that the broker's own log cleaner has not cleaned.
+    :param first_uncleaned_offset: returns the first offset of the live log that no log cleaner has cleaned, as far as known; called if
+        there are files to choose from.
     :raises OSError: if a file of the log vanished meanwhile.
     """
     held_files.refusals.clear()
@@ -187,9 +189,8 @@ def listing_with_files_staged_for_deletion(
             segments.append(segment)
     if list_log_segments(listing.log_dir, is_written_by_broker=True) != listing:
         raise FileNotFoundError(f"{listing.log_dir}: a segment was rolled or staged while files were listed")
-    choice = choose_staged_files(
-        segments, BrokerLiveLog(live, first_epoch_of_live_log(listing.log_dir, live), first_uncleaned_offset), tier_end
-    )
+    cleaned = first_uncleaned_offset() if segments else 0
+    choice = choose_staged_files(segments, BrokerLiveLog(live, first_epoch_of_live_log(listing.log_dir, live), cleaned), tier_end)
     held_files.refusals.update(choice.refusals)
     staged = {each.file.base: each for each in files if each.file.base in choice.taken}
     return replace(listing, bases=(*choice.taken, *listing.bases), staged=staged)
@@ -531,6 +532,39 @@ def count_equal_last_records(
     return 0
 
 
+def has_all_records_of_tier(
+    state: PartitionState,
+    listing: SegmentListing,
+    stored_segments: StoredSegments,
+    open_listed: Callable[[SegmentListing], Sequence[SourceSegment]],
+    inflate_limit: int,
+) -> bool:
+    """Return whether a log directory has a record at every offset at which the tier has one. Raises BadData, StoreError.
+
+    :param listing: the directory's segments.
+    :param stored_segments: opens a segment of the tier.
+    :param open_listed: opens segments of the directory.
+    :param inflate_limit: bytes that one batch may inflate to.
+    """
+    if not listing.bases or listing.bases[0] > state.start_offset:
+        return False
+    for segment in state.live:
+        first, last = segment.start_offset, segment.end_offset
+        with stored_segments(segment) as source:
+            known = _record_offsets(source, first, last, inflate_limit)
+        parts = open_listed(listing.segments_from_offset(first).segments_before_offset(last + 1))
+        given = [_record_offsets(part, first, last, inflate_limit) for part in parts]
+        if not np.isin(known, np.concatenate(given) if given else ()).all():
+            return False
+    return True
+
+
+def _record_offsets(source: SourceSegment, first_offset: int, last_offset: int, max_inflated_bytes: int) -> npt.NDArray[np.int64]:
+    """Return the offsets of the data records from ``first_offset`` to ``last_offset`` (inclusive), ascending."""
+    rows = _rows_in_offset_range(source, first_offset, last_offset, max_inflated_bytes)
+    return np.concatenate([np.empty(0, np.int64), *(rows.offset[chosen] for _, rows, chosen in rows)])
+
+
 _Record = tuple[int, bytes | None, bytes | None]
 
 
@@ -542,24 +576,35 @@ def _read_records_by_offset(
     :param max_inflated_bytes: bytes that one batch may inflate to.
     :param max_batches: read only the last ``max_batches`` batches that have records in the range.
     """
+    records: dict[int, _Record] = {}
+    for chunk, rows, chosen in _rows_in_offset_range(source, first_offset, last_offset, max_inflated_bytes, max_batches):
+        for row in chosen.tolist():
+            key, value = (
+                chunk.buf[int(begin) : int(begin) + int(size)].tobytes() if size >= 0 else None
+                for begin, size in ((rows.key_start[row], rows.key_length[row]), (rows.value_start[row], rows.value_length[row]))
+            )
+            records[int(rows.offset[row])] = (int(rows.timestamp[row]), key, value)
+    return records
+
+
+def _rows_in_offset_range(
+    source: SourceSegment, first_offset: int, last_offset: int, max_inflated_bytes: int, max_batches: int = sys.maxsize
+) -> Iterator[tuple[BatchChunk, RecordRows, npt.NDArray[np.int64]]]:
+    """Yield the data records from ``first_offset`` to ``last_offset`` (inclusive): chunks of records, with the rows of those in the range.
+    Rows are valid until the next chunk. Parameters are those of ``_read_records_by_offset``.
+    """
     table, buffers = source.table, RecordRowBuffers()
-    within = (table.last_offset >= first_offset) & (table.base_offset <= last_offset) & (table.control == NOT_CONTROL) & (table.count != 0)
+    filled = (table.count != 0) | (table.magic < 2)  # the header of a compressed batch of v0 or v1 states no count
+    within = (table.last_offset >= first_offset) & (table.base_offset <= last_offset) & (table.control == NOT_CONTROL) & filled
     chosen = np.flatnonzero(within)[-max_batches:]
     wanted = np.zeros(len(table), np.bool_)
     wanted[chosen] = True
-    records: dict[int, _Record] = {}
     for first, last in source.split_batches_by_magic_and_compression():
         if not wanted[first:last].any():
             continue
         for chunk in source.read_chunks(first, last, wanted[first:last], max_inflated_bytes, None):
             rows, _ = parse_records(table, chunk, buffers, source.name)
-            for row in np.flatnonzero((rows.offset >= first_offset) & (rows.offset <= last_offset)).tolist():
-                key, value = (
-                    chunk.buf[int(begin) : int(begin) + int(size)].tobytes() if size >= 0 else None
-                    for begin, size in ((rows.key_start[row], rows.key_length[row]), (rows.value_start[row], rows.value_length[row]))
-                )
-                records[int(rows.offset[row])] = (int(rows.timestamp[row]), key, value)
-    return records
+            yield chunk, rows, np.flatnonzero((rows.offset >= first_offset) & (rows.offset <= last_offset))
 
 
 def _unequal_content_error(state: PartitionState, offset: int, source_name: str) -> BadData:

@@ -51,7 +51,8 @@ class BrokerLiveLog:
 
     bases: base offsets of all its segment files, ascending, the active one included.
     first_epoch: leader epoch of its first batch, -1 if unknown.
-    cleaned: first offset that the broker's own log cleaner has not cleaned, 0 if it has cleaned nothing.
+    cleaned: first offset that no log cleaner has cleaned, neither this broker's nor that of a leader from which it has fetched; 0 if none
+        has cleaned anything.
     """
 
     bases: tuple[int, ...]
@@ -183,15 +184,13 @@ def chain_epochs_contradict_tier_problem(chain: Sequence[SegmentStagedForDeletio
 
 
 def live_log_cleaned_by_broker_problem(chain: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
-    """Return why a chain of segments cannot precede a live log that the broker's own cleaner has cleaned, or an empty string.
+    """Return why a chain of segments cannot precede a live log that a log cleaner has cleaned, or an empty string.
 
     The cleaner may have dropped a tombstone after retention had staged the key's older records. Importing these would bring the key back.
     """
     if not chain or live_log.cleaned <= max(chain[0].base, tier_end.position or 0):
         return ""
-    return (
-        f"the broker's own cleaner has cleaned up to offset {live_log.cleaned}: tombstones may be gone that delete keys in what is staged"
-    )
+    return f"a log cleaner has cleaned the log up to offset {live_log.cleaned}: tombstones may be gone that delete keys in what is staged"
 
 
 def _epochs_text(lineage: Lineage) -> str:
