@@ -36,6 +36,7 @@ from compactor.tier.ports import SegmentPublisher
 from compactor.tier.publishers import ControlLogPublisher, RefusingPublisherOfReadOnlyTier
 
 if TYPE_CHECKING:
+    from compactor.brokers.conditions import ClusterConfirmations
     from compactor.brokers.metadata_topic.connection import KafkaConnection
     from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
     from compactor.brokers.view import BrokerMetadata
@@ -150,13 +151,17 @@ def _create_segment_publisher(settings: Settings, metadata: TierMetadataSource) 
     from compactor.brokers.publisher import MetadataTopicSegmentPublisher
 
     connection = kafka_connection_settings(settings)
+    check = ClusterSettingsCheckBeforePublication(
+        KafkaAdmin(connection),
+        cleanup_policy_of=lambda topic: settings.cleaner_settings_for_topic(topic).cleanup_policy,
+        confirmed=cluster_confirmations(settings),
+    )
     return MetadataTopicSegmentPublisher(
         metadata.brokers.followed,
         ConfluentKafkaMetadataTopicClient(connection),
         metadata.topic_id,
-        require_allowed=ClusterSettingsCheckBeforePublication(
-            KafkaAdmin(connection), cleanup_policy_of=lambda topic: settings.cleaner_settings_for_topic(topic).cleanup_policy
-        ).require_publishing_allowed,
+        require_allowed=check.require_publishing_allowed,
+        require_suitable_cluster=check.require_suitable_cluster,
         clock_ms=_wall_clock_unix_ms,
         max_late_metadata_delivery_ms=connection.producer_delivery_timeout_ms,
     )
@@ -203,7 +208,15 @@ def open_segment_metadata_of_brokers(settings: Settings, control: ObjectStore) -
     kept = FoldedMetadataStore(RocksDatabase(Path(settings.tier.state_dir) / "metadata" / place))
     followed = FoldingMetadataTopicReader(topic, kept, clock_ms=_wall_clock_unix_ms)
     where = f"{topic.name} at {kafka.bootstrap_servers}"
-    return LiveBrokerMetadata(followed, AdminClusterQueries(KafkaAdmin(connection)), kafka.topics, where)
+    queries = AdminClusterQueries(KafkaAdmin(connection), cluster_confirmations(settings))
+    return LiveBrokerMetadata(followed, queries, kafka.topics, where)
+
+
+def cluster_confirmations(settings: Settings) -> ClusterConfirmations:
+    """Return what [kafka] confirms about the cluster."""
+    from compactor.brokers.conditions import ClusterConfirmations
+
+    return ClusterConfirmations(settings.kafka.metadata_manager_class, settings.kafka.allow_untested_brokers)
 
 
 def create_topic_ids_query(settings: Settings) -> Callable[[Sequence[str]], ClusterTopicIds] | None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from compactor.brokers.conditions import too_old_broker_reason
-from compactor.brokers.metadata_topic.admin import KafkaAdmin, TopicDescription, metadata_topic_write_refusal_reason
+from compactor.brokers.conditions import NOTHING_CONFIRMED, ClusterConfirmations, ClusterProblem, find_cluster_problem
+from compactor.brokers.metadata_topic.admin import KafkaAdmin, TopicDescription
 from compactor.brokers.view import TopicStatus
 from compactor.errors import NotFound, Refused
-from compactor.model.base import ReasonOrEmpty
 
 _log = logging.getLogger(__name__)
 
@@ -20,8 +19,9 @@ class AdminClusterQueries:
     Topics that may not be described are left out, with one warning each.
     """
 
-    def __init__(self, admin: KafkaAdmin) -> None:
+    def __init__(self, admin: KafkaAdmin, confirmed: ClusterConfirmations = NOTHING_CONFIRMED) -> None:
         self._admin = admin
+        self._confirmed = confirmed
         self._cluster_id = ""
         self._reported: set[str] = set()
 
@@ -39,14 +39,12 @@ class AdminClusterQueries:
             facts = self._describe_topics_one_by_one(topics)
         return {name: _topic_status_from_description(found) for name, found in facts.items()}
 
-    def cluster_compaction_refusal_reason(self) -> ReasonOrEmpty:
-        """Return why compaction is ruled out, or an empty string. If the cluster refuses to answer, the refusal is the reason."""
+    def cluster_problem(self) -> ClusterProblem | None:
+        """Return why compaction is ruled out, or None. If the cluster refuses to answer, the refusal is the problem."""
         try:
-            return metadata_topic_write_refusal_reason(self._admin.describe_metadata_topic()) or too_old_broker_reason(
-                self._admin.describe_cluster()
-            )
+            return find_cluster_problem(self._admin, self._confirmed)
         except (Refused, NotFound) as error:
-            return str(error)
+            return ClusterProblem("metadata-topic", error.message, error.hint)
 
     def _describe_topics_one_by_one(self, topics: Sequence[str]) -> dict[str, TopicDescription]:
         """Describe each topic in a request of its own, and leave out those that the cluster refuses."""

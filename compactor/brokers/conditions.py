@@ -1,4 +1,4 @@
-"""Conditions under which readers of a broker-managed tier may be switched: rule R10 of docs/broker-protocol.md, topic settings, versions.
+"""Conditions under which readers of a broker-managed tier may be switched: the cluster (docs/broker-protocol.md) and topic settings.
 
 A setting that this user may not read counts as invalid.
 """
@@ -8,18 +8,33 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
-from compactor.brokers.metadata_topic.admin import ClusterDescription, TopicDescription, metadata_topic_write_refusal_reason
-from compactor.brokers.metadata_topic.codec import uuid_text
+from compactor.brokers.metadata_topic.admin import (
+    METADATA_MANAGER_SETTING,
+    BrokerDescription,
+    ClusterDescription,
+    TopicDescription,
+    metadata_topic_write_refusal_reason,
+)
+from compactor.brokers.metadata_topic.codec import TOPIC, uuid_text
+from compactor.brokers.metadata_topic.versions import (
+    NEWEST_TESTED,
+    OLDEST_TESTED,
+    REMOTE_METADATA_FEATURE,
+    TESTED_MINORS,
+    is_newer_than_tested,
+)
 from compactor.errors import NotFound, Refused
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 
 CONDITIONS_MAX_AGE_S = 15.0
 """Seconds for which a passed check stays valid. A round checks at each of its steps."""
-OLDEST_BROKER_VERSION = (3, 8)
-"""Before, consumers get no more records if the offsets at the end of a segment were removed (KAFKA-15388)."""
+KAFKA_METADATA_MANAGER = "org.apache.kafka.server.log.remote.metadata.storage.TopicBasedRemoteLogMetadataManager"
+"""Class by which brokers read and write ``__remote_log_metadata``: the default of METADATA_MANAGER_SETTING."""
+CLUSTER_SETTINGS_ACL = "kafka-acls --add --allow-principal User:... --operation DescribeConfigs --cluster"
 _CLUSTER_KEY = ""
 RETENTION_SETTING = "retention.ms"
 EXPIRING_POLICY = "compact,delete"
@@ -36,6 +51,45 @@ REQUIRED_TOPIC_SETTINGS: Mapping[str, tuple[str, str]] = {
     ),
 }
 """KafkaSetting name -> (required value, why it is required)."""
+ClusterProblemCause = Literal["metadata-manager", "metadata-topic", "old-brokers", "untested-brokers"]
+
+
+@dataclass(frozen=True)
+class ClusterProblem:
+    """Why nothing may be written into a cluster's metadata topic, or deleted because of what it says.
+
+    hint: what to do about it.
+    """
+
+    cause: ClusterProblemCause
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class ClusterConfirmations:
+    """Statements of the configuration about a cluster ([kafka]).
+
+    metadata_manager: a class that uses ``__remote_log_metadata`` as Kafka's does; empty if none is named.
+    untested_brokers: whether brokers of an untested version are accepted.
+    """
+
+    metadata_manager: str = ""
+    untested_brokers: bool = False
+
+
+NOTHING_CONFIRMED = ClusterConfirmations()
+
+
+class UnsuitableCluster(Refused):
+    """Raised if a cluster is not, or is no longer, one under which this program may write. Nothing was written.
+
+    :param cause: kind of the problem, a ``ClusterProblemCause``.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", cause: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.cause = cause
 
 
 class ClusterDescriptionQueries(Protocol):
@@ -61,6 +115,7 @@ class ClusterSettingsCheckBeforePublication:
     about the new topic.
 
     :param cleanup_policy_of: returns ``cleanup_policy`` of this program's settings for a topic.
+    :param confirmed: what the configuration confirms about the cluster.
     :param max_age_s: how long a passed check stays valid, in seconds.
     """
 
@@ -69,14 +124,28 @@ class ClusterSettingsCheckBeforePublication:
         admin: ClusterDescriptionQueries,
         *,
         cleanup_policy_of: Callable[[str], str] = lambda topic: "compact",
+        confirmed: ClusterConfirmations = NOTHING_CONFIRMED,
         max_age_s: float = CONDITIONS_MAX_AGE_S,
     ) -> None:
         self._admin = admin
         self._cleanup_policy_of = cleanup_policy_of
+        self._confirmed = confirmed
         self._max_age_s = max_age_s
         self._lock = threading.Lock()
         self._checked_at: dict[str, float] = {}
         self._topic_ids: dict[str, bytes] = {}
+
+    def require_suitable_cluster(self) -> None:
+        """Check the cluster, unless it has passed the check in the last ``max_age_s`` seconds. Called before each record and before objects
+        are deleted. Raises UnsuitableCluster, and Unavailable if the brokers do not answer.
+        """
+        with self._lock:
+            if self._is_compaction_permission_check_due(_CLUSTER_KEY):
+                problem = find_cluster_problem(self._admin, self._confirmed, reports_missing_append_permission=True)
+                if problem is not None:
+                    message = f"nothing is compacted under these brokers: {problem.message}"
+                    raise UnsuitableCluster(message, hint=problem.hint, cause=problem.cause)
+                self._checked_at[_CLUSTER_KEY] = time.monotonic()
 
     def require_publishing_allowed(self, partition: TopicPartition) -> None:
         """Check the settings of the cluster and of the partition's topic, unless both have passed the check in the last ``max_age_s``
@@ -84,14 +153,8 @@ class ClusterSettingsCheckBeforePublication:
 
         Raises Refused if nothing may be written about this partition, and Unavailable if the brokers do not answer.
         """
+        self.require_suitable_cluster()
         with self._lock:
-            if self._is_compaction_permission_check_due(_CLUSTER_KEY):
-                problem = metadata_topic_write_refusal_reason(
-                    self._admin.describe_metadata_topic(reports_missing_append_permission=True)
-                ) or too_old_broker_reason(self._admin.describe_cluster())
-                if problem:
-                    raise Refused(f"nothing is compacted under these brokers: {problem}", hint="Readers are not affected")
-                self._checked_at[_CLUSTER_KEY] = time.monotonic()
             if self._is_compaction_permission_check_due(partition.topic):
                 self._check_topic_permits_compaction(partition.topic)
                 self._checked_at[partition.topic] = time.monotonic()
@@ -144,19 +207,88 @@ def topic_setting_refusal_reason(topic: str, setting: str, value: str | None, cl
     return f"{setting} of {topic} is {value}, it must be {wanted}: {why}"
 
 
-def too_old_broker_reason(cluster: ClusterDescription) -> ReasonOrEmpty:
-    """Return a message that names a broker older than 3.8, or an empty string. Brokers of unknown version pass.
-
-    Consumers of older brokers get stuck at a segment whose last records compaction has removed (KAFKA-15388).
+def find_cluster_problem(
+    admin: ClusterDescriptionQueries, confirmed: ClusterConfirmations, *, reports_missing_append_permission: bool = False
+) -> ClusterProblem | None:
+    """Ask the cluster, and return why it is unsuitable, or None. The brokers are asked first: where they use another metadata manager,
+    there need not be a metadata topic.
     """
-    for broker in cluster.brokers:
-        if not is_supported_broker_version(broker.version):
-            return f"broker {broker.id} is of version {broker.version}, it must be 3.8 or newer"
-    return ""
+    if problem := broker_problem(admin.describe_cluster().brokers, confirmed):
+        return problem
+    topic = admin.describe_metadata_topic(reports_missing_append_permission=reports_missing_append_permission)
+    if reason := metadata_topic_write_refusal_reason(topic):
+        return ClusterProblem("metadata-topic", reason, "Readers are not affected")
+    return None
 
 
-def is_supported_broker_version(version: str) -> bool:
-    """Return whether a broker version, like ``3.9``, is OLDEST_BROKER_VERSION or newer. Text that is not a version counts as supported."""
-    major, _, minor = version.partition(".")
-    minor = minor.split(".")[0]
-    return not major.isdigit() or (int(major), int(minor) if minor.isdigit() else 99) >= OLDEST_BROKER_VERSION
+def broker_problem(brokers: Sequence[BrokerDescription], confirmed: ClusterConfirmations) -> ClusterProblem | None:
+    """Return the first problem of the brokers: their metadata manager, then versions that are too old, then untested ones. None if they
+    have none.
+    """
+    checks = (_metadata_manager_problem, _metadata_topic_version_problem, _old_broker_problem, _untested_broker_problem)
+    return next((found for check in checks for one in brokers if (found := check(one, confirmed))), None)
+
+
+def _metadata_manager_problem(broker: BrokerDescription, confirmed: ClusterConfirmations) -> ClusterProblem | None:
+    """Return a problem if the broker does not use the metadata topic, or if that is unknown and not confirmed.
+
+    Another metadata manager would never see what a round publishes: its readers would go on using segments that this program deletes.
+    """
+    if not broker.metadata_manager:
+        if confirmed.metadata_manager:
+            return None
+        hint = f"{CLUSTER_SETTINGS_ACL}; or confirm the class with metadata_manager_class under [kafka]"
+        return ClusterProblem("metadata-manager", f"{METADATA_MANAGER_SETTING} of broker {broker.id} is unknown", hint)
+    if broker.metadata_manager in (KAFKA_METADATA_MANAGER, confirmed.metadata_manager):
+        return None
+    message = (
+        f"broker {broker.id} keeps its metadata by {broker.metadata_manager}, and not by {KAFKA_METADATA_MANAGER}:"
+        f" it reads nothing that is written into {TOPIC}"
+    )
+    return ClusterProblem("metadata-manager", message, f"{METADATA_MANAGER_SETTING} must name Kafka's class on every broker")
+
+
+def _metadata_topic_version_problem(broker: BrokerDescription, confirmed: ClusterConfirmations) -> ClusterProblem | None:
+    """Return a problem if the metadata topic is keyed and compacted (KIP-1266), which this program does not do."""
+    if broker.metadata_topic_version == 0:
+        return None
+    message = f"the feature {REMOTE_METADATA_FEATURE} is at level {broker.metadata_topic_version}, it must be 0 (KIP-1266)"
+    return ClusterProblem("metadata-topic", message, "Readers are not affected")
+
+
+def _old_broker_problem(broker: BrokerDescription, confirmed: ClusterConfirmations) -> ClusterProblem | None:
+    """Return a problem if the broker is older than 3.8. Its consumers get stuck at a segment whose last records compaction has removed
+    (KAFKA-15388).
+    """
+    if not is_too_old(broker.version):
+        return None
+    message = f"broker {broker.id} is of version {broker.version}, it must be {OLDEST_TESTED} or newer"
+    return ClusterProblem("old-brokers", message, "Readers are not affected. Upgrade before compacting")
+
+
+def _untested_broker_problem(broker: BrokerDescription, confirmed: ClusterConfirmations) -> ClusterProblem | None:
+    """Return a problem if the broker is of an untested minor version, or may be. The order of records on which rounds rely is no interface
+    of Kafka.
+    """
+    if confirmed.untested_brokers:
+        return None
+    if is_newer_than_tested(broker.metadata_version):
+        which = f"newer than {NEWEST_TESTED}, the newest tested version (metadata.version {broker.metadata_version})"
+    elif broker.metadata_version >= 0 or (broker.version in TESTED_MINORS and broker.version < "4"):
+        return None
+    else:
+        which = "unknown: it reports no metadata.version"
+    hint = (
+        "Readers are not affected. Use a release of this program that was tested with these brokers, or set allow_untested_brokers = true"
+        " under [kafka]"
+    )
+    return ClusterProblem("untested-brokers", f"the version of broker {broker.id} is {which}", hint)
+
+
+def is_too_old(version: str) -> bool:
+    """Return whether a broker version, like ``3.9``, is older than all tested ones. Text that is not a version is not."""
+    return bool(version) and version.replace(".", "").isdigit() and _numbers(version) < _numbers(OLDEST_TESTED)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

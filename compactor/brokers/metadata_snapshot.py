@@ -20,7 +20,7 @@ from compactor.brokers.metadata_topic.state_serde import STATE_FORMAT, decode_fo
 from compactor.brokers.view import METADATA_MAX_AGE_S, BrokerMetadata, PartitionMetadataVersion, TopicStatus, matching_topics
 from compactor.constants import TopicId
 from compactor.errors import AlreadyExists, BadData, UsageError
-from compactor.model.base import ReasonOrEmpty, StrictFrozenModel
+from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectStore
 
@@ -195,9 +195,8 @@ class SnapshotBrokerMetadata:
         """Return an empty list: a snapshot holds only topics that existed when it was taken."""
         return []
 
-    def cluster_compaction_refusal_reason(self) -> ReasonOrEmpty:
-        """Return an empty string: nothing is compacted from a snapshot."""
-        return ""
+    def cluster_problem(self) -> None:
+        """Return None: nothing is compacted from a snapshot."""
 
 
 def _decode_partition_snapshot(topic: TopicSnapshot, snapshot: PartitionSnapshot) -> FoldedPartitionMetadata:

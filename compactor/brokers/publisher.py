@@ -59,7 +59,9 @@ class MetadataTopicSegmentPublisher:
     :param followed: reads and folds the metadata topic.
     :param topic: client that appends to the metadata topic.
     :param current_topic_id: returns the current topic id of a partition's topic.
-    :param require_allowed: raises Refused if nothing may be written (compactor.brokers.conditions). Called before each step.
+    :param require_allowed: raises Refused if a partition's readers may not be switched (compactor.brokers.conditions). Called before each
+        step.
+    :param require_suitable_cluster: raises Refused if the cluster rules out any record. Called before each record.
     :param max_late_metadata_delivery_ms: the producer's delivery.timeout.ms.
     """
 
@@ -71,6 +73,7 @@ class MetadataTopicSegmentPublisher:
         *,
         clock_ms: Callable[[], int],
         require_allowed: Callable[[TopicPartition], None] = lambda name: None,
+        require_suitable_cluster: Callable[[], None] = lambda: None,
         max_late_metadata_delivery_ms: int = 30_000,
     ) -> None:
         self.max_late_metadata_delivery_ms = max_late_metadata_delivery_ms
@@ -79,12 +82,17 @@ class MetadataTopicSegmentPublisher:
         self._topic_id = current_topic_id
         self._clock_ms = clock_ms
         self._require_allowed = require_allowed
+        self._require_suitable_cluster = require_suitable_cluster
         self._appending = threading.Lock()
         self._bucket = MetadataTokenBucket()
 
     def check_publishing_allowed(self, partition: TopicPartition) -> None:
         """Raise Refused if cluster or topic settings rule out switching readers of this partition."""
         self._require_allowed(partition)
+
+    def check_deletion_allowed(self) -> None:
+        """Raise Refused if the cluster's brokers may read other metadata than the metadata topic's."""
+        self._require_suitable_cluster()
 
     def reserve_metadata_records(
         self, partition: TopicPartition, record_count: int, max_records_per_hour: int
@@ -403,6 +411,8 @@ class MetadataTopicSegmentPublisher:
 
         Raises Refused if a rule forbids a record, and Unavailable if the last record is not read back within READ_BACK_TIMEOUT_S seconds.
         """
+        if records:
+            self._require_suitable_cluster()
         trial, offset = rules.CopyOnWriteMetadataCache(cache), -1
         lineage = lineage_from_segments(cache)
         for record in records:

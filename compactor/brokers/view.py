@@ -12,15 +12,18 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from compactor.brokers.metadata_topic.codec import TopicIdPartition, uuid_text
+from compactor.brokers.metadata_topic.connection import NoSuchTopic
 from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
 from compactor.brokers.metadata_topic.persisted_state import FoldedPartitionMetadata, TieredPartitionSegmentCounts
 from compactor.constants import TopicId
 from compactor.errors import Unavailable, UsageError
-from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from compactor.brokers.conditions import ClusterProblem
 
 CATCH_UP_TIMEOUT_S = 30.0
 METADATA_MAX_AGE_S = 1.0
@@ -68,8 +71,8 @@ class ClusterQueries(Protocol):
     def topic_statuses(self, topics: Sequence[str]) -> Mapping[str, TopicStatus]:
         """Return the status of each of these topics by name. Topics that do not exist, or that this user may not describe, are left out."""
 
-    def cluster_compaction_refusal_reason(self) -> ReasonOrEmpty:
-        """Return why this cluster's broker versions or metadata topic settings rule out compaction, or an empty string."""
+    def cluster_problem(self) -> ClusterProblem | None:
+        """Return why nothing may be compacted under this cluster's brokers, or None."""
 
 
 class BrokerMetadata(Protocol):
@@ -118,8 +121,8 @@ class BrokerMetadata(Protocol):
         under the same name, the partitions of the deleted one are returned.
         """
 
-    def cluster_compaction_refusal_reason(self) -> ReasonOrEmpty:
-        """Return why the cluster's broker versions or metadata topic settings rule out compaction, or an empty string.
+    def cluster_problem(self) -> ClusterProblem | None:
+        """Return why nothing may be compacted under the cluster's brokers, or None.
 
         The answer is cached for TOPICS_MAX_AGE_S.
         """
@@ -171,7 +174,7 @@ class LiveBrokerMetadata:
         self._versions: dict[TopicPartition, PartitionMetadataVersion] = {}
         self._deleted_topic_partitions: list[TopicIdPartition] = []
         self._reported_losses: set[int] = set()
-        self._problem = ""
+        self._problem: ClusterProblem | None = None
         self._problem_at = float("-inf")
         self._leaderless: frozenset[int] = frozenset()
 
@@ -260,10 +263,10 @@ class LiveBrokerMetadata:
             self._read_metadata_topic_if_never_read()
             return list(self._deleted_topic_partitions)
 
-    def cluster_compaction_refusal_reason(self) -> ReasonOrEmpty:
+    def cluster_problem(self) -> ClusterProblem | None:
         with self._lock:
             if time.monotonic() - self._problem_at > TOPICS_MAX_AGE_S or self._problem:
-                self._problem, self._problem_at = self._cluster.cluster_compaction_refusal_reason(), time.monotonic()
+                self._problem, self._problem_at = self._cluster.cluster_problem(), time.monotonic()
             return self._problem
 
     def _read_metadata_topic_if_never_read(self) -> None:
@@ -274,7 +277,13 @@ class LiveBrokerMetadata:
     def _read_metadata_topic_to_end(self) -> None:
         """Read the metadata topic up to the end it has when the call begins, and log lost records and partitions without a leader."""
         while True:
-            progress = self.followed.fold_records_to_topic_end(CATCH_UP_TIMEOUT_S)
+            try:
+                progress = self.followed.fold_records_to_topic_end(CATCH_UP_TIMEOUT_S)
+            except NoSuchTopic as error:
+                problem = self._cluster.cluster_problem()
+                if problem is not None and problem.cause == "metadata-manager":  # its brokers never create the topic
+                    raise NoSuchTopic(f"there is no {self.source_name}: {problem.message}", hint=problem.hint) from error
+                raise
             if not any(left > 0 for left in progress.unread.values()):
                 break
             if not progress.records:

@@ -167,6 +167,8 @@ class KafkaSettings(SettingsSection):
         tuple[Annotated[str, AfterValidator(_validate_text_not_empty)], ...], AfterValidator(validate_regular_expressions)
     ] = Field((), strict=False)
     properties: dict[str, str | bool | int | float] = {}
+    metadata_manager_class: str = ""
+    allow_untested_brokers: bool = False
 
     @property
     def has_configured_brokers(self) -> bool:

@@ -116,14 +116,15 @@ class BrokerChangeFeed:
         brokers.refresh(max_age_s=0.0)
         before, self._versions = self._versions, brokers.partition_metadata_versions()
         suspended = {}
-        cluster_compaction_refusal_reason = brokers.cluster_compaction_refusal_reason()
+        cluster_problem = brokers.cluster_problem()
+        cluster_reason = cluster_problem.message if cluster_problem is not None else ""
         for topic in {name.topic for name in self._versions}:
             try:
                 now = brokers.topic_status(topic)
             except UsageError:
                 continue  # the topic was deleted a moment ago
             policy = tier.settings.cleaner_settings_for_topic(topic).cleanup_policy
-            if reason := cluster_compaction_refusal_reason or topic_settings_refusal_reason(topic, now.settings, policy):
+            if reason := cluster_reason or topic_settings_refusal_reason(topic, now.settings, policy):
                 suspended[topic] = reason
             if self._chosen.setdefault(topic, now.chosen) != now.chosen:
                 self._chosen[topic] = now.chosen

@@ -144,7 +144,11 @@ def complete_metadata_from_segment_objects(
         ).entries
     except (NotFound, KeyError) as error:
         detail = error.message if isinstance(error, NotFound) else "it has no producer snapshot"
-        raise BadData(detail, segment=layout.object_name(partition, segment, "log"), hint="Run `verify`; restore the object") from error
+        raise BadData(
+            detail,
+            segment=layout.object_name(partition, segment, "log"),
+            hint="Run `verify`; restore the object. If prefix, layout or encryption of the plug-in changed, set them under [tier]",
+        ) from error
     undecided = entries["txn_first_offset"][entries["txn_first_offset"] >= 0]
     update = {
         "open_txn_offset": int(undecided.min()) if len(undecided) else -1,

@@ -194,6 +194,9 @@ class SegmentPublisher(Protocol):
     def check_publishing_allowed(self, partition: TopicPartition) -> None:
         """Raise Refused if the segments that readers of this partition see must not be replaced. Called before a round is planned."""
 
+    def check_deletion_allowed(self) -> None:
+        """Raise Refused if readers may be using segments that this program takes for replaced. Called before objects are deleted."""
+
     def reserve_metadata_records(
         self, partition: TopicPartition, record_count: int, max_records_per_hour: int
     ) -> MetadataRecordRateLimitDelay | None:

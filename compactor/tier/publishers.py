@@ -27,6 +27,9 @@ class ControlLogPublisher:
     def check_publishing_allowed(self, partition: TopicPartition) -> None:
         """Permit every round: only this program decides what readers of the tier see."""
 
+    def check_deletion_allowed(self) -> None:
+        """Permit every deletion: readers see what the control log says."""
+
     def reserve_metadata_records(
         self, partition: TopicPartition, record_count: int, max_records_per_hour: int
     ) -> MetadataRecordRateLimitDelay | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from compactor.access.tier import Tier
+from compactor.brokers.conditions import UnsuitableCluster
 from compactor.errors import BadData, UsageError
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
@@ -96,6 +97,8 @@ def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dr
     :raises UsageError: if the list belongs to another tier, or the brokers cannot be asked.
     """
     _require_orphan_list_of_this_tier(tier, orphan_list)
+    if not dry_run and (problem := tier.broker_metadata.cluster_problem()):  # what another manager records would look like an orphan
+        raise UnsuitableCluster(f"nothing is deleted under these brokers: {problem.message}", hint=problem.hint, cause=problem.cause)
     deleted: list[Orphan] = []
     kept: dict[str, str] = {}
     now = tier.ports.clock_ms()
@@ -107,8 +110,8 @@ def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dr
             continue
         still = {one.object: one for one in _orphans_of_partition(tier, known[partition], now)}
         for one in mine:
-            if problem := _reason_not_to_delete_orphan(one, still.get(one.object), tier.retention.orphan_age_ms):
-                kept[one.object] = problem
+            if reason := _reason_not_to_delete_orphan(one, still.get(one.object), tier.retention.orphan_age_ms):
+                kept[one.object] = reason
             else:
                 deleted.append(one)
     if not dry_run:

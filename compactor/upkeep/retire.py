@@ -169,6 +169,7 @@ def retire_replaced_segments_as_leader(
     """
     ports, log = leadership.ports, leadership.log
     ports.require_data_root_ownership(repeat_if_passed_before=True)
+    ports.publisher.check_deletion_allowed()
     gone = _complete_begun_deletions(leadership, RoundStageTracker(RoundStage.RETIRE_BEGUN)) + _delete_segments_after_grace(
         leadership, retention, clock
     )

@@ -11,6 +11,7 @@ import pytest
 
 from compactor.access.tier import Tier
 from compactor.brokers import publisher as kafka, view as brokers
+from compactor.brokers.conditions import ClusterProblem
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, decode_record
 from compactor.brokers.metadata_topic.follow import metadata_partition
 from compactor.constants import NEVER_MS
@@ -214,14 +215,14 @@ def test_a_wrong_metadata_topic_suspends_all_topics_in_one_line_until_it_is_righ
     for name in (ORDERS, OTHER):
         world.write(name)
     said = "retention.ms of __remote_log_metadata is 604800000, it must be -1"
-    world.brokers.cluster.wrong = said
+    world.brokers.cluster.problem = ClusterProblem("metadata-topic", said, "")
     daemon = world.daemon()
     world.settle(daemon)
     assert jobs(daemon) == {}
     assert [schedule(daemon, name).suspended for name in (ORDERS, OTHER)] == [said, said]
     assert [line for line in world.told if said in line] == [f"no round begins for 2 topics (orders among them): {said}"]
     assert daemon.status().ready
-    world.brokers.cluster.wrong = ""
+    world.brokers.cluster.problem = None
     world.settle(daemon)
     assert "2 topics (orders among them) are compacted again" in world.told
     for name in (ORDERS, OTHER):

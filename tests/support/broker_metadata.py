@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from compactor.brokers.conditions import ClusterProblem
 from compactor.brokers.metadata_snapshot import save_metadata_snapshot, take_metadata_snapshot
 from compactor.brokers.metadata_topic.codec import MetadataRecord, decode_record
 from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
@@ -26,10 +27,10 @@ class MemoryCluster:
 
     def __init__(self, topics: Mapping[str, TopicStatus]) -> None:
         self.known = dict(topics)
-        self.wrong = ""
+        self.problem: ClusterProblem | None = None
 
-    def cluster_compaction_refusal_reason(self) -> str:
-        return self.wrong
+    def cluster_problem(self) -> ClusterProblem | None:
+        return self.problem
 
     def cluster_id(self) -> str:
         return "cluster-of-tests"

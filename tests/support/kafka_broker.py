@@ -37,6 +37,7 @@ START_SECONDS = 60.0
 STARTED = "Kafka Server started"
 _BUSY_CONTROLLER = re.compile(r"controller event queue overloaded|apiKey=CONTROLLER_REGISTRATION")
 TIERING = "Initialized topic-based RLMM resources successfully"  # before that, not even a clean shutdown works
+METADATA_MANAGER = "remote.log.metadata.manager.class.name"  # a setting; brokers with another than Kafka's do not say so
 
 _ALL = """
 controller.listener.names=CONTROLLER
@@ -95,7 +96,7 @@ class BrokerNode:
         roles = settings.get("process.roles", "")
         tiers = "broker" in roles and settings["remote.log.storage.system.enable"] == "true"
         started = STARTED if roles else f"[KafkaServer id={node}] started"
-        self._signs = [started, TIERING] if tiers else [started]
+        self._started, self._tiers = started, tiers
         if roles:
             _format(jars, self.log_dir, node)
 
@@ -123,7 +124,9 @@ class BrokerNode:
     def wait_started(self, seconds: float = START_SECONDS) -> None:
         """Until it serves. Raises BrokerFailed with its last words."""
         deadline = time.monotonic() + seconds
-        while any(sign not in self.text(since=self._seen) for sign in self._signs):
+        initializes = self._tiers and METADATA_MANAGER not in self._settings.read_text()
+        signs = [self._started, TIERING] if initializes else [self._started]
+        while any(sign not in self.text(since=self._seen) for sign in signs):
             if not self.running:
                 raise BrokerFailed(f"node {self.node} ended while it started:\n{self.last_words()}")
             if time.monotonic() > deadline:

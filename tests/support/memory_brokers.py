@@ -15,7 +15,7 @@ from typing import Any
 from compactor.access.metadata import BrokerManagedTierMetadataSource
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
-from compactor.brokers.conditions import topic_settings_refusal_reason
+from compactor.brokers.conditions import UnsuitableCluster, topic_settings_refusal_reason
 from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
@@ -123,15 +123,24 @@ class MemoryBrokers:
 
         def conditions(name: TopicPartition) -> None:
             policy = made.settings.cleaner_settings_for_topic(name.topic).cleanup_policy
-            if why := self.cluster.cluster_compaction_refusal_reason() or topic_settings_refusal_reason(
-                name.topic, self.cluster.known[name.topic].settings, policy
-            ):
+            suitable()
+            if why := topic_settings_refusal_reason(name.topic, self.cluster.known[name.topic].settings, policy):
                 raise Refused(why)
+
+        def suitable() -> None:
+            if problem := self.cluster.problem:
+                raise UnsuitableCluster(problem.message, hint=problem.hint, cause=problem.cause)
 
         metadata = BrokerManagedTierMetadataSource(brokers)
         topic = appending or MemoryMetadataTopic(self.log)
         publisher = MetadataTopicSegmentPublisher(
-            followed, topic, metadata.topic_id, clock_ms=self.clock_ms, max_late_metadata_delivery_ms=0, require_allowed=conditions
+            followed,
+            topic,
+            metadata.topic_id,
+            clock_ms=self.clock_ms,
+            max_late_metadata_delivery_ms=0,
+            require_allowed=conditions,
+            require_suitable_cluster=suitable,
         )
         layout = KafkaLocalLayout(made.ports.data, metadata.topic_id)
         ports = replace(

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from compactor.access.metadata import BrokerManagedTierMetadataSource
 from compactor.access.tier import Tier
+from compactor.brokers.conditions import KAFKA_METADATA_MANAGER, ClusterConfirmations
 from compactor.brokers.metadata_topic.admin import (
     BrokerDescription,
     ClusterDescription,
@@ -41,7 +43,9 @@ FOREVER = {
 }
 METADATA = TopicDescription(TOPIC, bytes(16), LED, FOREVER)
 ORDERS = TopicDescription("orders", bytes(16), LED, FOREVER | {"remote.storage.enable": KafkaSetting("true", "topic")})
-SOUND = ClusterDescription("cluster", (BrokerDescription(1, "a:9092", "3.9"), BrokerDescription(2, "b:9092", "4")))
+NINE = BrokerDescription(1, "a:9092", "3.9", metadata_version=21, metadata_manager=KAFKA_METADATA_MANAGER)
+FOUR = replace(NINE, id=2, address="b:9092", version="4.0", metadata_version=25)
+SOUND = ClusterDescription("cluster", (NINE, FOUR))
 
 
 @dataclass
@@ -78,12 +82,39 @@ def test_brokers_that_refuse_are_one_line() -> None:
     )
 
 
-def test_an_old_broker_and_one_that_does_not_tell() -> None:
-    old = ClusterDescription(
-        "cluster", (BrokerDescription(1, "a:9092", "3.7"), BrokerDescription(2, "b:9092", "3.8"), BrokerDescription(3, "c:9092"))
-    )
-    found = check_brokers_and_metadata_topic(Answers(old), "a:9092", reports_missing_append_permission=False)
-    assert [(one.severity, one.object) for one in found] == [("warning", "broker 1 (a:9092)"), ("note", "broker 3 (c:9092)")]
+def test_old_untested_and_unknown_brokers_are_warnings_and_the_metadata_topic_is_checked_all_the_same() -> None:
+    brokers = (replace(NINE, version="3.7", metadata_version=19), FOUR, replace(NINE, id=3, metadata_version=99))
+    answers = Answers(ClusterDescription("cluster", brokers), replace(METADATA, settings={}))
+    found = check_brokers_and_metadata_topic(answers, "a:9092", reports_missing_append_permission=True)
+    assert [(one.severity, one.kind, one.object) for one in found] == [
+        ("warning", "old-brokers", "broker 1 (a:9092)"),
+        ("warning", "untested-brokers", "broker 3 (a:9092)"),
+        ("error", "metadata-topic", TOPIC),
+    ]
+    assert "allow_untested_brokers = true" in found[1].hint
+
+
+@pytest.mark.parametrize(("publishes", "severity"), [(True, "error"), (False, "warning")])
+def test_an_unknown_metadata_manager_is_an_error_where_rounds_are_published(publishes: bool, severity: str) -> None:
+    answers = Answers(ClusterDescription("cluster", (NINE, replace(FOUR, metadata_manager=""))))
+    [found] = check_brokers_and_metadata_topic(answers, "a:9092", reports_missing_append_permission=publishes)
+    assert (found.severity, found.kind, found.object) == (severity, "metadata-manager", "broker 2 (b:9092)")
+    assert "--operation DescribeConfigs --cluster" in found.hint
+    confirmed = ClusterConfirmations(metadata_manager=KAFKA_METADATA_MANAGER)
+    assert check_brokers_and_metadata_topic(answers, "a:9092", reports_missing_append_permission=publishes, confirmed=confirmed) == []
+
+
+def test_another_metadata_manager_is_an_error_also_where_there_is_no_metadata_topic() -> None:
+    class BornWithAnother(Answers):
+        @override
+        def describe_metadata_topic(self, *, reports_missing_append_permission: bool = False) -> TopicDescription:
+            raise Refused("the topic does not exist")
+
+    answers = BornWithAnother(ClusterDescription("cluster", (replace(NINE, metadata_manager="x.Other"),)))
+    [found] = check_brokers_and_metadata_topic(answers, "a:9092", reports_missing_append_permission=False)
+    assert (found.severity, found.kind) == ("error", "metadata-manager")
+    assert "x.Other" in found.detail
+    assert KAFKA_METADATA_MANAGER in found.detail
 
 
 def test_a_metadata_topic_that_forgets_comes_with_its_mending() -> None:

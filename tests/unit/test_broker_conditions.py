@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from compactor.brokers.conditions import ClusterSettingsCheckBeforePublication, too_old_broker_reason, topic_settings_refusal_reason
+from compactor.brokers.conditions import (
+    KAFKA_METADATA_MANAGER,
+    NOTHING_CONFIRMED,
+    ClusterConfirmations,
+    ClusterSettingsCheckBeforePublication,
+    UnsuitableCluster,
+    broker_problem,
+    topic_settings_refusal_reason,
+)
 from compactor.brokers.metadata_topic.admin import BrokerDescription, ClusterDescription, KafkaSetting, TopicDescription
+from compactor.brokers.metadata_topic.versions import NEWEST_TESTED, OLDER, TESTED_MINORS, minor_version
 from compactor.config.settings import load_settings
 from compactor.errors import NotFound, Refused, UsageError
 from compactor.model.ids import TopicPartition
@@ -51,12 +61,67 @@ def test_others_are_refused_with_the_setting(setting: str, value: str | None, sa
     assert topic_settings_refusal_reason("orders", settings(**{setting: value}), "compact").startswith(said)
 
 
-@pytest.mark.parametrize(("version", "refused"), [("3.7", True), ("3.8", False), ("3.9", False), ("4", False), ("", False), ("2.8", True)])
-def test_brokers_before_3_8_are_refused(version: str, refused: bool) -> None:
-    problem = too_old_broker_reason(
-        ClusterDescription("cluster", (BrokerDescription(1, "host:1", "4"), BrokerDescription(2, "host:2", version)))
-    )
-    assert problem == (f"broker 2 is of version {version}, it must be 3.8 or newer" if refused else "")
+NEWEST = TESTED_MINORS[NEWEST_TESTED]
+
+
+def broker(level: int = NEWEST, number: int = 1, **facts: Any) -> BrokerDescription:
+    """A broker that supports this level of metadata.version, -1 if it reports none."""
+    known = {"version": minor_version(level), "metadata_version": level, "metadata_manager": KAFKA_METADATA_MANAGER}
+    return BrokerDescription(number, f"host:{number}", **{**known, **facts})
+
+
+def test_brokers_of_each_tested_minor_version_and_mixes_of_them_are_accepted() -> None:
+    brokers = [broker(level, number) for number, level in enumerate(TESTED_MINORS.values())]
+    assert [one.version for one in brokers] == list(TESTED_MINORS)
+    assert broker_problem(brokers, NOTHING_CONFIRMED) is None
+    assert broker_problem([broker(24)], NOTHING_CONFIRMED) is None  # of a release candidate of 4.0
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause", "said"),
+    [
+        ({"level": 19}, "old-brokers", f"broker 2 is of version {OLDER}, it must be 3.8 or newer"),
+        ({"level": -1, "version": "2.8"}, "old-brokers", "broker 2 is of version 2.8, it must be 3.8 or newer"),
+        ({"level": NEWEST + 1}, "untested-brokers", f"the version of broker 2 is newer than {NEWEST_TESTED}, the newest tested version"),
+        ({"level": -1, "version": "4.4"}, "untested-brokers", "the version of broker 2 is unknown"),
+        ({"level": -1, "version": ""}, "untested-brokers", "the version of broker 2 is unknown"),
+        ({"level": -1, "version": "3.9"}, None, ""),  # by inter.broker.protocol.version
+        ({"metadata_topic_version": 1}, "metadata-topic", "the feature remote.log.metadata.version is at level 1, it must be 0"),
+        ({"metadata_manager": ""}, "metadata-manager", "remote.log.metadata.manager.class.name of broker 2 is unknown"),
+        (
+            {"metadata_manager": "x.Other"},
+            "metadata-manager",
+            f"broker 2 keeps its metadata by x.Other, and not by {KAFKA_METADATA_MANAGER}",
+        ),
+    ],
+)
+def test_one_broker_that_is_unsuitable_rules_out_the_cluster(facts: dict[str, Any], cause: str | None, said: str) -> None:
+    problem = broker_problem([broker(), broker(**{"number": 2, **facts})], NOTHING_CONFIRMED)
+    assert (problem.cause if problem else None) == cause
+    assert problem is None or problem.message.startswith(said)
+
+
+def test_another_metadata_manager_is_told_before_a_version() -> None:
+    problem = broker_problem([broker(19), broker(number=2, metadata_manager="x.Other")], NOTHING_CONFIRMED)
+    assert problem is not None
+    assert problem.cause == "metadata-manager"
+
+
+def test_the_configuration_confirms_a_class_or_accepts_untested_brokers_and_nothing_else() -> None:
+    class_of_a_vendor = ClusterConfirmations(metadata_manager="x.Vendor")
+    for manager in ("", "x.Vendor", KAFKA_METADATA_MANAGER):
+        assert broker_problem([broker(metadata_manager=manager)], class_of_a_vendor) is None
+    other = broker_problem([broker(metadata_manager="x.Other")], class_of_a_vendor)
+    assert other is not None
+    assert broker_problem([broker(NEWEST + 1)], class_of_a_vendor) is not None
+    untested = ClusterConfirmations(untested_brokers=True)
+    for level in (NEWEST + 1, -1):
+        assert broker_problem([broker(level, version="4.4")], untested) is None
+    assert broker_problem([broker(19)], untested) is not None
+    assert broker_problem([broker(NEWEST + 1, metadata_topic_version=2)], untested) is not None
+    unknown = broker_problem([broker(metadata_manager="")], untested)
+    assert unknown is not None
+    assert "kafka-acls --add --allow-principal User:... --operation DescribeConfigs --cluster" in unknown.hint
 
 
 def test_topics_tables_go_before_the_topic_and_that_before_cleaner(tmp_path: Path) -> None:
@@ -87,11 +152,11 @@ class Cluster:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.known = {topic: facts(topic) for topic in ("orders", "payments")}
-        self.version = "4"
+        self.broker = broker()
 
     def describe_cluster(self) -> ClusterDescription:
         self.asked.append("cluster")
-        return ClusterDescription("cluster", (BrokerDescription(1, "host:1", self.version),))
+        return ClusterDescription("cluster", (self.broker,))
 
     def describe_metadata_topic(self, *, reports_missing_append_permission: bool = False) -> TopicDescription:
         assert reports_missing_append_permission
@@ -117,7 +182,7 @@ def test_the_cluster_is_asked_once_for_all_topics_and_each_topic_once_in_a_while
     conditions = ClusterSettingsCheckBeforePublication(cluster)
     for name in (ORDERS, TopicPartition("orders", 1), TopicPartition("payments", 0), ORDERS):
         conditions.require_publishing_allowed(name)
-    assert cluster.asked == ["metadata topic", "cluster", "orders", "payments"]
+    assert cluster.asked == ["cluster", "metadata topic", "orders", "payments"]
     impatient = ClusterSettingsCheckBeforePublication(cluster, max_age_s=0)
     impatient.require_publishing_allowed(ORDERS)
     cluster.known["orders"] = facts("orders", retention_ms="1")
@@ -125,9 +190,13 @@ def test_the_cluster_is_asked_once_for_all_topics_and_each_topic_once_in_a_while
         impatient.require_publishing_allowed(ORDERS)
     cluster.known["orders"] = facts("orders")
     impatient.require_publishing_allowed(ORDERS)
-    cluster.version = "3.7"
-    with pytest.raises(Refused, match="nothing is compacted under these brokers: broker 1 is of version 3.7"):
-        impatient.require_publishing_allowed(ORDERS)
+    cluster.broker = broker(metadata_manager="x.Other")
+    for require in (impatient.require_suitable_cluster, lambda: impatient.require_publishing_allowed(ORDERS)):
+        with pytest.raises(
+            UnsuitableCluster, match="nothing is compacted under these brokers: broker 1 keeps its metadata by x.Other"
+        ) as told:
+            require()
+        assert told.value.cause == "metadata-manager"
 
 
 def test_a_topic_that_was_made_anew_is_refused_to_what_is_at_work_and_no_longer() -> None:

@@ -80,6 +80,7 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "hdfs.kerberos": "true",
         "kafka.topics": '["orders"]',
         "kafka.properties": '{"security.protocol" = "SSL"}',
+        "kafka.allow_untested_brokers": "true",
         "cleaner.min_cleanable_dirty_ratio": "0.25",
         "cleaner.max_compaction_lag_ms": "5",
         "tier.on_topic_deletion": "delete",

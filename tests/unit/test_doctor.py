@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from compactor.access.metadata import BrokerManagedTierMetadataSource
 from compactor.access.tier import Tier
+from compactor.brokers.conditions import KAFKA_METADATA_MANAGER, ClusterConfirmations
 from compactor.brokers.metadata_topic.admin import (
     BrokerDescription,
     ClusterDescription,
@@ -166,9 +168,10 @@ class Cluster:
 
     def __init__(self, known: TopicDescription, pending: Sequence[tuple[int, int]] | None, tiered_ms: int = -1) -> None:
         self.known, self.pending, self.tiered_ms = known, pending, tiered_ms
+        self.broker = BrokerDescription(1, "a:9092", "3.9", metadata_manager=KAFKA_METADATA_MANAGER)
 
     def describe_cluster(self) -> ClusterDescription:
-        return ClusterDescription("cluster", (BrokerDescription(1, "a:9092", "3.9"),))
+        return ClusterDescription("cluster", (self.broker,))
 
     def describe_metadata_topic(self, *, reports_missing_append_permission: bool = False) -> TopicDescription:
         return replace(self.known, topic=TOPIC, settings={"cleanup.policy": KafkaSetting("compact", "topic")})
@@ -211,6 +214,21 @@ def test_doctor_examines_cluster_metadata_and_objects(
     expected = ["metadata-topic", "size-retention", *told, "deleted-too-early"]
     assert [one.kind for one in found] == expected
     assert [one.kind for one in check_known_kafka_problems(cluster, ["orders"])] == ["size-retention"]
+
+    def told_of(broker: BrokerDescription, **confirmed: Any) -> list[tuple[str, str]]:
+        cluster.broker = broker
+        prices, names = PriceTable("today", "a test", 0.02, 0.0, 0.0), brokers.list_topic_partitions()
+        found = find_tier_health_problems(opened, cluster, names, prices, confirmed=ClusterConfirmations(**confirmed))
+        return [(one.severity, one.kind) for one in found if one.kind not in expected]
+
+    other, unknown, newer = (
+        replace(cluster.broker, **facts) for facts in ({"metadata_manager": "x.Other"}, {"metadata_manager": ""}, {"metadata_version": 99})
+    )
+    assert told_of(other) == [("error", "metadata-manager")]
+    assert told_of(unknown) == [("warning", "metadata-manager")]
+    assert told_of(unknown, metadata_manager="x.Other") == []
+    assert told_of(newer) == [("warning", "untested-brokers")]
+    assert told_of(newer, untested_brokers=True) == []
 
 
 @pytest.mark.parametrize(

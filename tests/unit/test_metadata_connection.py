@@ -19,7 +19,7 @@ from compactor.brokers.metadata_topic.admin import (
     metadata_topic_write_refusal_reason,
 )
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
-from compactor.brokers.metadata_topic.connection import ClientErrorRecorder, KafkaConnection, store_error_from_kafka_error
+from compactor.brokers.metadata_topic.connection import ClientErrorRecorder, KafkaConnection, NoSuchTopic, store_error_from_kafka_error
 from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka
 from compactor.constants import LeaderEpoch
 from compactor.errors import CompactorError, NotFound, Refused, Unavailable, UsageError
@@ -89,8 +89,8 @@ def test_nothing_takes_part_in_a_transaction_or_commits() -> None:
         (KafkaError._AUTHENTICATION, Refused, "refuses the login"),
         (KafkaError.SASL_AUTHENTICATION_FAILED, Refused, "refuses the login"),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, Refused, "not authorized"),
-        (KafkaError.UNKNOWN_TOPIC_OR_PART, Refused, "topic or partition does not exist"),
-        (KafkaError._UNKNOWN_TOPIC, Refused, "topic or partition does not exist"),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, NoSuchTopic, "topic or partition does not exist"),
+        (KafkaError._UNKNOWN_TOPIC, NoSuchTopic, "topic or partition does not exist"),
         (KafkaError.OFFSET_OUT_OF_RANGE, NotFound, "no longer exists"),
         (KafkaError._AUTO_OFFSET_RESET, NotFound, "no longer exists"),
         (KafkaError._BAD_MSG, Refused, "b:1 does not answer as a Kafka broker does"),

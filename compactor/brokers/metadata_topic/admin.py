@@ -14,6 +14,8 @@ from typing_extensions import override
 from compactor.brokers.metadata_topic.codec import TOPIC
 from compactor.brokers.metadata_topic.confluent_topic import uuid_to_bytes
 from compactor.brokers.metadata_topic.connection import KafkaConnection, LazyKafkaAdminClient, load_confluent_kafka
+from compactor.brokers.metadata_topic.features import BrokerFeatures, query_broker_features
+from compactor.brokers.metadata_topic.versions import METADATA_VERSION_FEATURE, REMOTE_METADATA_FEATURE, minor_version
 from compactor.constants import LeaderEpoch
 from compactor.errors import NotFound, Refused, StoreError, Unavailable, UsageError
 from compactor.model.base import ReasonOrEmpty
@@ -26,6 +28,7 @@ TOPIC_SETTINGS = (
 )  # fmt: skip
 _SETTING_SOURCES = {1: "topic", 2: "broker", 3: "cluster", 4: "static", 5: "default", 6: "group", 0: "unknown"}
 """Of librdkafka's ConfigSource. ``topic``: set on the topic itself (Kafka's DYNAMIC_TOPIC_CONFIG)."""
+METADATA_MANAGER_SETTING = "remote.log.metadata.manager.class.name"
 _VERSION_SETTING = "inter.broker.protocol.version"
 _LAST_TIERED_SETTING = "follower.fetch.last.tiered.offset.enable"
 _VERSION_BY_SETTING = {"log.remote.copy.lag.ms": "4.4", _LAST_TIERED_SETTING: "4.3"}
@@ -61,17 +64,24 @@ class MissingPermission:
 
 @dataclass(frozen=True)
 class BrokerDescription:
-    """A broker's id, address and version. version: major and minor, or empty if it may not be read.
+    """A broker's id, address and version.
 
-    Kafka 3 reports it as the default of inter.broker.protocol.version. Kafka 4 has no such setting: the version is the one that
-    introduced the newest known setting that the broker has, "4", "4.3" or "4.4". A broker later than 4.4 appears as "4.4".
+    version: major and minor, or empty if unknown. By the level of the feature ``metadata.version``. If the broker does not report one, by
+        its settings: Kafka 3 has inter.broker.protocol.version, and Kafka 4 appears as the version that introduced the newest known setting
+        ("4", "4.3" or "4.4"). A broker later than 4.4 appears as "4.4".
     takes_last_tiered: whether new replicas on this broker begin at the newest tiered segment (KIP-1023).
+    metadata_version: highest level of the feature ``metadata.version`` that the broker supports, -1 if it reports none.
+    metadata_topic_version: level of the feature ``remote.log.metadata.version`` that is in force (KIP-1266), 0 if there is none.
+    metadata_manager: class that keeps the metadata of the broker's remote segments; empty if it may not be read.
     """
 
     id: int
     address: str
     version: str = ""
     takes_last_tiered: bool = False
+    metadata_version: int = -1
+    metadata_topic_version: int = 0
+    metadata_manager: str = ""
 
 
 @dataclass(frozen=True)
@@ -122,8 +132,9 @@ class KafkaAdmin:
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._timeout_s = connection.timeout_s
+        self._connection = connection
         self._session = LazyKafkaAdminClient(connection)
-        self._broker_settings: dict[int, Mapping[str, KafkaSetting]] = {}
+        self._broker_answers: dict[int, tuple[Mapping[str, KafkaSetting], BrokerFeatures]] = {}
 
     def cluster_id(self) -> str:
         """Return the cluster id. Needs an answer from one broker only, so that a broker that has just died does not matter."""
@@ -136,16 +147,18 @@ class KafkaAdmin:
         described = self._session.send_request("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
         missing = []
         for node in described.nodes:
+            settings: Mapping[str, KafkaSetting] = {}
             try:
-                self._broker_settings[node.id] = self._request_settings_of_resources("BROKER", [str(node.id)])[str(node.id)]
+                settings = self._request_settings_of_resources("BROKER", [str(node.id)])[str(node.id)]
             except Refused as error:
-                missing = [MissingPermission("the cluster", "DESCRIBE_CONFIGS", f"versions of brokers are unknown ({error.message})")]
+                wanted_for = f"class of the metadata manager and versions of brokers are unknown ({error.message})"
+                missing = [MissingPermission("the cluster", "DESCRIBE_CONFIGS", wanted_for)]
             except Unavailable:
-                if node.id not in self._broker_settings:  # else it has just died, and is still listed
+                if node.id not in self._broker_answers:  # else it has just died, and is still listed
                     raise
-        brokers = tuple(
-            _describe_broker(node.id, f"{node.host}:{node.port}", self._broker_settings.get(node.id, {})) for node in described.nodes
-        )
+                continue
+            self._broker_answers[node.id] = settings, query_broker_features(self._connection, node.host, node.port)
+        brokers = tuple(_describe_broker(node.id, f"{node.host}:{node.port}", *self._broker_answers[node.id]) for node in described.nodes)
         return ClusterDescription(described.cluster_id, tuple(sorted(brokers, key=lambda one: one.id)), tuple(missing))
 
     def describe_topics(self, topics: Sequence[str], *, reports_missing_append_permission: bool = False) -> dict[str, TopicDescription]:
@@ -351,11 +364,18 @@ def _parse_settings(entries: Mapping[str, Any], resource_type: str) -> dict[str,
     return {entry: KafkaSetting(entries[entry].value or "", _SETTING_SOURCES.get(entries[entry].source, "unknown")) for entry in wanted}
 
 
-def _describe_broker(broker_id: int, address: str, settings: Mapping[str, KafkaSetting]) -> BrokerDescription:
-    """Return a broker's description. Its version and its support of KIP-1023 are derived from its settings."""
-    takes_last = settings.get(_LAST_TIERED_SETTING)
+def _describe_broker(broker_id: int, address: str, settings: Mapping[str, KafkaSetting], features: BrokerFeatures) -> BrokerDescription:
+    """Return a broker's description, derived from its settings and features."""
+    takes_last, manager = settings.get(_LAST_TIERED_SETTING), settings.get(METADATA_MANAGER_SETTING)
+    level = features.supported.get(METADATA_VERSION_FEATURE, -1)
     return BrokerDescription(
-        broker_id, address, _version_from_broker_settings(settings), takes_last is not None and takes_last.value == "true"
+        broker_id,
+        address,
+        minor_version(level) if level >= 0 else _version_from_broker_settings(settings),
+        takes_last is not None and takes_last.value == "true",
+        level,
+        features.finalized.get(REMOTE_METADATA_FEATURE, 0),
+        manager.value if manager is not None else "",
     )
 
 

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError
 
 _log = logging.getLogger(__name__)
+
+
+class NoSuchTopic(Refused):
+    """Raised if the cluster has no such topic or partition."""
+
+
 _ATTEMPT_TIMEOUT_S = 0.5
 _RETRY_DELAY_S = 0.1
 _LOG_INTERVAL_S = 3.0
@@ -49,9 +55,9 @@ _MEANINGS: tuple[tuple[tuple[str, ...], type[StoreError], str, str], ...] = (
     ),
     (
         ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_ID"),
-        Refused,
+        NoSuchTopic,
         "{request}: the topic or partition does not exist",
-        "Brokers create the metadata topic when they tier for the first time",
+        "Check the name, and that these are the right brokers. They create __remote_log_metadata when they start with remote storage",
     ),
     (
         ("OFFSET_OUT_OF_RANGE", "_AUTO_OFFSET_RESET", "_LOG_TRUNCATION"),

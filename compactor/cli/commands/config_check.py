@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from compactor.bootstrap import kafka_connection_settings, open_tier
+from compactor.bootstrap import cluster_confirmations, kafka_connection_settings, open_tier
 from compactor.brokers.metadata_topic.admin import KafkaAdmin
 from compactor.brokers.topic_ids import kafka_python_options
 from compactor.cli import command_parser
@@ -225,7 +225,12 @@ def _check_brokers_topics_and_object_access(settings: Settings) -> list[SettingF
     connection = kafka_connection_settings(settings) if servers else None
     if connection is not None:
         first_admin = KafkaAdmin(replace(connection, timeout_s=CHECK_BROKERS_S))
-        found += check_brokers_and_metadata_topic(first_admin, servers, reports_missing_append_permission=bool(control_url(settings)))
+        found += check_brokers_and_metadata_topic(
+            first_admin,
+            servers,
+            reports_missing_append_permission=bool(control_url(settings)),
+            confirmed=cluster_confirmations(settings),
+        )
     if any(finding.severity == "error" for finding in found):
         return [finding._asdict() for finding in found]
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from compactor.bootstrap import kafka_connection_settings
+from compactor.bootstrap import cluster_confirmations, kafka_connection_settings
 from compactor.brokers.metadata_topic.admin import KafkaAdmin
 from compactor.cli import tiers
 from compactor.cli.output import Output
@@ -26,7 +26,8 @@ def diagnose_broker_managed_tier(args: argparse.Namespace, out: Output) -> ExitC
         with out.show_progress("examining", len(names), "partitions") as progress:
             prices = price_table_of_tier(tier.settings.tier_url, args.prices)
             expected_topics = () if args.partitions else tier.settings.kafka.topics
-            found = find_tier_health_problems(tier, admin, names, prices, progress.advance, expected_topics)
+            confirmed = cluster_confirmations(tier.settings)
+            found = find_tier_health_problems(tier, admin, names, prices, progress.advance, expected_topics, confirmed)
     finally:
         admin.close()
     severe = sum(finding.severity in ("error", args.fail_on) for finding in found)

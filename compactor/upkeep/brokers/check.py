@@ -10,9 +10,12 @@ from typing import NamedTuple
 
 from compactor.access.tier import Tier
 from compactor.brokers.conditions import (
+    CLUSTER_SETTINGS_ACL,
+    NOTHING_CONFIRMED,
     REQUIRED_TOPIC_SETTINGS,
+    ClusterConfirmations,
     ClusterDescriptionQueries,
-    is_supported_broker_version,
+    broker_problem,
     topic_setting_refusal_reason,
 )
 from compactor.brokers.metadata_topic.admin import ClusterDescription, MissingPermission, metadata_topic_write_refusal_reason
@@ -40,17 +43,24 @@ class ConfigCheckFinding(NamedTuple):
 
 
 def check_brokers_and_metadata_topic(
-    admin: ClusterDescriptionQueries, bootstrap_servers: str, *, reports_missing_append_permission: bool
+    admin: ClusterDescriptionQueries,
+    bootstrap_servers: str,
+    *,
+    reports_missing_append_permission: bool,
+    confirmed: ClusterConfirmations = NOTHING_CONFIRMED,
 ) -> list[ConfigCheckFinding]:
     """Check the brokers and the metadata topic, and return the problems found.
 
     :param bootstrap_servers: addresses of brokers, for messages.
+    :param confirmed: what the configuration confirms about the cluster.
     :param reports_missing_append_permission: whether rounds will be published, so that the permission to append is needed.
     """
     found: list[ConfigCheckFinding] = []
     try:
         cluster = admin.describe_cluster()
-        found += _broker_version_and_permission_findings(cluster)
+        found += _broker_and_permission_findings(cluster, confirmed, publishes=reports_missing_append_permission)
+        if any(one.kind == "metadata-manager" and one.severity == "error" for one in found):
+            return found  # brokers with another metadata manager need not have the topic
         topic = admin.describe_metadata_topic(reports_missing_append_permission=reports_missing_append_permission)
     except StoreError as error:
         return [*found, ConfigCheckFinding("error", "brokers", bootstrap_servers, error.message, error.hint)]
@@ -174,23 +184,29 @@ def check_metadata_record_rate_limit(tier: Tier, partitions: Sequence[TopicParti
     return [ConfigCheckFinding("warning", "budget", "publish.metadata_records_per_hour", explanation, hint)]
 
 
-def _broker_version_and_permission_findings(cluster: ClusterDescription) -> Iterator[ConfigCheckFinding]:
-    """Yield findings about broker versions and missing permissions."""
+def _broker_and_permission_findings(
+    cluster: ClusterDescription, confirmed: ClusterConfirmations, *, publishes: bool
+) -> Iterator[ConfigCheckFinding]:
+    """Yield findings about brokers under which nothing is compacted, and about missing permissions.
+
+    :param publishes: whether rounds will be published, so that an unknown metadata manager is an error.
+    """
     for broker in cluster.brokers:
-        where = f"broker {broker.id} ({broker.address})"
-        if not broker.version:
-            yield ConfigCheckFinding("note", "version", where, "its version is unknown", "Allow DescribeConfigs on the cluster")
-        elif not is_supported_broker_version(broker.version):
-            explanation = f"it is of version {broker.version}: consumers hang where an offset was compacted away before 3.8"
-            yield ConfigCheckFinding("warning", "version", where, explanation, "Upgrade before compacting; reading works")
+        problem = broker_problem([broker], confirmed)
+        if problem is None:
+            continue
+        is_unknown = problem.cause == "metadata-manager" and not broker.metadata_manager
+        is_error = problem.cause in ("metadata-manager", "metadata-topic") and (publishes or not is_unknown)
+        severity = "error" if is_error else "warning"
+        yield ConfigCheckFinding(severity, problem.cause, f"broker {broker.id} ({broker.address})", problem.message, problem.hint)
     yield from _missing_permission_findings(cluster.missing_rights)
 
 
 def _missing_permission_findings(missing_permissions: Sequence[MissingPermission]) -> Iterator[ConfigCheckFinding]:
     """Yield a finding, with the kafka-acls command, for each missing permission."""
     for right in missing_permissions:
-        where = "--cluster" if "cluster" in right.resource else f"--topic {right.resource.removeprefix('topic ')}"
         operation = "".join(part.capitalize() for part in right.operation.split("_"))
-        mend = f"kafka-acls --add --allow-principal User:... --operation {operation} {where}"
+        topic_acl = f"kafka-acls --add --allow-principal User:... --operation {operation} --topic {right.resource.removeprefix('topic ')}"
+        mend = CLUSTER_SETTINGS_ACL if "cluster" in right.resource else topic_acl
         severity = "error" if right.operation == "READ" else "warning"
         yield ConfigCheckFinding(severity, "acl", right.resource, str(right), mend)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from compactor.access.tier import Tier
-from compactor.brokers.conditions import ClusterDescriptionQueries
+from compactor.brokers.conditions import NOTHING_CONFIRMED, ClusterConfirmations, ClusterDescriptionQueries
 from compactor.brokers.metadata_topic.admin import (
     OffsetAndTimestampMs,
     TopicAndNumber,
@@ -24,6 +24,7 @@ from compactor.upkeep.brokers.known_problems import (
     describe_topics,
     known_kafka_problem_findings,
     metadata_growth_findings,
+    unsuitable_broker_findings,
 )
 from compactor.upkeep.brokers.objects import list_partition_objects_and_metadata
 from compactor.views.prices import PriceTable
@@ -50,21 +51,24 @@ def find_tier_health_problems(
     prices: PriceTable,
     on_partition: Callable[[], None] = lambda: None,
     expected_topics: Sequence[str] = (),
+    confirmed: ClusterConfirmations = NOTHING_CONFIRMED,
 ) -> list[TierHealthFinding]:
     """Return all findings about these partitions and the cluster. Read-only.
 
     :param expected_topics: topics that should be tiered. Their uploads are examined even if the metadata topic names no segment of theirs.
     :param on_partition: called after each partition.
+    :param confirmed: what the configuration confirms about the cluster.
     :raises StoreError: if the store or the brokers do not answer.
     """
     topics = describe_topics(admin, sorted({name.topic for name in partitions} | set(expected_topics)))
+    brokers = admin.describe_cluster().brokers
+    found = unsuitable_broker_findings(brokers, confirmed)
     metadata_topic = admin.describe_metadata_topic()
-    found = []
     if problem := metadata_topic_write_refusal_reason(metadata_topic):
         means = "brokers forget segments when they start; consumers are reset, and the objects stay for ever"
         todo = "Set it before a broker starts again; `orphans find` lists what is lost already"
         found.append(TierHealthFinding("error", "metadata-topic", "", -1, metadata_topic.topic, problem, means, todo))
-    found += known_kafka_problem_findings(admin.describe_cluster().brokers, topics)
+    found += known_kafka_problem_findings(brokers, topics)
     segments = 0
     for name in partitions:
         try:

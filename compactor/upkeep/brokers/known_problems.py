@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from compactor.brokers.conditions import ClusterDescriptionQueries
+from compactor.brokers.conditions import ClusterConfirmations, ClusterDescriptionQueries, broker_problem
 from compactor.brokers.metadata_topic.admin import BrokerDescription, TopicDescription
 from compactor.errors import NotFound, Refused
 
@@ -66,6 +66,21 @@ def known_kafka_problem_findings(brokers: Sequence[BrokerDescription], topics: M
         *_last_tiered_offset_fetch_findings(brokers),
         *_delayed_upload_findings(topics.values()),
     ]
+
+
+def unsuitable_broker_findings(brokers: Sequence[BrokerDescription], confirmed: ClusterConfirmations) -> list[TierHealthFinding]:
+    """Return at most one finding: why nothing may be compacted under these brokers, so that nothing of the tier is replaced or deleted."""
+    problem = broker_problem(brokers, confirmed)
+    if problem is None:
+        return []
+    is_another_manager = problem.cause == "metadata-manager" and any(one.metadata_manager for one in brokers)
+    means = (
+        "brokers find their segments by other records: what is compacted here does not reach their readers, and what is deleted here fails"
+        if is_another_manager
+        else "no round begins and nothing is deleted; readers are not affected"
+    )
+    severity = "error" if is_another_manager or problem.cause == "metadata-topic" else "warning"
+    return [TierHealthFinding(severity, problem.cause, "", -1, "brokers", problem.message, means, problem.hint)]
 
 
 def metadata_growth_findings(metadata_topic: TopicDescription, segment_count: int) -> list[TierHealthFinding]:
