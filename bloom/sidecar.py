@@ -181,7 +181,7 @@ class RemovableRecordCounts:
     tombstones. Because of such records a clean segment may have to be read although its filter contains no dirty key.
 
     tombstones_without_horizon: tombstones that get a delete horizon when the segment is next read; v0/v1 tombstones count as such.
-    keyless_records: records without a key, which are removed when the segment is next read.
+    keyless_records: records without a key, which are removed when the segment is next read, unless the topic's rules keep them.
 
     Transaction markers are not counted here (see compactor.records.producer_runs).
     """
@@ -191,15 +191,17 @@ class RemovableRecordCounts:
     earliest_tombstone_horizon_ms: int = NEVER_MS
     keyless_records: int = 0
 
-    def reason_to_read_despite_filter(self, now_ms: int) -> str:
+    def reason_to_read_despite_filter(self, now_ms: int, *, drops_keyless: bool = True) -> str:
         """Return why the segment must be read at this time although its filter contains no dirty key; an empty string if nothing requires
         it.
+
+        :param drops_keyless: whether a round removes records without a key.
         """
         if self.tombstones_without_horizon:
             return f"{self.tombstones_without_horizon} tombstones have no delete horizon yet"
         if self.earliest_tombstone_horizon_ms <= now_ms:
             return "a tombstone's delete horizon has passed"
-        if self.keyless_records:
+        if self.keyless_records and drops_keyless:
             return f"{self.keyless_records} records have no key"
         return ""
 

@@ -33,6 +33,7 @@ class Request:
     map_entries: int | None = None
     high_watermark: int | None = None
     max_decompressed_batch_bytes: int = 1 << 30
+    drops_keyless: bool = True  # else each stays, as if it had a key of its own; Kafka knows no such thing
 
 
 @dataclass
@@ -77,9 +78,9 @@ def clean(folder: Path, ask: Request) -> Cleaned:
                     continue
                 legacy_retain = segment.mtime_ms > legacy_horizon
                 kept = [r for r in (() if drop_records else batch.records)
-                        if batch.control or record_survives(r, batch, latest, map_end, ask.now_ms, legacy_retain)]  # fmt: skip
+                        if batch.control or record_survives(r, batch, latest, map_end, ask, legacy_retain)]  # fmt: skip
                 if kept:
-                    target.append(rewritten(batch, kept, can_discard and batch.control, ask.now_ms + ask.delete_retention_ms))
+                    target.append(rewritten(batch, kept, can_discard and batch.control, ask))
                 elif keeps_header and batch.magic == 2:
                     header = replace(batch, attributes=batch.attributes & 0x38, base_timestamp=-1, count=0)
                     target.append(replace(header, known_records=(), raw=b""))
@@ -87,22 +88,25 @@ def clean(folder: Path, ask: Request) -> Cleaned:
     return out
 
 
-def record_survives(record: Record, batch: Batch, latest: dict[bytes, int], map_end: int, now: int, legacy_retain: bool) -> bool:
+def record_survives(record: Record, batch: Batch, latest: dict[bytes, int], map_end: int, ask: Request, legacy_retain: bool) -> bool:
     if record.offset > map_end:
         return True
-    if record.key is None or record.offset < latest.get(record.key, -1):
+    if record.key is None:
+        return not ask.drops_keyless
+    if record.offset < latest.get(record.key, -1):
         return False
     if record.value is not None:
         return True
-    return legacy_retain if batch.magic < 2 else batch.horizon is None or now < batch.horizon
+    return legacy_retain if batch.magic < 2 else batch.horizon is None or ask.now_ms < batch.horizon
 
 
-def rewritten(batch: Batch, kept: list[Record], empty_marker: bool, new_horizon: int) -> Batch:
+def rewritten(batch: Batch, kept: list[Record], empty_marker: bool, ask: Request) -> Batch:
     """The batch as it was where nothing changes, else what Kafka's builder makes of the kept records (magic 2, always)."""
-    sets_horizon = (empty_marker or any(record.value is None for record in kept)) and batch.horizon is None
+    tombstones = [record for record in kept if record.value is None and (record.key is not None or ask.drops_keyless)]
+    sets_horizon = (empty_marker or len(tombstones) > 0) and batch.horizon is None
     if batch.magic == 2 and len(kept) == len(batch.records) and not sets_horizon:
         return batch
-    horizon = new_horizon if sets_horizon else batch.horizon
+    horizon = ask.now_ms + ask.delete_retention_ms if sets_horizon else batch.horizon
     if any(b.offset <= a.offset for a, b in pairwise(kept)):
         raise Unreadable(f"position {batch.position}: offsets do not ascend")
     if any(record.timestamp < -1 for record in kept):

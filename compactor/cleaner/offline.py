@@ -59,6 +59,8 @@ class OfflineCleanOptions:
     hash_key: bytes = bytes(16)
     gate_budget_bytes: int = 0
     """Memory for the gate's key table, beyond which it checks a part of the keys; 0: no gate and no balance."""
+    drops_keyless: bool = True
+    """Whether records without a key are removed. ``clean`` does what Kafka does; tests of both passes and of the gate set it to False."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ def open_log_directory_for_round(
         latest_offset=upper - 1,
         producers=_producer_states_at_offset(log_dir, sources, end),
         balance_key=BalanceDigestKey(request.hash_key) if request.gate_budget_bytes else None,
+        drops_keyless=request.drops_keyless,
     )
     return LogDirectoryWithRangeToClean(sources, first_dirty, upper, rules)
 

@@ -280,8 +280,15 @@ class PartitionOutcomes:
             self._codes.append(found.exit_code)
         return found
 
-    def report_quarantined_partition(self, partition: str, reason: str) -> None:
-        """Print and record that a round failed on damaged data, so that the partition is quarantined: it is retried with growing delays."""
+    def report_quarantined_partition(self, partition: str, reason: str, keyless_records: int = 0) -> None:
+        """Print and record that a round failed on damaged data, so that the partition is quarantined: it is retried with growing delays.
+
+        :param keyless_records: number of records without a key for which the round was refused; 0 if that is not the reason.
+        """
+        if keyless_records:
+            self._out.print_note(f"error: {partition} is blocked: {reason}. The round changed nothing")
+            self._codes.append(3)
+            return
         advice = (
             "The round changed nothing. Readers cannot read damaged data, either. `verify` names all damage, `explain` what helps: "
             "`repair`, or restoring the object from the store's versions or a backup"

@@ -40,6 +40,7 @@ from compactor.config.store_sections import (
 )
 from compactor.errors import UsageError
 from compactor.model.base import StrictFrozenModel
+from compactor.model.keyless import KeylessPolicy
 from compactor.model.policy import MAX32, CleanerPolicy
 from compactor.storage.schemes import DIRECTORY, store_kind_of_scheme, url_problem
 
@@ -193,6 +194,7 @@ class CleanerSettings(SettingsSection):
     segment_index_bytes: int = Field(10 << 20, ge=4, le=MAX32)
     index_interval_bytes: int = Field(4096, ge=0, le=MAX32)
     max_decompressed_batch_bytes: int = Field(1 << 30, ge=1, le=1 << 40)
+    keyless_records: KeylessPolicy = "refuse"
     bloom: bool = True
     bloom_design_keys: int = Field(0, ge=0, le=10**10)
     bloom_false_positive_rate: float = Field(0.01, ge=1e-6, le=0.5)

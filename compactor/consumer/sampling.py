@@ -18,8 +18,10 @@ from typing_extensions import override
 
 from bloom.siphash import hash_keys, siphash_key_halves
 from compactor.access.tier import Tier
+from compactor.cleaner.keys.survivors import count_keyless_records_of_rows
 from compactor.consumer.reading import OffsetRangeReader, OffsetRangeToRead, ReadOptions
 from compactor.control.state import PartitionState
+from compactor.model.keyless import KeylessRecords
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.views.time_formats import format_size
 
@@ -45,12 +47,14 @@ class CompactionSavingEstimate:
     error_bytes: half width of the 95 % confidence interval of ``at_least_bytes``; 0 if all bytes were read.
     read_bytes: bytes of segments that were read.
     of_bytes: bytes of all segments that a round could clean.
+    keyless: of the records that were read, those without a key.
     """
 
     at_least_bytes: int
     error_bytes: int
     read_bytes: int
     of_bytes: int
+    keyless: KeylessRecords = KeylessRecords()  # noqa: RUF009 - frozen
 
     @property
     def is_saving_exact(self) -> bool:
@@ -76,19 +80,21 @@ def estimate_saving_from_samples(tier: Tier, state: PartitionState, sample_bytes
     if not total:
         return CompactionSavingEstimate(0, 0, 0, 0)
     sample = _SampleReader(tier, state, live)
+    drops = sample.drops_keyless
     if sample_bytes >= total:
         hashes, sizes = sample.read_key_hashes_and_sizes(live[0].start_offset, live[-1].end_offset)
-        return CompactionSavingEstimate(round(_superseded_share_of_bytes(hashes, sizes) * total), 0, total, total)
+        saved = _superseded_share_of_bytes(hashes, sizes, drops_keyless=drops) * total
+        return CompactionSavingEstimate(round(saved), 0, total, total, sample.keyless)
     first, newest_bytes = _locate_log_tail(live, max(sample_bytes // 2, 1))
     hashes, sizes = sample.read_key_hashes_and_sizes(first, live[-1].end_offset)
-    saved = _superseded_share_of_bytes(hashes, sizes) * newest_bytes
+    saved = _superseded_share_of_bytes(hashes, sizes, drops_keyless=drops) * newest_bytes
     older_bytes = total - newest_bytes
     known = np.unique(hashes)
     shares, read = [], newest_bytes
     for begin, end, size in _sample_windows(live, first, older_bytes, sample_bytes - newest_bytes):
         old, old_sizes = sample.read_key_hashes_and_sizes(begin, end)
         if old_sizes.sum():
-            gone = (old == 0) | np.isin(old, known, assume_unique=False)
+            gone = np.where(old == 0, drops, np.isin(old, known, assume_unique=False))
             shares.append(float(old_sizes[gone].sum() / old_sizes.sum()))
         read += size
     error = 0.0
@@ -96,7 +102,7 @@ def estimate_saving_from_samples(tier: Tier, state: PartitionState, sample_bytes
         saved += float(np.mean(shares)) * older_bytes
         deviation = float(np.std(shares, ddof=1)) if len(shares) > 1 else 1.0
         error = _NORMAL_95 * deviation / math.sqrt(len(shares)) * older_bytes
-    return CompactionSavingEstimate(round(saved), math.ceil(error), min(read, total), total)
+    return CompactionSavingEstimate(round(saved), math.ceil(error), min(read, total), total, sample.keyless)
 
 
 class _SampleWindow(NamedTuple):
@@ -116,6 +122,9 @@ class _SampleReader:
         self._live = tuple(live_segments)
         self._wanted = ReadOptions(True, tier.settings.cleaner_settings_for_topic(state.topic).max_decompressed_batch_bytes)
         self._halves = siphash_key_halves(tier.identity.hash_key_for_unstored_hashes())
+        self.drops_keyless = tier.cleaner_settings_for_topic(state.topic).keyless_records == "drop"
+        self.keyless = KeylessRecords()
+        """Of the records read so far from the first dirty offset on, those without a key."""
 
     def read_key_hashes_and_sizes(self, first_offset: int, last_offset: int) -> KeyHashesAndSizes:
         """Return the key hash (0 without a key) and the approximate size in bytes of each record from ``first_offset`` to ``last_offset``
@@ -137,19 +146,22 @@ class _SampleReader:
             out = np.empty((len(picked), 2), np.uint64)
             hash_keys(selection.chunk.buf, rows.key_start[picked], rows.key_length[picked], *self._halves, out)
             lengths = np.maximum(rows.key_length[picked], 0).astype(np.int64) + np.maximum(rows.value_length[picked], 0)
+            self.keyless = self.keyless.plus(
+                count_keyless_records_of_rows(rows.offset[picked], rows.key_length[picked], self._state.first_dirty_offset)
+            )
             yield out[:, 0].copy(), lengths + _OVERHEAD
 
 
-def _superseded_share_of_bytes(hashes: Hashes64, sizes: Sizes) -> float:
-    """Return the share, by size, of records that have no key or are followed by a record with the same key hash. ``hashes`` and ``sizes``
-    are in offset order.
+def _superseded_share_of_bytes(hashes: Hashes64, sizes: Sizes, *, drops_keyless: bool) -> float:
+    """Return the share, by size, of records that are followed by a record with the same key hash, or have no key if ``drops_keyless``.
+    ``hashes`` and ``sizes`` are in offset order.
     """
     if not len(hashes):
         return 0.0
     _, from_end = np.unique(hashes[::-1], return_index=True)
     survives = np.zeros(len(hashes), np.bool_)
     survives[len(hashes) - 1 - from_end] = True
-    survives &= hashes != 0
+    survives[hashes == 0] = not drops_keyless
     return float(sizes[~survives].sum() / sizes.sum())
 
 

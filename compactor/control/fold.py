@@ -565,7 +565,9 @@ def _apply_run_ended(state: PartitionState, record: ControlRecord[Any], body: r.
     if body.status != RunHistoryStatus.QUARANTINED:
         return {"runs": runs}
     failures = state.quarantine.failures + 1 if state.quarantine else 1
-    why = Quarantine(reason=body.reason, segment=body.segment, failures=failures, slot=record.slot, at_ms=record.at_ms)
+    why = Quarantine(
+        reason=body.reason, segment=body.segment, failures=failures, slot=record.slot, at_ms=record.at_ms, keyless=body.keyless
+    )
     return {"runs": runs, "quarantine": why}
 
 

@@ -30,6 +30,7 @@ from compactor.control.catalog_records import (
 from compactor.errors import BadData
 from compactor.model.balance import Balance, CountAndDigestSum
 from compactor.model.base import StrictFrozenModel
+from compactor.model.keyless import KeylessRecords
 from compactor.model.plan import CleanerOffset, CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
@@ -43,7 +44,7 @@ VERSION = 8
     program that read a later truncation without its segments would end the log at the cut;
 * 5 could not raise the log start;
 * 6 had one incarnation per topic name, no log start of brokers, and no groups that expired during their round;
-* 7 did not record that a log cleaner had compacted a log before its import.
+* 7 did not record that a log cleaner had compacted a log before its import, and dropped records without a key.
 """
 
 
@@ -380,6 +381,7 @@ class RunEnded(LeaderRecord):
     status: the outcome, a value of RunHistoryStatus.
     reason, segment: why and where a run was quarantined.
     stats: figures for people and scripts. No decision depends on them.
+    keyless: the records without a key that were refused; None if the reason is another.
     """
 
     type: Literal["run_ended"] = "run_ended"
@@ -388,6 +390,7 @@ class RunEnded(LeaderRecord):
     reason: str = ""
     segment: str = ""
     stats: dict[str, int | float | str] = Field(default_factory=dict)
+    keyless: KeylessRecords | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 PartitionBody = Annotated[

@@ -13,6 +13,7 @@ from compactor.control.records import DeletionCheckResult, LastImportedBatch, Sc
 from compactor.model.balance import Balance, CountAndDigestSum, total_of_count_and_digest_sums
 from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition, partition_of_incarnation
+from compactor.model.keyless import KeylessRecords
 from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.model.status import RunHistoryStatus
@@ -176,13 +177,17 @@ class RunHistoryEntry(StrictFrozenModel):
 
 
 class Quarantine(StrictFrozenModel):
-    """Reason why no rounds over a partition are started until further notice, and the number of its rounds that failed in a row."""
+    """Reason why no rounds over a partition are started until further notice, and the number of its rounds that failed in a row.
+
+    keyless: the records without a key for which the topic's setting refuses a round; None if the reason is another.
+    """
 
     reason: str
     segment: str
     failures: int
     slot: int
     at_ms: int
+    keyless: KeylessRecords | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class FencedAppend(StrictFrozenModel):

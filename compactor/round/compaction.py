@@ -33,6 +33,7 @@ from compactor.records.producers import ProducerStates
 from compactor.round.drive import RoundResult, run_round
 from compactor.round.engines import RemoteEngine
 from compactor.round.expiry import find_expired_segments
+from compactor.round.keyless import keyless_stats_for_run_history, raise_if_known_keyless_records_are_refused
 from compactor.round.pass_one import (
     CleanSegmentSelectionInputs,
     SurvivorScanResult,
@@ -97,6 +98,7 @@ class RoundReport:
     until_ms: for status waiting, the earliest time at which the round can start, in milliseconds.
     log_start_offset: first offset that readers may read.
     segments_expired, bytes_expired: number and size of the segments that retention removed before the round was planned.
+    keyless_records: records without a key in the dirty range, which were refused, dropped or kept.
     """
 
     topic: str
@@ -127,6 +129,7 @@ class RoundReport:
     segments_expired: int = 0
     bytes_expired: int = 0
     incarnation: int = 1
+    keyless_records: int = 0
 
 
 @dataclass(frozen=True)
@@ -260,6 +263,7 @@ class PartitionRound:
         if not assessment.due:
             yield None
             return
+        raise_if_known_keyless_records_are_refused(state, self._cleaner, assessment.end)
         at_least = [s for s in assessment.covered_segments if s in assessment.dirty or s.id in assessment.horizon_due]
         self._reserve_metadata_records_or_raise(state.topic_partition, 2 * (1 + len(at_least)))
         cleaner = self._cleaner
@@ -368,6 +372,7 @@ class PartitionRound:
             "filter_bytes_written": self._stats.sidecar_bytes_written,
             **self._stats.filters,
             "bytes_dirty": self._stats.bytes_dirty,
+            **keyless_stats_for_run_history(self._stats.keyless),
             **({skipped_ranges.SKIPPED_RANGES_STAT: self._stats.left_alone} if self._stats.left_alone else {}),
         }
 
@@ -392,7 +397,13 @@ class PartitionRound:
         context, cleaner, assessment = self._context, self._cleaner, plan_inputs.assessment
         end = assessment.end if assessment.dirty else assessment.first_dirty
         settings = SurvivorScanSettings(
-            cleaner.map_engine, cleaner.map_budget_bytes, context.hash_key, workers, cleaner.verify_before_publish, raise_if_leadership_lost
+            cleaner.map_engine,
+            cleaner.map_budget_bytes,
+            context.hash_key,
+            workers,
+            cleaner.verify_before_publish,
+            raise_if_leadership_lost,
+            refuses_keyless=cleaner.keyless_records == "refuse",
         )
         extent = RoundRange(
             assessment.first_dirty, end, retention_rules_of_plan(draft_plan(plan_inputs), BalanceDigestKey(context.hash_key))
@@ -513,6 +524,7 @@ def _build_report(result: RoundResult, stats: RoundCosts) -> RoundReport:
         segments_expired=len(result.expired),
         bytes_expired=sum(segment.size_bytes for segment in result.expired),
         incarnation=state.incarnation,
+        keyless_records=_refused_keyless_records(result) or stats.keyless.count,
     )
     if plan is None or not result.receipts:
         return base
@@ -539,6 +551,12 @@ def _build_report(result: RoundResult, stats: RoundCosts) -> RoundReport:
         filters=filters,
         useless_rate=filters.false_positive_rate,
     )
+
+
+def _refused_keyless_records(result: RoundResult) -> int:
+    """Return for how many records without a key the round was refused; 0 if it was not, or for another reason."""
+    why = result.state.quarantine if result.status == RoundStatus.QUARANTINED else None
+    return why.keyless.count if why and why.keyless else 0
 
 
 def _round_actions_on_segments(plan: CompactionPlan) -> tuple[RoundActionOnSegment, ...]:

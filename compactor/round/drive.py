@@ -23,6 +23,7 @@ from compactor.control.stages import RoundStage, RoundStageTracker, stage_of_int
 from compactor.control.state import PartitionState, RoundIntent
 from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget, Refused
 from compactor.model.base import ReasonOrEmpty
+from compactor.model.keyless import KeylessRecords, KeylessRecordsRefused
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RoundStatus, RunHistoryStatus
@@ -168,7 +169,8 @@ def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInp
                     continue
                 message = error.message if isinstance(error, BadData) else f"missing object: {error.message}"
                 segment = error.segment if isinstance(error, BadData) else ""
-                return _record_quarantine(leadership, leadership.ports.new_id(), None, message, segment)
+                keyless = error.keyless if isinstance(error, KeylessRecordsRefused) else None
+                return _record_quarantine(leadership, leadership.ports.new_id(), None, message, segment, keyless)
             except GateFailed as error:
                 return _record_quarantine(leadership, leadership.ports.new_id(), None, f"gate: {error.message}", "")
             except RoundPostponedError as wait:
@@ -441,13 +443,28 @@ def _undo_and_quarantine(
     return _record_quarantine(leadership, intent.plan.run_id, intent.plan, reason, segment_name)
 
 
-def _record_quarantine(leadership: Leadership, run_id: str, plan: CompactionPlan | None, reason: str, segment_name: str) -> RoundResult:
+def _record_quarantine(
+    leadership: Leadership,
+    run_id: str,
+    plan: CompactionPlan | None,
+    reason: str,
+    segment_name: str,
+    keyless: KeylessRecords | None = None,
+) -> RoundResult:
     """Record that a run has failed, which quarantines the partition, and return the round's result.
 
     :param plan: the run's plan; None if it failed before a plan was announced.
     :param segment_name: the segment that caused the failure; empty if it is unknown.
+    :param keyless: the records without a key that were refused; None if the reason is another.
     """
-    ended = RunEnded(leader_epoch=leadership.epoch, run_id=run_id, status=RunHistoryStatus.QUARANTINED, reason=reason, segment=segment_name)
+    ended = RunEnded(
+        leader_epoch=leadership.epoch,
+        run_id=run_id,
+        status=RunHistoryStatus.QUARANTINED,
+        reason=reason,
+        segment=segment_name,
+        keyless=keyless,
+    )
     state = publication.record_unpublished_run_end(leadership, ended)
     return RoundResult(RoundStatus.QUARANTINED, state, plan, reason=reason, segment=segment_name)
 

@@ -39,6 +39,7 @@ from compactor.errors import OutOfBudget
 from compactor.kernels.common import KEY_BYTES, Hashes, SegmentOrdinal
 from compactor.local.budget import DiskReservationExceeded, DiskSpaceReservation, round_up_to_disk_blocks
 from compactor.model.base import ReasonOrEmpty
+from compactor.model.keyless import raise_if_keyless
 from compactor.records.batches import ABORT, NOT_CONTROL
 from compactor.records.indexes import TXN_ENTRY
 from compactor.records.producer_runs import reason_to_read_segment_for_its_markers
@@ -81,6 +82,7 @@ class SurvivorScanSettings:
     engine: auto, memory or partitioned.
     gate: whether the gate (the independent check of the output) reads the records too, within the map budget.
     check: called between segments; may raise Fenced.
+    refuses_keyless: whether records without a key in the dirty range are refused.
     """
 
     engine: str
@@ -89,6 +91,7 @@ class SurvivorScanSettings:
     workers: WorkerThreads
     gate: bool = True
     check: Callable[[], object] = lambda: None
+    refuses_keyless: bool = False
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,8 @@ def scan_for_survivors(
     """Find the last record of each dirty key, and the clean segments that must be read (pass 1 of a round). When it returns, no disk space
     is reserved; fetched segments stay on disk until the space is needed.
 
-    Raises BadData, StoreError, OutOfBudget, GateFailed, and what ``settings.check`` raises.
+    Raises BadData, StoreError, OutOfBudget, GateFailed, and what ``settings.check`` raises; KeylessRecordsRefused once the dirty range was
+    scanned, if it has records without a key and ``settings.refuses_keyless`` is set.
 
     :param round_range: offsets that are dirty, and the cleaner's rules.
     :param selection_inputs: inputs that decide which clean segments must be read.
@@ -423,6 +427,8 @@ def _collect_keys_of_dirty_segments(scan: _SurvivorScanAttempt) -> None:
             cleans_chunks_while_reading = not np.any((source.table.control != NOT_CONTROL) & (source.table.codec_ids > 0))
             to_map = survivors.key_scan.flag_batches_for_offset_map(source)
             survivors.scan_dirty_segment_keys(source, to_map, job.settings.workers, cleans_chunks_while_reading=cleans_chunks_while_reading)
+    if job.settings.refuses_keyless:
+        raise_if_keyless(job.reading.partition.topic, survivors.count_keyless_records())
 
 
 def _compute_transaction_verdicts(scan: _SurvivorScanAttempt) -> None:
@@ -451,12 +457,17 @@ def _decide_reading_of_clean_segments_by_sidecars(
     live, inquiry = scan_inputs.roles.live, scan_inputs.inquiry
     if inquiry.only is not None:
         return {n: SegmentReadDecisionFromSidecar(None, must=PLANNED) for n in scan_inputs.roles.clean if live[n].id in inquiry.only}
-    now_ms = scan_inputs.extent.rules.now_ms
+    rules = scan_inputs.extent.rules
     found = {}
     for ordinal in scan_inputs.roles.clean:
-        due = _reason_to_read_due_to_transactions(scan_inputs, ordinal) or delete_horizon_passed_reason(live[ordinal], now_ms)
+        due = _reason_to_read_due_to_transactions(scan_inputs, ordinal) or delete_horizon_passed_reason(live[ordinal], rules.now_ms)
         found[ordinal] = decide_whether_to_read_clean_segment(
-            scan_inputs.roles.sidecar_head(ordinal), due, dirty_key_count=dirty_key_count, filter_usage=inquiry.record, now_ms=now_ms
+            scan_inputs.roles.sidecar_head(ordinal),
+            due,
+            dirty_key_count=dirty_key_count,
+            filter_usage=inquiry.record,
+            now_ms=rules.now_ms,
+            drops_keyless=rules.drops_keyless,
         )
     return found
 

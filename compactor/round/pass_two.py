@@ -148,6 +148,7 @@ class LocalWorker:
             reading.ranges.update(scan_result.opened_sources.reading.ranges)
         self.stats.peak_map_bytes = scan_result.survivors.peak_bytes
         self.stats.map_entries = scan_result.survivors.key_count
+        self.stats.keyless = scan_result.survivors.count_keyless_records()
         yield from self._rewrite_and_upload_groups(PlanExecution(self, plan, reading, workers, scan_result), tasks, session)
         if self.found is not None and self.found is not scan_result:
             self.found.survivors.segments_superseded |= scan_result.survivors.segments_superseded  # for filter_stats
@@ -168,7 +169,13 @@ class LocalWorker:
         wanted = {name for task in tasks for name in task.sources}
         clean = frozenset(s.id for s in reader.live if s.id in wanted and s.end_offset < plan.first_dirty_offset)
         settings = SurvivorScanSettings(
-            self.engine, self.map_budget_bytes, self.hash_key, workers, self.verify_before_publish, session.raise_if_leadership_lost
+            self.engine,
+            self.map_budget_bytes,
+            self.hash_key,
+            workers,
+            self.verify_before_publish,
+            session.raise_if_leadership_lost,
+            refuses_keyless=plan.policy.keyless_records == "refuse",
         )
         extent = RoundRange(plan.first_dirty_offset, plan.end_offset, retention_rules_of_plan(plan, BalanceDigestKey(self.hash_key)))
         parts = frozenset(task.sources[0] for task in tasks if task.in_part) if may_read_in_part else frozenset()
@@ -549,6 +556,7 @@ def retention_rules_of_plan(plan: CompactionPlan, balance_key: BalanceDigestKey 
         latest_offset=plan.next_dirty_offset - 1,
         producers=producer_states_of_plan(plan),
         balance_key=balance_key,
+        drops_keyless=plan.policy.keyless_records == "drop",
     )
 
 

@@ -12,6 +12,7 @@ from compactor.control.records import ScratchObject
 from compactor.control.stages import RoundStage
 from compactor.control.state import PartitionState, RoundIntent
 from compactor.model.base import ReasonOrEmpty
+from compactor.model.keyless import KeylessRecords
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 
 OVERDUE: Final = "overdue"
@@ -103,6 +104,8 @@ class RoundCosts:
     sidecar_bytes_written: int = 0
     filters: dict[str, int | float | str] = field(default_factory=dict)
     """What Bloom filters did, for run history (round.skip)."""
+    keyless: KeylessRecords = field(default_factory=KeylessRecords)
+    """Records of the dirty range without a key."""
     bytes_dirty: int = 0
     """Size of the dirty segments that the round rewrites."""
     left_alone: str = ""

@@ -182,18 +182,25 @@ def delete_horizon_passed_reason(segment: SegmentMetadataOrSummary, now_ms: int)
 
 
 def decide_whether_to_read_clean_segment(
-    head: SidecarHead, due_reason: str, *, dirty_key_count: int, filter_usage: BloomFilterUsageStatistics, now_ms: int
+    head: SidecarHead,
+    due_reason: str,
+    *,
+    dirty_key_count: int,
+    filter_usage: BloomFilterUsageStatistics,
+    now_ms: int,
+    drops_keyless: bool = True,
 ) -> SegmentReadDecisionFromSidecar:
     """Return the decision about a clean segment that the header of its sidecar allows.
 
     :param due_reason: why the segment must be read whatever its sidecar says; empty if there is no such reason.
     :param dirty_key_count: number of keys of the dirty range, or a bound on it.
     :param filter_usage: reads that filters have saved on this partition.
+    :param drops_keyless: whether the round removes records without a key.
     """
     sidecar = head.sidecar
     if sidecar is None:
         return SegmentReadDecisionFromSidecar(None, must=due_reason or head.problem)
-    must = due_reason or sidecar.due.reason_to_read_despite_filter(now_ms)
+    must = due_reason or sidecar.due.reason_to_read_despite_filter(now_ms, drops_keyless=drops_keyless)
     askable = sidecar.made_for is not None and sidecar.useless_read_probability(dirty_key_count) <= WORTH_ASKING
     if must or dirty_key_count == 0 or sidecar.distinct_keys == 0:
         return SegmentReadDecisionFromSidecar(

@@ -59,7 +59,9 @@ def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_ben
     )
     if not dirty and any(head is None or head.sidecar is None for head in map(heads.get, (segment.id for segment in state.live))):
         return RoundBenefitAssessment(False, NOTHING_DUE)
-    horizon_work = reason_to_read_segment_for_delete_horizons(state, assessment, heads, now_ms)
+    horizon_work = reason_to_read_segment_for_delete_horizons(
+        state, assessment, heads, now_ms, drops_keyless=cleaner.keyless_records == "drop"
+    )
     if horizon_work:
         return RoundBenefitAssessment(True, horizon_work)
     gain = estimate_removable_bytes(assessment, heads)
@@ -74,7 +76,12 @@ def is_compaction_lag_exceeded(assessment: RoundAssessment[RemoteLogSegmentMetad
 
 
 def reason_to_read_segment_for_delete_horizons(
-    state: PartitionState, assessment: RoundAssessment[RemoteLogSegmentMetadata], heads: Mapping[str, SidecarHead], now_ms: int
+    state: PartitionState,
+    assessment: RoundAssessment[RemoteLogSegmentMetadata],
+    heads: Mapping[str, SidecarHead],
+    now_ms: int,
+    *,
+    drops_keyless: bool = True,
 ) -> str:
     """Return why a segment of the round must be read for its delete horizons (the times at which tombstones and transaction markers may be
     removed), or an empty string if none must be read. Reasons are a horizon that has passed or is not yet set, and a missing sidecar.
@@ -89,7 +96,7 @@ def reason_to_read_segment_for_delete_horizons(
     ]
     cleaned_ids = {segment.id for segment in assessment.covered_segments}
     for source, verdicts, (segment, sidecar) in zip(sources, transaction_verdicts_by_source(sources), segments, strict=True):
-        reason = sidecar.due.reason_to_read_despite_filter(now_ms) or reason_to_read_segment_for_its_markers(
+        reason = sidecar.due.reason_to_read_despite_filter(now_ms, drops_keyless=drops_keyless) or reason_to_read_segment_for_its_markers(
             source.table, verdicts.aborted, verdicts.discardable, now_ms
         )
         if reason and segment.id in cleaned_ids:

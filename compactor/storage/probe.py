@@ -1,7 +1,7 @@
 """Checks of a store by `config check`: permissions, the store's clock, conditional puts, and whether deleting frees space.
 
 Conditional puts are the important one, because leadership rests on them. They are tried by a race of many writers, once for each store. A
-marker object remembers the result. Other commands run a smaller race before a machine's first write (``condition_check``).
+marker object remembers the result.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -129,44 +128,6 @@ def _ignored_create_if_absent_finding(store: ObjectStore, kind: str, detail: str
     )
 
 
-@dataclass(frozen=True)
-class CreateRaceResult:
-    """Result of races of writers that create one key at once.
-
-    problem: what a store did that honours no create-if-absent of concurrent writers; empty if it did nothing of that kind.
-    undecided: number of keys that no writer could create, for example because the store limits its requests.
-    """
-
-    problem: str = ""
-    undecided: int = 0
-
-
-def race_creates(store: ObjectStore, prefix: str, writers: int, keys: int) -> CreateRaceResult:
-    """Let ``writers`` writers create one key at once, for ``keys`` keys one after the other, until a key shows that the store is unsafe.
-
-    Costs ``keys`` * ``writers`` creates, and for each key a read and a deletion. If the credentials may not delete, the keys stay, a few
-    bytes each. Errors of a writer are no result: it may have lost to the others.
-
-    :param prefix: prefix of the keys that are created.
-    """
-    undecided = 0
-    for number in range(keys):
-        key = f"{prefix}{secrets.token_hex(8)}-race-{number}"
-        try:
-            winners = _contents_of_creates_that_succeeded(store, key, writers)
-            content = store.get(key) if winners else b""
-        finally:
-            with suppress(StoreError):
-                store.delete([key])
-        if len(winners) > 1:
-            detail = f"of {writers} writers that created one object at once {len(winners)} were answered that they succeeded"
-            return CreateRaceResult(problem=detail)
-        if winners and content != winners[0]:
-            return CreateRaceResult(problem="a writer was answered that it succeeded, and the object is another writer's")
-        undecided += not winners
-    return CreateRaceResult(undecided=undecided)
-
-
 def find_unsafe_concurrent_creates(
     store: ObjectStore, prefix: str, threads: int = PROBE_THREADS, race_count: int = PROBE_ROUNDS
 ) -> list[StoreFinding]:
@@ -187,27 +148,29 @@ def find_unsafe_concurrent_creates(
         pass
     else:
         return []
-    raced = race_creates(store, prefix, threads, race_count)
-    if raced.problem:
-        return [unsafe_concurrent_creates_finding(store, raced.problem)]
-    if raced.undecided:
-        detail = f"{store.url}: of {race_count} objects that {threads} writers created at once, {raced.undecided} could be created by none"
-        hint = "Whether two compactors could lead at once is unknown. Run `config check` again when the store has less to do"
-        return [StoreFinding.warning("conditional-puts-unknown", detail, hint)]
+    for number in range(race_count):
+        key = f"{prefix}{secrets.token_hex(8)}-race-{number}"
+        try:
+            winners = _contents_of_creates_that_succeeded(store, key, threads)
+            content = store.get(key)
+        finally:
+            store.delete([key])
+        if len(winners) != 1 or content != winners[0]:
+            detail = f"of {threads} writers that created one object at once {len(winners)} were answered that they succeeded"
+            if len(winners) == 1:
+                detail = "a writer was answered that it succeeded, and the object is another writer's"
+            return [
+                StoreFinding.error(
+                    "conditional-puts",
+                    f"{store.url}: {detail}",
+                    "Two compactors would publish over each other. Use a store with atomic conditional puts (If-None-Match)",
+                )
+            ]
     try:
         store.create(prefix + MARKER, b"conditional puts were raced and held\n")
     except AlreadyExists:
         pass
     return []
-
-
-def unsafe_concurrent_creates_finding(store: ObjectStore, problem: str) -> StoreFinding:
-    """Return the finding for a store that lets several writers create one object at once. ``problem``: what it did."""
-    return StoreFinding.error(
-        "conditional-puts",
-        f"{store.url}: {problem}",
-        "Two compactors would publish over each other. Use a store with atomic conditional puts (If-None-Match)",
-    )
 
 
 def does_delete_free_space(store: ObjectStore) -> bool | None:
@@ -231,7 +194,7 @@ def _contents_of_creates_that_succeeded(store: ObjectStore, key: str, threads: i
         barrier.wait()
         try:
             store.create(key, content)
-        except StoreError:
+        except AlreadyExists:
             return None
         return content
 

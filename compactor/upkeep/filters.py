@@ -72,14 +72,29 @@ def sidecars_json(tier: Tier, partition: TopicPartition, now_ms: int) -> dict[st
         "filter_bytes": record.bytes_read,
         "segment_bytes_saved": record.bytes_saved,
         "segments": [
-            _live_segment_sidecar_json(segment, state, heads[segment.id], sizes.get(segment.id, 0), probes, now_ms)
+            _live_segment_sidecar_json(
+                segment,
+                state,
+                heads[segment.id],
+                sizes.get(segment.id, 0),
+                probes,
+                now_ms,
+                drops_keyless=cleaner.keyless_records == "drop",
+            )
             for segment in state.live
         ],
     }
 
 
 def _live_segment_sidecar_json(
-    segment: RemoteLogSegmentMetadata, state: PartitionState, head: SidecarHead, size: int, filter_probe_count: int, now_ms: int
+    segment: RemoteLogSegmentMetadata,
+    state: PartitionState,
+    head: SidecarHead,
+    size: int,
+    filter_probe_count: int,
+    now_ms: int,
+    *,
+    drops_keyless: bool,
 ) -> dict[str, Any]:
     return {
         "id": segment.id,
@@ -88,11 +103,13 @@ def _live_segment_sidecar_json(
         "bytes": segment.size_bytes,
         "clean": segment.end_offset < state.first_dirty_offset,
         "problem": head.problem,
-        "sidecar": None if head.sidecar is None else _sidecar_json(head.sidecar, size, filter_probe_count, now_ms),
+        "sidecar": None
+        if head.sidecar is None
+        else _sidecar_json(head.sidecar, size, filter_probe_count, now_ms, drops_keyless=drops_keyless),
     }
 
 
-def _sidecar_json(sidecar: Sidecar, size: int, filter_probe_count: int, now_ms: int) -> dict[str, Any]:
+def _sidecar_json(sidecar: Sidecar, size: int, filter_probe_count: int, now_ms: int, *, drops_keyless: bool) -> dict[str, Any]:
     made_for, due = sidecar.made_for, sidecar.due
     return {
         "bytes": size,
@@ -103,7 +120,7 @@ def _sidecar_json(sidecar: Sidecar, size: int, filter_probe_count: int, now_ms: 
         "rate_per_key": made_for.rate if made_for else None,
         "made_for_keys": made_for.probes if made_for else None,
         "useless_rate": sidecar.useless_read_probability(filter_probe_count),
-        "due": due.reason_to_read_despite_filter(now_ms),
+        "due": due.reason_to_read_despite_filter(now_ms, drops_keyless=drops_keyless),
         "tombstones": due.tombstones,
         "next_horizon_ms": due.earliest_tombstone_horizon_ms if due.earliest_tombstone_horizon_ms != NEVER_MS else None,
         "producer_runs": len(sidecar.producer_runs),

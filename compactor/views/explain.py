@@ -6,9 +6,9 @@ Nothing is decided here: the decisions come from the code that makes them (``ass
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from compactor.access.tier import Tier
 from compactor.config.settings import CleanerSettings
@@ -20,6 +20,7 @@ from compactor.control.records import PlanAnnounced
 from compactor.control.state import GroupAwaitingDeletion, PartitionState
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
+from compactor.model.keyless import KeylessPolicy, KeylessRecords
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RunHistoryStatus
@@ -117,6 +118,8 @@ def _answer_why_not_cleaned(
         if led and lease is not None:
             return f"It is being cleaned now: {lease.holder} works on run {run_id}."
         return f"Run {run_id} was interrupted; the next `run` finishes or undoes it."
+    if state.quarantine is not None and state.quarantine.keyless is not None:
+        return f"It is blocked: {state.quarantine.reason}. The next `run` tries again."
     if state.quarantine is not None:
         return f"It is quarantined: {state.quarantine.reason}. {_quarantine_advice(state)}"
     if led and lease is not None:
@@ -163,9 +166,9 @@ def _partition_status_facts(state: PartitionState, lease: LeaseInfo | None, now_
         why = state.quarantine
         where = f" ({why.segment})" if why.segment not in why.reason else ""
         text = f"failed {count_noun(why.failures, 'time')} in a row, last at {format_iso_time(why.at_ms)}: {why.reason}{where}"
-        yield ExplanationFact(
-            "quarantine", text, {"failures": why.failures, "at_ms": why.at_ms, "reason": why.reason, "segment": why.segment}
-        )
+        counts = {} if why.keyless is None else {"keyless_records": why.keyless.count, "records_dirty": why.keyless.records}
+        values = {"failures": why.failures, "at_ms": why.at_ms, "reason": why.reason, "segment": why.segment}
+        yield ExplanationFact("quarantine", text, values | counts)
 
 
 def _dirty_segment_facts(
@@ -261,6 +264,12 @@ def _latest_round_facts(history: PartitionHistoryInControlLog, state: PartitionS
         return
     run = state.find_run(plan.run_id)
     status = run.status if run else ""
+    if run is not None and run.stats.get("keyless_records"):
+        count, records, policy = run.stats["keyless_records"], run.stats["records_dirty"], plan.policy.keyless_records
+        text = (
+            f"{KeylessRecords(count=int(count), records=int(records))} of the last round's range had no key; keyless_records was {policy}"
+        )
+        yield ExplanationFact("keyless", text, {"keyless_records": count, "records_dirty": records, "policy": policy})
     dirty = plan.first_dirty_offset < plan.end_offset
     what = f"over offsets {plan.first_dirty_offset} to {plan.end_offset - 1}" if dirty else f"over what was clean, below {plan.end_offset}"
     text = f"run {plan.run_id} ({status}) {what}"
@@ -303,7 +312,9 @@ def explain_key(
         log_start = tier.first_readable_offset(state)
         found = [record for record in all_found if record.offset >= log_start]
         below = [record for record in all_found if record.offset < log_start]
-        facts = _RecordExplainer(state, now_ms, tier.kind.compacts).facts_about_records(found)
+        facts = _RecordExplainer(
+            state, now_ms, tier.kind.compacts, tier.cleaner_settings_for_topic(partition.topic).keyless_records
+        ).facts_about_records(found)
         facts += _removed_record_facts(_find_removed_records(tier, state, found, on_bytes, key=key))
         hidden = f"; no reader sees it, as the log starts at {log_start}"
         facts += [ExplanationFact("below_log_start", _describe_record(record) + hidden, _record_document(record)) for record in below]
@@ -341,7 +352,7 @@ def explain_offset(tier: Tier, partition: TopicPartition, offset: int, now_ms: i
                 for s in RecordSearch(tier, partition, on_bytes).find_records_by_key_or_offset(later_segments, key=here.key)
                 if s.offset >= offset
             ]
-        outlook = _RecordExplainer(state, now_ms, tier.kind.compacts)
+        outlook = _RecordExplainer(state, now_ms, tier.kind.compacts, tier.cleaner_settings_for_topic(partition.topic).keyless_records)
         return Explanation(outlook.answer_about_offset(here, later), tuple(outlook.facts_about_records(later or [here])))
 
     return _explain_present_state_with_retry(tier, partition, explain_offset_in_state)
@@ -434,16 +445,26 @@ def _removed_record_facts(removed_records: Iterable[RemovedRecord]) -> list[Expl
     return [facts[offset] for offset in sorted(facts, reverse=True)]
 
 
+KEYLESS_PROSPECTS: Final[Mapping[KeylessPolicy, str]] = {
+    "refuse": "; keyless_records is refuse: no round removes it",
+    "drop": "; the next round that reads it drops it",
+    "keep": "; keyless_records is keep: it stays",
+}
+"""What becomes of a record without a key, by the topic's setting."""
+
+
 @dataclass(frozen=True)
 class _RecordExplainer:
     """Source of the reasons why records are still in the log, and of when they will be removed.
 
     rounds: whether rounds ever clean this tier; False on a tier that is only read.
+    keyless_records: what the topic's setting does with records without a key.
     """
 
     state: PartitionState
     now_ms: int
     rounds: bool
+    keyless_records: KeylessPolicy
 
     def facts_about_records(self, records: Sequence[FoundRecord]) -> list[ExplanationFact]:
         """Return a fact for each of one key's records: that it sets the key's value, or why it does not and is still there.
@@ -485,7 +506,7 @@ class _RecordExplainer:
         elif record.outcome == "open":
             what, then = "its transaction is not decided within the tier", ""
         else:
-            what, then = "it has no key", "; the next round that reads it drops it"
+            what, then = "it has no key", KEYLESS_PROSPECTS[self.keyless_records]
         return what + then * self.rounds
 
     def tombstone_removal_text(self, record: FoundRecord) -> str:

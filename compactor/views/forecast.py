@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from compactor.access.tier import Tier
@@ -12,6 +13,8 @@ from compactor.config.units import count_noun
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition, partition_of_incarnation
+from compactor.model.keyless import KeylessPolicy, KeylessRecords, KeylessRecordsRefused
+from compactor.round.keyless import known_refused_keyless_records
 from compactor.round.offload import expected_scan_count_of_dirty_range, reason_to_run_on_spark
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.skip import (
@@ -67,6 +70,9 @@ class RoundForecast:
     expected_saving_bytes: by how much the store will shrink once the replaced objects are deleted; None if unknown.
     expected_saving_why: what that number is based on, or why it is unknown.
     expected_saving_error_bytes: half width of the 95 % confidence interval if the number is from a sample; else None.
+    keyless_records, keyless_share: records without a key in the dirty range, and their share of its records from 0 to 1: as the round that
+        was refused for them has counted, or in the sample that was read. None if unknown, which they are before the first round or sample.
+    keyless_policy: what a round does with them: refuse, drop or keep.
     listed: computes ``segments``.
     """
 
@@ -101,6 +107,9 @@ class RoundForecast:
     expected_saving_usd_month: float | None
     stored_usd_month: float
     negative_timestamps: int
+    keyless_records: int | None
+    keyless_share: float | None
+    keyless_policy: KeylessPolicy
     live: int = field(repr=False)
     listed: Callable[[], Sequence[SegmentActionForecast]] = field(repr=False)
 
@@ -115,6 +124,20 @@ class RoundForecast:
         very long.
         """
         return self.listed()
+
+    def with_keyless_records(self, keyless: KeylessRecords) -> RoundForecast:
+        """Return the forecast with the number of records without a key: a round that refuses them saves nothing."""
+        known = replace(self, keyless_records=keyless.count, keyless_share=round(keyless.share, 6))
+        if self.keyless_policy != "refuse" or not keyless.count:
+            return known
+        return replace(
+            known,
+            reason=str(KeylessRecordsRefused(self.topic, keyless)),
+            expected_saving_bytes=0,
+            expected_saving_why="records without a key are refused, so that no round is made",
+            expected_saving_error_bytes=None,
+            expected_saving_usd_month=0.0,
+        )
 
     def document(self) -> dict[str, Any]:
         """Return the forecast for JSON output."""
@@ -194,12 +217,9 @@ def forecast_round_from_summary(
     found = assess_round(summary, cleaner, now_ms, force=force)
     expires = f"retention: {outlook.reason}" if outlook.reason and not found.due else ""
     heads = sidecar_evidence.heads if sidecar_evidence else {}
-    keys = (
-        estimate_distinct_keys([heads.get(s.id, _NO_HEAD) for s in found.dirty], [estimate_record_count(s) for s in found.dirty])
-        if found.due
-        else 0
-    )
-    segments = _segment_forecasts(summary, found, sidecar_evidence, outlook, keys, now_ms) if found.due else []
+    keys = _expected_dirty_key_count(found, heads) if found.due else 0
+    all_segments = partial(_segment_forecasts, summary, found, sidecar_evidence, outlook, keys, cleaner, now_ms)
+    segments = all_segments() if found.due else []
     sizes = {action: sum(s.bytes for s in segments if s.action == action) for action in ("rewrite", "filter", "skip")}
     count = {action: sum(s.action == action for s in segments) for action in ("rewrite", "filter", "skip")}
     spared = sidecar_evidence.record.share_of_segments_without_dirty_key if sidecar_evidence else 0.0
@@ -221,7 +241,7 @@ def forecast_round_from_summary(
     usd = prices.price_of_requests_usd(objects_read, objects_written + CONTROL_WRITES + len(touched))
     late = [s for s in segments if s.action == "rewrite"] if not dirty else []
     saving, why = _expected_saving_and_reason(summary, writing, dirty, deletion_frees_space, _count_tombstones_from_sidecars(late, heads))
-    return RoundForecast(
+    forecast = RoundForecast(
         topic=summary.topic,
         partition=summary.partition,
         incarnation=summary.incarnation,
@@ -253,12 +273,22 @@ def forecast_round_from_summary(
         expected_saving_usd_month=None if saving is None else prices.price_of_storage_usd_per_month(saving),
         stored_usd_month=prices.price_of_storage_usd_per_month(summary.bytes + sum(group.size_bytes for group in summary.waiting)),
         negative_timestamps=summary.negative_timestamps,
+        keyless_records=None,
+        keyless_share=None,
+        keyless_policy=cleaner.keyless_records,
         live=summary.segments,
-        listed=lambda: segments if found.due else _segment_forecasts(summary, found, sidecar_evidence, outlook, keys, now_ms),
+        listed=lambda: segments if found.due else all_segments(),
     )
+    keyless = known_refused_keyless_records(summary, cleaner, found.end) if found.due else None
+    return forecast.with_keyless_records(keyless) if keyless else forecast
 
 
 _NO_HEAD = SidecarHead(None, NO_SIDECAR, 0)
+
+
+def _expected_dirty_key_count(assessment: RoundAssessment[SegmentSummary], heads: Mapping[str, SidecarHead]) -> int:
+    dirty = assessment.dirty
+    return estimate_distinct_keys([heads.get(s.id, _NO_HEAD) for s in dirty], [estimate_record_count(s) for s in dirty])
 
 
 def _segment_forecasts(
@@ -267,6 +297,7 @@ def _segment_forecasts(
     sidecar_evidence: SegmentSkipEvidence | None,
     outlook: RetentionOutlook,
     key_count: int,
+    cleaner: CleanerSettings,
     now_ms: int,
 ) -> list[SegmentActionForecast]:
     """Return the expected action on each live segment, and its reason.
@@ -306,6 +337,7 @@ def _segment_forecasts(
             dirty_key_count=key_count,
             filter_usage=sidecar_evidence.record,
             now_ms=now_ms,
+            drops_keyless=cleaner.keyless_records == "drop",
         )
         if decision.must:
             return "rewrite", decision.must

@@ -98,6 +98,6 @@ def again(cli: TierCli, now: int, retention: int, case: Round) -> None:
 
 
 def cleaner_settings(request: OfflineCleanOptions) -> dict[str, Any]:
-    """[cleaner] for one of Kafka's rounds: nothing expires, and the disk is large enough."""
+    """[cleaner] for one of Kafka's rounds: nothing expires, the disk is large enough, and records without a key are dropped."""
     names = ("delete_retention_ms", "segment_bytes", "segment_index_bytes", "index_interval_bytes")
-    return {name: getattr(request, name) for name in names} | {"producer_id_expiration_ms": NEVER}
+    return {name: getattr(request, name) for name in names} | {"producer_id_expiration_ms": NEVER, "keyless_records": "drop"}

@@ -46,7 +46,10 @@ class House(GrowingTier):
     def __init__(self, folder: Path, **publish: int) -> None:
         self.catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db"}
         self.warehouse = (folder / "warehouse").as_uri()
-        settings = {"publish": {"grace_ms": 0, "undo_window_ms": 0} | publish, "cleaner": {"delete_retention_ms": 0}}
+        settings: dict[str, dict[str, Any]] = {
+            "publish": {"grace_ms": 0, "undo_window_ms": 0} | publish,
+            "cleaner": {"delete_retention_ms": 0, "keyless_records": "drop"},
+        }
         super().__init__(folder, settings)
         self.cli.set(**{"outputs.iceberg": {"warehouse": self.warehouse}, "outputs.iceberg.catalog": self.catalog})
         self.cli.set(**{'outputs.iceberg.topics."orders"': {}})

@@ -38,7 +38,7 @@ def update_on_cluster(house: House, cluster: Any) -> OutputReport:
 @pytest.fixture
 def house(tmp_path: Path) -> House:
     made = House(tmp_path)
-    made.cli.set(cleaner={"segment_bytes": 2000})
+    made.cli.set(cleaner={"segment_bytes": 2000, "keyless_records": "drop"})
     for number in range(4):
         made.segment(*(f"k{key}=value {number} {key}" for key in range(number * 10, 60)), f"gone{number}=1", f"gone{number}=", "=no key")
     made.bring()

@@ -35,7 +35,7 @@ def write_log(folder: Path, start: int = 0, rounds: int = 3, time_ms: int = 1_00
         if number:
             log.roll()
         log.put("a=1", "b=1", "c=1", "d=1", codec=codec, headers=[("h", b"x"), ("n", None)])
-        log.put("b=2", "c", "=no key", codec=codec)
+        log.put("b=1", "b=2", "c", codec=codec)
         log.put("a=aborted", pid=7, txn=True, codec=codec)
         log.put(f"a={number}", f"e{number}=1", pid=8, txn=True, codec=codec)
         log.abort(7)

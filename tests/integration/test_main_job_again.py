@@ -151,7 +151,7 @@ def test_logs_of_which_nothing_stays(what: str, cli: TierCli, tmp_path: Path) ->
         log.put("a=2", "b=2")
     log.roll()
     log.put("z=1")
-    cli.set(cleaner={"delete_retention_ms": 0, "producer_id_expiration_ms": 1})
+    cli.set(cleaner={"delete_retention_ms": 0, "producer_id_expiration_ms": 1, "keyless_records": "drop"})
     cli.bring(log.write(tmp_path / "log"))
     for moment in range(3):
         cli.do("run", "--force", "--now", NOW + moment)

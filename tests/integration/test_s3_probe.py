@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -14,13 +13,12 @@ import boto3
 import pytest
 from typing_extensions import override
 
-from compactor.errors import AlreadyExists, StoreError, Unavailable
-from compactor.storage import condition_check, s3_requests
-from compactor.storage.condition_check import ConditionalCreateCheck
+from compactor.errors import AlreadyExists, StoreError
+from compactor.storage import s3_requests
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.findings import StoreFinding
-from compactor.storage.port import FileRange, ObjectInfo
+from compactor.storage.port import ObjectInfo
 from compactor.storage.probe import MARKER, find_unsafe_concurrent_creates, probe_store
 from compactor.storage.probe_s3 import read_bucket_deletion_settings
 from compactor.storage.s3 import S3Store
@@ -90,83 +88,6 @@ def test_a_store_whose_conditional_puts_race() -> None:
     assert (finding.severity, finding.kind) == ("error", "conditional-puts")
     assert "were answered that they succeeded" in finding.detail
     assert list(store.list("")) == []
-
-
-@pytest.mark.damages  # there is no tier afterwards, nor the server
-@pytest.mark.parametrize("command", ["import", "pause", "run"])
-def test_the_first_write_is_refused_where_two_writers_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    log = LogBuilder()
-    log.put("a=1")
-    log_dir = log.write(tmp_path / "orders-0")
-    with running_moto(0, "--racy") as server:
-        for name, value in server.environment().items():
-            monkeypatch.setenv(name, value)
-        cli = BucketCli(tmp_path / "cli", server.make_bucket())
-        if command != "import":
-            with pytest.MonkeyPatch.context() as patched:  # by an earlier version, which knew no race
-                patched.setattr(condition_check, "RACE_KEYS", 0)
-                cli.bring(log_dir)
-        before = cli.objects()
-        for _ in range(2):  # what went badly is not remembered
-            shutil.rmtree(cli.folder / "state", ignore_errors=True)
-            argument = {"import": str(log_dir), "pause": "orders", "run": "--force"}[command]
-            answer = cli.ask(command, argument)
-            assert answer.code == StoreError.exit_code
-            assert "were answered that they succeeded" in str(answer)
-            after = {key: data for key, data in cli.objects().items() if "/audit/" not in key}  # what was tried is recorded by plain puts
-            assert after == before
-        assert cli.ask("topics").code == (0 if before else 2), "who only reads is not concerned"
-
-
-class FewAnswers(MemoryStore):
-    """A store on a server that lets nobody create an object for a while, when several ask at once."""
-
-    def __init__(self, refusals: int) -> None:
-        super().__init__(Clock(now()), RequestCounters())
-        self.refusals = refusals
-        self.raced: set[str] = set()
-
-    @property
-    @override
-    def url(self) -> str:
-        return "az://account/container"
-
-    def endpoint_bucket_and_prefix_of_server(self) -> tuple[str, str, str]:
-        return "http://server", "bucket", "tier"
-
-    def without_conditional_create_check(self) -> FewAnswers:
-        return self
-
-    def upload_in_parts_if_absent(self, key: str, file: FileRange) -> None:
-        raise AlreadyExists(key)
-
-    @override
-    def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        if "-race-" in key:
-            self.raced.add(key)
-            if len(self.raced) <= self.refusals:
-                raise Unavailable("slow down")
-        return super().create(key, data, metadata)
-
-
-@pytest.mark.parametrize(("refusals", "keys", "is_remembered"), [(0, 4, True), (2, 6, True), (12, 12, False)])
-def test_keys_that_nobody_could_create_are_raced_again_and_then_unknown(
-    refusals: int, keys: int, is_remembered: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    store, check = FewAnswers(refusals), ConditionalCreateCheck(tmp_path)
-    for _ in range(2):  # this process asks once
-        check.require_conditional_creates(store, PREFIX)
-    assert len(store.raced) == keys
-    assert bool(list(tmp_path.iterdir())) is is_remembered, "a later process asks again"
-    assert ("is unknown" in caplog.text) is not is_remembered
-    assert list(store.list("")) == []
-
-
-def test_config_check_reports_a_race_without_a_winner_as_unknown() -> None:
-    store = FewAnswers(1000)
-    (finding,) = find_unsafe_concurrent_creates(store, PREFIX, threads=4, race_count=2)
-    assert (finding.severity, finding.kind) == ("warning", "conditional-puts-unknown")
-    assert list(store.list("")) == [], "nor is it remembered"
 
 
 def test_versions_and_locks_make_deletes_worth_nothing(s3_bucket: Bucket) -> None:

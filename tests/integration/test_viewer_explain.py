@@ -32,7 +32,7 @@ def log() -> LogBuilder:
 @pytest.fixture
 def cleaned(tmp_path: Path, log: LogBuilder) -> Deployment:
     """That log, cleaned once; the replaced segments are kept."""
-    made = Deployment(tmp_path, {"cleaner": {"delete_retention_ms": HOUR}})
+    made = Deployment(tmp_path, {"cleaner": {"delete_retention_ms": HOUR, "keyless_records": "drop"}})
     made.bring(log.write(tmp_path / "part-1"))
     made.do("run", "--force", "--now", 10 * HOUR)
     return made

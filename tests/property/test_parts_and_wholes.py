@@ -55,14 +55,15 @@ def add(log: LogBuilder, steps: list[Any]) -> None:
     rounds=st.lists(st.tuples(LATER, st.sampled_from([0, 1, RETENTION + 1])), min_size=1, max_size=3),
     least=st.sampled_from([0, 0, 400]),
     threads=st.sampled_from([1, 2]),
+    keyless=st.sampled_from(["drop", "keep"]),
 )
 @pytest.mark.timeout(900)
-def test_parts_come_out_as_wholes(first: list[Any], rounds: list[Any], least: int, threads: int) -> None:
+def test_parts_come_out_as_wholes(first: list[Any], rounds: list[Any], least: int, threads: int, keyless: str) -> None:
     """``least``: bytes of the shortest range that the store copies, as S3 has such a bound."""
     with tempfile.TemporaryDirectory() as scratch, small_copies(150) as patch:
         patch.setattr(LocalStore, "server_copy_limits", property(lambda store: CopyLimits(least, 1 << 30)))
         folder = Path(scratch)
-        cleaner = {"delete_retention_ms": RETENTION, "min_cleanable_dirty_ratio": 0.0}
+        cleaner = {"delete_retention_ms": RETENTION, "min_cleanable_dirty_ratio": 0.0, "keyless_records": keyless}
         tier = TierCli(folder / "tier", {"cleaner": cleaner, "publish": {"grace_ms": 0}, "daemon": {"threads": threads}})
         log, now, copied = LogBuilder(), 1_000_000, 0
         add(log, first)

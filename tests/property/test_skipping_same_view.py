@@ -70,7 +70,7 @@ def seen(folder: Path) -> tuple[Seen, Seen]:
         if batch.control:
             markers += [(batch.base_offset, control_type(batch), horizon) for _ in batch.records]
             continue
-        tombstones = any(r.value is None for r in batch.records)
+        tombstones = any(r.value is None and r.key is not None for r in batch.records)
         due = horizon if tombstones else None
         records += [(r.offset, r.timestamp, r.key, r.value, r.headers, due) for r in batch.records]
     return records, markers
@@ -87,9 +87,21 @@ def assert_none_early(markers: Seen, plain: Seen) -> None:
 
 
 @examples(15)
-@example(rounds=[([[("old", 0, False)]], 0), ([[("put", [(0, 0)], -1, 0)]], 0)], legacy=True, engine="auto", threads=1, small_gate=True)
 @example(
-    rounds=[([[("put", [(0, 0)], -1, 0)]], 0), ([[("end", 1, False)]], 0)], legacy=False, engine="partitioned", threads=1, small_gate=False
+    rounds=[([[("old", 0, False)]], 0), ([[("put", [(0, 0)], -1, 0)]], 0)],
+    legacy=True,
+    engine="auto",
+    threads=1,
+    small_gate=True,
+    keyless="drop",
+)
+@example(
+    rounds=[([[("put", [(0, 0)], -1, 0)]], 0), ([[("end", 1, False)]], 0)],
+    legacy=False,
+    engine="partitioned",
+    threads=1,
+    small_gate=False,
+    keyless="keep",
 )
 @given(
     rounds=st.lists(st.tuples(additions(), st.sampled_from([0, 1, RETENTION, 3 * RETENTION])), min_size=2, max_size=4),
@@ -97,10 +109,13 @@ def assert_none_early(markers: Seen, plain: Seen) -> None:
     engine=st.sampled_from(["auto", "partitioned", "changes over"]),
     threads=st.sampled_from([1, 3]),
     small_gate=st.booleans(),
+    keyless=st.sampled_from(["drop", "keep"]),
 )
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_same_view_with_and_without_filters(rounds: list[Any], legacy: bool, engine: str, threads: int, small_gate: bool) -> None:
+def test_same_view_with_and_without_filters(
+    rounds: list[Any], legacy: bool, engine: str, threads: int, small_gate: bool, keyless: str
+) -> None:
     """``changes over``: the estimate is wrong, and the set of keys full after some dozens."""
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
         if small_gate:
@@ -117,6 +132,7 @@ def test_same_view_with_and_without_filters(rounds: list[Any], legacy: bool, eng
                 "segment_bytes": 900,
                 "map_engine": "partitioned" if bloom and engine == "partitioned" else "auto",
                 "min_cleanable_dirty_ratio": 0.0,
+                "keyless_records": keyless,
             }
             tiers.append(
                 TierCli(Path(scratch) / str(bloom), {"cleaner": cleaner, "publish": {"grace_ms": 0}, "daemon": {"threads": threads}})

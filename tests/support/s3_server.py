@@ -94,8 +94,8 @@ class Bucket:
 
 
 @contextmanager
-def running_moto(port: int = 0, *options: str) -> Iterator[S3Server]:
-    command = [sys.executable, "-m", "tests.support.moto_server", "--port", str(port), *options]
+def running_moto(port: int = 0) -> Iterator[S3Server]:
+    command = [sys.executable, "-m", "tests.support.moto_server", "--port", str(port)]
     with running(command, stdout=subprocess.PIPE) as process:
         assert process.stdout
         line = process.stdout.readline().decode()

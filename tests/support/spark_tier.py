@@ -16,6 +16,7 @@ from compactor.bootstrap import open_tier
 from compactor.config.settings import CleanerSettings, Settings, load_settings
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
+from compactor.model.keyless import KeylessPolicy
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.compaction import RoundReport
@@ -81,10 +82,11 @@ class HereCluster:
 
 @dataclass
 class Twins:
-    """The same log in two tiers. ``settings``: TOML sections besides [tier]."""
+    """The same log in two tiers. ``toml``: sections besides [tier]. ``keyless``: what happens to records without a key."""
 
     folder: Path
     toml: str = ""
+    keyless: KeylessPolicy = "drop"
 
     def __post_init__(self) -> None:
         self.local, self.remote = self._tier("local"), self._tier("spark")
@@ -93,7 +95,9 @@ class Twins:
         folder = self.folder / which
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "settings.toml"
-        file.write_text(f'[tier]\nurl = "{(folder / "a tier").as_uri()}"\nstate_dir = "{folder / "state"}"\n{self.toml}\n')
+        cleaner = f'[cleaner]\nkeyless_records = "{self.keyless}"'
+        toml = self.toml.replace("[cleaner]", cleaner) if "[cleaner]" in self.toml else f"{cleaner}\n{self.toml}"
+        file.write_text(f'[tier]\nurl = "{(folder / "a tier").as_uri()}"\nstate_dir = "{folder / "state"}"\n{toml}\n')
         MADE.append(partial(typed, file, "verify"))
         return load_settings(str(file), {})
 

@@ -83,6 +83,7 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "kafka.allow_untested_brokers": "true",
         "cleaner.min_cleanable_dirty_ratio": "0.25",
         "cleaner.max_compaction_lag_ms": "5",
+        "cleaner.keyless_records": "keep",
         "tier.on_topic_deletion": "delete",
         "cleaner.bloom": "false",
         "cleaner.bloom_false_positive_rate": "0.02",
@@ -325,8 +326,8 @@ def test_settings_travel(tmp_path: Path) -> None:
 
 def test_policy_is_the_part_that_decides_bytes(tmp_path: Path) -> None:
     policy = loaded(tmp_path, '[topics."a"]\nsegment_bytes = 99\n').cleaner_settings_for_topic("a").cleaner_policy()
-    assert policy == CleanerPolicy(segment_bytes=99)
-    assert Settings().cleaner.cleaner_policy() == CleanerPolicy()
+    assert policy == CleanerPolicy(segment_bytes=99, keyless_records="refuse")
+    assert Settings().cleaner.cleaner_policy() == CleanerPolicy(keyless_records="refuse")
 
 
 @given(st.text(max_size=30), st.text(max_size=30))

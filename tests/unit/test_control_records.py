@@ -95,7 +95,7 @@ def test_a_program_of_format_version_6_refuses_what_version_7_has_added_by_the_v
     with pytest.raises(BadControlRecord, match="body"):
         decode_checksummed_json(kind, unknown, WHERE)
     monkeypatch.setattr(records, "VERSION", 6)
-    with pytest.raises(BadControlRecord, match="of format version 7, this program knows version 6") as error:
+    with pytest.raises(BadControlRecord, match="of format version 8, this program knows version 6") as error:
         decode_checksummed_json(kind, unknown, WHERE)
     assert "Upgrade" in error.value.hint
 

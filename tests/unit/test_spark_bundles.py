@@ -78,7 +78,7 @@ def test_a_bundle_says_what_was_found(tmp_path: Path) -> None:
     )
     keys = StoredKeyRows("scratch/keys-x", 0, 7, 11, 9, 2)
     gate = StoredGateRows("scratch/gate-x", 500, 7, 9, 2)
-    facts = {"b": BatchScanSummary(np.array([True, False, True]), np.array([3, 3, 5]))}
+    facts = {"b": BatchScanSummary(np.array([True, False, True]), np.array([3, 3, 5]), np.array([0, 2, 0]))}
     data = b"rows" + pack_arrays_for_object_end(encode_pass_one_result_of_bundle(PassOneResultOfSegmentBundle(segments, keys, gate), facts))
     store.create(keys.key, data)
     tail = read_arrays_at_object_end(store, keys.key, len(data))
@@ -87,6 +87,7 @@ def test_a_bundle_says_what_was_found(tmp_path: Path) -> None:
     assert shown == [("b", 3, False, 0, 11, 1, 0), ("headers", 2, True, -1, 0, 2, 2)]
     assert (again.gate, again.keys) == (gate, StoredKeyRows(keys.key, len(data), 7, 11, 9, 2))
     assert decode_scan_summaries(tail)["b"].tombstones.tolist() == [True, False, True]
+    assert decode_scan_summaries(tail)["b"].keyless.tolist() == [0, 2, 0]
     store.create("scratch/cut", data[:-3])
     with pytest.raises(BadData, match="the end of a scratch object is damaged"):
         read_arrays_at_object_end(store, "scratch/cut", len(data) - 3)

@@ -77,6 +77,46 @@ def test_two_rounds_are_those_of_the_local_engine(seed: int, tmp_path: Path) -> 
     assert scratch_of(twins.remote) == []
 
 
+@pytest.mark.parametrize("gate", ["true", "false"])
+def test_records_without_a_key_are_kept_as_by_the_local_engine(gate: str, tmp_path: Path) -> None:
+    twins = Twins(tmp_path, f"{SMALL}\nverify_before_publish = {gate}", keyless="keep")
+    log, folder = growing(tmp_path / "one", 2)
+    twins.bring(folder)
+    twins.round(HereCluster())
+    twins.bring(growing(tmp_path / "two", 102, start=log, segments=3)[1])
+    here, there = twins.round(HereCluster())
+    assert twins.difference() == ""
+    assert here.records_kept == there.records_kept
+    assert [run.stats["keyless_records"] for run in state_of(twins.remote).runs] == [
+        run.stats["keyless_records"] for run in state_of(twins.local).runs
+    ]
+
+
+@pytest.mark.parametrize("bloom", ["true", "false"])
+def test_records_without_a_key_are_refused_before_there_is_a_plan(bloom: str, tmp_path: Path) -> None:
+    twins = Twins(tmp_path, f"{SMALL}\nbloom = {bloom}", keyless="refuse")
+    twins.bring(growing(tmp_path / "one", 2)[1])
+    here, there = twins.round(HereCluster())
+    assert "have no key" in there.reason
+    assert (there.status, there.reason) == (here.status, here.reason)
+    for tier in (twins.local, twins.remote):
+        assert state_of(tier).intent is None
+    assert scratch_of(twins.remote) == []
+
+
+def test_what_was_read_to_count_records_without_a_key_serves_the_round(tmp_path: Path) -> None:
+    log = LogBuilder()
+    for number in range(6):
+        log.put(f"a={number}", f"b{number}=1")
+        log.roll()
+    twins = Twins(tmp_path, SMALL, keyless="refuse")
+    twins.bring(log.write(tmp_path / "log"))
+    cluster = HereCluster()
+    twins.round(cluster)
+    assert twins.difference() == ""
+    assert sum("pass 1" in what for what in cluster.said) == 1
+
+
 def test_a_round_that_begins_inside_a_segment(tmp_path: Path) -> None:
     twins = Twins(tmp_path, SMALL)
     _, folder = growing(tmp_path / "log", 3)

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from compactor.cleaner.gate.key_table import record_fingerprints
-from compactor.cleaner.gate.parser import KEYLESS_RECORD, GateRecords
+from compactor.cleaner.gate.parser import GateRecords
 from compactor.errors import CompactorError
 from compactor.kernels.common import Flags
 from compactor.records.batches import Int64s
@@ -95,16 +95,17 @@ def raise_for_missing_or_superseded_record(
 
 
 def raise_for_record_that_explains_mismatch(
-    segment_name: str, source: GateRecords, in_output_flags: Flags, mismatch: FingerprintSumMismatch
+    segment_name: str, source: GateRecords, in_output_flags: Flags, may_stay_flags: Flags, mismatch: FingerprintSumMismatch
 ) -> None:
     """Raise GateFailed if a single missing or surplus record explains why the sums of fingerprints differ, that is, if its fingerprint is
     the difference. Return if no record does.
 
     :param in_output_flags: a flag per source record, set if it is in the output.
+    :param may_stay_flags: a flag per source record: whether the rules allow it to stay.
     """
-    fingerprints, keyed = record_fingerprints(source.offset, source.digest), source.flags & KEYLESS_RECORD == 0
+    fingerprints = record_fingerprints(source.offset, source.digest)
     for cause, invalid in (
-        (LOST, ~in_output_flags & keyed & (fingerprints == np.uint64(-mismatch.excess % 2**64))),
+        (LOST, ~in_output_flags & may_stay_flags & (fingerprints == np.uint64(-mismatch.excess % 2**64))),
         ("superseded by a later record of its key", in_output_flags & (fingerprints == np.uint64(mismatch.excess))),
     ):
         if invalid.any():

@@ -56,6 +56,7 @@ from compactor.cleaner.gate.key_table import (
     LatestRecordTable,
     Words,
     allocate_zero_fingerprint_sums,
+    key_hashes_of_offsets,
     pack_latest_record_rows,
 )
 from compactor.cleaner.gate.new_segment_balance import NewSegmentBalanceBuilder
@@ -300,9 +301,11 @@ class Gate:
         headers = header_fields_of_batch_table(source.table, slice(chunk.first, chunk.last))[:, selected_flags]
         body = np.stack((chunk.body_start[selected_flags], chunk.body_end[selected_flags]))
         try:
-            return headers, buffers.second_reader.parse_inflated_bodies(chunk.buf, headers, body)
+            records = buffers.second_reader.parse_inflated_bodies(chunk.buf, headers, body)
         except UnreadableBatchesError as problem:
             raise GateFailed(f"unreadable: {problem}", segment=source.name) from None
+        self._give_kept_keyless_records_keys(records)
+        return headers, records
 
     def _parse_batch_records(
         self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, wanted_flags: Flags, segment_name: str
@@ -318,14 +321,30 @@ class Gate:
                 continue
             except UnreadableBatchesError as problem:
                 raise GateFailed(f"unreadable: {problem}", segment=segment_name) from None
+            self._give_kept_keyless_records_keys(records)
             yield some, records
+
+    def _give_kept_keyless_records_keys(self, records: GateRecords) -> None:
+        """Unless the rules drop them, make each record without a key the only one of a key of its own, and no tombstone: nothing can
+        supersede it, and it never expires.
+        """
+        if self._rules.drops_keyless:
+            return
+        keyless = np.flatnonzero(records.flags & KEYLESS_RECORD)
+        if len(keyless):
+            records.hashes[keyless] = key_hashes_of_offsets(records.offset[keyless], self._key[0], self._key[1])
+            records.flags[keyless] &= np.uint8(~NULL_VALUE & 0xFF)
+
+    def _flag_records_with_map_key(self, records: GateRecords) -> Flags:
+        """Return a flag per record: whether it can be in the key table. Records that the rules drop for want of a key cannot."""
+        return np.ones(len(records.offset), np.bool_) if not self._rules.drops_keyless else records.flags & KEYLESS_RECORD == 0
 
     def _key_table_rows_of_records(
         self, records: GateRecords, headers: HeaderFields, source: SourceSegment, selects_non_dirty: bool
     ) -> KeyTableRowsAndBatchCount:
         """Return one row per record that has a key and lies in the dirty range, or, if ``selects_non_dirty``, below that range."""
         due = self._flag_tombstones_to_remove_this_round(records, headers, source)
-        digests, keyed = records.digest, records.flags & KEYLESS_RECORD == 0
+        digests, keyed = records.digest, self._flag_records_with_map_key(records)
         picked = keyed & ((records.offset < self._first_dirty) == selects_non_dirty) & (records.offset <= self._rules.latest_offset)
         if selects_non_dirty:
             picked &= ~due
@@ -376,7 +395,7 @@ class Gate:
         """
         gone = (
             (latest_offset_of_key > records.offset)
-            | (records.flags & KEYLESS_RECORD != 0)
+            | ~self._flag_records_with_map_key(records)
             | self._flag_tombstones_to_remove_this_round(records, headers, source)
         )
         return gone & (records.offset <= self._rules.latest_offset)
@@ -566,7 +585,7 @@ class Gate:
             inside = (records.offset[begin] >= out[col.BASE]) & (records.offset[end] <= out[col.LAST])
             if not inside.all() or np.any(np.diff(records.offset) <= 0):
                 raise GateFailed("records whose offsets do not ascend within their batches", segment=name, offset=int(out[col.BASE, 0]))
-            keyless = (records.flags & KEYLESS_RECORD != 0) & (records.offset <= self._rules.latest_offset)
+            keyless = ~self._flag_records_with_map_key(records) & (records.offset <= self._rules.latest_offset)
             if keyless.any():
                 offset = int(records.offset[keyless][0])
                 raise GateFailed("a record without a key, which compaction removes", segment=name, offset=offset)
@@ -590,7 +609,7 @@ class Gate:
             ):
                 there[failures.source_rows_of_written_records(name, records, written)] = True
             if source.ordinal in self._left:
-                failures.raise_for_record_that_explains_mismatch(name, records, there, mismatch)
+                failures.raise_for_record_that_explains_mismatch(name, records, there, self._flag_records_with_map_key(records), mismatch)
             else:
                 latest = self._table.latest_offset_of_each_key(records.hashes)
                 must_go = self._flag_records_to_remove(records, headers[:, some], source, latest)

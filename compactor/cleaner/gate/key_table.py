@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from compactor.cleaner.row_spool import hash_range_number_of_row_first_word
 from compactor.errors import OutOfBudget
-from compactor.kernels.common import CellOrComplementOfEmptyCell, Hashes, KeyHashHalf, RowCount
+from compactor.kernels.common import CellOrComplementOfEmptyCell, Hashes, HashKeyHalf, KeyHashHalf, RowCount
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import prefetch, upper_64_bits_of_product
 from compactor.records.batches import Int64s
@@ -163,6 +163,21 @@ def pack_latest_record_rows(hashes: Hashes, offsets: Int64s, digests: RecordDige
     rows = np.empty((len(offsets), WORDS), np.uint64)
     _pack_latest_record_rows(hashes, offsets, digests, rows)
     return rows
+
+
+def key_hashes_of_offsets(offsets: Int64s, k0: HashKeyHalf, k1: HashKeyHalf) -> Hashes:
+    """Return key hashes, shape (n, 2), for records that are to count as the only ones of their keys. No two offsets have the same hash, and
+    under the secret key ``k0``, ``k1`` none has the hash of a key but by chance.
+    """
+    words = offsets.astype(np.uint64)
+    return np.column_stack((_mix_bijectively(words ^ k0), _mix_bijectively(words ^ k1)))
+
+
+def _mix_bijectively(words: Words) -> Words:
+    """Return pseudo-random words; different words stay different (the last step of MurmurHash3)."""
+    words = (words ^ (words >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    words = (words ^ (words >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return words ^ (words >> np.uint64(33))
 
 
 def record_fingerprints(offsets: Int64s, digests: RecordDigests) -> Fingerprints:

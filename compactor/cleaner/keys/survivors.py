@@ -8,7 +8,8 @@ holds N keys (kafka-rules 2.2).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ from compactor.config.units import format_size
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import FirstRowByBatch, Flags, Hashes, HashKeyHalf
 from compactor.kernels.jit import kernel
+from compactor.model.keyless import KeylessRecords
 from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
 from compactor.records.encode import FILTER
@@ -44,10 +46,12 @@ class SurvivorCountsByBatch:
 
     kept: number of survivors, -1 if unknown.
     tombstones: whether there are tombstones among the survivors.
+    keyless: number of records without a key in the dirty range; ``kept`` counts them only if the rules keep them.
     """
 
     kept: Int32s
     tombstones: Flags
+    keyless: Int32s
 
 
 class SurvivorLookup(Protocol):
@@ -138,7 +142,9 @@ class KeyScanParameters:
                 if self.second_reader is not None and shown
                 else None
             )
-            piece = HashedChunkKeys(chunk, first_row, hashes, picked, rows.offset, rows.value_length, rows, second_reader_rows)
+            piece = HashedChunkKeys(
+                chunk, first_row, hashes, picked, rows.offset, rows.key_length, rows.value_length, rows, second_reader_rows
+            )
             found.append(piece if chunk.last - chunk.first == end_batch - first_batch else piece.copy_from_buffers())
         return found
 
@@ -155,14 +161,22 @@ class HashedChunkKeys:
     hashes: Hashes
     picked: Int64s
     offset: Int64s
+    key_length: Int32s
     value_length: Int32s
     rows: RecordRows | None
     second_reader_rows: KeyTableRowsAndBatchCount | None
 
     def copy_from_buffers(self) -> HashedChunkKeys:
         """Return a copy that stays valid when the thread's buffers are reused."""
-        hashes, picked, offset, value_length = self.hashes.copy(), self.picked.copy(), self.offset.copy(), self.value_length.copy()
-        return HashedChunkKeys(self.chunk, self.first_row, hashes, picked, offset, value_length, None, self.second_reader_rows)
+        return replace(
+            self,
+            hashes=self.hashes.copy(),
+            picked=self.picked.copy(),
+            offset=self.offset.copy(),
+            key_length=self.key_length.copy(),
+            value_length=self.value_length.copy(),
+            rows=None,
+        )
 
 
 class SegmentSurvivorBitmap:
@@ -172,6 +186,9 @@ class SegmentSurvivorBitmap:
         self.begin = np.full(batch_count, -1, np.int64)
         self.kept = np.full(batch_count, -1, np.int32)
         self.tombstones = np.zeros(batch_count, np.bool_)
+        self.keyless = np.zeros(batch_count, np.int32)
+        self.keyless_records = KeylessRecords()
+        """Of the segment's records in the dirty range, those without a key."""
         self._parts: list[npt.NDArray[np.uint8]] = []
         self._size = 0
         self.packed: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -179,20 +196,43 @@ class SegmentSurvivorBitmap:
 
     @measure_stage(SegmentWorkStage.DECIDE)
     def add_survivors_of_chunk(
-        self, hashed: HashedChunkKeys, survives_flags: Flags, first_dirty_offset: int, source: SourceSegment, *, are_flags_final: bool
+        self,
+        hashed: HashedChunkKeys,
+        survives_flags: Flags,
+        first_dirty_offset: int,
+        source: SourceSegment,
+        *,
+        are_flags_final: bool,
+        drops_keyless: bool = True,
     ) -> None:
         """Record which rows of a chunk survive.
 
         :param survives_flags: a flag per row.
         :param first_dirty_offset: first offset that is cleaned in this round.
         :param are_flags_final: whether the flags will not change, so that the survivors of whole batches can be counted now.
+        :param drops_keyless: whether records without a key are removed; if not, they count as survivors.
         """
         chunk, first_row = hashed.chunk, hashed.first_row
         some = slice(chunk.first, chunk.last)
         self.begin[some] = np.where(chunk.wanted, 8 * self._size + first_row[:-1], -1)
         # Only where the map speaks for every record of the batch; legacy batches are always written anew.
         whole = chunk.wanted & (source.table.base_offset[some] >= first_dirty_offset) & (source.table.magic[some] == 2) & are_flags_final
-        _count_survivors_by_batch(first_row, survives_flags, hashed.value_length, whole, self.kept[some], self.tombstones[some])
+        _count_survivors_by_batch(
+            first_row,
+            survives_flags,
+            hashed.offset,
+            hashed.key_length,
+            hashed.value_length,
+            whole,
+            first_dirty_offset,
+            drops_keyless,
+            self.kept[some],
+            self.tombstones[some],
+            self.keyless[some],
+        )
+        self.keyless_records = self.keyless_records.plus(
+            count_keyless_records_of_rows(hashed.offset, hashed.key_length, first_dirty_offset, int(self.keyless[some].sum()))
+        )
         self._parts.append(np.packbits(survives_flags))
         self._size += len(self._parts[-1])
 
@@ -303,7 +343,14 @@ class BackwardSurvivorScan:
                 if key_scan.second_reader is not None and piece.second_reader_rows is not None:
                     key_scan.second_reader.add_rows_to_key_table(scanned.source, piece.second_reader_rows)
             for piece, survives, final in marked:
-                scanned.bits.add_survivors_of_chunk(piece, survives, key_scan.first_dirty, scanned.source, are_flags_final=final)
+                scanned.bits.add_survivors_of_chunk(
+                    piece,
+                    survives,
+                    key_scan.first_dirty,
+                    scanned.source,
+                    are_flags_final=final,
+                    drops_keyless=key_scan.rules is None or key_scan.rules.drops_keyless,
+                )
             return (scanned, *marked[0][:2]) if len(marked) == 1 and marked[0][2] else None
 
         for _ in workers.run_jobs_with_ordered_middle_step(
@@ -363,7 +410,11 @@ class BackwardSurvivorScan:
 
     def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCountsByBatch | None:
         bits = self._bits.get(source.ordinal)
-        return None if bits is None else SurvivorCountsByBatch(bits.kept, bits.tombstones)
+        return None if bits is None else SurvivorCountsByBatch(bits.kept, bits.tombstones, bits.keyless)
+
+    def count_keyless_records(self) -> KeylessRecords:
+        """Return how many records of the dirty segments scanned so far have no key."""
+        return reduce(KeylessRecords.plus, (bits.keyless_records for bits in self._bits.values()), KeylessRecords())
 
     def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> Flags:
         bits = self._bits.get(source.ordinal)
@@ -381,6 +432,21 @@ class BackwardSurvivorScan:
         found = np.empty(len(row_numbers), np.bool_)
         self._set.flag_contained_keys(_hash_keys_of_rows(chunk, rows, row_numbers, self._scan.hash_key), found)
         return found
+
+
+def count_keyless_records_of_rows(
+    offset: Int64s, key_length: Int32s, first_offset: int, keyless_count: int | None = None
+) -> KeylessRecords:
+    """Return how many of the rows from ``first_offset`` on have no key. Offsets ascend.
+
+    :param keyless_count: the number of those without a key, if it is known.
+    """
+    first = int(np.searchsorted(offset, first_offset)) if len(offset) and offset[0] < first_offset else 0
+    records, last = len(offset) - first, -1
+    if keyless_count != 0:
+        keyless = np.flatnonzero(key_length[first:] < 0)
+        keyless_count, last = len(keyless), int(offset[first:][keyless[-1]]) if len(keyless) else -1
+    return KeylessRecords(count=keyless_count, records=records, last_offset=last)
 
 
 def find_survivors_backwards(key_scan: KeyScanParameters, key_set: KeyHashSet, workers: WorkerThreads) -> BackwardSurvivorScan:
@@ -565,22 +631,33 @@ def _row_numbers_with_key_below_offset(offset: Int64s, key_length: Int32s, end_o
 def _count_survivors_by_batch(
     first_row: FirstRowByBatch,
     survives_flags: Flags,
+    offset: Int64s,
+    key_length: Int32s,
     value_length: Int32s,
     complete_flags: Flags,
+    first_dirty_offset: int,
+    drops_keyless: bool,
     out_survivor_counts: Int32s,
     out_tombstone_flags: Flags,
+    out_keyless_counts: Int32s,
 ) -> None:
-    """Set in ``out_survivor_counts`` the number of survivors of each batch flagged in ``complete_flags`` (-1 for the others), and in
-    ``out_tombstone_flags`` whether there are tombstones among the survivors.
+    """Set in ``out_survivor_counts`` the number of survivors of each batch flagged in ``complete_flags`` (-1 for the others), in
+    ``out_tombstone_flags`` whether there are tombstones among the survivors, and in ``out_keyless_counts`` the number of records without a
+    key from ``first_dirty_offset`` on. The last are survivors unless ``drops_keyless``.
     """
     for batch in range(out_survivor_counts.size):
         count = 0
+        keyless = 0
         null = False
         for row in range(first_row[batch], first_row[batch + 1]):
+            if key_length[row] < 0:
+                keyless += offset[row] >= first_dirty_offset
+                continue
             count += survives_flags[row]
             null = null or (survives_flags[row] and value_length[row] < 0)
-        out_survivor_counts[batch] = count if complete_flags[batch] else -1
+        out_survivor_counts[batch] = (count if drops_keyless else count + keyless) if complete_flags[batch] else -1
         out_tombstone_flags[batch] = null
+        out_keyless_counts[batch] = keyless
 
 
 @kernel

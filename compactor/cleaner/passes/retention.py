@@ -28,6 +28,7 @@ class RetentionRules:
     latest_offset: last offset that the offset map covers.
     legacy_horizon_ms: tombstones of v0/v1 stay in segments that were modified after this time.
     balance_key: key of the balance's sums; None for no balance.
+    drops_keyless: whether records without a key are removed, as by Kafka's cleaner. If not, each of them stays.
     """
 
     now_ms: int
@@ -37,6 +38,7 @@ class RetentionRules:
     latest_offset: int
     producers: ProducerStates
     balance_key: BalanceDigestKey | None = None
+    drops_keyless: bool = True
 
     @property
     def new_delete_horizon_ms(self) -> int:
@@ -154,6 +156,7 @@ def decide_batch_retention_by_records(
         retention_rules.now_ms,
         retention_rules.new_delete_horizon_ms,
         segment_mtime_ms > retention_rules.legacy_horizon_ms,
+        retention_rules.drops_keyless,
         decisions,
     )
     return decisions
@@ -170,6 +173,7 @@ def _decide_kept_records_and_delete_horizons(
     now_ms: int,
     new_horizon_ms: int,
     retain_legacy_tombstones: bool,
+    drops_keyless: bool,
     decisions: CleaningDecisions,
 ) -> None:
     for batch in range(decisions.action.size):
@@ -184,7 +188,9 @@ def _decide_kept_records_and_delete_horizons(
         for row in range(first_row[batch], first_row[batch + 1]):
             stays = True
             if batches.control[batch] == NOT_CONTROL and rows.offset[row] <= latest_offset:
-                if rows.key_length[row] < 0 or superseded_flags[row]:
+                if rows.key_length[row] < 0:
+                    stays = not drops_keyless
+                elif superseded_flags[row]:
                     stays = False
                 elif rows.value_length[row] < 0:
                     is_not_due = not has_horizon or now_ms < batches.base_timestamp[batch]
@@ -192,7 +198,8 @@ def _decide_kept_records_and_delete_horizons(
             decisions.keep_flags[row] = stays
             if stays:
                 kept += 1
-                tombstones = tombstones or rows.value_length[row] < 0
+                # To Kafka a record with neither key nor value that its map does not cover is a tombstone; one that stays for good is none.
+                tombstones = tombstones or (rows.value_length[row] < 0 and (drops_keyless or rows.key_length[row] >= 0))
         needs_horizon = (tombstones or batches.control[batch] != NOT_CONTROL) and not has_horizon
         if kept == 0:
             # Kafka fails where a v0/v1 batch would have to stay without records; there is nothing to keep of it.

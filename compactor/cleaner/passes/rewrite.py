@@ -289,10 +289,10 @@ def _decide_batch_retention_by_survivor_count(
 ) -> None:
     """Change ``decisions`` for the batches whose survivor count from pass 1 is decisive, so that these batches are not read again. A batch
     without survivors is dropped or emptied. A batch whose records all survive is copied, unless it has tombstones that are due or have no
-    delete horizon yet.
+    delete horizon yet. A batch that has records without a key is read, so that the balance counts them as such.
     """
     action, retain_empty = decisions.action, decisions.retain_empty
-    open_ = (action == FILTER) & (survivor_counts.kept >= 0)
+    open_ = (action == FILTER) & (survivor_counts.kept >= 0) & (survivor_counts.keyless == 0)
     nothing = open_ & (survivor_counts.kept == 0)
     action[nothing & retain_empty] = EMPTY
     action[nothing & ~retain_empty] = DROP

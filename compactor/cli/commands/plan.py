@@ -62,6 +62,12 @@ def print_compaction_round_forecasts(args: argparse.Namespace, out: Output) -> E
         for f in found
         if f.negative_timestamps
     ]
+    notes += [
+        f"{f.topic_partition}: {f.keyless_records:,} records without a key are known ({100 * (f.keyless_share or 0):.3g} % of those read); "
+        f"keyless_records is {f.keyless_policy}"
+        for f in found
+        if f.keyless_records
+    ]
     if not tier.kind.compacts:
         notes.append(f"a tier of layout {tier.settings.tier.layout} is only read: this is what a round would do once it was imported")
     for f in found:
@@ -156,8 +162,11 @@ def _forecast_with_sampled_saving(tier: Tier, forecast: RoundForecast, sample_by
         tier.counters.report_transferred_bytes_to(progress.advance),
     ):
         sample = estimate_saving_from_samples(tier, tier.open_control_log_of_partition(forecast.topic_partition).refresh(), sample_bytes)
+    known = forecast if forecast.keyless_records else forecast.with_keyless_records(sample.keyless)
+    if known.keyless_records and known.keyless_policy == "refuse":
+        return known
     return replace(
-        forecast,
+        known,
         expected_saving_bytes=sample.at_least_bytes,
         expected_saving_why=str(sample),
         expected_saving_error_bytes=sample.error_bytes,

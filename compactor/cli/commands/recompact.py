@@ -108,7 +108,7 @@ def _report_recompacted_partition(finished: RecompactionResult, out: Output, out
     if finished.error is not None:
         outcomes.print_and_record_failure(str(finished.partition), finished.error)
     elif report is not None and report.status == RoundStatus.QUARANTINED:
-        outcomes.report_quarantined_partition(str(finished.partition), report.reason)
+        outcomes.report_quarantined_partition(str(finished.partition), report.reason, report.keyless_records)
     else:
         outcomes.record_partition_success()
         if report is not None and report.status == RoundStatus.WAITING:

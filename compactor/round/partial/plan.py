@@ -149,7 +149,13 @@ def reason_to_read_whole_segment(
 
 
 def flag_batches_that_may_change(
-    table: BatchTable, decisions: BatchRetentionDecisions, directory: KeyDirectory, may_hold_dirty_key: Flags, now_ms: int
+    table: BatchTable,
+    decisions: BatchRetentionDecisions,
+    directory: KeyDirectory,
+    may_hold_dirty_key: Flags,
+    now_ms: int,
+    *,
+    drops_keyless: bool = True,
 ) -> Flags:
     """Return a flag for each batch: whether cleaning may change it, so that it cannot be copied. The last batch always counts, because a
     filler may be needed after it (coverage, I1).
@@ -157,9 +163,12 @@ def flag_batches_that_may_change(
     :param decisions: what the cleaner does with each batch, as far as its header decides.
     :param directory: the segment's key directory, which shows batches with tombstones or records without a key.
     :param may_hold_dirty_key: flag for each batch: whether it may hold a dirty key.
+    :param drops_keyless: whether records without a key are removed.
     """
     waiting = ((table.attributes & np.int16(HORIZON)) != 0) & (table.base_timestamp > now_ms)
-    due = ((directory.flags & HAS_KEYLESS_RECORD) != 0) | (((directory.flags & HAS_TOMBSTONE) != 0) & ~waiting)
+    due = ((directory.flags & HAS_TOMBSTONE) != 0) & ~waiting
+    if drops_keyless:
+        due |= (directory.flags & HAS_KEYLESS_RECORD) != 0
     by_header = (decisions.action != FILTER) & (decisions.action != COPY)
     undated = (table.control != NOT_CONTROL) & (decisions.action == FILTER)
     # An empty batch that an earlier round retained is removed by the next round that reads it.
@@ -270,16 +279,18 @@ def _rewritten_batch_ranges(plan: PartialRewritePlan, rewritten_batches: BatchTa
 
 def removable_counts_of_composed_segment(plan: PartialRewritePlan, counts_of_rewritten: RemovableRecordCounts) -> RemovableRecordCounts:
     """Return how many records of the composed segment later rounds will remove, by kind. A copied batch with tombstones counts as one
-    tombstone with the batch's delete horizon.
+    tombstone with the batch's delete horizon, and one with records without a key as one such record.
 
     :param counts_of_rewritten: the same counts for the batches that the cleaner wrote.
     """
-    buried = plan.copied_batch_flags & ((plan.directory().flags & HAS_TOMBSTONE) != 0)
+    flags = plan.directory().flags
+    buried = plan.copied_batch_flags & ((flags & HAS_TOMBSTONE) != 0)
+    keyless = plan.copied_batch_flags & ((flags & HAS_KEYLESS_RECORD) != 0)
     return RemovableRecordCounts(
         counts_of_rewritten.tombstones + int(np.count_nonzero(buried)),
         counts_of_rewritten.tombstones_without_horizon,
         min(counts_of_rewritten.earliest_tombstone_horizon_ms, int(plan.table.base_timestamp[buried].min(initial=NEVER_MS))),
-        counts_of_rewritten.keyless_records,
+        counts_of_rewritten.keyless_records + int(np.count_nonzero(keyless)),
     )
 
 

@@ -184,7 +184,9 @@ class PartToReadFinder:
         if of_all.indexed.any() or len(of_all.txn_entries):
             return None
         decisions = decide_batch_retention_by_headers(table, of_all, self.rules, whole.name)
-        marked = flag_batches_that_may_change(table, decisions, directory, may_hold_dirty_key, self.rules.now_ms)
+        marked = flag_batches_that_may_change(
+            table, decisions, directory, may_hold_dirty_key, self.rules.now_ms, drops_keyless=self.rules.drops_keyless
+        )
         stretches = divide_into_read_and_copied_ranges(table, marked, copies)
         if not any(stretch.copied_batch_flags for stretch in stretches):
             return None

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES
 from compactor.errors import BadData
+from compactor.model.keyless import KeylessRecords
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import BatchTable, Int64s
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
@@ -44,6 +45,7 @@ class PassOneResultOfSegment:
     first, ordinals: the key rows of the segment have the numbers [first, first + ordinals) within the object that holds the rows of all
         segments of a task; ``first`` is -1 if no keys were indexed.
     rows: number of key rows; smaller than ``ordinals`` if some records have no key.
+    keyless: of the segment's records in the dirty range, those without a key.
     """
 
     id: str
@@ -55,6 +57,7 @@ class PassOneResultOfSegment:
     first: int = -1
     ordinals: int = 0
     rows: int = 0
+    keyless: KeylessRecords = KeylessRecords()  # noqa: RUF009 - frozen
 
     @property
     def has_key_rows(self) -> bool:
@@ -68,10 +71,12 @@ class BatchScanSummary:
 
     tombstones: by batch, whether it contains a tombstone.
     counts: by batch, the number of its records; empty if the batch headers state it.
+    keyless: by batch, the number of its records without a key; empty if all have one.
     """
 
     tombstones: npt.NDArray[np.bool_]
     counts: Int64s
+    keyless: Int64s
 
 
 @dataclass(frozen=True)
@@ -178,6 +183,11 @@ def encode_pass_one_result_of_bundle(bundle: PassOneResultOfSegmentBundle, scan_
         "tombstones": np.packbits(np.concatenate([np.empty(0, np.bool_), *(fact.tombstones for fact in some)])),
         "counted": np.array([len(fact.counts) for fact in some], np.int64),
         "counts": _concatenate_arrays([fact.counts for fact in some], np.int64),
+        "keyless_counted": np.array([len(fact.keyless) for fact in some], np.int64),
+        "keyless": _concatenate_arrays([fact.keyless for fact in some], np.int64),
+        "keyless_records": np.array(
+            [(segment.keyless.count, segment.keyless.records, segment.keyless.last_offset) for segment in segments], np.int64
+        ).reshape(-1, 3),
     }  # fmt: skip
 
 
@@ -191,7 +201,7 @@ def decode_pass_one_result_of_bundle(stored_arrays: Arrays, object_key: str, obj
     :param object_bytes: its size in bytes.
     :raises BadData: if another version wrote the arrays.
     """
-    if "gate_rows" not in stored_arrays:
+    if "keyless_records" not in stored_arrays:
         raise BadData("the end of a scratch object is of another version", segment=object_key, hint="Run it again")
     places, entries = np.cumsum(stored_arrays["lengths"], axis=0).T if len(stored_arrays["lengths"]) else np.zeros((2, 0), np.int64)
     segments = []
@@ -202,8 +212,12 @@ def decode_pass_one_result_of_bundle(stored_arrays: Arrays, object_key: str, obj
         batches, undecided, first, ordinals, rows = (int(stored_arrays[number][at]) for number in _NUMBER_FIELDS)
         table = BatchTable(**{column: stored_arrays[f"table_{column}"][some] for column in _TABLE_COLUMNS})
         txn = np.frombuffer(raw.tobytes(), TXN_ENTRY)
+        count, records, last = (int(number) for number in stored_arrays["keyless_records"][at])
+        keyless = KeylessRecords(count=count, records=records, last_offset=last)
         segments.append(
-            PassOneResultOfSegment(name, batches, stored_arrays["places"][some], table, txn, bool(undecided), first, ordinals, rows)
+            PassOneResultOfSegment(
+                name, batches, stored_arrays["places"][some], table, txn, bool(undecided), first, ordinals, rows, keyless
+            )
         )
     ranges, ordinals, dirty, clean = (int(number) for number in stored_arrays["keys"])
     gate = [StoredGateRows(name, *(int(number) for number in stored_arrays["gate_rows"])) for name in _decode_lines(stored_arrays["gate"])]
@@ -218,7 +232,8 @@ def decode_scan_summaries(stored_arrays: Arrays) -> dict[str, BatchScanSummary]:
     batches = stored_arrays["batches"][stored_arrays["first"] >= 0]
     flags = np.split(np.unpackbits(stored_arrays["tombstones"], count=int(batches.sum())).astype(np.bool_), np.cumsum(batches)[:-1])
     counts = np.split(stored_arrays["counts"], np.cumsum(stored_arrays["counted"])[:-1])
-    return {name: BatchScanSummary(*both) for name, *both in zip(names, flags, counts, strict=False)}
+    keyless = np.split(stored_arrays["keyless"], np.cumsum(stored_arrays["keyless_counted"])[:-1])
+    return {name: BatchScanSummary(*columns) for name, *columns in zip(names, flags, counts, keyless, strict=False)}
 
 
 def _concatenate_arrays(parts: list[npt.NDArray[np.generic]], dtype: type[np.generic]) -> npt.NDArray[np.generic]:

@@ -210,7 +210,9 @@ class StoredSurvivors:
         known = wanted & (table.magic == 2)
         _count_survivors_of_batches(arrays["bitmap"], begin, counts, known, kept)
         begin[~wanted] = -1
-        self._segments[source.ordinal] = (arrays["bitmap"], begin, SurvivorCountsByBatch(kept, arrays["tombstones"].astype(np.bool_)))
+        keyless = arrays["keyless"] if len(arrays["keyless"]) else np.zeros(len(table), np.int64)
+        found = SurvivorCountsByBatch(kept, arrays["tombstones"].astype(np.bool_), keyless.astype(np.int32))
+        self._segments[source.ordinal] = (arrays["bitmap"], begin, found)
 
     def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCountsByBatch | None:
         """Return the number of surviving records of each batch, or None if nothing in the segment is superseded."""

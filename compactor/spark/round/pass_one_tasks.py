@@ -20,6 +20,7 @@ from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.key_table import GATE_ROW_BYTES, WORDS
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, mark_newest_row_of_each_key, mark_rows_with_absent_keys
 from compactor.cleaner.keys.key_set import KeyHashSet
+from compactor.cleaner.keys.survivors import count_keyless_records_of_rows
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import ReusableJobBuffers
@@ -29,6 +30,7 @@ from compactor.constants import MAX_OFFSET
 from compactor.control.records import ScratchObject
 from compactor.errors import CompactorError, OutOfBudget
 from compactor.kernels.common import Flags
+from compactor.model.keyless import KeylessRecords
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import NOT_CONTROL
 from compactor.records.rows import parse_records
@@ -213,28 +215,30 @@ class _KeyRowWriterOfSegmentBundle:
         data = table.transactional_flags & (table.control == NOT_CONTROL)
         places = np.flatnonzero(data | (table.control != NOT_CONTROL))
         undecided = item.rows and item.verdicts is None and bool(data.any())
-        first, ordinals_, rows = -1, 0, 0
+        first, ordinals_, rows, keyless = -1, 0, 0, KeylessRecords()
         if item.rows and not undecided:
             before = self.key_rows.row_count
-            first, ordinals_ = self.next_ordinal, self._collect_key_rows_of_segment(source, item)
+            first, (ordinals_, keyless) = self.next_ordinal, self._collect_key_rows_of_segment(source, item)
             self.next_ordinal = -(-(first + ordinals_) // 8) * 8
             rows = self.key_rows.row_count - before
         self.reading.staging.delete_cached_copies([self.reading.log_file_to_stage(ordinal)])
         return PassOneResultOfSegment(
-            name, len(table), places, table.select_rows(places), source.txn_entries, undecided, first, ordinals_, rows
+            name, len(table), places, table.select_rows(places), source.txn_entries, undecided, first, ordinals_, rows, keyless
         )
 
-    def _collect_key_rows_of_segment(self, source: SourceSegment, item: SegmentToReadInPassOne) -> RowNumberCount:
-        """Collect the key rows (key hash and row number of each record) of one segment, and return how many row numbers they take."""
+    def _collect_key_rows_of_segment(self, source: SourceSegment, item: SegmentToReadInPassOne) -> tuple[RowNumberCount, KeylessRecords]:
+        """Collect the key rows (key hash and row number of each record) of one segment. Return how many row numbers they take, and how many
+        records of the dirty range have no key.
+        """
         aborted = item.verdicts.expand_to_all_batches().aborted if item.verdicts else np.zeros(len(source.table), np.bool_)
         outcomes = item.outcomes.expand_to_all_batches() if item.outcomes else outcomes_of_non_transactional_batches(len(source.table))
         with self.reading.memory_map_segment(source):
             gate = create_gate_collecting_segment_rows(self.shared.plan, self.shared.hash_key, source, outcomes) if self.gate_rows else None
             wanted = flag_unaborted_data_batches(source, aborted)
-            self.facts[item.metadata.id], count = _collect_key_rows(
+            self.facts[item.metadata.id], count, keyless = _collect_key_rows(
                 self.shared, source, wanted, self.key_rows, gate, self.gate_rows, self.next_ordinal
             )
-        return count
+        return count, keyless
 
     def write_scratch_objects_of_bundle(
         self, bundle: PassOneResultOfSegmentBundle, name: str, path: Path, reserve_bytes_on_disk: Callable[[int], None]
@@ -276,9 +280,9 @@ def _collect_key_rows(
     gate: Gate | None,
     gate_rows: HashRangeRowFile | None,
     next_ordinal: int,
-) -> tuple[BatchScanSummary, RowNumberCount]:
-    """Collect a segment's key rows from the last record to the first, numbered from ``next_ordinal`` on. Return the facts about its batches
-    and the number of row numbers used.
+) -> tuple[BatchScanSummary, RowNumberCount, KeylessRecords]:
+    """Collect a segment's key rows from the last record to the first, numbered from ``next_ordinal`` on. Return the facts about its
+    batches, the number of row numbers used, and how many records of the dirty range have no key.
 
     :param selected_batches: flag for each batch, whether its records are wanted.
     :param key_rows: receives the key rows, by hash range.
@@ -289,6 +293,7 @@ def _collect_key_rows(
     limit = plan.policy.max_decompressed_batch_bytes
     tombstones = np.zeros(len(table), np.bool_)
     counts = np.where(selected_batches, table.count.astype(np.int64), 0)
+    keyless, dirty = np.zeros(len(table), np.int64), KeylessRecords()
     for first, last in reversed(source.split_batches_by_magic_and_compression()):
         if not selected_batches[first:last].any():
             continue
@@ -299,7 +304,9 @@ def _collect_key_rows(
             begin = next_ordinal + last_row_numbers_of_batches(counts[some])
             next_ordinal += len(rows)
             flag_tombstone_batches(first_row, rows.value_length, tombstones[some])
+            keyless[some] = np.diff(np.append(0, np.cumsum(rows.key_length < 0))[first_row])
             if source.end > first_dirty:
+                dirty = dirty.plus(count_keyless_records_of_rows(rows.offset, rows.key_length, first_dirty))
                 key_rows.add_rows_to_section(DIRTY_ROWS, pack_key_rows(chunk, rows, first_row, begin, halves, first_dirty, MAX_OFFSET))
                 if gate is not None and gate_rows is not None:
                     gate_rows.add_rows_to_section(DIRTY_ROWS, gate.extract_key_table_rows_of_chunk(buffers, source, chunk).rows)
@@ -310,7 +317,10 @@ def _collect_key_rows(
                         OUTSIDE, gate.extract_key_table_rows_of_chunk(buffers, source, chunk, selects_non_dirty=True).rows
                     )
     packed_legacy = (table.magic < 2) & (table.codec_ids > 0)
-    return BatchScanSummary(tombstones, counts if (packed_legacy & selected_batches).any() else counts[:0]), next_ordinal - begun_at
+    summary = BatchScanSummary(
+        tombstones, counts if (packed_legacy & selected_batches).any() else counts[:0], keyless if keyless.any() else keyless[:0]
+    )
+    return summary, next_ordinal - begun_at, dirty
 
 
 # ---- clean segments that need not be read -----------------------------------------------------------------------------------
@@ -484,7 +494,8 @@ def write_surviving_records_of_bundle(
             mine = bitmap[known.first // 8 : -(-(known.first + known.ordinals) // 8)]
             if int(np.bitwise_count(mine).sum(dtype=np.int64)) < known.rows:
                 superseded.append(known.id)
-            arrays |= {"bitmap": mine, "tombstones": facts[known.id].tombstones, "counts": facts[known.id].counts}
+            scanned = facts[known.id]
+            arrays |= {"bitmap": mine, "tombstones": scanned.tombstones, "counts": scanned.counts, "keyless": scanned.keyless}
         data = pack_arrays(arrays)
         parts[known.id] = (len(out), len(data), hashlib.sha256(data).hexdigest())
         out += data

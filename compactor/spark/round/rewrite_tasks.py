@@ -7,15 +7,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from compactor.cleaner.gate.gate import Gate
+from compactor.cleaner.keys.survivors import count_keyless_records_of_rows
 from compactor.cleaner.passes.chunks import CleanedChunkCache
+from compactor.cleaner.passes.outcomes import find_txn_outcomes_and_update_next_outcomes
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
-from compactor.cleaner.passes.worker_threads import WorkerThreads
+from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.control.records import ScratchObject
 from compactor.control.state import PartitionState
 from compactor.local.budget import DiskSpaceReservation
+from compactor.model.keyless import KeylessRecords
 from compactor.model.plan import CompactionFailure, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.batches import ABORT, NOT_CONTROL
+from compactor.records.rows import parse_records
 from compactor.round.pass_two import PlanExecution
 from compactor.round.ports import RoundCosts
 from compactor.round.sources import StagedSegmentReader
@@ -115,6 +120,41 @@ class PartitionCleaningWork:
     tasks: tuple[CompactionTask, ...]
     live: tuple[RemoteLogSegmentMetadata, ...]
     snapshot: bytes = b""
+
+
+@dataclass(frozen=True)
+class KeylessCountWork:
+    """Small partition of whose dirty range an executor counts the records without a key. shared: its plan is a draft."""
+
+    shared: RoundTaskSettings
+    live: tuple[RemoteLogSegmentMetadata, ...]
+
+
+def count_keyless_records_of_partition(item: KeylessCountWork, cost: TaskCost) -> KeylessRecords:
+    """Return how many records of the draft plan's dirty range have no key. Raises BadData, StoreError, OutOfBudget."""
+    plan = item.shared.plan
+    with open_staging_folder_of_task(item.shared, cost) as staging:
+        return _count_keyless_records(item.shared.open_segments(staging, item.live), plan.first_dirty_offset, plan.end_offset)
+
+
+def _count_keyless_records(reader: StagedSegmentReader, first_dirty: int, end: int) -> KeylessRecords:
+    """Read the segments from the newest to that of ``first_dirty``, and return how many of the committed records from ``first_dirty`` up to
+    ``end`` (exclusive) have no key.  Raises BadData, StoreError, OutOfBudget.
+    """
+    found, outcomes, buffers = KeylessRecords(), dict[int, int](), ReusableJobBuffers()
+    for ordinal in reversed([n for n, segment in enumerate(reader.live) if segment.end_offset >= first_dirty]):
+        with reader.open_segment(ordinal) as source:
+            table = source.table
+            aborted = find_txn_outcomes_and_update_next_outcomes(table, outcomes) == ABORT
+            wanted = (table.control == NOT_CONTROL) & ~aborted & (table.last_offset >= first_dirty)
+            if source.base >= end:
+                continue
+            for first, last in source.split_batches_by_magic_and_compression():
+                for chunk in source.read_chunks(first, last, wanted[first:last], reader.inflate_limit, buffers.bodies):
+                    rows, _ = parse_records(table, chunk, buffers.rows, source.name)
+                    found = found.plus(count_keyless_records_of_rows(rows.offset, rows.key_length, first_dirty))
+        reader.staging.delete_cached_copies([reader.log_file_to_stage(ordinal)])
+    return found
 
 
 def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[CompactionReceipt | CompactionFailure]:

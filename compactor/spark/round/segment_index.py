@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import reduce
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES
 from compactor.cleaner.passes.sidecar_builder import NO_BYTES, create_substitute_segment_from_sidecar
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
+from compactor.model.keyless import KeylessRecords
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.spark.cluster.round_jobs import RoundJobRunner
 from compactor.spark.round.bundles import (
@@ -142,6 +144,10 @@ class PassOneSegmentResults:
         found = [SurvivorBundle(f"{place}", tuple(of_bundle[place]), self.bundles[place]) for place in sorted(of_bundle)]
         together = range(0, len(without), SEGMENTS_PER_GATHER_TASK)
         return found + [SurvivorBundle(f"headers-{n}", tuple(without[n : n + SEGMENTS_PER_GATHER_TASK]), None) for n in together]
+
+    def count_keyless_records(self) -> KeylessRecords:
+        """Return how many records of the dirty range have no key, in the segments whose keys were read."""
+        return reduce(KeylessRecords.plus, (segment.keyless for segment in self.segments.values()), KeylessRecords())
 
     @property
     def scratch_keys(self) -> list[str]:

@@ -25,15 +25,21 @@ from typing_extensions import override
 from compactor.access.tier import Tier
 from compactor.config.settings import CleanerSettings
 from compactor.errors import CompactorError
+from compactor.model.keyless import KeylessRecords, raise_if_keyless
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.round.engines import RemoteWorker
-from compactor.round.plan import PlanInputs
+from compactor.round.plan import PlanInputs, draft_plan
 from compactor.round.ports import LeadershipCheck, RoundCosts, RoundDriverServicesForWorker
 from compactor.round.skip import CleanSegmentVerdicts
 from compactor.spark.cluster.binpack import pack_item_indexes_into_bins
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.cluster.jobs import FENCING_CHECK_SECONDS, JobListener, SparkCluster, TaskOutcome, VersionMismatch, run_task
-from compactor.spark.round.rewrite_tasks import PartitionCleaningWork, clean_partition
+from compactor.spark.round.rewrite_tasks import (
+    KeylessCountWork,
+    PartitionCleaningWork,
+    clean_partition,
+    count_keyless_records_of_partition,
+)
 from compactor.spark.round.worker import copy_cost_to_stats, create_round_task_settings
 
 GATHER_SECONDS: Final = 0.2
@@ -50,7 +56,7 @@ BINS_PER_SLOT: Final = 2
 class _QueuedPartition:
     """A partition that waits for a task, with the queue to which its outcome will be sent."""
 
-    item: PartitionCleaningWork
+    item: PartitionCleaningWork | KeylessCountWork
     bytes: int
     answer: SimpleQueue[TaskOutcome] = field(default_factory=SimpleQueue)
 
@@ -177,9 +183,18 @@ class SharedJobRunner:
             yield
 
 
-def clean_partition_bin(bin_number: int, items: Sequence[tuple[int, PartitionCleaningWork]], cost: TaskCost) -> list[TaskOutcome]:
-    """Clean the partitions that were assigned to one task, one after the other, and return an outcome for each."""
-    return [run_task(number, partial(clean_partition, item), item.shared.plan) for number, item in items]
+PartitionWork = PartitionCleaningWork | KeylessCountWork
+
+
+def clean_partition_bin(bin_number: int, items: Sequence[tuple[int, PartitionWork]], cost: TaskCost) -> list[TaskOutcome]:
+    """Do the work on the partitions that were assigned to one task, one after the other, and return an outcome for each."""
+    return [run_task(number, partial(_work_on_partition, item), item.shared.plan) for number, item in items]
+
+
+def _work_on_partition(item: PartitionWork, cost: TaskCost) -> list[CompactionReceipt | CompactionFailure] | KeylessRecords:
+    if isinstance(item, KeylessCountWork):
+        return count_keyless_records_of_partition(item, cost)
+    return clean_partition(item, cost)
 
 
 @dataclass
@@ -195,9 +210,20 @@ class SharedJobWorker(RemoteWorker):
     def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
         """Return verdicts that skip no clean segment, because the executor reads the whole partition.
 
-        If the producer snapshot that was read for the plan is small, it is kept, and sent to the executor with the partition's tasks.
+        If the producer snapshot that was read for the plan is small, it is kept, and sent to the executor with the partition's tasks. If
+        records without a key are refused, an executor counts them first, since there must be no plan if there are any.
         """
         self._snapshot = plan_inputs.snapshot if len(plan_inputs.snapshot) <= MAX_SNAPSHOT_BYTES else b""
+        state, plan, dirty = plan_inputs.state, draft_plan(plan_inputs), plan_inputs.assessment.dirty
+        if plan.policy.keyless_records == "refuse" and dirty:
+            shared = create_round_task_settings(self.jobs.cluster, self.jobs.tier, self.cleaner, plan, "", state)
+            ticket = _QueuedPartition(KeylessCountWork(shared, state.live), sum(segment.size_bytes for segment in dirty))
+            self.jobs.submit_partition(ticket)
+            outcome = self._wait_for_outcome(ticket, check)
+            if outcome.error is not None and not isinstance(outcome.error, VersionMismatch):  # the round meets that one again
+                raise outcome.error
+            if outcome.error is None:
+                raise_if_keyless(state.topic, outcome.value)
         return CleanSegmentVerdicts()
 
     @override
@@ -217,7 +243,7 @@ class SharedJobWorker(RemoteWorker):
             PartitionCleaningWork(shared, tuple(tasks), live, self._snapshot), sum(segment.size_bytes for segment in live)
         )
         jobs.submit_partition(ticket)
-        outcome = self._wait_for_outcome(ticket, session)
+        outcome = self._wait_for_outcome(ticket, partial(session.raise_if_leadership_lost, caller_only_waits=True))
         copy_cost_to_stats(self.stats, outcome.cost)
         if isinstance(outcome.error, VersionMismatch):
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=outcome.error.message)
@@ -226,11 +252,11 @@ class SharedJobWorker(RemoteWorker):
         else:
             yield from outcome.value
 
-    def _wait_for_outcome(self, partition: _QueuedPartition, session: RoundDriverServicesForWorker) -> TaskOutcome:
+    def _wait_for_outcome(self, partition: _QueuedPartition, check: LeadershipCheck) -> TaskOutcome:
         """Wait for the partition's outcome, checking regularly that this process still leads. Raises Fenced, Unavailable."""
         while True:
             try:
                 return partition.answer.get(timeout=FENCING_CHECK_SECONDS)
             except Empty:
                 self.jobs.cluster.require_not_cancelled()
-                session.raise_if_leadership_lost(caller_only_waits=True)
+                check()

@@ -28,6 +28,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Fenced, OutOfBudget, StoreError
 from compactor.kernels.common import KEY_BYTES
 from compactor.local.staging import disk_bytes_to_rewrite_group
+from compactor.model.keyless import raise_if_keyless
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producer_runs import reason_to_read_segment_for_its_markers
@@ -126,7 +127,7 @@ class SparkRoundWorker:
 
     def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
         """Run pass 1 over the dirty segments; return which clean segments the plan can skip. Raises Fenced, BadData, StoreError,
-        OutOfBudget.
+        OutOfBudget; KeylessRecordsRefused for records without a key if the plan's policy refuses them.
         """
         self.delete_unused_scan_results()
         state, plan = plan_inputs.state, draft_plan(plan_inputs)
@@ -134,7 +135,7 @@ class SparkRoundWorker:
         jobs = self.create_job_runner(plan, state, f"{place}{self.tier.ports.new_id()}/", check)
         left = list_leftover_bundles_and_delete_others(jobs, self.tier.open_control_log_of_partition(state.topic_partition), place)
         sidecars = self.open_sidecars(state)
-        if sidecars is None or not plan_inputs.assessment.clean:
+        if not _refuses_keyless_records(plan, plan_inputs.assessment) and (sidecars is None or not plan_inputs.assessment.clean):
             jobs.delete_scratch_objects([info.key for info in left])
             return CleanSegmentVerdicts()
         try:
@@ -342,6 +343,7 @@ class _RecordedPlanExecution:
         stay: Collection[str] = ()
         try:
             index.read_segment_keys_and_headers(self._jobs, self._ids_of_segments_needing_keys(sources), {source.id for source in sources})
+            self._worker.stats.keyless = index.count_keyless_records()
             for gathered in self._find_and_write_survivors(sources, index):
                 written.append(gathered.written)
                 found |= locate_survivors(gathered.written.key, gathered.parts) if gathered.parts else {GATE_SUMS_NAME: gathered.written}
@@ -527,20 +529,24 @@ def read_dirty_and_find_skippable_segments(
     jobs: RoundJobRunner,
     state: PartitionState,
     assessment: RoundAssessment[RemoteLogSegmentMetadata],
-    sidecars: SidecarStore,
+    sidecars: SidecarStore | None,
     statistics: BloomFilterUsageStatistics,
     leftovers: Sequence[ObjectInfo],
 ) -> KeptPassOneResults | None:
     """Index the dirty segments and decide which clean segments can be skipped.
 
-    Return None if no clean segment has a sidecar, because nothing could be skipped then.
+    Return None if no clean segment has a sidecar, because nothing could be skipped then, unless records without a key are refused, which
+    must be known before there is a plan.
 
+    :param sidecars: None if sidecars are switched off.
     :param leftovers: stored pass 1 results of earlier attempts at the same round.
     :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails or disk is short. After StoreError and OutOfBudget
         the results are kept for the next attempt.
     """
-    heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
-    if all(heads[segment.id].sidecar is None for segment in assessment.clean):
+    ids = [segment.id for segment in state.live]
+    heads = sidecars.load_sidecar_heads(ids) if sidecars else dict.fromkeys(ids, SidecarHead(None, "bloom = false", 0))
+    refuses_keyless = _refuses_keyless_records(jobs.shared.plan, assessment)
+    if not refuses_keyless and all(heads[segment.id].sidecar is None for segment in assessment.clean):
         return None
     index = PassOneSegmentResults(state.live, {name: head.sidecar for name, head in heads.items() if head.sidecar is not None})
     jobs = add_leftover_bundles_and_adapt_runner(jobs, index, leftovers)
@@ -549,12 +555,19 @@ def read_dirty_and_find_skippable_segments(
         # Where something is dirty, a clean segment without a sidecar is read in any case: its keys now, and not once more for them.
         blind = {segment.id for segment in assessment.clean if segment.id not in index.stand_ins} if assessment.dirty else set()
         index.read_segment_keys_and_headers(jobs, blind | {segment.id for segment in assessment.dirty})
+        if refuses_keyless:
+            raise_if_keyless(state.topic, index.count_keyless_records())
         return KeptPassOneResults(jobs, index, _find_skippable_clean_segments(jobs, index, assessment, heads, statistics), keys)
     except (StoreError, OutOfBudget, Fenced):
         raise
     except BaseException:
         jobs.delete_scratch_objects([*keys, *index.scratch_keys])
         raise
+
+
+def _refuses_keyless_records(plan: CompactionPlan, assessment: RoundAssessment[RemoteLogSegmentMetadata]) -> bool:
+    """Return whether a round must not be planned if its dirty range has records without a key."""
+    return plan.policy.keyless_records == "refuse" and bool(assessment.dirty)
 
 
 def _find_skippable_clean_segments(
@@ -584,6 +597,7 @@ def _find_skippable_clean_segments(
             dirty_key_count=keys,
             filter_usage=statistics,
             now_ms=now_ms,
+            drops_keyless=jobs.shared.plan.policy.keyless_records == "drop",
         )
     asked = [name for name, decision in inspections.items() if decision.askable and not decision.must and not decision.may]
     sizes = {segment.id: segment.size_bytes for segment in assessment.clean}
