@@ -93,21 +93,23 @@ def find_cleaning_signs(sources: Sequence[SourceSegment]) -> list[CleaningSign]:
     """Return the signs that a log cleaner has removed records of a log, ascending.
 
     A broker gives consecutive offsets to the records that it appends, and none to a batch that it refuses or drops as a duplicate
-    (UnifiedLog.append). So missing offsets were removed. No signs are: that a log begins late, because retention deletes its beginning; the
-    offsets of a zero-byte segment; and offsets before a compressed batch of v0 or v1, whose header does not state its first offset.
+    (UnifiedLog.append). So missing offsets were removed. That a log begins late is no sign, because retention deletes its beginning. Nor is
+    a zero-byte segment at the end; but where later batches follow, the cleaner has removed all that the segment held. Offsets before a
+    compressed batch of v0 or v1 are not known to be missing, because its header does not state its first offset.
 
     :param sources: consecutive segments of the log.
     """
     found: list[CleaningSign] = []
     end, before = sources[0].base if sources else 0, ""
+    is_emptied = False
     for source in sources:
         table = source.table
-        if end < source.base:
-            found.append(CleaningSign("boundary", end, source.base - 1, before))
-        before = source.name
         if not len(table):
-            end = end if source.is_last else max(end, source.end)
+            is_emptied = True
             continue
+        if end < source.base:
+            found.append(CleaningSign("missing" if is_emptied else "boundary", end, source.base - 1, before or source.name))
+        before, is_emptied = source.name, False
         expected = np.concatenate(([max(end, source.base)], table.last_offset[:-1] + 1))
         missing = (table.base_offset >= 0) & (table.base_offset > expected)
         incomplete = (table.magic == 2) & (table.count < table.last_offset - table.base_offset + 1)

@@ -244,9 +244,8 @@ class _DirectoryImport:
         cleaned = read_broker_cleaner_offset(self.log_dir, self.partition)
         for part in self._split_listing_by_memory_limit(listing):
             signs = find_cleaning_signs(self._open_listed_segments(part))
-            found = next((sign for sign in signs if sign.kind != "boundary"), None)
-            if found is not None:
-                return max(cleaned, found.last + 1)
+            if signs:
+                return max(cleaned, signs[0].last + 1)
         return cleaned
 
     def _require_deleted_partition_may_be_refilled(self, state: PartitionState) -> None:

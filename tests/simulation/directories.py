@@ -68,7 +68,9 @@ class DiskReplica(Replica):
 
     start: first offset of the local log.
     removed: offsets that the broker's own cleaner has removed.
-    clean_to: entry of the cleaner-offset-checkpoint, 0 where there is none.
+    clean_to: up to where its own cleaner has been.
+    has_checkpoint: whether a cleaner-offset-checkpoint lies beside the directory; a copy has none.
+    away_until: number of records that are written before it is back; it fetches nothing till then.
     damaged: base offset of a segment with a flipped bit, -1 where there is none.
     version: changes with every change of the directory.
     restarted: a truncation has removed the whole log since the last write (LocalLog.truncateFullyAndStartAt).
@@ -82,6 +84,8 @@ class DiskReplica(Replica):
     start: int = 0
     removed: set[int] = field(default_factory=set)
     clean_to: int = 0
+    has_checkpoint: bool = True
+    away_until: int = 0
     topic_id: TopicId = EMPTY_TOPIC_ID
     has_epochs: bool = True
     damaged: int = -1
@@ -108,7 +112,8 @@ class DiskReplica(Replica):
             self.bases, self.start, self.restarted = [start], start, True
             self.removed, self.clean_to, same = set(), min(self.clean_to, start), start
         super().follow(leader, count, rng)
-        self.removed = {offset for offset in self.removed if offset < same}
+        cleaned = leader.removed if isinstance(leader, DiskReplica) else set()  # what its leader's cleaner has removed, it never gets
+        self.removed = {offset for offset in self.removed if offset < same} | {o for o in cleaned if same <= o < len(self.log)}
         self.clean_to = min(self.clean_to, same)
         if self.bases[0] < self.start:  # truncated before its beginning: it begins anew
             self.start = self.bases[0] = same
@@ -199,8 +204,12 @@ class Directories(Replicas):
             self.elect()
             return f"broker {self.leader.number} leads from {self.led.epochs()[-1]}"
         if dice < 0.66:
-            self.choose().follow(self.leader, 1000, self.rng)
-            return "a follower catches up"
+            disk = self.choose()
+            if self.cleaned and self.rng.random() < 0.4:
+                return self.lose(disk)
+            disk.away_until = 0
+            disk.follow(self.leader, 1000, self.rng)
+            return f"broker {disk.number} catches up"
         if dice < 0.77:
             return self.retain(self.led if self.rng.random() < 0.5 else self.choose())
         if dice < 0.89:
@@ -233,8 +242,22 @@ class Directories(Replicas):
             self.known[self.made] = Written(record, *value, before, self.incarnation)
             self.leader.append(record, self.rng)
         for replica in self.replicas:
-            if replica is not self.leader and self.rng.random() < self.follows:
+            is_away = isinstance(replica, DiskReplica) and self.made < replica.away_until
+            if replica is not self.leader and not is_away and self.rng.random() < self.follows:
                 replica.follow(self.leader, self.rng.choice((count, 1000)), self.rng)
+
+    def lose(self, disk: DiskReplica) -> str:
+        """A broker that is away for long, a disk that is built anew from the leader, or a copy of a directory without its checkpoint."""
+        dice = self.rng.random()
+        if dice < 0.5:
+            disk.away_until = self.made + self.rng.choice((50, 150, 400))
+            return f"broker {disk.number} is away"
+        if dice < 0.8 and disk is not self.led:
+            disk.log, disk.bases, disk.removed, disk.clean_to, disk.start = [], [0], set(), 0, 0
+            disk.follow(self.leader, 1000, self.rng)
+            return f"broker {disk.number} is built anew up to {len(disk.log) - 1}"
+        disk.has_checkpoint = not disk.has_checkpoint
+        return f"broker {disk.number}: {'a' if disk.has_checkpoint else 'no'} checkpoint"
 
     def retain(self, disk: DiskReplica) -> str:
         """Retention: the first segments leave the local log, or all of them, the active one rolled in the same pass."""
@@ -293,7 +316,8 @@ class Directories(Replicas):
             self._write(disk)
 
     def _write(self, disk: DiskReplica) -> None:
-        shape = (len(disk.log), disk.log[-1:], disk.start, disk.clean_to, len(disk.removed), disk.damaged, tuple(disk.bases))
+        cleaned = (disk.clean_to, disk.has_checkpoint, len(disk.removed))
+        shape = (len(disk.log), disk.log[-1:], disk.start, cleaned, disk.damaged, tuple(disk.bases))
         if shape == disk.shape:
             return
         disk.shape = shape
@@ -304,8 +328,8 @@ class Directories(Replicas):
         if disk.topic_id:
             wanted["partition.metadata"] = f"version: 0\ntopic_id: {disk.topic_id}".encode()
         checkpoint = disk.folder.parent / "cleaner-offset-checkpoint"
-        cleaned = f"0\n1\n{NAME.topic} {NAME.partition} {disk.clean_to}\n" if disk.clean_to else ""
-        if wanted == disk.written and cleaned == (checkpoint.read_text() if checkpoint.exists() else ""):
+        line = f"0\n1\n{NAME.topic} {NAME.partition} {disk.clean_to}\n" if disk.clean_to and disk.has_checkpoint else ""
+        if wanted == disk.written and line == (checkpoint.read_text() if checkpoint.exists() else ""):
             return
         disk.version += 1
         disk.folder.mkdir(parents=True, exist_ok=True)
@@ -319,7 +343,7 @@ class Directories(Replicas):
                 path.write_bytes(data)
                 times = (1_600_000_000_000 + self.made * 100 + disk.version) * 1_000_000
                 os.utime(path, ns=(times, times))
-        checkpoint.write_text(cleaned) if cleaned else checkpoint.unlink(missing_ok=True)
+        checkpoint.write_text(line) if line else checkpoint.unlink(missing_ok=True)
         disk.written = wanted
         disk.restarted = disk.swapped = False
         present = disk.present()

@@ -260,7 +260,8 @@ class WayIn:
         def now() -> Source:
             there = self.brokers.disks[disk.number]
             version = (self.brokers.incarnation, there.version)
-            return Source(there.present(), there.start, version, there.takeable(is_taken), there.clean_to, active=there.bases[-1])
+            cleaned = max((there.clean_to - 1, *(offset for offset in there.removed if offset >= there.start))) + 1
+            return Source(there.present(), there.start, version, there.takeable(is_taken), cleaned, active=there.bases[-1])
 
         return now
 

@@ -100,6 +100,7 @@ def cleaned_logs_accepted() -> AbstractContextManager[Any]:
         lambda: patch.object(import_, "require_not_compacted_beyond", lambda *_, **__: None),
         lambda: patch.object(from_tier, "require_not_compacted_beyond", lambda *_, **__: None),
         lambda: patch.object(broker_cleaning, "require_not_compacted_beyond", lambda *_, **__: None),
+        lambda: patch.object(import_, "find_cleaning_signs", lambda sources: []),
     )()
 
 
@@ -149,6 +150,7 @@ WAY_IN_MUTATIONS: Mapping[str, Mutation] = {
         seam, "first_stored_offset_at_or_after", lambda state, offset, stored: offset
     ),
     "cleaned logs are accepted": cleaned_logs_accepted,
+    "signs of a cleaner are not noticed": lambda: patch.object(import_, "find_cleaning_signs", lambda sources: []),
     "divergence is not noticed": divergence_not_noticed,
     "staged files are not taken": lambda: patch.object(import_, "listing_with_files_staged_for_deletion", lambda found, *_: found),
     "staged files need not lead to the live log": without_rules("longest_chain_to_live_log"),

@@ -27,6 +27,7 @@ class Source:
     ``version`` changes with every change. ``staged``: offset -> number of what is staged for deletion before it and must be taken, where
     a live log is read. ``cleaned``: end of what its own cleaner has cleaned. ``lost``: what a tier lacks because retention
     had taken it from its own source. ``active``: first offset of the newest segment.
+    ``inherited``: keys with values that the log does not give them, where the source is a tier.
     """
 
     present: Mapping[int, int]
@@ -36,6 +37,7 @@ class Source:
     cleaned: int = 0
     lost: frozenset[int] = frozenset()
     active: int = 2**63 - 1
+    inherited: frozenset[tuple[str, int]] = frozenset()
 
     def must_give(self, seam: int) -> int:
         """The offset up to which staged records must come in where they are missing from ``seam`` on."""
@@ -102,6 +104,9 @@ class WayInOracle(Oracle):
     absent: offset -> number of records that the sources did not have, because they had cleaned them or because retention had taken
         them. They stay absent, also where a later import reads a source that has them.
     lost: those that retention had taken.
+    from_cleaned: whether the first source had removed records.
+    inherited: keys with values that the log has deleted or replaced, where the first source had them as well: a replica that was away while
+        tombstones were cleaned, say. A tier may be filled from it, for lack of a better one.
     """
 
     def __init__(self, world: World, control: SimStore, data: SimStore, brokers: Directories, name: TopicPartition = NAME) -> None:
@@ -115,6 +120,8 @@ class WayInOracle(Oracle):
         self.ended: list[Attempt] = []
         """Imports that have ended. What one that crashed has written last may land later."""
         self.deletions = 0
+        self.from_cleaned = False
+        self.inherited: set[tuple[str, int]] = set()
         self.readers: list[Attempt] = []
         """Transfers that read from this tier."""
 
@@ -122,7 +129,9 @@ class WayInOracle(Oracle):
         """The tier as the source of a transfer."""
         rows = [row for segment in self.state.live for row in self.contents[segment.id]]
         start = self.state.start_offset if self.state.live else 0
-        return Source({row[0]: number(row) for row in rows}, start, self.state.slot, lost=frozenset(self.lost))
+        return Source(
+            {row[0]: number(row) for row in rows}, start, self.state.slot, lost=frozenset(self.lost), inherited=frozenset(self.inherited)
+        )
 
     @override
     def data_created(self, key: str, data: bytes) -> None:
@@ -142,7 +151,7 @@ class WayInOracle(Oracle):
         elif isinstance(body, SegmentsTiered | SegmentsPrepended):
             self.came(before, body)
         elif isinstance(body, PartitionDeleted):
-            self.rows, self.lost, self.absent = [], set(), {}
+            self.rows, self.lost, self.absent, self.inherited, self.from_cleaned = [], set(), {}, set(), False
             self.deletions += 1
         else:
             super().check_step(before, record)
@@ -177,7 +186,18 @@ class WayInOracle(Oracle):
                 return
         if mine and rows[-1][0] < last:
             self.trailing |= {offset for offset in range(rows[-1][0] + 1, last + 1) if mine.lacked(offset)}
-        self.check_values(rows, chain)
+        if mine and not held:
+            self.from_cleaned = any(mine.began.start <= offset and offset not in mine.began.present for offset in chain)
+        self.check_values(rows, chain, self.values_inherited_from(mine, is_first=not held) if mine else set())
+
+    def values_inherited_from(self, attempt: Attempt, *, is_first: bool) -> set[tuple[str, int]]:
+        """The values that the source has, if all of the tier is the source's: nothing was in the tier, or it is the same cleaned log's."""
+        live = {row[0] for segment in self.state.live for row in self.contents[segment.id]}
+        found = {pair for source in attempt.sources for pair in source.inherited}
+        for source in attempt.sources:
+            if is_first or (self.from_cleaned and live <= source.present.keys()):
+                found |= view([self.brokers.row(source.present[offset]) for offset in sorted(source.present)]).items()
+        return found
 
     def passed_over(self, missing: dict[int, int], new: set[int], *, empty: bool) -> None:
         """Offsets that did not come in: their source did not have them."""
@@ -200,13 +220,18 @@ class WayInOracle(Oracle):
                     return
                 self.lost.add(offset)
 
-    def check_values(self, rows: list[Row], chain: Mapping[int, int]) -> None:
-        """Whatever sources had cleaned: each key has its last value."""
+    def check_values(self, rows: list[Row], chain: Mapping[int, int], given: set[tuple[str, int]]) -> None:
+        """Whatever sources had cleaned: each key has its last value.
+
+        :param given: values that a key may have instead, from here on.
+        """
         covered = [offset for offset in sorted(chain) if rows[0][0] <= offset <= rows[-1][0] and offset not in self.lost]
         logged = [self.brokers.row(chain[offset]) for offset in covered]
         wanted, found = view(logged), view(rows)
         met = {row[1] for row in rows}
-        if wrong := {key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key) and key in met}:
+        wrong = {key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key) and key in met}
+        self.inherited |= {pair for pair in found.items() if pair[0] in wrong and pair in given}
+        if wrong := {key for key in wrong if (key, found.get(key, -1)) not in self.inherited}:
             key = min(wrong)
             self.world.violate(f"key {key} is {found.get(key)} in the tier, and {wanted.get(key)} in the log up to {rows[-1][0]}")
 

@@ -66,12 +66,18 @@ def test_a_delete_horizon_is_one(log: LogBuilder, tmp_path: Path) -> None:
     assert signs(log, tmp_path) == ["horizon 22-22 20", "horizon 23-23 20"]
 
 
-def test_a_zero_byte_segment_is_none(log: LogBuilder, tmp_path: Path) -> None:
+def test_zero_byte_segments_at_the_end_are_none(log: LogBuilder, tmp_path: Path) -> None:
+    log.roll()
+    log.roll(30)
+    assert signs(log, tmp_path) == []
+
+
+def test_a_segment_that_lost_all_its_batches_is_one(log: LogBuilder, tmp_path: Path) -> None:
+    """Kafka's cleaner leaves a zero-byte file."""
     log.roll()
     log.roll(30)
     log.put("c=1")
-    log.roll()
-    assert signs(log, tmp_path) == []
+    assert signs(log, tmp_path) == ["missing 22-29 20"]
 
 
 def test_batches_of_v0_and_v1_show_what_their_headers_state(log: LogBuilder, tmp_path: Path) -> None:
