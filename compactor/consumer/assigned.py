@@ -21,6 +21,7 @@ class AssignedPartition:
     source: where the next records come from: tier, broker, or ``none`` while the partition waits until ``wake_s``.
     wake_s: time of the next attempt after an error, in seconds of the monotonic clock.
     broker_start: the broker's first offset, if it is greater than the position; else -1.
+    is_handed_over: whether the broker continues what was read from the tier.
     is_reported: whether an error was returned after the last record.
     is_view_done: whether the view ``latest`` (last records of all keys) was read completely.
     """
@@ -33,6 +34,7 @@ class AssignedPartition:
     source: Source = "none"
     wake_s: float = 0.0
     broker_start: int = -1
+    is_handed_over: bool = False
     is_reported: bool = False
     is_view_done: bool = False
 

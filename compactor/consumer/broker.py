@@ -61,11 +61,15 @@ class FetchResult:
     out_of_range: partitions whose offset the broker does not have.
     truncated: partitions whose log was truncated below the offset that was read, with the offset (exclusive) up to which the broker's log
         still holds the records that were read.
+    compacted: partitions of a topic that brokers compact, whose messages leave out offsets between the first offset that was asked for and
+        the end that the log had then; with the first such offset. Reported once, and only if the leader epoch of the record before was
+        given. Control records leave out offsets, too.
     """
 
     messages: Sequence[ConfluentMessage] = ()
     out_of_range: Sequence[TopicPartition] = ()
     truncated: Mapping[TopicPartition, int] = field(default_factory=dict)
+    compacted: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -75,6 +79,7 @@ class _CollectedMessages:
     messages: list[ConfluentMessage] = field(default_factory=list)
     out_of_range: list[TopicPartition] = field(default_factory=list)
     truncated: dict[TopicPartition, int] = field(default_factory=dict)
+    compacted: dict[TopicPartition, int] = field(default_factory=dict)
 
 
 class BrokerClient(Protocol):
@@ -125,6 +130,9 @@ class ConfluentBrokerClient:
         self._admin = LazyKafkaAdminClient(connection)
         self._client: Any = None
         self._names: set[TopicPartition] = set()
+        self._expected: dict[TopicPartition, range] = {}
+        """The offsets that the log had when reading began, and that have not come yet."""
+        self._compacted_topics: dict[str, bool] = {}
 
     def start_reading_from(
         self, offsets: Mapping[TopicPartition, int], previous_epochs: Mapping[TopicPartition, int] | None = None
@@ -136,10 +144,9 @@ class ConfluentBrokerClient:
         # librdkafka compares leader epochs where a partition is sought, not where it is assigned, and fetches meanwhile. Assigned at the
         # sought offset, a partition that a truncation has cut below it may be reported as out of range instead. (A logical offset such
         # as OFFSET_END is no way out: its answer may arrive after the seek, and then takes the place of the sought offset.)
-        first = [
-            kafka.TopicPartition(*name, self.log_start_and_end_offset(name).end if name in previous_epochs else offset)
-            for name, offset in offsets.items()
-        ]
+        ends = {name: self.log_start_and_end_offset(name).end for name in previous_epochs.keys() & offsets.keys()}
+        first = [kafka.TopicPartition(*name, ends.get(name, offset)) for name, offset in offsets.items()]
+        self._expected |= {name: range(offsets[name], end) for name, end in ends.items()}
         self._open_client().incremental_assign(first)
         self._names |= set(offsets)
         self._seek_partitions_once_assigned(
@@ -169,6 +176,7 @@ class ConfluentBrokerClient:
         if known:
             self._open_client().incremental_unassign([kafka.TopicPartition(*name) for name in known])
             self._names -= known
+            self._expected = {name: left for name, left in self._expected.items() if name not in known}
 
     def fetch_messages(self, max_messages: int, timeout_s: float) -> FetchResult:
         found = _CollectedMessages()
@@ -176,6 +184,7 @@ class ConfluentBrokerClient:
             error = message.error()
             if error is None:
                 found.messages.append(message)
+                self._note_left_out_offsets(message, found)
                 continue
             reported = store_error_from_kafka_error(error, self._connection.bootstrap_servers, f"{message.topic()}-{message.partition()}")
             if isinstance(reported, NotFound):
@@ -191,7 +200,38 @@ class ConfluentBrokerClient:
         refusal = self._listener.tls_or_login_error(self._connection.bootstrap_servers, "reading")
         if refusal is not None and not found.messages:
             raise refusal
-        return FetchResult(found.messages, found.out_of_range, found.truncated)
+        return FetchResult(found.messages, found.out_of_range, found.truncated, found.compacted)
+
+    def _note_left_out_offsets(self, message: ConfluentMessage, found: _CollectedMessages) -> None:
+        """Add a message's partition to ``found.compacted`` if the message leaves out expected offsets, and brokers compact its topic."""
+        name, offset = TopicPartition(message.topic(), message.partition()), message.offset()
+        expected = self._expected.get(name)
+        if expected is None:
+            return
+        if offset > expected.start and self._is_compacted(name.topic):
+            found.compacted[name] = expected.start
+        if name in found.compacted or offset + 1 >= expected.stop:
+            del self._expected[name]
+        else:
+            self._expected[name] = range(offset + 1, expected.stop)
+
+    def _is_compacted(self, topic: str) -> bool:
+        """Return whether brokers may compact a record as soon as its segment is sealed: ``cleanup.policy`` contains ``compact``, and
+        ``min.compaction.lag.ms`` is 0. False if this user may not read the settings, or no broker answers.
+        """
+        if topic not in self._compacted_topics:
+            kafka, seconds = load_confluent_kafka(), self._connection.timeout_s
+            resource, client = kafka.admin.ConfigResource(kafka.admin.ResourceType.TOPIC, topic), self._admin.client
+            try:
+                described = self._admin.send_request(
+                    f"settings of {topic}", lambda: client.describe_configs([resource], request_timeout=seconds)
+                )
+            except StoreError:
+                return False
+            (settings,) = described.values()
+            policy, lag = settings["cleanup.policy"].value or "", settings["min.compaction.lag.ms"].value or "0"
+            self._compacted_topics[topic] = "compact" in policy and int(lag) == 0
+        return self._compacted_topics[topic]
 
     def log_start_and_end_offset(self, partition: TopicPartition) -> LogStartAndEndOffset:
         kafka = load_confluent_kafka()

@@ -245,9 +245,32 @@ class TierAndBrokerReader:
             self._queue_prefetched_item(item)
         most = 0.0 if item is not None else BROKER_SLICE_S if self._feed.has_queued_items_or_active_reads else BROKER_WAIT_S
         fetched = self._broker.fetch_messages(MAX_FETCH, min(wait_s, most))
+        for name, offset in fetched.compacted.items():
+            self._report_deletes_missing_after_tier(name, offset)
         self._queue_broker_messages(fetched.messages)
         self._lost += [*((name, None) for name in fetched.out_of_range), *fetched.truncated.items()]
         return item is not None or bool(fetched.messages) or bool(self._lost)
+
+    def _report_deletes_missing_after_tier(self, partition: TopicPartition, offset: int) -> None:
+        """Queue an error if the broker has compacted what follows the tier's end: a key that was read from the tier may be deleted, or an
+        aborted record committed, without a sign. With ``offset_reset`` ``error`` the position stays; else reading continues.
+
+        :param offset: first offset that the broker left out.
+        """
+        at = self.assigned.get(partition)
+        if at is None or not at.is_handed_over:
+            return
+        if not at.is_reported:
+            text = (
+                f"offset {offset} of {partition} is not there: brokers compact this topic, and have removed records that the tier lacks."
+                " Keys that were read from the tier may be deleted. Import the whole log again, or read it with tier.mode kafka_preferred"
+            )
+            self._queue_partition_error_message(partition, offset, offset_out_of_range_error(text), at.topic_id)
+            at.is_reported = True
+        if self.options.offset_reset == "error" and self._broker is not None:
+            self._broker.stop_reading([partition])
+            self._schedule_partition_retry(at)
+        at.is_handed_over = False
 
     def _queue_broker_messages(self, messages: Sequence[ConfluentMessage]) -> None:
         """Queue messages of a broker, except those before the partition's position and those of partitions that are no longer read from the
@@ -331,6 +354,7 @@ class TierAndBrokerReader:
         if item.offset >= item.start:
             partition.set_tier_log_identity(item.log)
         partition.position = max(partition.position, item.offset)
+        partition.is_handed_over = item.start <= partition.position <= item.end
         if partition.position >= partition.broker_start:
             self._choose_source_and_continue_reading(partition, "tier_ended")
         elif item.end <= partition.position:

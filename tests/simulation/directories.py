@@ -185,6 +185,7 @@ class Directories(Replicas):
         for number, rolls in enumerate(self.rolls):
             disk = DiskReplica(number, folder=self.root / f"broker-{number}" / str(NAME), rolls=rolls, has_epochs=has_epochs)
             disk.topic_id = self.topic_id if self.rng.random() < 0.9 else EMPTY_TOPIC_ID
+            disk.has_checkpoint = not self.cleaned or self.rng.random() < 0.6
             self.disks.append(disk)
         self.replicas = list(self.disks)
         self.leader = self.replicas[self.rng.randrange(len(self.replicas))]
@@ -239,6 +240,8 @@ class Directories(Replicas):
             self.made += 1
             record, before = (len(log), self.epoch, self.made), log[-1][2] if log else 0
             value = (self.rng.choice(KEYS), None if self.rng.random() < 0.3 else str(self.made))
+            if self.cleaned and self.rng.random() < 0.8:  # most keys are written once: the last batches of a tier outlive a cleaning
+                value = (f"once-{self.made}", str(self.made))
             self.known[self.made] = Written(record, *value, before, self.incarnation)
             self.leader.append(record, self.rng)
         for replica in self.replicas:
