@@ -20,6 +20,7 @@ from compactor.control.identity import DataRootOwnershipCheckByTierId
 from compactor.control.leadership import send_heartbeats_in_background
 from compactor.control.logs import open_catalog
 from compactor.control.ports import EnvironmentPorts
+from compactor.control.topic_ownership import TopicOwnershipCheckByObjects
 from compactor.local.cache import LocalState
 from compactor.local.rocks import RocksDatabase
 from compactor.model.ids import TopicPartition
@@ -108,6 +109,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
         keep_alive=send_heartbeats_in_background,
         urgent=urgent,
         ownership=ownership,
+        topic_ownership=TopicOwnershipCheckByObjects(metadata.topic_id) if kind.is_broker_managed and control_at else None,
         retention=configured_object_retention(settings),
     )
     place = hashlib.sha256(control_at.encode()).hexdigest()[:16]

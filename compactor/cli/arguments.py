@@ -141,6 +141,12 @@ COMMANDS = (
                     REASON_OPTION,
                 ),
             ),
+            Command(
+                "takeover",
+                "compact a topic of a broker-managed tier with this control store, instead of one that was lost or moved",
+                "topics.take_over_topics",
+                (PATTERN_ARGUMENT, REASON_OPTION),
+            ),
             Command("snapshot", "store the metadata of a broker-managed tier, for readers without a broker", "topics.save_broker_metadata"),
         ),
     ),

@@ -31,7 +31,7 @@ from compactor.views.overview import read_partition_summaries_or_errors
 from compactor.views.time_formats import count_noun, format_duration
 
 READ_ONLY_HINT = "What only reads works without: topics, segments, plan, explain, checkpoints, verify, export"
-WRITERS = ("run", "retire", "daemon", "recompact", "undo")
+WRITERS = ("run", "retire", "daemon", "recompact", "undo", "topics takeover")
 """Commands that may change a broker-managed tier."""
 
 

@@ -179,11 +179,13 @@ def hold_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDura
 def acquire_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations) -> Leadership:
     """Acquire the next compactor epoch as soon as no other leader is alive.
 
-    Raises Leased after waiting one ttl for another leader, UsageError if the data belongs to another tier, and BadControlRecord if the log
-    has a gap: a leader that took the gap for the end of the log would decide from an old state and write its records into the gap.
+    Raises Leased after waiting one ttl for another leader, UsageError if the data belongs to another tier or control store, and
+    BadControlRecord if the log has a gap: a leader that took the gap for the end of the log would decide from an old state and write its
+    records into the gap.
     """
     ports.require_data_root_ownership()
     state = log.refresh_and_check_gaps()
+    ports.require_topic_ownership(state.topic_partition)
     waited_ms = 0.0
     while True:
         holder = _other_living_leader(ports, log, state)

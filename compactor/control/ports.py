@@ -41,6 +41,14 @@ class DataRootOwnershipCheck(Protocol):
     def require_data_root_owned_by_this_tier(self, ports: EnvironmentPorts, *, repeat_if_passed_before: bool = False) -> None: ...
 
 
+class TopicOwnershipCheck(Protocol):
+    """Check that this process's control store compacts a topic. Implemented by control.topic_ownership.TopicOwnershipCheckByObjects."""
+
+    def require_topic_owned_by_this_control_store(self, ports: EnvironmentPorts, partition: TopicPartition) -> None: ...
+
+    def take_over(self, ports: EnvironmentPorts, partition: TopicPartition) -> str: ...
+
+
 @dataclass(frozen=True)
 class EnvironmentPorts:
     """Access of one process to its environment: stores, layout, publisher, clock and brokers.
@@ -56,6 +64,7 @@ class EnvironmentPorts:
     urgent: the control store without the rate limits of [limits], for heartbeats, which would otherwise wait behind large transfers until
         the leader seems dead. None for ``control``.
     ownership: checks that the data root belongs to this tier; None for no check.
+    topic_ownership: checks that this control store compacts a topic of a broker-managed tier; None for no check.
     retention: how long replaced objects are kept; recorded with every publication, so that no process deletes earlier. None to record
         nothing.
     brokers: function partition -> the segments that its brokers' readers find now; None if the control log alone decides.
@@ -73,6 +82,7 @@ class EnvironmentPorts:
     keep_alive: HeartbeatRunner
     urgent: ObjectStore | None = None
     ownership: DataRootOwnershipCheck | None = None
+    topic_ownership: TopicOwnershipCheck | None = None
     retention: ObjectRetention | None = None
     brokers: Callable[[TopicPartition], BrokerView] | None = None
     broker_log_start: Callable[[TopicPartition], int] | None = None
@@ -84,6 +94,13 @@ class EnvironmentPorts:
         """
         if self.ownership is not None:
             self.ownership.require_data_root_owned_by_this_tier(self, repeat_if_passed_before=repeat_if_passed_before)
+
+    def require_topic_ownership(self, partition: TopicPartition) -> None:
+        """Raise UsageError if another control store compacts the partition's topic (control.topic_ownership). Called before the partition
+        is led.
+        """
+        if self.topic_ownership is not None:
+            self.topic_ownership.require_topic_owned_by_this_control_store(self, partition)
 
     @property
     def grace_ms(self) -> int | None:

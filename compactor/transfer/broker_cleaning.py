@@ -35,7 +35,7 @@ def read_broker_cleaner_offset(partition_dir: Path, partition: TopicPartition) -
     :raises UsageError: if the file cannot be read.
     :raises BadData: if it is not a checkpoint file.
     """
-    return _read_checkpointed_offset(partition_dir, partition, CLEANED)
+    return _read_checkpointed_offset(partition_dir, partition, CLEANED) or 0
 
 
 def read_broker_log_start(partition_dir: Path, partition: TopicPartition) -> int:
@@ -46,11 +46,19 @@ def read_broker_log_start(partition_dir: Path, partition: TopicPartition) -> int
     :raises UsageError: if the file cannot be read.
     :raises BadData: if it is not a checkpoint file.
     """
+    return read_checkpointed_log_start(partition_dir, partition) or 0
+
+
+def read_checkpointed_log_start(partition_dir: Path, partition: TopicPartition) -> int | None:
+    """Return the broker's log start offset of a partition, or None if none is recorded. Parameters and errors: ``read_broker_log_start``.
+
+    A log start below the first segment is recorded only for a topic with remote storage (LogManager.checkpointLogStartOffsetsInDir).
+    """
     return _read_checkpointed_offset(partition_dir, partition, LOG_STARTS)
 
 
-def _read_checkpointed_offset(partition_dir: Path, partition: TopicPartition, file_name: str) -> int:
-    """Return a partition's offset in a checkpoint file of its broker, or 0 if there is no such file or the file does not name the
+def _read_checkpointed_offset(partition_dir: Path, partition: TopicPartition, file_name: str) -> int | None:
+    """Return a partition's offset in a checkpoint file of its broker, or None if there is no such file or the file does not name the
     partition.
 
     :param partition_dir: the partition's directory; the file lies in its parent.
@@ -68,10 +76,10 @@ def _read_checkpointed_offset(partition_dir: Path, partition: TopicPartition, fi
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        return 0
+        return None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="Check its owner and its mode") from error
-    return parse_cleaner_offset_checkpoint(text, str(path)).get((partition.topic, partition.partition), 0)
+    return parse_cleaner_offset_checkpoint(text, str(path)).get((partition.topic, partition.partition))
 
 
 class CleaningSign(NamedTuple):

@@ -42,6 +42,7 @@ from compactor.transfer.broker_cleaning import (
     find_cleaning_signs,
     read_broker_cleaner_offset,
     read_broker_log_start,
+    read_checkpointed_log_start,
     require_not_compacted_beyond,
 )
 from compactor.transfer.import_options import ImportOptions, ImportProgressCallbacks, ImportReport, ImportResources
@@ -195,6 +196,7 @@ class _DirectoryImport:
             self._require_log_uncleaned_by_broker_beyond(diverged.offset)
             self._replace_discarded_tier_end(found, state, diverged)
             return self.import_new_segments()
+        self._require_records_not_only_in_remote_storage(found, state)
         self._require_log_uncleaned_by_broker_beyond(state.end_offset + 1)
         self._add_segments_before_tier_start(found, state)
         state = self.log.state
@@ -247,6 +249,24 @@ class _DirectoryImport:
             if signs:
                 return max(cleaned, signs[0].last + 1)
         return cleaned
+
+    def _require_records_not_only_in_remote_storage(self, listing: SegmentListing, state: PartitionState) -> None:
+        """Raise BadData if the log is empty because its broker has moved all records to its remote storage (KIP-405), so that the import
+        would say that nothing is new. If only the log's beginning was moved, or gaps are accepted, add a note.
+        """
+        log_start = read_checkpointed_log_start(self.log_dir, self.partition)
+        bases = (*listing.bases, *([] if listing.end is None else [listing.end]))
+        if log_start is None or not bases:
+            return
+        wanted = max(log_start, state.end_offset + 1) if state.has_segments else log_start
+        if wanted >= bases[0]:
+            return
+        what = f"offsets {wanted} to {bases[0] - 1} of {self.partition} are in the remote storage of the brokers, not in the directory"
+        if not any(map(listing.segment_size, listing.bases)) and not self.options.gaps:
+            hint = 'Nothing else is there to import. Use the brokers\' tier itself ([tier] kind = "kafka"), or accept it with --allow-gaps'
+            raise BadData(what, segment=str(self.log_dir), hint=hint)
+        if not state.has_segments and not any(note.startswith(what) for note in self.notes):
+            self.notes.append(f"{what}, and are not imported")
 
     def _require_deleted_partition_may_be_refilled(self, state: PartitionState) -> None:
         if state.deleted_slot and not self.options.refill:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import re
+import struct
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -81,6 +84,31 @@ def directory_errors_as_usage_errors(log_dir: Path) -> Iterator[None]:
         raise UsageError(
             f"cannot read {error.filename or log_dir}: {error.strerror}", hint="Check the path, its owner and its mode"
         ) from error
+
+
+LOCK_FILE = ".lock"
+_FLOCK = struct.Struct("hhqqi")
+"""``struct flock`` of Linux: type, whence, start, length, process."""
+
+
+def is_locked_by_broker(broker_dir: Path) -> bool:
+    """Return whether a process of this machine holds the lock of a broker's log directory, as a running broker does (LogManager,
+    FileLock). The lock is queried and never taken, because a broker that starts in that moment would fail.
+
+    False where the system cannot tell: the broker runs on another host, the file system has no locks, or the system is not Linux.
+
+    :param broker_dir: the directory that contains those of the partitions (``log.dirs``).
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    import fcntl
+
+    try:
+        with (broker_dir / LOCK_FILE).open("rb") as file:
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except OSError:
+        return False
+    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,8 @@ def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dr
         if partition not in known:
             kept |= {one.object: "the tier holds no such partition any more" for one in mine}
             continue
+        if not dry_run:
+            tier.with_stores(data=store).ports.require_topic_ownership(known[partition])
         still = {one.object: one for one in _orphans_of_partition(tier, known[partition], now)}
         for one in mine:
             if reason := _reason_not_to_delete_orphan(one, still.get(one.object), tier.retention.orphan_age_ms):

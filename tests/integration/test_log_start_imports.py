@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,8 +24,11 @@ from compactor.transfer.export import export_partition
 from compactor.transfer.from_tier import import_tier
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions
+from compactor.transfer.log_directory import is_locked_by_broker
 from compactor.upkeep.operator_changes import delete_records
 from tests.builders import LogBuilder
+from tests.integration.test_import_truncated import end_of
+from tests.support.tier_cli import TierCli
 
 NAME = TopicPartition("orders", 0)
 
@@ -157,3 +164,85 @@ def test_an_export_tells_a_broker_where_the_log_starts(tier: Tier, log: LogBuild
     again = opened(tmp_path, "again")
     import_directory(again, out / str(NAME), NAME, again.settings.cleaner.cleaner_policy())
     assert offsets(again) == offsets(tier) == [9, 10, 11]
+
+
+def emptied(folder: Path, base_offset: int, log_start: int | None) -> Path:
+    """Return a directory whose only segment is the active one, without records. ``log_start``: as the broker has recorded it, if at all."""
+    log_dir = recorded(folder, log_start) if log_start is not None else folder / str(NAME)
+    log_dir.mkdir(parents=True)
+    (log_dir / f"{base_offset:020d}.log").touch()
+    return log_dir
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_log_whose_records_are_all_in_remote_storage_is_refused(tier: Tier, tmp_path: Path, live: bool) -> None:
+    log_dir, policy = emptied(tmp_path / "broker", 330, 0), tier.settings.cleaner.cleaner_policy()
+    for _ in range(2):
+        with pytest.raises(BadData, match="offsets 0 to 329 of orders-0 are in the remote storage of the brokers"):
+            import_directory(tier, log_dir, NAME, policy, options=ImportOptions(live=live, may_be_empty=True))
+    report = import_directory(tier, log_dir, NAME, policy, options=ImportOptions(live=live, may_be_empty=True, gaps=True))
+    assert (report.segments, [note for note in report.notes if "offsets 0 to 329" in note] != []) == (0, True)
+
+
+def test_a_tier_that_lags_behind_what_was_moved_to_remote_storage_is_told(tier: Tier, log: LogBuilder, tmp_path: Path) -> None:
+    bring(tier, log, tmp_path / "first")
+    log_dir, policy = emptied(tmp_path / "later", 20, 0), tier.settings.cleaner.cleaner_policy()
+    with pytest.raises(BadData, match="offsets 12 to 19 of orders-0"):
+        import_directory(tier, log_dir, NAME, policy, options=ImportOptions(may_be_empty=True))
+
+
+@pytest.mark.parametrize(("base_offset", "log_start"), [(12, 0), (20, 20), (20, None), (0, None)])
+def test_an_empty_log_of_which_nothing_is_missing_is_up_to_date(
+    tier: Tier, log: LogBuilder, tmp_path: Path, base_offset: int, log_start: int | None
+) -> None:
+    """All of it is in the tier; or retention has deleted what is not there, which is no matter of remote storage."""
+    if base_offset == 12:
+        bring(tier, log, tmp_path / "first")
+    log_dir, policy = emptied(tmp_path / "later", base_offset, log_start), tier.settings.cleaner.cleaner_policy()
+    report = import_directory(tier, log_dir, NAME, policy, options=ImportOptions(may_be_empty=True))
+    assert report.import_status == "up_to_date"
+    assert "remote storage" not in str(report.notes)
+
+
+def test_a_log_whose_beginning_is_in_remote_storage_comes_in_with_a_remark(tier: Tier, tmp_path: Path) -> None:
+    made = LogBuilder(next_offset=100)
+    made.put("a=1")
+    log_dir = made.write(recorded(tmp_path / "broker", 0))
+    report = import_directory(tier, log_dir, NAME, tier.settings.cleaner.cleaner_policy())
+    assert (report.segments, [note for note in report.notes if "offsets 0 to 99" in note] != []) == (1, True)
+
+
+HOLDER = """
+import fcntl, sys
+file = open(sys.argv[1], "wb")
+fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def broker_holding(broker_dir: Path) -> Iterator[None]:
+    """A process that holds the lock of a log directory as Java's FileChannel.tryLock does."""
+    command = [sys.executable, "-c", HOLDER, str(broker_dir / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdin
+        assert process.stdout.readline() == b"held\n"
+        yield
+        process.stdin.close()
+
+
+@pytest.mark.parametrize("is_root", [False, True])
+def test_the_active_segment_of_a_running_broker_is_left_out_without_an_option(log: LogBuilder, tmp_path: Path, is_root: bool) -> None:
+    cli, root = TierCli(tmp_path / "cli"), tmp_path / "broker"
+    log_dir = log.write(root / str(NAME))
+    with broker_holding(root):
+        assert is_locked_by_broker(root)
+        answer = cli.ask("import", root if is_root else log_dir)
+        assert is_locked_by_broker(root), "it was asked for, and not taken"
+    assert "a broker holds the lock" in answer.stderr
+    assert end_of(cli) == 7
+    again = cli.ask("import", log_dir)  # the broker has gone, and left its file
+    assert (root / ".lock").exists()
+    assert ("a broker holds the lock" in again.stderr, end_of(cli)) == (False, 11)

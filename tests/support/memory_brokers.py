@@ -29,6 +29,7 @@ from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
 from compactor.brokers.publisher import MetadataTopicSegmentPublisher
 from compactor.brokers.view import LiveBrokerMetadata, TopicStatus
 from compactor.config.settings import load_settings
+from compactor.control.topic_ownership import TopicOwnershipCheckByObjects
 from compactor.errors import Refused
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import SegmentState
@@ -149,6 +150,7 @@ class MemoryBrokers:
             brokers=metadata.broker_view,
             broker_log_start=lambda name: self.cluster.known[name.topic].log_starts.get(name.partition, 0),
             layout=layout,
+            topic_ownership=TopicOwnershipCheckByObjects(metadata.topic_id),
         )
         ports = replace(ports, clock_ms=self.clock_ms)
         tier = replace(made, ports=ports, metadata=metadata)

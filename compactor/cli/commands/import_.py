@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from compactor.transfer.import_root import (
     partition_of_directory,
 )
 from compactor.transfer.incarnations import TopicRecreationConfirmationSources, record_cluster_of_topics
+from compactor.transfer.log_directory import is_locked_by_broker
 from compactor.transfer.log_identity import read_topic_id
 from compactor.views.checkpoints import read_only_copy_of_tier
 from compactor.views.overview import read_partition_summaries_or_errors
@@ -59,7 +62,12 @@ def import_log_directories_command(args: argparse.Namespace, out: Output) -> Exi
         raise UsageError(
             f"there is no directory {args.log_dir}", hint="Name a broker's directory, such as /var/lib/kafka/orders-0 or /var/lib/kafka"
         )
-    if has_partition_directories(args.log_dir):
+    is_root = has_partition_directories(args.log_dir)
+    broker_dir = args.log_dir if is_root else Path(os.path.abspath(args.log_dir)).parent
+    if not args.live and is_locked_by_broker(broker_dir):
+        out.print_note(f"note: a broker holds the lock of {broker_dir}: imported as with --live, without each log's newest segment")
+        options = replace(options, live=True)
+    if is_root:
         if args.topic is not None or args.partition is not None:
             raise UsageError(
                 f"{args.log_dir} holds directories of partitions",

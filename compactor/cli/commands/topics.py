@@ -1,5 +1,5 @@
 """Command ``topics``: lists what the tier holds; ``delete`` removes a partition, ``delete-records`` its beginning, ``adopt`` declares a
-log's topic id, ``snapshot`` saves metadata.
+log's topic id, ``takeover`` makes this control store a topic's owner, ``snapshot`` saves metadata.
 """
 
 from __future__ import annotations
@@ -166,6 +166,27 @@ def _reinstate_superseded_topic(args: argparse.Namespace, tier: Tier, out: Outpu
     names = [name for name in tier.list_partitions_in_latest_incarnation() if name.topic == topic]
     fields = {"topic": topic, "status": "adopted", "topic_id": args.topic_id, "previous_id": previous_id, "seam": -1, "reason": ""}
     return [fields | {"partition": name.partition} for name in names]
+
+
+def take_over_topics(args: argparse.Namespace, out: Output) -> None:
+    settings = command_parser.load_command_settings(args)
+    if not tier_kind(settings).is_broker_managed:
+        raise UsageError("only topics of a broker-managed tier have an owner", hint="Another tier belongs to one control store")
+    rows = []
+    with tiers.open_configured_tier(args, writing_command="topics takeover") as tier:
+        first = {name.topic: name for name in reversed(tier.list_partitions()) if pattern_matches(args.pattern, name)}
+        if not first:
+            raise UsageError(f"{args.pattern!r} matches no topic of the tier", hint="`topics` lists what it holds")
+        ownership = tier.ports.topic_ownership
+        if ownership is None:
+            raise UsageError("no control store is configured", hint="Set control_url under [tier]")
+        with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "topics takeover", sorted(first)):
+            for topic, name in sorted(first.items()):
+                before = ownership.take_over(tier.ports, name)
+                status = "unchanged" if before == tier.ports.control.url else "taken"
+                rows.append({"topic": topic, "topic_id": tier.metadata.topic_id(name), "status": status, "previous_control_url": before})
+    columns = ("topic", "topic_id", "status", "previous_control_url")
+    out.print_result({"topics": rows}, Table("", columns, [tuple(row[column] for column in columns) for row in rows]))
 
 
 def save_broker_metadata(args: argparse.Namespace, out: Output) -> None:
