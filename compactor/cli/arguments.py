@@ -6,6 +6,7 @@ from pathlib import Path
 
 from compactor.cli.command_parser import Command, argument, exclusive_arguments, parse_byte_count, parse_time_ms, whole_number_parser
 from compactor.cli.shared_arguments import (
+    ACCEPT_ERASED_OPTION,
     CLOCK_OPTION,
     DRY_RUN_OPTION,
     FIELD_FORMATS,
@@ -77,6 +78,7 @@ COMMANDS = (
                 action="store_true",
                 help="the topics were deleted and created again: import logs of another topic id as new incarnations",
             ),
+            ACCEPT_ERASED_OPTION,
             REASON_OPTION,
         ),
     ),
@@ -486,6 +488,7 @@ COMMANDS = (
         (
             RUN_ARGUMENT,
             argument("--partition", metavar="TOPIC-PARTITION", help="its partition (default: found by the run's id)"),
+            ACCEPT_ERASED_OPTION,
             REASON_OPTION,
         ),
     ),

@@ -57,6 +57,9 @@ CLOCK_OPTION = argument(
 DRY_RUN_OPTION = argument("--dry-run", action="store_true", help="show what would be deleted, and delete nothing")
 PRICES_OPTION = argument("--prices", type=Path, metavar="FILE", help="a TOML file with other prices (default: those of S3 Standard)")
 PROFILE_OPTION = argument("--profile", action="store_true", help="show the cost of each stage: CPU seconds, seconds, bytes")
+ACCEPT_ERASED_OPTION = argument(
+    "--accept-erased", action="store_true", help="also if it may bring values back whose keys were erased (`erasure --expedite`)"
+)
 REASON_OPTION = argument("--reason", metavar="TEXT", default="", help="the reason, which `audit list` shows")
 SKIP_DAMAGED_OPTION = argument(
     "--skip-damaged", action="store_true", help="leave out what cannot be read, name its offsets, and end with exit code 3"

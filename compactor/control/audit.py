@@ -14,10 +14,14 @@ from pydantic import ValidationError
 from compactor.control.ports import EnvironmentPorts
 from compactor.errors import AlreadyExists, NotFound
 from compactor.model.base import StrictFrozenModel
+from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectStore
 
 AUDIT_PREFIX = "audit/"
+MOST_ACTIONS = 1_000_000
 _OUTCOME = ".outcome.json"
+ERASURE = "erasure --expedite"
+"""Name of the command that erases keys, as it is recorded. Its record has the topic, and neither keys nor hashes of keys."""
 
 
 class ManualAction(StrictFrozenModel):
@@ -96,6 +100,19 @@ def list_actions(ports: EnvironmentPorts, since_ms: int = 0, limit: int = 100) -
         except (NotFound, ValidationError):
             continue
         yield RecordedAction(id=name.removeprefix(AUDIT_PREFIX), action=action, outcome=outcome)
+
+
+def latest_erasure_ms(ports: EnvironmentPorts, partition: TopicPartition) -> int | None:
+    """Return when the latest erasure of keys from this partition's topic had ended, in milliseconds since 1970; the present time if it has
+    no outcome. None if no erasure is recorded. Raises StoreError.
+
+    What the tier held before that time may hold values that were erased since.
+    """
+    names = {partition.topic, str(partition), str(partition.first_incarnation)}
+    for recorded in list_actions(ports, limit=MOST_ACTIONS):
+        if recorded.action.command == ERASURE and names.intersection(recorded.action.targets):
+            return recorded.outcome.at_ms if recorded.outcome else ports.clock_ms()
+    return None
 
 
 def _create_audit_object(control: ObjectStore, key: str, value: StrictFrozenModel) -> None:

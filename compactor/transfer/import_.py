@@ -24,6 +24,7 @@ from compactor.cleaner.passes.sidecar_builder import SidecarBuilder
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.constants import Offset
 from compactor.control import ordering
+from compactor.control.audit import latest_erasure_ms
 from compactor.control.fold import TAIL
 from compactor.control.logs import HASH_KEY_BYTES, PartitionLog
 from compactor.control.records import TailTruncated
@@ -92,6 +93,7 @@ from compactor.transfer.segment_upload import SegmentUpload, SegmentUploadSettin
 from compactor.transfer.staged_file_rules import TierEnd
 from compactor.transfer.staged_files import OpenFilesStagedForDeletion
 from compactor.transfer.truncation import segment_head_before_offset, undo_rounds_beyond_offset
+from compactor.views.time_formats import format_iso_time
 
 LIVE_BYTES = 256 << 20
 """Most bytes imported at once from a live log, whose segments are held in memory; at least one segment is."""
@@ -665,6 +667,8 @@ class _DirectoryImport:
         :param tier_lineage: the tier's lineage, as far as the segments continue it.
         :param head: the rest of a segment that a truncation cuts, not reported as added; None if no segment is cut.
         """
+        if not addition.cut and not self.options.accept_erased:
+            self._require_erased_values_stay_erased(new_segments)
         # The broker's cleaner may have run while the segments were read.
         self._require_log_uncleaned_by_broker_beyond(addition.cut.offset if addition.cut else self.log.state.end_offset + 1)
         tier, interval = self.tier, self.policy.index_interval_bytes
@@ -680,6 +684,21 @@ class _DirectoryImport:
         incoming = [SegmentUpload(how, member, lineage, check) for member in members]
         if add_segments_to_tier_unless_present(tier.ports, self.log, incoming, replace(addition, at_once=self.company.threads)):
             self.done += new_segments
+
+    def _require_erased_values_stay_erased(self, new_segments: Sequence[SegmentToImport]) -> None:
+        """Raise BadData if the segments may bring values back that were erased: the partition was deleted from the tier, or they precede
+        what it has, and an erasure of the topic is recorded. What continues the tier comes after the tombstones of erased keys.
+        """
+        state = self.log.state
+        if new_segments[0].start > state.end_offset if state.has_segments else not state.deleted_slot:
+            return
+        erased_ms = latest_erasure_ms(self.tier.ports, self.partition)
+        if erased_ms is not None:
+            raise BadData(
+                f"keys of {self.partition.topic} were erased until {format_iso_time(erased_ms)}, and this directory may bring values back",
+                segment=str(self.log_dir),
+                hint="`audit list` shows the erasure. To import it nevertheless: --accept-erased, and erase the keys again afterwards",
+            )
 
     def _report_progress(self, byte_count: int) -> None:
         with self.telling:

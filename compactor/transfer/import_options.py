@@ -25,6 +25,7 @@ class ImportOptions:
         Also continue the tier from a log that a cleaner has compacted beyond the tier's end, so that deleted keys may stay in the tier.
     continues_cleaned_source: the tier has all of its segments from the same compacted log, or none. Then the log may be compacted beyond
         the tier's end.
+    accept_erased: bring back what may hold values that were erased (`erasure --expedite`). False for people, who are asked first.
     below: exclusive bound, such as the high watermark; a segment that reaches it is left for later.
     lineage: the broker's leader epochs, if the caller knows more of them than the directory's checkpoint file has; else empty.
     older: import segments before the tier's start. The records of a directory that ends below the tier's last batches are compared.
@@ -49,6 +50,7 @@ class ImportOptions:
     refill: bool = True
     may_be_empty: bool = False
     accept_loss: bool = False
+    accept_erased: bool = True
     continues_cleaned_source: bool = False
     fetched_from: int = 0
     rewritten: int = 0

@@ -271,3 +271,51 @@ def test_a_bucket_that_keeps_versions(tmp_path: Path, s3_bucket: Bucket) -> None
             client.delete_object(Bucket=name, Key=entry["Key"], VersionId=entry["VersionId"])
     assert topic.ask("a")[0] == 0
     assert topic.holders("b") == [("live", "value")]
+
+
+class TestErasedValuesComeBackOnlyByAWord:
+    """The rule needs neither keys nor their hashes: that, and until when, keys of the topic were erased is in the audit."""
+
+    def test_an_old_directory_after_the_partition_was_deleted(self, topic: Topic) -> None:
+        topic.bring("a")
+        topic.ask("a", "--expedite")
+        old = topic.folder / "part-1"
+        topic.cli.do("topics", "delete", "orders-0")
+        answer = topic.cli.ask("import", old, "--topic", "orders", "--partition", 0)
+        assert (answer.code, "keys of orders were erased until" in answer.stderr, "--accept-erased" in answer.stderr) == (3, True, True)
+        assert topic.cli.do("topics")["partitions"] == []
+        assert topic.cli.do("import", old, "--topic", "orders", "--partition", 0, "--accept-erased")["segments"] == 1
+        imports = [row["action"] for row in topic.cli.do("audit", "list")["actions"] if row["action"]["command"] == "import"]
+        assert [action["details"] for action in imports] == [{"accept_erased": True}]
+
+    def test_what_continues_the_tier_needs_no_word(self, topic: Topic) -> None:
+        topic.ask("a", "--expedite")
+        topic.bring("d=1")
+        made = LogBuilder()
+        made.put("a=1")
+        other = made.write(topic.folder / "another partition")
+        assert topic.cli.ask("import", other, "--topic", "orders", "--partition", 1).code == 0, "a partition that the tier never had"
+
+    def test_a_partition_that_was_deleted_without_an_erasure_needs_no_word(self, topic: Topic) -> None:
+        topic.ask("a")
+        topic.cli.do("topics", "delete", "orders-0")
+        assert topic.cli.ask("import", topic.folder / "part-1", "--topic", "orders", "--partition", 0).code == 0
+
+    def test_undo_of_a_round_that_was_over_when_keys_were_erased(self, topic: Topic) -> None:
+        topic.bring("a")
+        topic.cli.run()
+        topic.ask("a", "--expedite")
+        latest = self.latest_undoable_run(topic)
+        answer = topic.cli.ask("undo", latest)
+        assert (answer.code, "keys of orders were erased until" in answer.stderr) == (2, True)
+        assert topic.cli.ask("undo", latest, "--accept-erased").code == 0
+
+    def test_undo_of_a_later_round_needs_no_word(self, topic: Topic) -> None:
+        topic.ask("z", "--expedite")
+        topic.bring("c=5")
+        topic.cli.run()
+        assert topic.cli.ask("undo", self.latest_undoable_run(topic)).code == 0
+
+    def latest_undoable_run(self, topic: Topic) -> str:
+        runs = [row for row in topic.cli.do("runs", "list", "orders-0")["runs"] if row["undoable"]]
+        return str(max(runs, key=lambda row: row["started_ms"])["run_id"])

@@ -13,6 +13,7 @@ from compactor.access.tier import Tier
 from compactor.cli import audit, tiers
 from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
+from compactor.control.audit import ERASURE
 from compactor.control.pauses import round_pause_reason_or_empty
 from compactor.decoding.fields import parse_text_or_base64_key
 from compactor.errors import ExitCode, UsageError
@@ -53,7 +54,7 @@ def report_and_erase_keys(args: argparse.Namespace, out: Output) -> ExitCode:
         else tiers.open_configured_tier_read_only(args)
     )
     details = {"keys": len(keys), "shorten_grace": args.shorten_grace}
-    with tier, audit.record_action_in_audit_log_if(args.expedite, args, tier.settings, out, "erasure --expedite", [args.topic], **details):
+    with tier, audit.record_action_in_audit_log_if(args.expedite, args, tier.settings, out, ERASURE, [args.topic], **details):
         document, code = _search_keys_and_build_erasure_report(tier, args, keys, out)
     if args.to is not None:
         args.to.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

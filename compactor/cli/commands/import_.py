@@ -50,6 +50,7 @@ def import_log_directories_command(args: argparse.Namespace, out: Output) -> Exi
         gaps=args.allow_gaps,
         accept_truncation=args.accept_truncation,
         accept_loss=args.accept_loss,
+        accept_erased=args.accept_erased,
         opening=TopicRecreationConfirmationSources(
             create_topic_ids_query(command_parser.load_command_settings(args)), by_hand=args.new_incarnation
         ),
@@ -89,7 +90,7 @@ def _audit_import_with_safety_overrides(
     """Return a context that records the import in the audit log if the user gave an option, such as ``--allow-gaps``, that overrides a
     safety check; otherwise a context that does nothing.
     """
-    consents = ("allow_gaps", "accept_truncation", "accept_loss", "new_incarnation")
+    consents = ("allow_gaps", "accept_truncation", "accept_loss", "new_incarnation", "accept_erased")
     given = {name: True for name in consents if getattr(args, name)}
     return audit.record_action_in_audit_log_if(bool(given), args, tier.settings, out, "import", targets, **given)
 

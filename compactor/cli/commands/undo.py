@@ -7,6 +7,7 @@ import argparse
 from compactor.access.tier import Tier
 from compactor.cli import audit, tiers
 from compactor.cli.output import Output, Table, format_size
+from compactor.control.audit import latest_erasure_ms
 from compactor.control.undo import undo_round, was_round_undone
 from compactor.errors import UsageError
 from compactor.model.status import RunHistoryStatus
@@ -52,6 +53,13 @@ def undo_compaction_round_command(args: argparse.Namespace, out: Output) -> None
         state = before
     else:
         log = tier.open_control_log_of_partition(name, caller_runs_round=True)
+        started_ms = next((run.started_ms for run in before.runs if run.run_id == run_id), 0)
+        erased_ms = None if args.accept_erased else latest_erasure_ms(tier.ports, name)
+        if erased_ms is not None and started_ms <= erased_ms:
+            raise UsageError(
+                f"keys of {name.topic} were erased until {format_iso_time(erased_ms)}, and without run {run_id} values may come back",
+                hint="Nothing was changed. To undo it nevertheless: --accept-erased, and erase the keys again afterwards",
+            )
         with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "undo", [str(name)], run=run_id):
             state = (
                 undo_compaction_run_by_publishing_copies(tier, log, run_id)
