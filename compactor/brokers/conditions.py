@@ -204,7 +204,7 @@ def topic_setting_refusal_reason(topic: str, setting: str, value: str | None, cl
         return f"{setting} of {topic} is unknown: it must be {wanted}"
     if value == wanted or (setting == RETENTION_SETTING and cleanup_policy == EXPIRING_POLICY):
         return ""
-    return f"{setting} of {topic} is {value}, it must be {wanted}: {why}"
+    return f"{setting} of {topic} is {value or repr('')}, it must be {wanted}: {why}"
 
 
 def find_cluster_problem(

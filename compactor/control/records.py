@@ -44,7 +44,8 @@ VERSION = 8
     program that read a later truncation without its segments would end the log at the cut;
 * 5 could not raise the log start;
 * 6 had one incarnation per topic name, no log start of brokers, and no groups that expired during their round;
-* 7 did not record that a log cleaner had compacted a log before its import, and dropped records without a key.
+* 7 did not record that a log cleaner had compacted a log before its import, dropped records without a key, and had no log start of
+    brokers in plans.
 """
 
 

@@ -80,6 +80,8 @@ class CompactionPlan(StrictFrozenModel):
     vector: the cleaner offsets when the plan was made. Publication is refused if they have changed since (I6).
     fingerprint: identifies hash key, codec libraries and cleaner version; an executor that has others refuses the tasks.
     restores: id of the run that this plan undoes (compactor.round.restoring); empty for a plan that compacts.
+    broker_log_start: log start of the brokers when the plan was made; 0 if no broker writes the tier. Records below it do not count for the
+        largest timestamps of new segments.
     """
 
     run_id: str
@@ -102,6 +104,7 @@ class CompactionPlan(StrictFrozenModel):
     read: tuple[SegmentToRead, ...] = ()
     restores: str = Field(default="", exclude_if=lambda value: not value)
     incarnation: int = Field(default=1, exclude_if=lambda value: value == 1)
+    broker_log_start: Offset = Field(default=Offset(0), exclude_if=lambda value: not value)
 
     @property
     def topic_partition(self) -> TopicPartition:

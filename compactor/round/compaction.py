@@ -13,7 +13,7 @@ from typing import Any
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.config.settings import CleanerSettings
 from compactor.config.units import format_size
-from compactor.constants import CompactorEpoch
+from compactor.constants import CompactorEpoch, Offset
 from compactor.control import skipped_ranges
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import EnvironmentPorts, LeaseDurations
@@ -34,6 +34,7 @@ from compactor.round.drive import RoundResult, run_round
 from compactor.round.engines import RemoteEngine
 from compactor.round.expiry import find_expired_segments
 from compactor.round.keyless import keyless_stats_for_run_history, raise_if_known_keyless_records_are_refused
+from compactor.round.mirroring import broker_log_start_offset
 from compactor.round.pass_one import (
     CleanSegmentSelectionInputs,
     SurvivorScanResult,
@@ -303,6 +304,8 @@ class PartitionRound:
 
     def make_plan(self, inputs: RoundInputs, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
         plan = plan_round(inputs.facts, leader_epoch, new_id)
+        if log_start := broker_log_start_offset(self._context.ports, plan.topic_partition):
+            plan = plan.model_copy(update={"broker_log_start": Offset(log_start)})
         if inputs.disk_bytes is not None:
             raise_if_plan_exceeds_disk_budget(plan, inputs.facts.state, inputs.disk_bytes)
         return plan

@@ -87,6 +87,7 @@ def upload_segment(
     open_txn_offset: int,
     sum_of_batches: CountAndDigestSum,
     negative_timestamp_count: int,
+    broker_log_start: int,
 ) -> MetadataAndRefusalReason:
     """Upload a new segment under its announced id, after informing the publisher. Return the segment's metadata, and the reason why the
     layout refused the upload, or an empty string.
@@ -95,11 +96,12 @@ def upload_segment(
     :param open_txn_offset: first offset of the earliest transaction that is open at the segment's end; -1 if there is none.
     :param sum_of_batches: count and digest sum of the segment's batches, for the balance.
     :param negative_timestamp_count: number of records with a negative timestamp that is not -1.
+    :param broker_log_start: of the plan. Records below it do not count for the largest timestamp.
     :raises StoreError: if the store fails.
     :raises CannotCopy: if the store cannot compose the log from pieces.
     """
     layout, publisher = destination
-    about = summarize_timestamps_and_record_count(segment.table)
+    about = summarize_timestamps_and_record_count(segment.table, broker_log_start)
     metadata = RemoteLogSegmentMetadata(
         id=task.new_segment_id,
         start_offset=task.start_offset,

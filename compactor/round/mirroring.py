@@ -38,6 +38,11 @@ def state_with_broker_segments(ports: EnvironmentPorts, state: PartitionState) -
     return state if ports.brokers is None else state_with_broker_view(state, ports.brokers(state.topic_partition))
 
 
+def broker_log_start_offset(ports: EnvironmentPorts, partition: TopicPartition) -> int:
+    """Return the partition's log start offset on its leader; 0 if no broker writes the tier. Asks the leader."""
+    return max(0, ports.broker_log_start(partition)) if ports.broker_log_start is not None else 0
+
+
 def problem_that_stops_open_round(leadership: Leadership, expired: BrokerExpiredSegmentCache) -> ReasonOrEmpty:
     """Return why the open round cannot go on, or an empty string. It cannot if brokers no longer serve one of its source segments with the
     same offsets as when the round was planned. Sources that brokers have expired do not stop it, unless a group that is still to be

@@ -421,6 +421,7 @@ class PlanExecution:
                 open_txn_offset=last.open_txn_offset if not last.has_offsets_after_end_offset else -1,
                 sum_of_batches=group.balance.result,
                 negative_timestamp_count=count_negative_timestamps(output, self._limit) if negative else 0,
+                broker_log_start=self._plan.broker_log_start,
             )
         except (CannotCopy, CopyDiffers) as refused:
             raise WholeSegmentReadNeededError(refused.message) from None

@@ -37,6 +37,7 @@ from compactor.records.encode import encode_filler_batch
 from compactor.records.indexes import TXN_ENTRY, encode_offset_and_time_index
 from compactor.round.compaction import disk_budget_bytes
 from compactor.round.delivery import RewrittenSegment, upload_segment
+from compactor.round.mirroring import broker_log_start_offset
 from compactor.round.pass_two import program_and_codec_versions_fingerprint
 from compactor.round.ports import LeadershipCheck, RoundDriverServicesForWorker, Stats
 from compactor.round.sources import StagedSegmentReader, open_reader_of_segments
@@ -144,6 +145,7 @@ class RoundUndoingEarlierRun:
             producers=(),
             tasks=tuple(_task_that_restores_group(number, one, new_id()) for number, one in enumerate(groups)),
             restores=self.run_id,
+            broker_log_start=Offset(broker_log_start_offset(self.ports, state.topic_partition)),
         )
 
     def log_start_offset_raised_by_retention(self, state: PartitionState) -> int | None:
@@ -231,6 +233,7 @@ class RoundUndoingEarlierRun:
             open_txn_offset=made.open_txn_offset,
             sum_of_batches=batch_digest_sum_of_segment(output.buf, BalanceDigestKey(self.hash_key)),
             negative_timestamp_count=count_negative_timestamps(output, limit),
+            broker_log_start=plan.broker_log_start,
         )
         if problem:
             return CompactionFailure(run_id=plan.run_id, group=task.group, kind="upload", message=problem)

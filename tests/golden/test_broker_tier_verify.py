@@ -18,6 +18,7 @@ from compactor.brokers.metadata_topic.codec import (
     RemoteLogSegmentMetadataUpdateRecord,
 )
 from compactor.constants import LeaderEpoch, Offset
+from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.segment import SegmentState
 from tests.golden_cases import names
 from tests.support.broker_metadata import broker_cli, golden_events
@@ -214,6 +215,31 @@ def test_all_damage_together(scratch: Path, tmp_path: Path) -> None:
     unread = {"log", "index", "timeindex", "txnindex", "snapshot", "leader-epoch-checkpoint", "metadata"}
     fast = cli.ask("verify", "--fast").document["problems"]
     assert sorted((one["kind"], one["object"]) for one in fast) == [one for one in expected if one[0] not in unread]
+
+
+@pytest.mark.parametrize(
+    ("more", "broker", "found"),
+    [
+        (3, 1, ("warning", "end-hole")),
+        (3, COMPACTOR_BROKER_ID, ("error", "metadata")),
+        (-1, 1, ("error", "log")),
+    ],
+    ids=["a compacted topic's", "ours", "beyond"],
+)
+def test_a_broker_may_tier_a_log_that_ends_below_its_metadata(
+    more: int, broker: int, found: tuple[str, str], scratch: Path, tmp_path: Path
+) -> None:
+    """Brokers name the offset before the next segment, and may have compacted the topic before they tiered it."""
+    spoilt = Damaged(local_tier(LOCAL, scratch), tmp_path)
+    _, event = spoilt.introduced(-1)
+    spoilt.change(-1, end_offset=event.end_offset + more)
+    writes = (RemoteLogSegmentMetadataRecord, RemoteLogSegmentMetadataUpdateRecord)
+    spoilt.events = [
+        one._replace(broker_id=broker) if isinstance(one, writes) and one.segment_id == event.segment_id else one for one in spoilt.events
+    ]
+    answer = broker_cli(tmp_path, spoilt.tier, "kafka-local", spoilt.events).ask("verify")
+    assert {(one["severity"], one["kind"]) for one in answer.document["problems"]} == {found}
+    assert answer.code == (3 if found[0] == "error" else 0)
 
 
 def test_epochs_that_metadata_has_wrong(scratch: Path, tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def test_a_topic_that_brokers_expire_may_be_compacted_where_our_policy_says_so()
         ("retention_ms", "604800000", "retention.ms of orders is 604800000, it must be -1"),
         ("retention_bytes", "1", "retention.bytes of orders is 1, it must be -1"),
         ("cleanup_policy", "compact", "cleanup.policy of orders is compact, it must be delete"),
+        ("cleanup_policy", "", "cleanup.policy of orders is '', it must be delete"),
         ("remote_storage_enable", "false", "remote.storage.enable of orders is false, it must be true"),
         ("retention_ms", None, "retention.ms of orders is unknown"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from compactor.errors import Refused
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import SegmentState
 from compactor.storage.counting import RequestCounters
-from compactor.upkeep.brokers.check import check_known_kafka_problems
+from compactor.upkeep.brokers.check import check_known_kafka_problems, check_topic_settings_and_permissions
 from compactor.upkeep.brokers.checkup import find_tier_health_problems
 from compactor.upkeep.brokers.doctor import SLACK_MS, FirstUntieredRecord, PartitionHealthFacts, partition_health_findings
 from compactor.upkeep.brokers.known_problems import MANY_METADATA_RECORDS, known_kafka_problem_findings, metadata_growth_findings
@@ -115,6 +115,16 @@ def test_lost_and_leaked_objects_are_counted() -> None:
     assert kinds(harmed) == [("error", "deleted-too-early"), ("error", "gap"), ("warning", "leaked")]
 
 
+def test_a_hole_at_the_end_of_the_newest_segment_comes_with_its_offsets_and_the_way_out() -> None:
+    lag = {"remote.copy.lag.ms": "7200000"}
+    [found] = partition_health_findings(replace(facts(FIRST, settings=SETTINGS | lag), end_hole=(7, 9)), NOW, NO_PRICES)
+    assert (found.severity, found.kind) == ("warning", "end-hole")
+    assert "7 to 9 were compacted away" in found.detail
+    assert "remote.copy.lag.ms is 7200000" in found.means
+    assert "remote.copy.lag.ms=0" in found.todo
+    assert "seek to offset 10" in found.todo
+
+
 def topic(name: str = "orders", **settings: str) -> TopicDescription:
     chosen = SETTINGS | {each.replace("_", "."): value for each, value in settings.items()}
     return TopicDescription(
@@ -160,6 +170,50 @@ def test_a_metadata_topic_that_has_grown_is_told_with_its_largest_partition() ->
     [found] = metadata_growth_findings(grown(MANY_METADATA_RECORDS), 3)
     assert "500,005 records for 3 segments" in found.detail
     assert "partition 1 alone" in found.detail
+
+
+@dataclass
+class OneTopic:
+    """ClusterDescriptionQueries: one topic."""
+
+    known: TopicDescription
+
+    def describe_cluster(self) -> ClusterDescription:
+        return ClusterDescription("cluster", (FIXED,))
+
+    def describe_metadata_topic(self, *, reports_missing_append_permission: bool = False) -> TopicDescription:
+        return self.known
+
+    def describe_topics(self, names: Sequence[str]) -> Mapping[str, TopicDescription]:
+        return dict.fromkeys(names, self.known)
+
+
+@pytest.mark.parametrize(
+    ("value", "source", "told"),
+    [
+        ("delete", "topic", []),
+        ("delete", "default", []),
+        ("", "topic", [("warning", 'cleanup.policy is "", set on the topic')]),
+        (
+            "compact",
+            "cluster",
+            [("error", 'cleanup.policy is "compact", set on the brokers (log.cleanup.policy); the topic has')],
+        ),
+        ("compact,delete", "broker", [("error", 'cleanup.policy is "compact,delete", set on the brokers')]),
+    ],
+)
+def test_policies_that_kafka_lets_pass_are_told_with_their_value(value: str, source: str, told: list[tuple[str, str]]) -> None:
+    tiered = topic(remote_storage_enable="true")
+    policy = {"cleanup.policy": KafkaSetting(value, source)}
+    described = replace(tiered, settings={**tiered.settings, **policy})
+    found = known_kafka_problem_findings([FIXED], {"orders": described})
+    assert [(one.severity, one.kind) for one in found] == [(severity, "cleanup-policy") for severity, _ in told]
+    assert all(one.detail.startswith(words) for one, (_, words) in zip(found, told, strict=True))
+    plain = replace(tiered, settings={**tiered.settings, **policy, "remote.storage.enable": KafkaSetting("false", "topic")})
+    assert known_kafka_problem_findings([FIXED], {"orders": plain}) == []
+    checked = check_topic_settings_and_permissions(OneTopic(described), ["orders"])
+    assert [one.kind for one in checked] == ["topic"] * len(told)
+    assert all(one.detail.startswith(words) for one, (_, words) in zip(checked, told, strict=True))
 
 
 class Cluster:

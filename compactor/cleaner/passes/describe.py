@@ -28,9 +28,13 @@ class SegmentTimestampsAndRecordCount:
     records: int
 
 
-def summarize_timestamps_and_record_count(table: BatchTable) -> SegmentTimestampsAndRecordCount:
-    """Return the timestamps and the number of records of a segment, computed from its batch table."""
-    data = table.max_timestamp[(table.control == NOT_CONTROL) & ((table.count > 0) | (table.magic < 2))]
+def summarize_timestamps_and_record_count(table: BatchTable, log_start: int = 0) -> SegmentTimestampsAndRecordCount:
+    """Return the timestamps and the number of records of a segment, computed from its batch table.
+
+    :param log_start: batches that end below it do not count for the largest timestamp. Brokers search one segment only, the first whose
+        largest timestamp is late enough: if all such records lie below the log start, they answer with a later offset than the right one.
+    """
+    data = table.max_timestamp[(table.control == NOT_CONTROL) & ((table.count > 0) | (table.magic < 2)) & (table.last_offset >= log_start)]
     return SegmentTimestampsAndRecordCount(
         max_timestamp_ms=int(data.max(initial=-1)),
         first_timestamp_ms=int(table.max_timestamp[0]) if len(table) else -1,

@@ -5,7 +5,7 @@ Read-only; nothing is written to the tier as a test. Each unsafe setting is repo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from compactor.access.tier import Tier
@@ -18,11 +18,16 @@ from compactor.brokers.conditions import (
     broker_problem,
     topic_setting_refusal_reason,
 )
-from compactor.brokers.metadata_topic.admin import ClusterDescription, MissingPermission, metadata_topic_write_refusal_reason
+from compactor.brokers.metadata_topic.admin import (
+    ClusterDescription,
+    MissingPermission,
+    TopicDescription,
+    metadata_topic_write_refusal_reason,
+)
 from compactor.config.units import count_noun
 from compactor.errors import BadData, CompactorError, StoreError
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.brokers.known_problems import describe_topics, known_kafka_problem_findings
+from compactor.upkeep.brokers.known_problems import cleanup_policy_findings, describe_topics, known_kafka_problem_findings
 
 _ERROR_SETTINGS = ("remote.storage.enable", "cleanup.policy")
 
@@ -87,7 +92,7 @@ def check_topic_settings_and_permissions(
             found.append(ConfigCheckFinding("error", "topic", name, error.message, error.hint))
             continue
         found += _missing_permission_findings(topic.missing_rights)
-        found += _topic_setting_findings(name, {key: one.value for key, one in topic.settings.items()}, cleanup_policy_of(name))
+        found += _topic_setting_findings(topic, cleanup_policy_of(name))
         led = [number for number, one in topic.partitions.items() if one.leader < 0]
         if led:
             found.append(ConfigCheckFinding("warning", "topic", name, f"partitions {led} have no leader", "Check the brokers"))
@@ -100,14 +105,17 @@ def check_known_kafka_problems(admin: ClusterDescriptionQueries, topics: Sequenc
     return [
         ConfigCheckFinding(found.severity, found.kind, found.topic or found.object, f"{found.detail}: {found.means}", found.todo)
         for found in known_kafka_problem_findings(admin.describe_cluster().brokers, descriptions)
+        if found.kind != "cleanup-policy"  # `_topic_setting_findings` reports it with the other settings of the topic
     ]
 
 
-def _topic_setting_findings(topic: str, settings: Mapping[str, str], cleanup_policy: str) -> Iterator[ConfigCheckFinding]:
+def _topic_setting_findings(description: TopicDescription, cleanup_policy: str) -> Iterator[ConfigCheckFinding]:
     """Yield a finding for each setting of a topic that rules out compaction, with one command that changes all these settings.
 
     Two commands could leave the topic with ``delete`` and the default retention of seven days in between, and brokers would delete data.
     """
+    topic, settings = description.topic, {key: one.value for key, one in description.settings.items()}
+    harm = {found.object: f"{found.detail}: {found.means}" for found in cleanup_policy_findings([description])}
     wrong = [
         one
         for one in REQUIRED_TOPIC_SETTINGS
@@ -120,7 +128,8 @@ def _topic_setting_findings(topic: str, settings: Mapping[str, str], cleanup_pol
     for setting in wrong:
         wanted, why = REQUIRED_TOPIC_SETTINGS[setting]
         severity = "error" if setting in _ERROR_SETTINGS else "warning"
-        yield ConfigCheckFinding(severity, "topic", topic, f"{setting} is {settings[setting]}, not {wanted}: {why}", step)
+        detail = harm.get(setting, f"{setting} is {settings[setting]}, not {wanted}: {why}")
+        yield ConfigCheckFinding(severity, "topic", topic, detail, step)
 
 
 def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:

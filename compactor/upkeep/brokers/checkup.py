@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from compactor.access.tier import Tier
 from compactor.brokers.conditions import NOTHING_CONFIRMED, ClusterConfirmations, ClusterDescriptionQueries
 from compactor.brokers.metadata_topic.admin import (
@@ -16,8 +18,10 @@ from compactor.brokers.metadata_topic.admin import (
 from compactor.brokers.metadata_topic.chain import broker_view, offset_gaps
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.control.mirror import segment_from_broker_record
-from compactor.errors import BadData, Refused
+from compactor.errors import BadData, NotFound, Refused
 from compactor.model.ids import TopicPartition
+from compactor.records.batches import parse_batch_headers_of_segment
+from compactor.records.indexes import OFFSET_ENTRY
 from compactor.upkeep.brokers.doctor import FirstUntieredRecord, PartitionHealthFacts, partition_health_findings
 from compactor.upkeep.brokers.known_problems import (
     TierHealthFinding,
@@ -27,8 +31,11 @@ from compactor.upkeep.brokers.known_problems import (
     unsuitable_broker_findings,
 )
 from compactor.upkeep.brokers.objects import list_partition_objects_and_metadata
+from compactor.upkeep.brokers.verify import end_hole
 from compactor.views.prices import PriceTable
 
+MAX_END_BYTES = 64 << 20
+"""A log whose offset index says so little of its end that more would have to be read is not examined for a hole at its end."""
 UntieredRecordAndLookupProblem = tuple[FirstUntieredRecord | None, str]
 """First record that is not tiered, if it was found; and the leader's answer if it could not look for the record, else empty."""
 
@@ -110,7 +117,30 @@ def _gather_partition_health_facts(
         offset_gaps(broker_view(seen.folded.cache, partition).links),
         len(orphans),
         sum(one.size for one in orphans),
+        None if missing else _end_hole_of_newest_segment(tier, partition, seen.readable),
     )
+
+
+def _end_hole_of_newest_segment(
+    tier: Tier, partition: TopicPartition, readable: Sequence[RemoteLogSegmentMetadataRecord]
+) -> tuple[int, int] | None:
+    """Return the offsets that the newest tiered segment lacks at its end (``end_hole``). Reads its offset index, and its log from the last
+    indexed batch on. Return None if they cannot be read, which `verify` reports.
+    """
+    newest = max(readable, key=lambda one: one.end_offset, default=None)
+    if newest is None:
+        return None
+    layout, segment = tier.ports.layout, segment_from_broker_record(newest)
+    try:
+        segment = segment.model_copy(update={"files": dict(layout.segment_files(partition, segment))})
+        entries = np.frombuffer(layout.read_file(partition, segment, "index"), OFFSET_ENTRY)
+        position = int(entries["position"][-1]) if len(entries) else 0
+        if newest.size_bytes - position > MAX_END_BYTES:
+            return None
+        end = np.frombuffer(layout.read_file(partition, segment, "log", position), np.uint8)
+        return end_hole(newest, parse_batch_headers_of_segment(end, newest.id))
+    except (BadData, NotFound, ValueError):
+        return None
 
 
 def _tiered_partitions_without_segments(

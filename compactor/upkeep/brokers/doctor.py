@@ -45,6 +45,7 @@ class PartitionHealthFacts:
     missing: objects of readable segments that the store does not have.
     gaps: ranges of offsets (both inclusive) that no readable segment contains.
     orphans, orphan_bytes: number and size of objects that no metadata names and that are too old to belong to a running upload.
+    end_hole: first and last offset, both inclusive, that the newest tiered segment lacks at its end; None if it lacks none.
     """
 
     partition: TopicPartition
@@ -56,6 +57,7 @@ class PartitionHealthFacts:
     gaps: Sequence[tuple[int, int]] = ()
     orphans: int = 0
     orphan_bytes: int = 0
+    end_hole: tuple[int, int] | None = None
 
 
 def newest_tiered_segment(segments: Sequence[RemoteLogSegmentMetadataRecord]) -> RemoteLogSegmentMetadataRecord | None:
@@ -72,6 +74,7 @@ def partition_health_findings(examined: PartitionHealthFacts, now_ms: int, price
         *_failed_timestamp_lookup_findings(examined),
         *_overdue_deletion_findings(examined, now_ms, prices),
         *_lost_object_findings(examined),
+        *_end_hole_findings(examined),
         *_leaked_object_findings(examined, prices),
     ]
 
@@ -245,6 +248,30 @@ def _lost_object_findings(examined: PartitionHealthFacts) -> Iterator[TierHealth
             "Compare with what the brokers still have locally before their local retention passes",
         )
         yield _finding_about_partition(examined, "error", "gap", words)
+
+
+def _end_hole_findings(examined: PartitionHealthFacts) -> Iterator[TierHealthFinding]:
+    """Yield a finding if the newest tiered segment lacks its last offsets, as in a topic that brokers compacted before it was tiered."""
+    if examined.end_hole:
+        first, last = examined.end_hole
+        detail = (
+            f"the newest tiered segment ends before offset {first}: {first} to {last} were compacted away, and no tiered segment follows"
+        )
+        lag = {
+            name: examined.settings[name]
+            for name in ("segment.ms", "remote.copy.lag.ms", "remote.copy.lag.bytes")
+            if name in examined.settings
+        }
+        kept = "".join(f", {name} is {value}" for name, value in lag.items())
+        means = (
+            f"consumers that reach offset {first} get nothing and no error, once their leader no longer has the segment locally,"
+            f" until the next one is tiered{kept}"
+        )
+        todo = (
+            f"Have the next segment tiered: kafka-configs --alter --topic {examined.partition.topic} --add-config remote.copy.lag.ms=0"
+            f" (if it is still open, a smaller segment.ms and a new record close it); or let consumers seek to offset {last + 1}"
+        )
+        yield _finding_about_partition(examined, "warning", "end-hole", (detail, means, todo))
 
 
 def _leaked_object_findings(examined: PartitionHealthFacts, prices: PriceTable) -> Iterator[TierHealthFinding]:

@@ -65,6 +65,7 @@ def known_kafka_problem_findings(brokers: Sequence[BrokerDescription], topics: M
         *_size_retention_findings(brokers, topics.values()),
         *_last_tiered_offset_fetch_findings(brokers),
         *_delayed_upload_findings(topics.values()),
+        *cleanup_policy_findings(topics.values()),
     ]
 
 
@@ -150,6 +151,23 @@ def _delayed_upload_findings(topics: Iterable[TopicDescription]) -> Iterator[Tie
         means = "tiered records are older by that time: compaction, exports and readers of the tier alone see them later"
         todo = "Nothing if that is meant; otherwise remove the setting, or count it in when a maximum compaction lag is promised"
         yield TierHealthFinding("note", "copy-lag", topic.topic, -1, "remote.copy.lag.ms", detail, means, todo)
+
+
+def cleanup_policy_findings(topics: Iterable[TopicDescription]) -> Iterator[TierHealthFinding]:
+    """Yield a finding for each tiered topic whose cleanup.policy Kafka lets pass although its tiered part suffers from it."""
+    for topic in topics:
+        policy = topic.settings.get("cleanup.policy")
+        if policy is None or not _has_remote_storage_enabled(topic) or policy.value == "delete":
+            continue
+        place = "the topic" if policy.source == "topic" else "the brokers (log.cleanup.policy); the topic has no policy of its own"
+        detail = f'cleanup.policy is "{policy.value}", set on {place}'
+        if policy.value:
+            means = "brokers compact what they have locally and do not find what is tiered: consumers of the tiered part get errors"
+        else:
+            means = "brokers expire tiered segments by retention.ms all the same, although Kafka documents that nothing is deleted"
+        todo = f"kafka-configs --alter --topic {topic.topic} --add-config cleanup.policy=delete, with the retention that is meant"
+        severity = "error" if policy.value else "warning"
+        yield TierHealthFinding(severity, "cleanup-policy", topic.topic, -1, "cleanup.policy", detail, means, todo)
 
 
 def version_tuple(version: str) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from compactor.local.spool import spool_folder_of_this_process
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
-from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL
+from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, BatchTable
 from compactor.records.indexes import parse_txn_index
 from compactor.tier.contents import download_segment_file
 from compactor.upkeep.brokers.objects import PartitionObjectsAndMetadata, list_partition_objects_and_metadata
@@ -62,6 +62,12 @@ FINDING_KINDS = {
     ),
     "epochs": FindingKindDescription(
         "error", "a fetch by leader epoch gets another segment, or none", "Report it; do not delete the segment"
+    ),
+    "end-hole": FindingKindDescription(
+        "warning",
+        "consumers that reach these offsets get nothing and no error, once their leader no longer has the segment locally, until the next"
+        " one is tiered",
+        "Let the next segment be closed and tiered, or let consumers seek to the offset after the hole (docs/migrating.md, holes)",
     ),
     "gap": FindingKindDescription(
         "error",
@@ -169,10 +175,11 @@ def verify_broker_partition(
     ]
     check = _SegmentContentChecker(tier, partition)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=spool_folder_of_this_process(tier.state_dir)) as scratch:
+        newest = max((one.end_offset for one in seen.readable), default=-1)
         for record in seen.readable:
             problems = list(_segment_object_findings(tier, partition, seen, record))
             if not problems and not skips_segment_contents:
-                problems = check.download_and_check_segment(record, Path(scratch))
+                problems = check.download_and_check_segment(record, Path(scratch), is_newest=record.end_offset == newest)
             if problems and _was_segment_deleted_meanwhile(tier, partition, record):
                 continue
             found += problems
@@ -267,10 +274,13 @@ class _SegmentContentChecker:
     open: dict[int, int] = field(default_factory=dict)
     """Producer id -> first offset of its open transaction."""
 
-    def download_and_check_segment(self, record: RemoteLogSegmentMetadataRecord, scratch_folder: Path) -> list[BrokerTierFinding]:
+    def download_and_check_segment(
+        self, record: RemoteLogSegmentMetadataRecord, scratch_folder: Path, *, is_newest: bool
+    ) -> list[BrokerTierFinding]:
         """Download a segment and return its problems.
 
         :param scratch_folder: directory for the downloaded files.
+        :param is_newest: whether no tiered segment follows it.
         """
         layout = self.tier.ports.layout
         segment = segment_from_broker_record(record)
@@ -296,9 +306,14 @@ class _SegmentContentChecker:
             return [
                 self._segment_finding("log", segment, "log", f"{error.cause}{f' at byte {error.position}' if error.position >= 0 else ''}")
             ]
-        found = [self._segment_finding(kind, segment, "log", detail) for kind, detail in _differences_of_log_from_metadata(record, source)]
-        beside = {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}
         log_start = self.tier.broker_metadata.topic_status(self.partition.topic).log_starts.get(self.partition.partition, 0)
+        found = [
+            self._segment_finding(kind, segment, "log", detail)
+            for kind, detail in _differences_of_log_from_metadata(record, source, log_start)
+        ]
+        if is_newest and (hole := end_hole(record, source.table)):
+            found.append(self._segment_finding("end-hole", segment, "log", end_hole_text(hole)))
+        beside = {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}
         txn_index = beside.pop("txnindex", b"")
         found += [
             self._segment_finding(kind, segment, kind, detail)
@@ -354,20 +369,47 @@ class _SegmentContentChecker:
         )
 
 
-def _differences_of_log_from_metadata(record: RemoteLogSegmentMetadataRecord, source: SourceSegment) -> Iterator[ProblemKindAndText]:
-    """Yield kind and description of each difference between a valid log and the metadata that brokers recorded for it."""
+def end_hole(record: RemoteLogSegmentMetadataRecord, table: BatchTable) -> tuple[int, int] | None:
+    """Return the first and last offset, both inclusive, by which a broker's log ends below the end offset that its metadata names; None if
+    it does not.
+
+    Brokers name the offset before the next segment. The log of a topic that they compacted before may end below it.
+    """
+    if record.broker_id == COMPACTOR_BROKER_ID:
+        return None  # rule R5
+    last = int(table.last_offset[-1]) if len(table) else record.start_offset - 1
+    return (last + 1, record.end_offset) if last < record.end_offset else None
+
+
+def end_hole_text(hole: tuple[int, int]) -> str:
+    """Return the evidence of a hole at the end of the newest tiered segment, as a message."""
+    return f"its last batch ends before offset {hole[0]}; offsets {hole[0]} to {hole[1]} were compacted away, and no tiered segment follows"
+
+
+def _differences_of_log_from_metadata(
+    record: RemoteLogSegmentMetadataRecord, source: SourceSegment, log_start: int
+) -> Iterator[ProblemKindAndText]:
+    """Yield kind and description of each difference between a valid log and the metadata that brokers recorded for it.
+
+    :param log_start: first offset that readers may read.
+    """
     table = source.table
+    if not len(table) and not record.size_bytes and record.broker_id != COMPACTOR_BROKER_ID:
+        return  # brokers had compacted all of it away before they tiered it
     if not len(table):
         yield "log", "it has no batch"
         return
     # Brokers count the timestamps of markers, too; this program does not (docs/broker-protocol.md, R7).
     ours = record.broker_id == COMPACTOR_BROKER_ID
     latest = summarize_timestamps_and_record_count(table).max_timestamp_ms if ours else int(table.max_timestamp.max())
+    # A round leaves out batches below the log start that brokers had then, which is the present one or a lower one.
+    earliest = summarize_timestamps_and_record_count(table, log_start).max_timestamp_ms if ours else latest
     if source.size != record.size_bytes:
         yield "size", f"it has {source.size} bytes, metadata says {record.size_bytes}"
-    if int(table.last_offset[-1]) != record.end_offset:
+    # What brokers tiered may end below: they had compacted the topic before (``end_hole``). Rule R5 forbids it in ours.
+    if ours and int(table.last_offset[-1]) != record.end_offset:
         yield "metadata", f"its last offset is {int(table.last_offset[-1])}, metadata says {record.end_offset}"
-    if latest != record.max_timestamp_ms:
+    if not earliest <= record.max_timestamp_ms <= latest:
         yield "metadata", f"its latest record is of {latest}, metadata says {record.max_timestamp_ms}"
     lineage = segment_lineage(record)
     named = np.flatnonzero(table.magic == 2)
