@@ -54,6 +54,7 @@ from compactor.service.journal import EventLogger, ServiceEventLogger
 from compactor.service.loop import PollingLoop
 from compactor.service.retry_delay import backoff_ms
 from compactor.service.stopping import Stopped
+from compactor.transfer.import_root import is_topic_chosen, topics_in_catalog
 from compactor.transfer.log_directory import path_of_segment_staged_for_deletion
 from compactor.transfer.staged_file_rules import FileStagedForDeletion
 from compactor.transfer.staged_files import OpenFilesStagedForDeletion
@@ -186,6 +187,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         """
         rules = self._tier.settings.agent
         known = {name: upload_state.seen for name, upload_state in self._upload_states.items()}
+        held = topics_in_catalog(self._tier.catalog.state) if self._tier_ready else set()
         seen: dict[TopicPartition, PartitionDirectoryListing] = {}
         whose: BrokerIdentity | None = None
         lost = False
@@ -198,7 +200,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
                         hint="One agent, one broker",
                     )
                 whose = identity
-                seen |= {each.partition: each for each in scan_log_directory(Path(text), rules.topics, known, now_ms)}
+                seen |= {each.partition: each for each in scan_log_directory(Path(text), rules.topics, known, now_ms, held)}
             except CompactorError as error:
                 self._record_or_clear_agent_wide_problem(text, str(error))
                 lost = True
@@ -206,6 +208,9 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
                 self._record_or_clear_agent_wide_problem(text, "")
         for text in [key for key in self._problems if key not in (*rules.log_dirs, *SHARED)]:
             del self._problems[text]
+        for topic in sorted({name.topic for name in seen.keys() - self._upload_states.keys()} & held):
+            if not is_topic_chosen(topic, rules.topics):
+                self._log(f"{topic} goes on because the tier holds it; other topics that begin with __ are left out unless named")
         for name, each in seen.items():
             self._upload_states[name] = with_directory_listing(self._upload_states.get(name), each)
             if each.problem:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ from compactor.constants import EMPTY_TOPIC_ID, NO_LEADER_EPOCH, LeaderEpoch
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.records.indexes import TIME_ENTRY
-from compactor.transfer.import_root import METADATA_LOG
+from compactor.transfer.import_root import METADATA_LOG, is_topic_chosen
 from compactor.transfer.log_directory import segment_log_path
 from compactor.transfer.log_identity import read_topic_id
 from compactor.transfer.staged_files import list_staged_files_before_live_log
@@ -59,18 +59,22 @@ def read_broker_identity(log_dir: Path) -> BrokerIdentity:
 
 
 def scan_log_directory(
-    log_dir: Path, topics: Sequence[str], last_listings: Mapping[TopicPartition, PartitionDirectoryListing], now_ms: int
+    log_dir: Path,
+    topics: Sequence[str],
+    last_listings: Mapping[TopicPartition, PartitionDirectoryListing],
+    now_ms: int,
+    topics_in_tier: Container[str] = (),
 ) -> Iterator[PartitionDirectoryListing]:
-    """Yield the listing of each partition directory whose topic matches one of the expressions, in order of names.
+    """Yield the listing of each partition directory whose topic is chosen (``is_topic_chosen``), in order of names.
 
     For a directory that has not changed since its latest listing, that listing is yielded again. Directories that the broker is about to
     delete, or moves between disks, have other names and are left out.
 
     :param topics: regular expressions, each matched against whole topic names.
     :param last_listings: the latest listing of each partition.
+    :param topics_in_tier: topics that the tier holds already.
     :raises UsageError: if ``log_dir`` cannot be read.
     """
-    wanted = [re.compile(topic) for topic in topics]
     try:
         with os.scandir(log_dir) as entries:
             names = [entry.name for entry in entries]
@@ -78,7 +82,7 @@ def scan_log_directory(
         raise UsageError(f"{log_dir} cannot be read: {error.strerror}", hint="Check its owner and its mode") from error
     for text in sorted(names):
         name = _parse_directory_name(text)
-        if name is None or name.topic == METADATA_LOG or not any(each.fullmatch(name.topic) for each in wanted):
+        if name is None or name.topic == METADATA_LOG or not is_topic_chosen(name.topic, topics, topics_in_tier):
             continue
         path = log_dir / text
         try:

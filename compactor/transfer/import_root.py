@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from compactor.access.tier import Tier
 from compactor.control.logs import publish_partition_change_hints
+from compactor.control.state import CatalogState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.transfer.import_ import import_directory
@@ -24,6 +25,9 @@ IMPORTS_PER_THREAD = 8
 
 METADATA_LOG = "__cluster_metadata"
 """Directory name of KRaft's metadata log, which is no topic."""
+
+ALL_TOPICS = ".*"
+"""Expression for topic names that is used if none is given."""
 
 _SEGMENT = re.compile(r"\d{20}\.log")
 
@@ -73,6 +77,27 @@ def partition_of_directory(log_dir: Path) -> TopicPartition | None:
         return None
 
 
+def is_topic_chosen(topic: str, topic_regexes: Sequence[str], topics_in_tier: Container[str] = ()) -> bool:
+    """Return whether a regular expression for whole topic names chooses a topic. A name that begins with ``__``, as those of Kafka's and
+    other systems' internal topics do, is chosen only by an expression that begins so, too, or if the tier holds the topic already: such
+    topics are rarely meant by a general expression, and some hold nothing but records without a key.
+    """
+    matching = [regex for regex in topic_regexes if re.fullmatch(regex, topic)]
+    if not is_internal_topic_name(topic):
+        return bool(matching)
+    return bool(matching) and (topic in topics_in_tier or any(is_internal_topic_name(regex) for regex in matching))
+
+
+def topics_in_catalog(catalog: CatalogState) -> set[str]:
+    """Return the names of the topics that the tier holds, in any incarnation."""
+    return {TopicPartition.parse_partition_store_prefix(name).topic for name in catalog.partitions}
+
+
+def is_internal_topic_name(name: str) -> bool:
+    """Return whether a topic's name, or an expression for names, begins with ``__``."""
+    return name.startswith("__")
+
+
 def topic_name_filter(topic_regex: str | None) -> Callable[[TopicPartition], bool]:
     """Return a function that tells whether a partition's topic matches ``topic_regex``. Raises UsageError for an invalid expression.
 
@@ -87,16 +112,22 @@ def topic_name_filter(topic_regex: str | None) -> Callable[[TopicPartition], boo
     return lambda name: wanted is None or wanted.fullmatch(name.topic) is not None
 
 
-def list_partition_directories(root: Path, topic_regex: str | None = None) -> list[tuple[TopicPartition, Path]]:
-    """Return the partition directories in a broker's log directory, by topic and number.
+def list_partition_directories(
+    root: Path, topic_regex: str | None = None, topics_in_tier: Container[str] = ()
+) -> list[tuple[TopicPartition, Path]]:
+    """Return the partition directories in a broker's log directory that ``is_topic_chosen`` chooses, by topic and number.
 
     Directories that a broker is creating or deleting have other names and are left out.
 
     :param topic_regex: a regular expression for whole topic names; None for all. Raises UsageError if it is invalid.
+    :param topics_in_tier: topics that the tier holds already.
     """
-    wanted = topic_name_filter(topic_regex)
+    topic_name_filter(topic_regex)  # refuses what is no expression
+    regexes = [ALL_TOPICS if topic_regex is None else topic_regex]
     found = [(name, path) for path in root.iterdir() if (name := partition_of_directory(path)) is not None and path.is_dir()]
-    return sorted((name, path) for name, path in found if wanted(name) and name.topic != METADATA_LOG)
+    return sorted(
+        (name, path) for name, path in found if name.topic != METADATA_LOG and is_topic_chosen(name.topic, regexes, topics_in_tier)
+    )
 
 
 Source = TypeVar("Source")

@@ -184,3 +184,26 @@ class TestKept:
         log.put("a=1")
         deployment.bring(log.write(tmp_path / "more"))
         assert deployment.run()["segments_skipped"] == 1
+
+
+class TestInternalTopics:
+    """Topics such as __remote_log_metadata hold nothing but records without a key."""
+
+    def test_an_import_of_a_log_directory_leaves_them_out_unless_they_are_named_or_held(self, tmp_path: Path) -> None:
+        deployment = Deployment(tmp_path, {})
+        for name in ("orders-0", "__remote_log_metadata-2"):
+            log = LogBuilder()
+            log.put("a=1")
+            log.write(tmp_path / "root" / name)
+
+        def imported(*words: str) -> tuple[list[str], list[str]]:
+            answer = deployment.ask("import", tmp_path / "root", *words)
+            assert answer.code == 0
+            return [row["topic"] for row in answer.document["partitions"]], [line for line in answer.remarks if "goes on" in line]
+
+        assert imported() == (["orders"], [])
+        assert imported("--topics", ".*remote.*") == ([], [])
+        assert imported("--topics", "__remote.*") == (["__remote_log_metadata"], [])
+        topics, remarks = imported()
+        assert topics == ["__remote_log_metadata", "orders"]
+        assert "__remote_log_metadata goes on because the tier holds it" in remarks[0]

@@ -150,6 +150,12 @@ def test_log_directories_are_read_by_names(tmp_path: Path) -> None:
     (seen,) = scan_log_directory(tmp_path, ["orders|__cluster.*"], {}, NOW)
     assert (seen.partition, seen.active_base) == (ORDERS, 7)
     assert [(file.base, file.end, file.size) for file in seen.sealed] == [(3, 7, 2)]
+    (tmp_path / "__internal-0").mkdir()
+    held = ["__internal"]
+    asked = (([".*"], ()), ([".*", "__internal"], ()), (["__.*"], ()), (["_.*"], ()), ([".*"], held), (["x"], held))
+    chosen = [[each.partition.topic for each in scan_log_directory(tmp_path, topics, {}, NOW, tier)] for topics, tier in asked]
+    both = ["__internal", "orders", "other"]
+    assert chosen == [both[1:], both, both[:1], [], both, []]
     settled = replace(seen, scanned_ms=seen.mtime_ms + TICK_MS + 1)
     (again,) = scan_log_directory(tmp_path, ["orders"], {ORDERS: settled}, NOW)
     assert again is settled

@@ -26,11 +26,14 @@ from compactor.transfer.from_tier import import_tier, partitions_to_import
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions, ImportProgressCallbacks
 from compactor.transfer.import_root import (
+    ALL_TOPICS,
     PartitionImportResult,
     has_partition_directories,
     import_partition_directories,
+    is_topic_chosen,
     list_partition_directories,
     partition_of_directory,
+    topics_in_catalog,
 )
 from compactor.transfer.incarnations import TopicRecreationConfirmationSources, record_cluster_of_topics
 from compactor.transfer.log_directory import is_locked_by_broker
@@ -153,10 +156,13 @@ def _partition_to_import(args: argparse.Namespace, out: Output) -> TopicPartitio
 
 def _import_all_directories_below_root(args: argparse.Namespace, out: Output, options: ImportOptions) -> ExitCode:
     """Import all partitions below a directory and print the results."""
-    directories = list_partition_directories(args.log_dir, args.topics)
-    if not directories:
-        out.print_note(f"warning: no topic in {args.log_dir} matches {args.topics!r} as a whole")
     tier = tiers.open_configured_tier(args)
+    directories = list_partition_directories(args.log_dir, args.topics, topics_in_catalog(tier.catalog.refresh()))
+    if not directories:
+        out.print_note(f"warning: no topic in {args.log_dir} matches {args.topics!r} as a whole; names with __ must be named so")
+    for topic in sorted({name.topic for name, _ in directories}):
+        if not is_topic_chosen(topic, [ALL_TOPICS if args.topics is None else args.topics]):
+            out.print_note(f"note: {topic} goes on because the tier holds it; other names with __ are left out unless --topics begins so")
 
     def import_directories(on_partition: PartitionCallback, on_bytes: BytesCallback) -> list[PartitionImportResult]:
         done = import_partition_directories(tier, directories, options, on_partition=on_partition, on_bytes=on_bytes)
