@@ -97,7 +97,7 @@ def offsets(log_dir: Path) -> set[int]:
     }
 
 
-@pytest.mark.parametrize("name", ["plain-8", "txn-3", "txn-2", "tiny-7"])
+@pytest.mark.parametrize("name", ["plain-8", "txn-3", "txn-2", "tiny-6"])
 def test_a_replica_of_a_cleaned_leader_does_not_continue_a_tier(name: str, cleaner_cases: Path, cli: TierCli, tmp_path: Path) -> None:
     case = cleaner_round(cleaner_cases / name, tmp_path)
     replica = replica_of_cleaned_leader(case, tmp_path)
