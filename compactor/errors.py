@@ -13,10 +13,43 @@ CompactorError (1: a bug)
 
 from __future__ import annotations
 
+import re
+
 from typing_extensions import override
 
 ExitCode = int
 """Exit code of a command: 0 for success, else that of the error class, or 1 for a bug."""
+
+_USER_PART = (
+    r"\b(?!abfss?:|wasbs?:)([a-z][a-z0-9+.-]*://)"  # before the @ of abfss:// stands a container
+    r"(?:[^\s/?#'\"<>@]*@|[^\s/?#'\"<>@:\[]*:(?!\d*(?:[/?#\s'\"]|$))[^\s'\"<>@]*@)"  # a password may contain a slash; a port is none
+)
+_QUERY = r"\?[^\s'\"<>?=&]+=[^\s'\"<>]*"
+_NAMED = r"\b(sig|[\w.-]*(?:signature|delegation|password|secret|token|accountkey|credential))=(?!\.\.\.)[^\s'\"<>&;,]+"
+_HEADER = r"(header value:? |authorization:? )b?(['\"]).*\2"
+_SECRETS = (
+    (re.compile(_USER_PART, re.IGNORECASE), r"\1"),
+    # Signatures of Azure and S3 and delegation tokens of HDFS, also in a URL without scheme and host.
+    (re.compile(_QUERY), "?..."),
+    (re.compile(_NAMED, re.IGNORECASE), r"\1=..."),
+    # HTTP libraries repeat a header that cannot be sent.
+    (re.compile(_HEADER, re.IGNORECASE | re.DOTALL), r"\1..."),
+)
+
+
+def without_secrets(text: str) -> str:
+    """Return a text of a library or store without the credentials that it may contain: user parts and queries of URLs, tokens, headers.
+
+    Every text that becomes an error passes through this function, because errors are logged, recorded and shown on pages.
+    """
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def bug_reason(error: BaseException) -> str:
+    """Return the reason to report for an exception that nobody expected."""
+    return without_secrets(f"a bug: {type(error).__name__}: {error}")
 
 
 class CompactorError(Exception):
@@ -25,9 +58,9 @@ class CompactorError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = without_secrets(message)
+        self.hint = without_secrets(hint)
+        super().__init__(self.message)
 
     @override
     def __str__(self) -> str:
@@ -76,7 +109,7 @@ class BadData(CompactorError):
         if offset >= 0:
             where += f", offset {offset}"
         super().__init__(f"bad data in {where}: {cause}", hint=hint)
-        self.cause = cause
+        self.cause = without_secrets(cause)
         self.segment = segment
         self.position = position
         self.offset = offset

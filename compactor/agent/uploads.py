@@ -15,7 +15,7 @@ from compactor.config.settings import CleanerSettings
 from compactor.constants import TopicId
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
-from compactor.errors import BadData, CompactorError, Fenced, OutOfBudget, StoreError, UsageError
+from compactor.errors import BadData, CompactorError, Fenced, OutOfBudget, StoreError, UsageError, bug_reason
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.outputs.pinterest import GenerationWriteOptions, configured_generation_target, write_generation
@@ -60,7 +60,7 @@ class SegmentUploader:
         except Exception as error:  # noqa: BLE001 - one partition's trouble must not end the service for the others (I9)
             state = self._find_partition_state_in_tier(upload_state.partition)
             position = state.end_offset + 1 if state is not None and state.has_segments else None
-            reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, CompactorError) else bug_reason(error)
             return UploadOutcome(position, trouble=classify_upload_failure(error, upload_state.seen, state), reason=reason)
 
     def record_topics_of_cluster_in_catalog(self, topic_ids: Mapping[str, TopicId]) -> None:
@@ -152,7 +152,7 @@ class _PinterestOutputAppender:
         except Stopped:
             raise
         except Exception as error:  # noqa: BLE001 - as for the upload: it is an outcome, and what was uploaded stays
-            reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, CompactorError) else bug_reason(error)
             return replace(outcome, trouble=UploadFailureReason.GENERATION, reason=reason)
         if report.status != "superseded":
             self._left.discard(partition)

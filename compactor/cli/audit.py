@@ -15,7 +15,7 @@ from compactor import __version__
 from compactor.cli.output import Output
 from compactor.config.settings import Settings
 from compactor.control.audit import ActionOutcome, ManualAction, record_action_and_return_key, record_outcome
-from compactor.errors import StoreError
+from compactor.errors import StoreError, without_secrets
 from compactor.storage.factory import open_store
 from compactor.tier.kinds import control_url
 
@@ -70,7 +70,7 @@ def record_action_and_outcome_in_audit_log(
     try:
         yield
     except BaseException as raised:
-        error = str(raised) or type(raised).__name__
+        error = without_secrets(str(raised)) or type(raised).__name__
         raise
     finally:
         try:

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from compactor import extras
 from compactor.config.units import parse_duration_ms, parse_size_bytes
-from compactor.errors import CompactorError, ExitCode, OutOfBudget, StoreError, UsageError
+from compactor.errors import CompactorError, ExitCode, OutOfBudget, StoreError, UsageError, bug_reason
 
 if TYPE_CHECKING:
     from compactor.cli.output import Output
@@ -269,4 +269,4 @@ def as_compactor_error(error: BaseException) -> CompactorError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return OutOfBudget(f"the disk is full{where}", hint="Free space or lower [cleaner] disk_budget_bytes")
         return StoreError(f"{error.strerror or error}{where}")
-    return CompactorError(f"a bug: {type(error).__name__}: {error}", hint=f"{DEBUG}=1 shows where; please report it")
+    return CompactorError(bug_reason(error), hint=f"{DEBUG}=1 shows where; please report it")

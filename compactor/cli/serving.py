@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from compactor.cli.output import Output
-from compactor.errors import ExitCode, UsageError
+from compactor.errors import ExitCode, UsageError, without_secrets
 from compactor.local import allocator
 from compactor.service.journal import EventLogger, ServiceEventLogger
 
@@ -70,7 +72,10 @@ def run_service(
         from compactor.cleaner.precompile import precompile_kernels
 
         precompile_kernels()
-        service.run()
+        try:
+            service.run()
+        except Exception:  # noqa: BLE001 - noticed below, as the thread ends
+            sys.stderr.write(without_secrets(traceback.format_exc()))
 
     thread = threading.Thread(target=run_service_in_thread, name=name, daemon=True)
     thread.start()

@@ -72,6 +72,12 @@ def _validate_web_address(address: str) -> str:
     return address
 
 
+def _validate_host_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?", name):
+        raise ValueError("is not a host name, for example compactor.example.org, without scheme and port")
+    return name
+
+
 def _validate_listen_address(listen: str) -> str:
     host, _, port = listen.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
@@ -264,11 +270,15 @@ class LeaseSettings(SettingsSection):
     stall_ms: int = Field(3_600_000, ge=1_000)
 
 
+_HostNames = tuple[Annotated[str, AfterValidator(_validate_host_name)], ...]
+
+
 class DaemonSettings(SettingsSection):
     """[daemon]: settings of the `daemon` command."""
 
     interval_ms: int = Field(15_000, ge=100, le=MAX_MS)
     listen: Annotated[str, AfterValidator(_validate_listen_address)] = "127.0.0.1:8080"
+    host_names: _HostNames = Field((), strict=False)
     runbook_url: Annotated[str, AfterValidator(_validate_web_address)] = ""
     threads: int = Field(2, ge=1, le=1024)
 
@@ -277,6 +287,7 @@ class AgentSettings(SettingsSection):
     """[agent]: settings of the `agent` command."""
 
     listen: Annotated[str, AfterValidator(_validate_listen_address)] = "127.0.0.1:8081"
+    host_names: _HostNames = Field((), strict=False)
     runbook_url: Annotated[str, AfterValidator(_validate_web_address)] = ""
     log_dirs: tuple[Annotated[str, AfterValidator(_validate_text_not_empty)], ...] = Field((), strict=False)
     topics: Annotated[

@@ -54,7 +54,7 @@ from compactor.daemon.trend import (
     with_current_hour_figures,
     write_storage_trend,
 )
-from compactor.errors import CompactorError, StoreError
+from compactor.errors import CompactorError, StoreError, bug_reason
 from compactor.local.budget import DiskBudget
 from compactor.local.spool import check_spool_folder_is_writable
 from compactor.model.ids import TopicPartition
@@ -330,7 +330,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
                     and all(_is_poll_failed_by_store_error(other) for other in polls.values())
                 ):
                     raise  # the store is unreachable, not this partition
-                reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
+                reason = str(error) if isinstance(error, CompactorError) else bug_reason(error)
                 self._schedules[name] = with_failed_poll(schedule, reason, now_ms)
                 if not schedule.unreadable:
                     self._log(reason, level=logging.ERROR, partition=str(name))

@@ -13,7 +13,7 @@ from compactor.control.logs import PartitionLog, open_catalog
 from compactor.control.stages import RoundStage
 from compactor.control.state import CatalogState
 from compactor.daemon.scheduling import DaemonAction, PartitionJob
-from compactor.errors import CompactorError, Fenced, Leased, OutOfBudget
+from compactor.errors import CompactorError, Fenced, Leased, OutOfBudget, bug_reason
 from compactor.local.budget import DiskBudget
 from compactor.model.plan import CompactionPlan
 from compactor.model.status import CHANGING, RoundStatus
@@ -131,7 +131,7 @@ def execute_job(
             job, status, error.message if status in (RoundStatus.STOPPED, RoundStatus.LEASED, RoundStatus.FENCED) else str(error)
         )
     except Exception as error:  # noqa: BLE001 - one partition's bug must not end the service for the others (I9)
-        return JobResult(job, RoundStatus.FAILED, f"a bug: {type(error).__name__}: {error}")
+        return JobResult(job, RoundStatus.FAILED, bug_reason(error))
     return result
 
 

@@ -21,7 +21,7 @@ from compactor.control.ports import EnvironmentPorts, LeaseDurations
 from compactor.control.records import RunEnded, ScratchObject
 from compactor.control.stages import RoundStage, RoundStageTracker, stage_of_intent
 from compactor.control.state import PartitionState, RoundIntent
-from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget, Refused
+from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget, Refused, bug_reason
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.keyless import KeylessRecords, KeylessRecordsRefused
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt
@@ -254,7 +254,7 @@ def _finish_open_intent(
         raise
     except Exception as bug:
         # Each attempt to resume the plan would fail in the same way, and nothing can be retired while the intent is open.
-        _undo_intent(leadership, stage_tracker, intent, f"a bug: {type(bug).__name__}: {bug}")
+        _undo_intent(leadership, stage_tracker, intent, bug_reason(bug))
         raise
     if failed is not None:
         return _undo_and_quarantine(leadership, stage_tracker, *failed)

@@ -12,7 +12,7 @@ from compactor.config.settings import SECTION_TYPES, CleanerSettings, Settings, 
 LIVE = frozenset({"cleaner", "topics", "publish", "lease", "agent"})
 """Sections that take effect with the next job. Stores, sockets and sessions that are open depend on the others."""
 LIVE_KEYS = frozenset({"daemon.threads"})
-BOUND_KEYS = frozenset({"agent.listen"})
+BOUND_KEYS = frozenset({"agent.listen", "agent.host_names"})
 """Keys of live sections that take effect at the next start because an open socket depends on them."""
 FIXED = ("disk_budget_bytes", "map_engine")
 """Keys of [cleaner] and its overrides that take effect at the next start: the process has one disk budget and one Spark session."""
@@ -50,7 +50,7 @@ def settings_after_reload(current: Settings, reread: Settings) -> ReloadedSettin
     }
     fixed_sections = {section: getattr(current, section) for section in SECTION_TYPES if "." not in section and section not in LIVE}
     daemon = current.daemon.model_copy(update={"threads": reread.daemon.threads})
-    agent = reread.agent.model_copy(update={"listen": current.agent.listen})
+    agent = reread.agent.model_copy(update={"listen": current.agent.listen, "host_names": current.agent.host_names})
     settings = reread.model_copy(
         update=fixed_sections
         | {

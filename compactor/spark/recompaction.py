@@ -23,7 +23,7 @@ from compactor.bootstrap import open_tier
 from compactor.config.settings import CleanerSettings, load_settings
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
-from compactor.errors import CompactorError, Fenced, Leased, UsageError
+from compactor.errors import CompactorError, Fenced, Leased, UsageError, bug_reason
 from compactor.extras import require_pip_extra
 from compactor.kernels.common import KEY_BYTES
 from compactor.local.budget import DiskBudget
@@ -362,7 +362,7 @@ class _SharedRecompactionState:
         except CompactorError as error:
             problem = error
         except Exception as error:  # noqa: BLE001 - a bug of ours in one partition is no reason to lose the others (I9)
-            problem = CompactorError(f"a bug: {type(error).__name__}: {error}")
+            problem = CompactorError(bug_reason(error))
         self._record_result(
             RecompactionResult(candidate.partition, report, problem, time.monotonic() - begin, "", candidate.segments, candidate.bytes)
         )

@@ -1,18 +1,24 @@
-"""HTTP server for the pages. It only answers GET and HEAD requests, each in a thread of its own."""
+"""HTTP server for the pages. It only answers GET and HEAD requests, each in a thread of its own.
+
+A page of another site can let a browser ask for these pages under the other site's name (DNS rebinding), and then read them. So they are
+shown under configured names only. Health and metrics are asked for under any name, by probes and Prometheus.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Protocol
 
 from typing_extensions import override
 
 from compactor.errors import UsageError
-from compactor.web.console import HttpResponse
+from compactor.web.console import HttpResponse, text_response
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -25,6 +31,28 @@ HEADERS = {
 """Security headers of every response. The pages load nothing from elsewhere and run no script but their own."""
 
 
+UNDER_ANY_NAME = ("/metrics", "/healthz", "/readyz")
+"""Paths that are answered whatever the Host header says."""
+
+
+def is_host_known(host: str, host_names: Collection[str]) -> bool:
+    """Return whether pages are shown under this value of the Host header: an IP address, localhost or one of ``host_names``.
+
+    :param host: the value, with or without a port.
+    """
+    name, colon, port = host.strip().rpartition(":")
+    if not colon or not port.isdigit():
+        name = host.strip()
+    name = name.rstrip(".").lower()
+    if name == "localhost" or name in {known.lower() for known in host_names}:
+        return True
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
 class HttpResponder(Protocol):
     """Source of the responses to HTTP requests. ``RequestRouter`` is the implementation that maps paths to pages."""
 
@@ -33,13 +61,19 @@ class HttpResponder(Protocol):
 
 
 @contextmanager
-def serve_pages(listen: str, pages: HttpResponder, setting_name: str = "daemon.listen") -> Iterator[str]:
+def serve_pages(listen: str, pages: HttpResponder, setting_name: str = "daemon.listen", host_names: Collection[str] = ()) -> Iterator[str]:
     """Serve the pages while the block runs, and yield the address (host and port). Port 0 in ``listen`` stands for any free port.
 
     :param listen: host and port.
     :param setting_name: the setting that ``listen`` comes from, for messages.
+    :param host_names: names under which the pages are shown, beside that in ``listen``, localhost and IP addresses.
     :raises UsageError: if the address cannot be used.
     """
+
+    section = setting_name.partition(".")[0]
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    known_names = {host, *host_names}
 
     class PageRequestHandler(BaseHTTPRequestHandler):
         server_version = "tiered-compactor"
@@ -54,7 +88,12 @@ def serve_pages(listen: str, pages: HttpResponder, setting_name: str = "daemon.l
 
         def _send_response(self, *, with_body: bool) -> None:
             """Send the response for the request's path. ``with_body``: false for HEAD, which gets the headers only."""
-            answer = pages.respond_to_request(self.path)
+            asked = self.headers.get_all("Host", [])  # HTTP/1.0 has none, and no browser speaks that
+            if self.path.partition("?")[0] in UNDER_ANY_NAME or all(is_host_known(name, known_names) for name in asked):
+                answer = pages.respond_to_request(self.path)
+            else:
+                advice = f"this name is not one of {section}.host_names. Add it there, or ask by IP address"
+                answer = text_response(HTTPStatus.MISDIRECTED_REQUEST, advice)
             self.send_response(answer.code)
             headers = {
                 "Content-Type": answer.kind,
@@ -72,9 +111,6 @@ def serve_pages(listen: str, pages: HttpResponder, setting_name: str = "daemon.l
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    host, _, port = listen.rpartition(":")
-    host = host.strip("[]")
-
     class PageServer(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         daemon_threads = True
@@ -84,7 +120,7 @@ def serve_pages(listen: str, pages: HttpResponder, setting_name: str = "daemon.l
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise UsageError(
-            f"the {setting_name.partition('.')[0]} cannot listen on {listen}: {why}",
+            f"the {section} cannot listen on {listen}: {why}",
             hint=f"Set {setting_name} to a free address, or port 0",
         ) from error
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, name="pages", daemon=True)

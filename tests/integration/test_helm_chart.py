@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from compactor.config.settings import load_settings
+from compactor.web.server import is_host_known
 from tests.support.go_tools import Unbuildable, go_tool
 
 pytestmark = pytest.mark.timeout(1_200)  # the first of them waits for Helm to be built
@@ -37,6 +38,7 @@ FULL = {
         "podAnnotations": {"note": "x"},
     },
     "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/x"}},
+    "service": {"hostNames": ["compactor.example.org"]},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}, "runbookUrl": "https://docs.example/operating.md"},
     "dashboard": {"enabled": True},
@@ -139,3 +141,17 @@ def test_values_for_a_cloud_give_the_pods_an_identity(helm: Path, tmp_path: Path
 
 def test_a_tier_in_hdfs_is_accepted(helm: Path, tmp_path: Path) -> None:
     assert rendered(helm, tmp_path, {"config": '[tier]\nurl = "hdfs://namenode/tier"\n'}).returncode == 0
+
+
+@pytest.mark.parametrize(("values", "more"), [(MINIMAL, []), (FULL, ["compactor.example.org"])], ids=["minimal", "full"])
+def test_the_pages_answer_to_the_names_of_the_service(helm: Path, tmp_path: Path, values: dict[str, Any], more: list[str]) -> None:
+    found = {one["kind"]: one for one in yaml.safe_load_all(rendered(helm, tmp_path, values).stdout) if one}
+    service = found["Service"]["metadata"]["name"]
+    variables = {each["name"]: each["value"] for each in found["StatefulSet"]["spec"]["template"]["spec"]["containers"][0]["env"]}
+    (tmp_path / "tiered-compactor.toml").write_text(values["config"])
+    settings = load_settings(
+        str(tmp_path / "tiered-compactor.toml"), {name: value for name, value in variables.items() if name.startswith("TIERED")}
+    )
+    inside = [service, f"{service}.default", f"{service}.default.svc", f"{service}.default.svc.cluster.local"]
+    assert [*settings.daemon.host_names] == [*inside, *more]
+    assert all(is_host_known(f"{name}:8080", settings.daemon.host_names) for name in (*inside, *more))

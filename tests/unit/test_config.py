@@ -95,6 +95,8 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "daemon.listen": "[::1]:0",
         "daemon.threads": "7",
         "agent.listen": "[::1]:0",
+        "daemon.host_names": '["daemon"]',
+        "agent.host_names": '["agent"]',
         "agent.log_dirs": '["/var/kafka"]',
         "agent.topics": '["orders"]',
         "agent.allow_gaps": "true",

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from compactor.config.settings import load_settings
+from compactor.web.server import UNDER_ANY_NAME, is_host_known
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
@@ -78,6 +79,30 @@ def test_the_playground_is_a_configuration() -> None:
     bucket = yaml.safe_load(COMPOSE.read_text())["services"]["bucket"]["entrypoint"][-1]
     assert "s3 mb s3://tier " in bucket
     assert settings.tier.url.startswith("s3://tier/")
+
+
+def test_the_playground_answers_to_the_names_that_compose_and_prometheus_use() -> None:
+    settings = load_settings(str(CONTAINER / "playground.toml"), {})
+    names = {"daemon": settings.daemon.host_names, "agent": settings.agent.host_names}
+    (scrape,) = yaml.safe_load((CONTAINER / "prometheus.yml").read_text())["scrape_configs"]
+    targets = {target.partition(":")[0]: target for config in scrape["static_configs"] for target in config["targets"]}
+    assert targets.keys() == names.keys()
+    assert scrape.get("metrics_path", "/metrics") in UNDER_ANY_NAME
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    for name, target in targets.items():
+        (published,) = services[name]["ports"]
+        assert is_host_known(target, names[name])
+        assert is_host_known(f"localhost:{published.partition(':')[0]}", ())
+        assert not is_host_known(target, ())
+
+
+def test_the_proxy_of_the_documents_asks_under_a_name_that_its_configuration_has(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "access.md").read_text()
+    names = re.findall(r"^    (\[daemon\]\n    host_names = .+)$", text, re.MULTILINE)
+    (tmp_path / "tiered-compactor.toml").write_text("\n".join(line.strip() for line in names[0].splitlines()) + "\n")
+    settings = load_settings(str(tmp_path / "tiered-compactor.toml"), {})
+    (host,) = re.findall(r'^    redirect_url +(?:=) "https://([^/"]+)/', text, re.MULTILINE)
+    assert is_host_known(host, settings.daemon.host_names)
 
 
 def test_the_chart_installs_this_version() -> None:

@@ -36,7 +36,7 @@ def run_upload_agent(args: argparse.Namespace, out: Output) -> ExitCode:
     shown = AgentPages(agent.status, getattr(args, "config", ""), settings.runbook_url)
     pages = RequestRouter(shown, agent.ms_since_latest_loop_pass, settings.interval_ms)
     with (
-        serve_pages(settings.listen, pages, "agent.listen") as address,
+        serve_pages(settings.listen, pages, "agent.listen", settings.host_names) as address,
         watch_log_dirs_for_new_segments(settings.log_dirs, agent.request_scan, tell),
     ):
         tell(f"{tier.ports.holder} uploads to {tier.ports.layout.url}; status at http://{address}/")

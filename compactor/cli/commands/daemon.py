@@ -34,7 +34,8 @@ def run_daemon(args: argparse.Namespace, out: Output) -> ExitCode:
         settings.runbook_url,
         daemon.cleaner_settings_for_topic,
     )
-    with serve_pages(settings.listen, RequestRouter(pages, daemon.ms_since_latest_loop_pass, settings.interval_ms)) as address:
+    router = RequestRouter(pages, daemon.ms_since_latest_loop_pass, settings.interval_ms)
+    with serve_pages(settings.listen, router, host_names=settings.host_names) as address:
         tell(f"{tier.ports.holder} schedules {tier.ports.layout.url}; status at http://{address}/")
         return serving.run_service(
             "daemon",

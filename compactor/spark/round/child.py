@@ -22,7 +22,7 @@ from compactor.access.tier import ReasonToRunRoundInThisProcess, Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import Settings, SparkSettings
 from compactor.control.state import PartitionState
-from compactor.errors import BadData, CompactorError, Fenced, Leased, Unavailable
+from compactor.errors import BadData, CompactorError, Fenced, Leased, Unavailable, bug_reason
 from compactor.model.ids import TopicPartition
 from compactor.round.compaction import RoundReport
 from compactor.round.engines import RemoteEngine
@@ -197,4 +197,4 @@ def _run_requested_round(request: _RoundRequest, cluster: SparkCluster) -> Round
     except CompactorError as error:
         return error
     except Exception as error:  # noqa: BLE001 - a bug in one round must not end Spark for the others (I9)
-        return CompactorError(f"a bug: {type(error).__name__}: {error}")
+        return CompactorError(bug_reason(error))

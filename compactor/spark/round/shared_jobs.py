@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from compactor.access.tier import Tier
 from compactor.config.settings import CleanerSettings
-from compactor.errors import CompactorError
+from compactor.errors import CompactorError, bug_reason
 from compactor.model.keyless import KeylessRecords, raise_if_keyless
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.round.engines import RemoteWorker
@@ -159,7 +159,7 @@ class SharedJobRunner:
         except CompactorError as error:
             partition.answer.put(TaskOutcome(index, None, error, TaskCost()))
         except Exception as error:  # noqa: BLE001 - somebody waits for this answer
-            partition.answer.put(TaskOutcome(index, None, CompactorError(f"a bug: {type(error).__name__}: {error}"), TaskCost()))
+            partition.answer.put(TaskOutcome(index, None, CompactorError(bug_reason(error)), TaskCost()))
 
     def _run_partition_bins(
         self, description: str, partitions: list[_QueuedPartition], bins: list[list[int]], done_indexes: set[int]

@@ -24,6 +24,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ include "compactor.selector" . }}
 {{- end -}}
 
+{{/* Names of the service, and the values' own, as an array of TOML. */}}
+{{- define "compactor.hostNames" -}}
+{{- $name := include "compactor.fullname" . -}}
+{{- $inside := printf "%s.%s" $name .Release.Namespace -}}
+{{- concat (list $name $inside (printf "%s.svc" $inside) (printf "%s.svc.cluster.local" $inside)) .Values.service.hostNames | toJson -}}
+{{- end -}}
+
 {{- define "compactor.account" -}}
 {{- default (include "compactor.fullname" .) .Values.serviceAccount.name -}}
 {{- end -}}
