@@ -157,6 +157,7 @@ def _create_segment_publisher(settings: Settings, metadata: TierMetadataSource) 
         KafkaAdmin(connection),
         cleanup_policy_of=lambda topic: settings.cleaner_settings_for_topic(topic).cleanup_policy,
         confirmed=cluster_confirmations(settings),
+        bootstrap_servers=connection.bootstrap_servers,
     )
     return MetadataTopicSegmentPublisher(
         metadata.brokers.followed,
@@ -210,7 +211,7 @@ def open_segment_metadata_of_brokers(settings: Settings, control: ObjectStore) -
     kept = FoldedMetadataStore(RocksDatabase(Path(settings.tier.state_dir) / "metadata" / place))
     followed = FoldingMetadataTopicReader(topic, kept, clock_ms=_wall_clock_unix_ms)
     where = f"{topic.name} at {kafka.bootstrap_servers}"
-    queries = AdminClusterQueries(KafkaAdmin(connection), cluster_confirmations(settings))
+    queries = AdminClusterQueries(KafkaAdmin(connection), cluster_confirmations(settings), connection.bootstrap_servers)
     return LiveBrokerMetadata(followed, queries, kafka.topics, where)
 
 

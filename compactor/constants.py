@@ -30,3 +30,4 @@ NO_TIMESTAMP: Final = -1
 NEVER_MS: Final = TimestampMs(2**63 - 1)
 """Time in milliseconds that never comes."""
 HOUR_MS: Final = 3_600_000
+DAY_MS: Final = 86_400_000

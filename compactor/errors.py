@@ -14,6 +14,7 @@ CompactorError (1: a bug)
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 
 from typing_extensions import override
 
@@ -52,10 +53,31 @@ def bug_reason(error: BaseException) -> str:
     return without_secrets(f"a bug: {type(error).__name__}: {error}")
 
 
+class BlockedCause(StrEnum):
+    """Causes for which no round cleans a partition until a person acts.
+
+    FAILING: jobs or polls of this process fail, as for an unreachable store; they are retried.
+    """
+
+    SETTINGS = "settings"
+    BUDGET = "budget"
+    TRANSACTION = "transaction"
+    TIMESTAMPS = "timestamps"
+    KEYLESS = "keyless"
+    DAMAGE = "damage"
+    RIGHTS = "rights"
+    BROKERS = "brokers"
+    FAILING = "failing"
+
+
 class CompactorError(Exception):
-    """Base of all errors: what happened and where (``message``), and what to do next (``hint``), in words for a person."""
+    """Base of all errors: what happened and where (``message``), and what to do next (``hint``), in words for a person.
+
+    blocks_by: why each further attempt will fail until a person acts; FAILING if trying again may help.
+    """
 
     exit_code = 1
+    blocks_by = BlockedCause.FAILING
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         self.message = without_secrets(message)
@@ -99,6 +121,7 @@ class BadData(CompactorError):
     """
 
     exit_code = 3
+    blocks_by = BlockedCause.DAMAGE
     is_other_content = False
     is_compacted = False
 
@@ -146,7 +169,13 @@ class Unavailable(StoreError):
 class Refused(StoreError):
     """Raised if the store or broker refuses a request: credentials, permissions, a missing bucket, a wrong region, an archived object.
     Trying again does not help.
+
+    :param cause: what is to be corrected, by default the rights of this user.
     """
+
+    def __init__(self, message: str, *, hint: str = "", cause: BlockedCause = BlockedCause.RIGHTS) -> None:
+        super().__init__(message, hint=hint)
+        self.blocks_by = cause
 
 
 class CannotCopy(StoreError):
@@ -163,6 +192,7 @@ class OutOfBudget(CompactorError):
     """Raised if the disk or memory budget is too small, or the disk is full. Exit code 6."""
 
     exit_code = 6
+    blocks_by = BlockedCause.BUDGET
 
 
 def gravest_exit_code(codes: list[ExitCode]) -> ExitCode:

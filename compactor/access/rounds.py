@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 
 from compactor.access.tier import Tier
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
+from compactor.errors import CompactorError
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -67,6 +68,7 @@ def create_round(
     disk: DiskBudget | None = None,
     engine: RemoteEngine | None = None,
     assess_with: RoundAssessmentFunction | None = None,
+    shares_budgets: bool = False,
 ) -> PartitionRound:
     """Return a round over one partition, configured from the tier's settings. It does not run before ``execute_round`` is called.
 
@@ -76,6 +78,7 @@ def create_round(
     :param disk: disk budget that is shared with other rounds; None for one of its own.
     :param engine: engine that executes the tasks; None for the engine that the tier chooses.
     :param assess_with: decides whether the round is due; None for ``assess_round``.
+    :param shares_budgets: whether other rounds run in this process at the same time.
     """
     if engine is None and tier.engines is not None:
         engine = tier.engines(tier, partition)
@@ -97,6 +100,7 @@ def create_round(
         on_stage=on_stage,
         disk_budget=disk,
         remote_engine=engine,
+        shares_budgets=shares_budgets,
     )
 
 
@@ -110,16 +114,50 @@ def execute_round(
     on_stage: RoundStageCallback = lambda s, p: None,
     disk: DiskBudget | None = None,
     check_stop: Callable[[], None] = lambda: None,
+    shares_budgets: bool = False,
 ) -> RoundReport:
     """Run a round over one partition and return its report.
 
     If the settings name a Spark cluster, the cluster runs the round. If the cluster declines it, this process runs it, and the report
-    contains the cluster's reason, unless the round has a reason of its own to report.
+    contains the cluster's reason, unless the round has a reason of its own to report. A failure that is recorded is announced by a hint.
 
     :param check_stop: called while this process waits for the cluster; raises an error to end the wait.
+    :param shares_budgets: whether other rounds run in this process at the same time.
 
     Raises the errors of PartitionRound.execute_round.
     """
+    before = log.state.quarantine
+    try:
+        return _run_round_remotely_or_here(
+            tier,
+            partition,
+            log,
+            now_ms,
+            force=force,
+            on_stage=on_stage,
+            disk=disk,
+            check_stop=check_stop,
+            shares_budgets=shares_budgets,
+        )
+    finally:
+        if log.state.quarantine is not None and log.state.quarantine != before:  # so that other processes tell it, too
+            with suppress(CompactorError):
+                tier.change_notifier.announce_changed_control_logs([log])
+
+
+def _run_round_remotely_or_here(
+    tier: Tier,
+    partition: TopicPartition,
+    log: PartitionLog,
+    now_ms: int,
+    *,
+    force: bool,
+    on_stage: RoundStageCallback,
+    disk: DiskBudget | None,
+    check_stop: Callable[[], None],
+    shares_budgets: bool,
+) -> RoundReport:
+    """Run a round on the Spark cluster that the settings name, or else in this process. Parameters as of ``execute_round``."""
     why = ""
     if tier.remote_rounds is not None and tier.settings.spark.uses_spark_cluster:
         remote = tier.remote_rounds.run_round_remotely(tier, log.refresh(), now_ms, force=force, check_stop=check_stop)
@@ -127,7 +165,8 @@ def execute_round(
             log.refresh()
             return remote
         why = remote
-    report = create_round(tier, partition, now_ms, force=force, on_stage=on_stage, disk=disk).execute_round(log)
+    steps = create_round(tier, partition, now_ms, force=force, on_stage=on_stage, disk=disk, shares_budgets=shares_budgets)
+    report = steps.execute_round(log)
     return replace(report, reason=report.reason or why)
 
 

@@ -17,11 +17,14 @@ class AdminClusterQueries:
     """Implementation of ``ClusterQueries`` with a Kafka admin client.
 
     Topics that may not be described are left out, with one warning each.
+
+    :param bootstrap_servers: the brokers' addresses, for the commands in messages.
     """
 
-    def __init__(self, admin: KafkaAdmin, confirmed: ClusterConfirmations = NOTHING_CONFIRMED) -> None:
+    def __init__(self, admin: KafkaAdmin, confirmed: ClusterConfirmations = NOTHING_CONFIRMED, bootstrap_servers: str = "") -> None:
         self._admin = admin
         self._confirmed = confirmed
+        self._servers = bootstrap_servers
         self._cluster_id = ""
         self._reported: set[str] = set()
 
@@ -42,7 +45,7 @@ class AdminClusterQueries:
     def cluster_problem(self) -> ClusterProblem | None:
         """Return why compaction is ruled out, or None. If the cluster refuses to answer, the refusal is the problem."""
         try:
-            return find_cluster_problem(self._admin, self._confirmed)
+            return find_cluster_problem(self._admin, self._confirmed, bootstrap_servers=self._servers)
         except (Refused, NotFound) as error:
             return ClusterProblem("metadata-topic", error.message, error.hint)
 

@@ -16,7 +16,9 @@ from compactor.brokers.metadata_topic.admin import (
     BrokerDescription,
     ClusterDescription,
     TopicDescription,
+    kafka_tool_command,
     metadata_topic_write_refusal_reason,
+    topic_settings_command,
 )
 from compactor.brokers.metadata_topic.codec import TOPIC, uuid_text
 from compactor.brokers.metadata_topic.versions import (
@@ -26,7 +28,7 @@ from compactor.brokers.metadata_topic.versions import (
     TESTED_MINORS,
     is_newer_than_tested,
 )
-from compactor.errors import NotFound, Refused
+from compactor.errors import BlockedCause, NotFound, Refused
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 
@@ -34,7 +36,6 @@ CONDITIONS_MAX_AGE_S = 15.0
 """Seconds for which a passed check stays valid. A round checks at each of its steps."""
 KAFKA_METADATA_MANAGER = "org.apache.kafka.server.log.remote.metadata.storage.TopicBasedRemoteLogMetadataManager"
 """Class by which brokers read and write ``__remote_log_metadata``: the default of METADATA_MANAGER_SETTING."""
-CLUSTER_SETTINGS_ACL = "kafka-acls --add --allow-principal User:... --operation DescribeConfigs --cluster"
 _CLUSTER_KEY = ""
 RETENTION_SETTING = "retention.ms"
 EXPIRING_POLICY = "compact,delete"
@@ -88,7 +89,7 @@ class UnsuitableCluster(Refused):
     """
 
     def __init__(self, message: str, *, hint: str = "", cause: str = "") -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(message, hint=hint, cause=BlockedCause.BROKERS)
         self.cause = cause
 
 
@@ -117,6 +118,7 @@ class ClusterSettingsCheckBeforePublication:
     :param cleanup_policy_of: returns ``cleanup_policy`` of this program's settings for a topic.
     :param confirmed: what the configuration confirms about the cluster.
     :param max_age_s: how long a passed check stays valid, in seconds.
+    :param bootstrap_servers: the brokers' addresses, for the commands in messages.
     """
 
     def __init__(
@@ -126,11 +128,13 @@ class ClusterSettingsCheckBeforePublication:
         cleanup_policy_of: Callable[[str], str] = lambda topic: "compact",
         confirmed: ClusterConfirmations = NOTHING_CONFIRMED,
         max_age_s: float = CONDITIONS_MAX_AGE_S,
+        bootstrap_servers: str = "",
     ) -> None:
         self._admin = admin
         self._cleanup_policy_of = cleanup_policy_of
         self._confirmed = confirmed
         self._max_age_s = max_age_s
+        self._servers = bootstrap_servers
         self._lock = threading.Lock()
         self._checked_at: dict[str, float] = {}
         self._topic_ids: dict[str, bytes] = {}
@@ -141,7 +145,9 @@ class ClusterSettingsCheckBeforePublication:
         """
         with self._lock:
             if self._is_compaction_permission_check_due(_CLUSTER_KEY):
-                problem = find_cluster_problem(self._admin, self._confirmed, reports_missing_append_permission=True)
+                problem = find_cluster_problem(
+                    self._admin, self._confirmed, reports_missing_append_permission=True, bootstrap_servers=self._servers
+                )
                 if problem is not None:
                     message = f"nothing is compacted under these brokers: {problem.message}"
                     raise UnsuitableCluster(message, hint=problem.hint, cause=problem.cause)
@@ -180,18 +186,36 @@ class ClusterSettingsCheckBeforePublication:
         settings = {setting: found.value for setting, found in facts.settings.items()}
         problem = topic_settings_refusal_reason(topic, settings, self._cleanup_policy_of(topic))
         if problem:
-            raise Refused(problem, hint="Set it with kafka-configs --alter, or take the topic out of topics under [kafka]")
+            step = topic_settings_correction(topic, settings, self._cleanup_policy_of(topic), self._servers)
+            raise Refused(problem, hint=f"{step}, or take the topic out of topics under [kafka]", cause=BlockedCause.SETTINGS)
 
 
 def topic_settings_refusal_reason(topic: str, settings: Mapping[str, str], cleanup_policy: str) -> ReasonOrEmpty:
-    """Return a message about the first required setting that is missing or has another value than the required one, or an empty string.
+    """Return a message about each required setting that is missing or has another value than the required one, or an empty string.
 
     :param cleanup_policy: ``cleanup_policy`` of this program's settings for the topic. Under "compact,delete", retention.ms may be finite.
     """
-    return next(
-        filter(None, (topic_setting_refusal_reason(topic, each, settings.get(each), cleanup_policy) for each in REQUIRED_TOPIC_SETTINGS)),
-        "",
-    )
+    reasons = (topic_setting_refusal_reason(topic, each, settings.get(each), cleanup_policy) for each in REQUIRED_TOPIC_SETTINGS)
+    return "; ".join(filter(None, reasons))
+
+
+def topic_settings_correction(topic: str, settings: Mapping[str, str], cleanup_policy: str, bootstrap_servers: str = "") -> str:
+    """Return the command that gives all required settings of a topic their values at once; empty if no known setting is wrong.
+
+    Two commands could leave the topic with ``delete`` and the default retention of seven days in between, and brokers would delete data.
+
+    :param settings: the topic's settings as far as they are known.
+    """
+    wrong = {
+        setting: wanted
+        for setting, (wanted, _) in REQUIRED_TOPIC_SETTINGS.items()
+        if setting in settings and topic_setting_refusal_reason(topic, setting, settings[setting], cleanup_policy)
+    }
+    if not wrong:
+        return ""
+    step = topic_settings_command(topic, wrong, bootstrap_servers)
+    careful = ", in one command; check first what docs/migrating.md lists"
+    return step + (careful if "compact" in settings.get("cleanup.policy", "") else "")
 
 
 def topic_setting_refusal_reason(topic: str, setting: str, value: str | None, cleanup_policy: str) -> ReasonOrEmpty:
@@ -207,16 +231,27 @@ def topic_setting_refusal_reason(topic: str, setting: str, value: str | None, cl
     return f"{setting} of {topic} is {value or repr('')}, it must be {wanted}: {why}"
 
 
+def cluster_settings_acl_command(bootstrap_servers: str) -> str:
+    """Return the command that lets a user read the brokers' settings and versions."""
+    return kafka_tool_command("kafka-acls", "--add --allow-principal User:... --operation DescribeConfigs --cluster", bootstrap_servers)
+
+
 def find_cluster_problem(
-    admin: ClusterDescriptionQueries, confirmed: ClusterConfirmations, *, reports_missing_append_permission: bool = False
+    admin: ClusterDescriptionQueries,
+    confirmed: ClusterConfirmations,
+    *,
+    reports_missing_append_permission: bool = False,
+    bootstrap_servers: str = "",
 ) -> ClusterProblem | None:
     """Ask the cluster, and return why it is unsuitable, or None. The brokers are asked first: where they use another metadata manager,
     there need not be a metadata topic.
+
+    :param bootstrap_servers: the brokers' addresses, for the commands in messages.
     """
     if problem := broker_problem(admin.describe_cluster().brokers, confirmed):
         return problem
     topic = admin.describe_metadata_topic(reports_missing_append_permission=reports_missing_append_permission)
-    if reason := metadata_topic_write_refusal_reason(topic):
+    if reason := metadata_topic_write_refusal_reason(topic, bootstrap_servers):
         return ClusterProblem("metadata-topic", reason, "Readers are not affected")
     return None
 
@@ -237,7 +272,7 @@ def _metadata_manager_problem(broker: BrokerDescription, confirmed: ClusterConfi
     if not broker.metadata_manager:
         if confirmed.metadata_manager:
             return None
-        hint = f"{CLUSTER_SETTINGS_ACL}; or confirm the class with metadata_manager_class under [kafka]"
+        hint = f"{cluster_settings_acl_command(broker.address)}; or confirm the class with metadata_manager_class under [kafka]"
         return ClusterProblem("metadata-manager", f"{METADATA_MANAGER_SETTING} of broker {broker.id} is unknown", hint)
     if broker.metadata_manager in (KAFKA_METADATA_MANAGER, confirmed.metadata_manager):
         return None

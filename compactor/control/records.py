@@ -376,12 +376,17 @@ class RoundUndone(LeaderRecord):
     grace_ms: int | None = None
 
 
+BLOCKED_BY_STAT = "blocked_by"
+NEXT_STEP_STAT = "next_step"
+
+
 class RunEnded(LeaderRecord):
     """Record: outcome and cost of a run that published nothing, for the run history.
 
     status: the outcome, a value of RunHistoryStatus.
     reason, segment: why and where a run was quarantined.
-    stats: figures for people and scripts. No decision depends on them.
+    stats: figures for people and scripts. No decision depends on them. Of a quarantined run, BLOCKED_BY_STAT is the cause (a BlockedCause;
+        damaged data if it is missing) and NEXT_STEP_STAT what a person can do.
     keyless: the records without a key that were refused; None if the reason is another.
     """
 

@@ -300,6 +300,12 @@ class PartitionState(ControlLogState):
         return None
 
     @property
+    def latest_quarantined_run(self) -> RunHistoryEntry | None:
+        """Return the run whose failure quarantines the partition; None if it is not quarantined, or the history has lost the run."""
+        failed = (run for run in reversed(self.runs) if run.status == RunHistoryStatus.QUARANTINED)
+        return next(failed, None) if self.quarantine is not None else None
+
+    @property
     def last_round_ms(self) -> int:
         """Return how long the latest published round took, in milliseconds by its writers' clocks; 0 if none is known."""
         return next((max(0, run.ended_ms - run.started_ms) for run in reversed(self.runs) if run.published_slot), 0)

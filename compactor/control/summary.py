@@ -16,6 +16,7 @@ from pydantic import Field
 
 from checkpoint.offsets import CleanerOffset
 from compactor.constants import EMPTY_TOPIC_ID, HOUR_MS, TopicId
+from compactor.control.records import BLOCKED_BY_STAT, NEXT_STEP_STAT
 from compactor.control.state import CompactorLeader, GroupAwaitingDeletion, PartitionState, Quarantine, RunHistoryEntry
 from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition, partition_of_incarnation
@@ -154,6 +155,8 @@ class PartitionSummary(StrictFrozenModel):
 
     open_run: run id of the open intent, or an empty string.
     quarantined_since_ms: end of the first of the partition's uninterrupted failed rounds, in milliseconds; 0 if it is not quarantined.
+    quarantine_cause, quarantine_next_step: cause of the latest failed round and what a person can do about it, as recorded; empty if
+        nothing was recorded, as for damaged data.
     undone_slot: slot of the latest plan that was undone; 0 if none is known.
     saved_per_dirty_byte: bytes that the latest round with dirty input saved per byte of that input; None if no such round is known.
     last_round_ms: how long the latest published round took, in milliseconds.
@@ -176,6 +179,8 @@ class PartitionSummary(StrictFrozenModel):
     open_run: str
     quarantine: Quarantine | None
     quarantined_since_ms: int = Field(default=0, exclude_if=lambda value: not value)
+    quarantine_cause: str = Field(default="", exclude_if=lambda value: not value)
+    quarantine_next_step: str = Field(default="", exclude_if=lambda value: not value)
     waiting: tuple[GroupAwaitingDeletionSummary, ...]
     imports: tuple[ImportSummary, ...]
     retiring: int
@@ -206,6 +211,11 @@ class PartitionSummary(StrictFrozenModel):
         """First offset that readers may read; the end offset + 1 if all records were deleted."""
         return max(self.start_offset, self.log_start_offset or 0)
 
+    @property
+    def has_open_transaction(self) -> bool:
+        """Return whether a transaction is open at the end of the newest segment."""
+        return self.has_segments and self.live[-1].open_txn_offset >= 0
+
     @cached_property
     def live(self) -> tuple[SegmentSummary, ...]:
         """Live segments, unpacked on first use."""
@@ -214,6 +224,7 @@ class PartitionSummary(StrictFrozenModel):
 
 def summarize_state(state: PartitionState) -> PartitionSummary:
     """Return the summary of a partition's state."""
+    quarantined = state.latest_quarantined_run
     return PartitionSummary(
         topic=state.topic,
         partition=state.partition,
@@ -228,6 +239,8 @@ def summarize_state(state: PartitionState) -> PartitionSummary:
         open_run=state.intent.plan.run_id if state.intent else "",
         quarantine=state.quarantine,
         quarantined_since_ms=_quarantined_since_ms(state),
+        quarantine_cause=str(quarantined.stats.get(BLOCKED_BY_STAT, "")) if quarantined else "",
+        quarantine_next_step=str(quarantined.stats.get(NEXT_STEP_STAT, "")) if quarantined else "",
         waiting=tuple(_summarize_waiting_group(group) for group in state.waiting),
         imports=tuple(ImportSummary(slot=entry.slot, since_ms=entry.since_ms) for entry in state.registrations.values()),
         retiring=len(state.retiring),

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from compactor.access.tier import Tier
-from compactor.brokers.conditions import topic_settings_refusal_reason
 from compactor.brokers.view import BrokerMetadata, PartitionMetadataVersion
 from compactor.control.logs import move_queued_change_hints_into_catalog
 from compactor.control.pauses import round_pause_reason_or_empty
 from compactor.control.state import CatalogState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
+from compactor.views.verdict import Block, blocks_of_topics
 
 INBOX_POLL_MS = 60_000
 """How often change hints are collected that could not be appended to the catalog. Costs one LIST."""
@@ -42,7 +42,7 @@ class PartitionChangeReport:
 
     hints: Mapping[TopicPartition, int]
     recreated: frozenset[TopicPartition] = frozenset()
-    suspended: Mapping[str, str] = field(default_factory=dict)
+    suspended: Mapping[str, Block] = field(default_factory=dict)
     paused: Mapping[TopicPartition, str] = field(default_factory=dict)
     requested: Mapping[TopicPartition, CatalogSlot] = field(default_factory=dict)
 
@@ -115,17 +115,13 @@ class BrokerChangeFeed:
         brokers = self._brokers
         brokers.refresh(max_age_s=0.0)
         before, self._versions = self._versions, brokers.partition_metadata_versions()
-        suspended = {}
-        cluster_problem = brokers.cluster_problem()
-        cluster_reason = cluster_problem.message if cluster_problem is not None else ""
-        for topic in {name.topic for name in self._versions}:
+        topics = {name.topic for name in self._versions}
+        suspended = blocks_of_topics(tier, topics)
+        for topic in topics:
             try:
                 now = brokers.topic_status(topic)
             except UsageError:
                 continue  # the topic was deleted a moment ago
-            policy = tier.settings.cleaner_settings_for_topic(topic).cleanup_policy
-            if reason := cluster_reason or topic_settings_refusal_reason(topic, now.settings, policy):
-                suspended[topic] = reason
             if self._chosen.setdefault(topic, now.chosen) != now.chosen:
                 self._chosen[topic] = now.chosen
                 self._policies[topic] = self._policies.get(topic, 0) + 1

@@ -68,6 +68,7 @@ from compactor.upkeep.deleted_topics import delete_tiered_data_of_missing_topics
 from compactor.upkeep.retire import RetireReport
 from compactor.upkeep.uploads import LEAST_AGE_MS, abort_stale_multipart_uploads
 from compactor.views.time_formats import count_noun, format_size
+from compactor.views.verdict import Block
 
 ASK_TOPICS_MS = 1_200_000
 """How often the cluster is asked whether topics were deleted, more often than answers count, so that it can contradict itself."""
@@ -94,7 +95,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         self._random = random.Random(seed)  # noqa: S311 - only the order of partitions depends on it
         self._cache = PartitionSummaryCache(self._tier)
         self._changes = create_change_feed(self._tier)
-        self._suspended: dict[str, str] = {}
+        self._suspended: dict[str, Block] = {}
         self._hold_ms = 0
         self._paused: dict[TopicPartition, str] = {}
         self._schedules: dict[TopicPartition, PartitionSchedule] = {}
@@ -262,7 +263,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
                 schedule = self._with_output_schedule_if_configured(new_partition_schedule(name, hint, now_ms))
             elif hint != schedule.hint:
                 schedule = with_change_hint(schedule, hint, now_ms)
-            schedule = with_round_suspension_set_or_ended(schedule, report.suspended.get(name.topic, ""))
+            schedule = with_round_suspension_set_or_ended(schedule, report.suspended.get(name.topic), now_ms)
             schedules[name] = with_round_pause_and_round_request(
                 schedule, report.paused.get(name, ""), report.requested.get(name, 0), now_ms
             )
@@ -275,13 +276,13 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             self._log("no partition is paused any more")
         self._paused = dict(report.paused)
 
-    def _report_changed_round_suspensions(self, suspended_topics: Mapping[str, str]) -> None:
+    def _report_changed_round_suspensions(self, suspended_topics: Mapping[str, Block]) -> None:
         """Log the topics for which rounds are forbidden now and were not before, or the reverse, one line per reason."""
         before, self._suspended = self._suspended, dict(suspended_topics)
         new: dict[str, list[str]] = {}
-        for topic, why in sorted(suspended_topics.items()):
-            if before.get(topic) != why:
-                new.setdefault(why, []).append(topic)
+        for topic, block in sorted(suspended_topics.items()):
+            if topic not in before or before[topic].reason != block.reason:
+                new.setdefault(block.reason, []).append(topic)
         for why, topics in new.items():
             self._log(f"no round begins for {_topic_name_or_count_text(topics)}: {why}", level=logging.WARNING)
         if again := sorted(before.keys() - suspended_topics.keys()):
@@ -380,7 +381,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         until = result.report.until_ms if isinstance(result.report, RoundReport) else 0
         if result.status == RoundStatus.WAITING:
             self._hold_ms = min(until, now + ROUND_HOLD_MS)
-        outcome = JobOutcome(result.status, result.reason, seen, until)
+        outcome = JobOutcome(result.status, result.reason, seen, until, cause=result.cause)
         if isinstance(result.report, OutputReport):
             report = result.report
             outcome = replace(outcome, written_slot=report.written_slot, next_deletion_ms=report.next_deletion_ms, content=report.content)

@@ -13,7 +13,7 @@ from compactor.control.logs import PartitionLog, open_catalog
 from compactor.control.stages import RoundStage
 from compactor.control.state import CatalogState
 from compactor.daemon.scheduling import DaemonAction, PartitionJob
-from compactor.errors import CompactorError, Fenced, Leased, OutOfBudget, bug_reason
+from compactor.errors import BlockedCause, CompactorError, Fenced, Leased, OutOfBudget, bug_reason
 from compactor.local.budget import DiskBudget
 from compactor.model.plan import CompactionPlan
 from compactor.model.status import CHANGING, RoundStatus
@@ -32,6 +32,7 @@ class JobResult:
     report: what the job did, in detail; None if the job failed.
     phases: seconds per phase (see ``progress.RunningJobSnapshot``).
     run_id: id of the job's round; empty if it has none.
+    cause: why each further attempt fails until a person acts; FAILING if a later one may succeed.
     """
 
     job: PartitionJob
@@ -42,6 +43,7 @@ class JobResult:
     seconds: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
     run_id: str = ""
+    cause: BlockedCause = BlockedCause.FAILING
 
 
 class JobProgressObserver(Protocol):
@@ -103,7 +105,15 @@ def execute_job(
         if job.action is DaemonAction.ROUND:
             stop = resources.stop.raise_if_stopped
             round_report = execute_round(
-                tier, job.partition, log, now_ms, force=job.force, on_stage=on_stage, disk=resources.disk, check_stop=stop
+                tier,
+                job.partition,
+                log,
+                now_ms,
+                force=job.force,
+                on_stage=on_stage,
+                disk=resources.disk,
+                check_stop=stop,
+                shares_budgets=not job.exclusive,
             )
             if round_report.status in CHANGING:
                 tier.change_notifier.announce_changed_control_logs([log])
@@ -127,9 +137,8 @@ def execute_job(
             OutOfBudget: RoundStatus.OUT_OF_BUDGET,
         }
         status = known.get(type(error), RoundStatus.FAILED)
-        return JobResult(
-            job, status, error.message if status in (RoundStatus.STOPPED, RoundStatus.LEASED, RoundStatus.FENCED) else str(error)
-        )
+        text = error.message if status in (RoundStatus.STOPPED, RoundStatus.LEASED, RoundStatus.FENCED) else str(error)
+        return JobResult(job, status, text, cause=error.blocks_by)
     except Exception as error:  # noqa: BLE001 - one partition's bug must not end the service for the others (I9)
         return JobResult(job, RoundStatus.FAILED, bug_reason(error))
     return result

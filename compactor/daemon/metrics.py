@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -9,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from compactor.constants import NEVER_MS
 from compactor.daemon.scheduling import PartitionSchedule
 from compactor.daemon.status import DaemonStatus
+from compactor.errors import BlockedCause
 from compactor.service.metrics import (
     MOST_LABELLED,
     OWN,
@@ -47,10 +49,10 @@ def _metrics_under_kafka_names(status: DaemonStatus) -> Iterator[Metric]:
 ALIASES = {
     "uncleanable_partitions": (
         "uncleanable_partitions_count",
-        "Partitions that cannot be cleaned at present: quarantined, failing or suspended",
+        "Partitions that no round can clean until a person acts",
         1,
     ),
-    "uncleanable_bytes": ("uncleanable_bytes", "Dirty bytes of partitions that cannot be cleaned at present", 1),
+    "uncleanable_bytes": ("uncleanable_bytes", "Bytes that wait in partitions that no round can clean until a person acts", 1),
     "max_dirty_ratio": ("max_dirty_percent", "Dirty ratio of the dirtiest partition", 100),
     "max_compaction_delay_seconds": ("max_compaction_delay_secs", "By how much max_compaction_lag_ms is exceeded, at most", 1),
     "last_round_seconds": ("max_clean_time_secs", "Duration of the last round", 1),
@@ -63,11 +65,11 @@ ALIASES = {
 def _kafka_log_cleaner_metric_values(status: DaemonStatus) -> dict[str, float]:
     """Return the values of the metrics that Kafka's LogCleaner has, too, by metric name. Times are in seconds, shares from 0 to 1."""
     seen = [schedule.status for schedule in status.schedules if schedule.status is not None]
-    bad = [schedule.status for schedule in status.schedules_with_blocked_rounds if schedule.status is not None]
+    bad = [schedule.verdict for schedule in status.schedules_with_blocked_rounds if schedule.verdict is not None]
     totals = status.totals
     return {
         "uncleanable_partitions": len(status.schedules_with_blocked_rounds),
-        "uncleanable_bytes": sum(one.dirty_bytes for one in bad),
+        "uncleanable_bytes": sum(one.waiting_bytes for one in bad),
         "max_dirty_ratio": max((one.dirty_ratio for one in seen), default=0),
         "max_compaction_delay_seconds": max((one.max_delay_ms for one in seen), default=0) / 1000,
         "last_round_seconds": totals.last_round_seconds,
@@ -89,6 +91,11 @@ def _health_metrics(status: DaemonStatus) -> Iterator[Metric]:
         )
     )
     yield make_counter("scans", "Scans for work", status.scans)
+    causes = Counter(one.verdict.cause for one in status.schedules_with_blocked_rounds if one.verdict is not None)
+    blocked = GaugeMetricFamily(f"{OWN}_blocked_partitions", "Partitions that no round can clean, by cause", labels=["cause"])
+    for cause in BlockedCause:
+        blocked.add_metric([cause.value], causes[cause.value])
+    yield blocked
 
 
 def _sort_key_by_importance(schedule: PartitionSchedule) -> tuple[bool, int, str]:
@@ -123,10 +130,10 @@ def _tier_metrics(status: DaemonStatus) -> Iterator[Metric]:
         (
             ("partitions", "Partitions of the tier", len(status.schedules)),
             ("segments", "Live segments", sum(one.segments for one in seen)),
-            ("partitions_due", "Partitions for which a round is due, without paused and failing ones", len(due)),
+            ("partitions_due", "Partitions for which a round is due, without paused and blocked ones", len(due)),
             (
                 "due_bytes",
-                "Dirty bytes of partitions for which a round is due, without paused and failing ones",
+                "Dirty bytes of partitions for which a round is due, without paused and blocked ones",
                 sum(one.dirty_bytes for one in due),
             ),
             ("total_live_bytes", "Bytes of live segments of all partitions", sum(one.bytes for one in seen)),

@@ -20,6 +20,7 @@ from compactor.local.cache import ControlLogReadProgress
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.retire import read_grace_start_ms_by_control_log_slot
 from compactor.views.overview import is_cached_summary_fresh
+from compactor.views.verdict import OpenTransaction, known_bootstrap_servers, read_open_transaction
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,13 @@ class CachedPartitionSummary:
     position: last log record included in the summary; None if the summary could not be matched with the log.
     slot_times_ms: store time, in milliseconds, of each log record that starts a grace period or undo period, by the record's slot (its
         number in the log).
+    transaction: the oldest transaction that is open at the end of the tier; None if none is.
     """
 
     summary: PartitionSummary
     position: ControlLogReadProgress | None
     slot_times_ms: Mapping[int, int]
+    transaction: OpenTransaction | None = None
 
 
 class PolledPartitionStatus(NamedTuple):
@@ -58,8 +61,8 @@ class PartitionSummaryCache:
     ) -> dict[TopicPartition, PolledPartitionStatus]:
         """Load the summaries that are still valid from local state, and return the statuses of their partitions. Makes no request.
 
-        A summary is valid if the partition has not changed since the summary was saved, and no replaced segments of the partition waited
-        for deletion.
+        A summary is valid if the partition has not changed since the summary was saved, no replaced segments of the partition waited for
+        deletion, and no transaction was open.
 
         :param hints: the present change hint of each partition, by name. A change hint is a number that changes with every change.
         :param max_age_ms: summaries of partitions that were not polled for longer are ignored.
@@ -69,8 +72,11 @@ class PartitionSummaryCache:
         for text, (seen, summary) in kept.items():
             fresh = text in hints and is_cached_summary_fresh(seen, summary, hints[text], now_ms, max_age_ms)
             if (
-                fresh and not summary.waiting and self._tier.min_last_record_number_of_control_log(summary.topic_partition) <= seen.slot
-            ):  # the times of waiting groups have to be read from the store
+                fresh
+                and not summary.waiting
+                and not summary.model_copy().has_open_transaction
+                and self._tier.min_last_record_number_of_control_log(summary.topic_partition) <= seen.slot
+            ):  # the times of waiting groups and the producers of transactions have to be read from the store
                 self._known[summary.topic_partition] = CachedPartitionSummary(summary, seen, {})
                 found[summary.topic_partition] = PolledPartitionStatus(
                     self._compute_status(summary.topic_partition, now_ms), seen.checked_ms
@@ -121,8 +127,9 @@ class PartitionSummaryCache:
         mark = log.state_identity()
         position = ControlLogReadProgress(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
         self._histories[log.state.topic_partition] = serialize_history(partition_history(log.state))
+        visible = self._tier.state_with_segments_readers_see(log.state)
         self._known[log.state.topic_partition] = CachedPartitionSummary(
-            summarize_state(self._tier.state_with_segments_readers_see(log.state)), position, slot_times_ms
+            summarize_state(visible), position, slot_times_ms, read_open_transaction(self._tier, visible)
         )
         return self._compute_status(log.state.topic_partition, now_ms)
 
@@ -187,4 +194,6 @@ class PartitionSummaryCache:
             self._tier.retention,
             known.slot_times_ms,
             now_ms,
+            transaction=known.transaction,
+            bootstrap_servers=known_bootstrap_servers(self._tier),
         )

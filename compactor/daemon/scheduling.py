@@ -21,6 +21,7 @@ from compactor.constants import NEVER_MS, NO_COMPACTOR_EPOCH, CompactorEpoch
 from compactor.control.grace import earliest_deletion_time_ms, import_abandoned_at_ms
 from compactor.control.ports import ObjectRetention
 from compactor.control.summary import LastRoundSummary, PartitionSummary, SegmentMetadataOrSummary
+from compactor.errors import BlockedCause
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 from compactor.model.status import PUBLISHING, RoundStatus
@@ -28,6 +29,16 @@ from compactor.outputs.port import PartitionOutputExtent
 from compactor.round.expiry import find_expired_segments, next_retention_expiry_time_ms
 from compactor.round.plan import assess_round
 from compactor.service.retry_delay import RETRY_MS, backoff_ms
+from compactor.views.verdict import (
+    Block,
+    OpenTransaction,
+    PartitionVerdict,
+    bytes_not_cleaned,
+    held_until_ms,
+    partition_verdict,
+    quarantine_cause,
+    stored_block,
+)
 
 POLL_MS = 3_600_000
 """Longest time between two polls of an idle partition, in milliseconds. One poll costs two requests."""
@@ -66,6 +77,10 @@ class PartitionStatus:
     retire_at_ms: when something may be deleted; NEVER_MS if nothing waits.
     waiting_bytes: bytes that wait for deletion.
     quarantine_ms, quarantined_since_ms: end of the latest and of the first of the failed rounds in a row.
+    quarantine_cause: cause of these failures; None if the partition is not quarantined.
+    block: what prevents rounds by the stored state and this program's settings; None for nothing.
+    held_until_ms: when the last dirty segment that a round may not clean yet may be cleaned; 0 if there is none, NEVER_MS if unknown.
+    uncleaned_bytes: size of the segments with dirty offsets, also of those that a round may not clean now.
     undone_slot: number of the log record (slot) that ended the latest undone round.
     freed: for each hour, its time and the bytes that deletions by any compactor freed in it.
     """
@@ -93,6 +108,10 @@ class PartitionStatus:
     quarantine_ms: int = 0
     quarantined_since_ms: int = 0
     quarantine_failures: int = 0
+    quarantine_cause: BlockedCause | None = None
+    block: Block | None = None
+    held_until_ms: int = 0
+    uncleaned_bytes: int = 0
     retire_at_ms: int = NEVER_MS
     waiting_bytes: int = 0
     undone_slot: int = 0
@@ -101,11 +120,20 @@ class PartitionStatus:
 
 
 def partition_status(
-    summary: PartitionSummary, cleaner: CleanerSettings, retention: ObjectRetention, slot_times_ms: Mapping[int, int], now_ms: int
+    summary: PartitionSummary,
+    cleaner: CleanerSettings,
+    retention: ObjectRetention,
+    slot_times_ms: Mapping[int, int],
+    now_ms: int,
+    *,
+    transaction: OpenTransaction | None = None,
+    bootstrap_servers: str = "",
 ) -> PartitionStatus:
-    """Return how dirty a partition is, whether a round is due and why, and when replaced segments may be deleted.
+    """Return how dirty a partition is, whether a round is due and why, what prevents it, and when replaced segments may be deleted.
 
     :param slot_times_ms: store time of each log record that starts a grace period or undo period, by its slot (number in the log).
+    :param transaction: the oldest transaction that is open at the end of the tier; None if none is.
+    :param bootstrap_servers: the brokers' addresses, for the command that ends a transaction.
     """
     found = assess_round(summary, cleaner, now_ms)
     expired, expires_ms = find_expired_segments(summary, cleaner, now_ms), next_retention_expiry_time_ms(summary, cleaner)
@@ -137,6 +165,10 @@ def partition_status(
         quarantine_ms=why.at_ms if why else 0,
         quarantined_since_ms=(summary.quarantined_since_ms or why.at_ms) if why else 0,
         quarantine_failures=why.failures if why else 0,
+        quarantine_cause=quarantine_cause(summary),
+        block=stored_block(summary, found, cleaner, transaction, now_ms, bootstrap_servers),
+        held_until_ms=held_until_ms(summary, found, cleaner, transaction, now_ms),
+        uncleaned_bytes=bytes_not_cleaned(summary),
         retire_at_ms=_next_segment_deletion_ms(summary, retention, slot_times_ms, now_ms),
         waiting_bytes=sum(group.size_bytes for group in summary.waiting),
         undone_slot=summary.undone_slot,
@@ -199,7 +231,7 @@ class PartitionSchedule:
 
     hint: the partition's latest change hint (see ``PartitionChangeReport``).
     idle_polls: polls in a row that found nothing new.
-    suspended: why the topic's settings forbid rounds; empty if they do not.
+    suspended: why brokers or the topic's settings forbid rounds; None if they do not.
     paused: who paused rounds; empty if nobody did.
     waiting_reason: why the latest round was not begun although nothing is wrong.
     request_slot: number of the catalog record (slot) with the latest request for a round.
@@ -207,6 +239,7 @@ class PartitionSchedule:
     exclusive: whether the next round needs the budgets for itself.
     failures: number of failed jobs in a row for reasons of this process (store, budgets).
     problem: reason of the latest failed job.
+    problem_cause: cause of that failure.
     poll_failures: number of failed polls in a row.
     unreadable: reason of the latest failed poll.
     failing_since_ms: since when jobs or polls fail; 0 if neither does.
@@ -227,12 +260,13 @@ class PartitionSchedule:
     exclusive: bool = False
     failures: int = 0
     problem: str = ""
+    problem_cause: BlockedCause = BlockedCause.FAILING
     poll_failures: int = 0
     unreadable: str = ""
     failing_since_ms: int = 0
     repeats: int = 0
     next_repeat_ms: int = 0
-    suspended: str = ""
+    suspended: Block | None = None
     waiting_reason: str = ""
     output: OutputSchedule | None = None
     paused: str = ""
@@ -240,15 +274,42 @@ class PartitionSchedule:
     requested: bool = False
 
     @property
+    def verdict(self) -> PartitionVerdict | None:
+        """Return the verdict on the partition; None if it was not polled yet and nothing is known to fail."""
+        seen = self.status
+        if seen is None and not (self.suspended or self.unreadable or self.problem):
+            return None
+        seen = seen or PartitionStatus(self.partition, 0)
+        return partition_verdict(
+            due=seen.due,
+            reason=seen.reason,
+            blocks=(
+                self._block_by_settings(seen),
+                Block(BlockedCause.FAILING, self.unreadable, self.failing_since_ms) if self.unreadable else None,
+                Block(self.problem_cause, self.problem, self.failing_since_ms) if self.problem else None,
+                seen.block or _block_by_quarantine(seen),
+            ),
+            paused=self.paused,
+            held_until_ms=self.next_round_ms if seen.due and self.waiting_reason else seen.held_until_ms,
+            postponed=self.waiting_reason,
+            waiting_bytes=seen.uncleaned_bytes,
+        )
+
+    def _block_by_settings(self, status: PartitionStatus) -> Block | None:
+        """Return the block by brokers or settings, with the time since which rounds have failed because of them, if that is recorded."""
+        if self.suspended is None or status.quarantine_cause is not self.suspended.cause:
+            return self.suspended
+        return replace(self.suspended, since_ms=status.quarantined_since_ms)
+
+    @property
     def blocked_reason(self) -> ReasonOrEmpty:
-        """Return the reason why rounds of this partition fail or are forbidden, or an empty string."""
-        return self.suspended or self.unreadable or self.problem or (self.status.quarantine if self.status else "")
+        """Return the reason why no round can clean this partition until a person acts, or an empty string."""
+        verdict = self.verdict
+        return verdict.reason if verdict is not None and verdict.is_blocked else ""
 
     @property
     def status_if_round_may_begin(self) -> PartitionStatus | None:
-        """Return the partition's status if a round is due and may begin; None if nothing is due, or the partition is paused, suspended or
-        failing.
-        """
+        """Return the partition's status if a round is due and may begin; None if nothing is due, or the partition is paused or blocked."""
         return self.status if self.status and self.status.due and not self.paused and not self.blocked_reason else None
 
 
@@ -259,6 +320,7 @@ class JobOutcome:
     status: a status of `run`, or retired, failed, out_of_budget, stopped.
     partition: the partition's status after the job; None if unknown.
     until_ms: when a round that waits may be tried again.
+    cause: for a failure: why each further attempt fails, too; FAILING if a later one may succeed.
     written_slot, next_deletion_ms, content: for an update of an output: number of the last log record (slot) that the output shows, when an
         old version of the output may be deleted, and the extent of its data.
     """
@@ -270,6 +332,7 @@ class JobOutcome:
     written_slot: int = -1
     next_deletion_ms: int = NEVER_MS
     content: PartitionOutputExtent | None = None
+    cause: BlockedCause = BlockedCause.FAILING
 
 
 @dataclass(frozen=True)
@@ -317,16 +380,17 @@ def schedule_restored_after_restart(
     )
 
 
-def with_round_suspension_set_or_ended(schedule: PartitionSchedule, reason: str) -> PartitionSchedule:
-    """Return the schedule with rounds suspended for this reason. An empty reason ends the suspension; failed rounds are then retried at
-    once.
+def with_round_suspension_set_or_ended(schedule: PartitionSchedule, block: Block | None, now_ms: int) -> PartitionSchedule:
+    """Return the schedule with rounds suspended for this reason, since now if they were not. None ends the suspension; failed rounds are
+    then retried at once.
     """
-    if reason == schedule.suspended:
+    before = schedule.suspended
+    if block is not None:
+        return replace(schedule, suspended=replace(block, since_ms=before.since_ms if before is not None else now_ms))
+    if before is None:
         return schedule
-    if reason:
-        return replace(schedule, suspended=reason)
     since_ms = schedule.failing_since_ms if schedule.unreadable else 0
-    return replace(schedule, suspended="", failures=0, problem="", next_round_ms=0, failing_since_ms=since_ms)
+    return replace(schedule, suspended=None, failures=0, problem="", next_round_ms=0, failing_since_ms=since_ms)
 
 
 def with_round_pause_and_round_request(schedule: PartitionSchedule, pause_reason: str, request_slot: int, now_ms: int) -> PartitionSchedule:
@@ -408,12 +472,26 @@ def action_to_take_now(schedule: PartitionSchedule, now_ms: int, *, may_begin_ro
     retire_due = now_ms >= schedule.retire_at_ms and (now_ms >= status.retire_at_ms or status.undone_slot > schedule.swept_slot)
     if retire_due and not schedule.failures and not status.open_run:
         return DaemonAction.RETIRE  # likewise: what a partition that is always due has replaced would never be deleted
-    quarantine_ends_ms = status.quarantine_ms + backoff_ms(status.quarantine_failures)
-    if status.due and may_begin and now_ms >= max(schedule.next_round_ms, schedule.next_repeat_ms, quarantine_ends_ms):
+    if status.due and may_begin and now_ms >= max(schedule.next_round_ms, schedule.next_repeat_ms, _quarantine_ends_ms(status)):
         return DaemonAction.ROUND
     if output_due:
         return DaemonAction.OUTPUT
     return DaemonAction.RETIRE if retire_due else None
+
+
+def _quarantine_ends_ms(status: PartitionStatus) -> int:
+    """Return when the next round of a quarantined partition may begin. A block by settings or brokers is not counted: ``suspended`` says
+    whether it still exists.
+    """
+    is_asked = status.quarantine_cause in (BlockedCause.SETTINGS, BlockedCause.BROKERS)
+    return 0 if is_asked else status.quarantine_ms + backoff_ms(status.quarantine_failures)
+
+
+def _block_by_quarantine(status: PartitionStatus) -> Block | None:
+    """Return the block of a partition that is quarantined for an unrecorded cause, which is damaged data; None if it is not."""
+    if not status.quarantine or status.quarantine_cause is not None:
+        return None
+    return Block(BlockedCause.DAMAGE, status.quarantine, status.quarantined_since_ms)
 
 
 def with_job_outcome(schedule: PartitionSchedule, job: PartitionJob, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> PartitionSchedule:
@@ -443,7 +521,13 @@ def with_job_outcome(schedule: PartitionSchedule, job: PartitionJob, outcome: Jo
         retry_ms = now_ms + backoff_ms(failures)
         since_ms = schedule.failing_since_ms or now_ms
         return replace(
-            changed, failures=failures, problem=outcome.reason, failing_since_ms=since_ms, next_round_ms=retry_ms, retire_at_ms=retry_ms
+            changed,
+            failures=failures,
+            problem=outcome.reason,
+            problem_cause=outcome.cause,
+            failing_since_ms=since_ms,
+            next_round_ms=retry_ms,
+            retire_at_ms=retry_ms,
         )
     since_ms = schedule.failing_since_ms if schedule.unreadable else 0
     changed = replace(changed, failures=0, problem="", waiting_reason="", failing_since_ms=since_ms)
@@ -509,11 +593,11 @@ def choose_jobs(
 class PartitionCondition(StrEnum):
     """A partition's condition, most urgent first.
 
-    ATTENTION: its rounds fail, and it may need help.
+    ATTENTION: it is blocked (see ``PartitionVerdict``): no round can clean it until a person acts.
     WORKING: a job runs.
     DUE: a round is due.
     WAITING: replaced segments wait for deletion.
-    PAUSED: rounds are paused or not allowed for the topic.
+    PAUSED: rounds are paused by a person.
     UNSEEN: not polled yet.
     QUIET: clean.
     """
@@ -540,18 +624,13 @@ class PlannedAction:
     why: str
 
 
-def round_failure_reason(schedule: PartitionSchedule) -> ReasonOrEmpty:
-    """Return the reason why rounds of this partition fail, or an empty string."""
-    return schedule.unreadable or schedule.problem or (schedule.status.quarantine if schedule.status else "")
-
-
 def partition_condition(schedule: PartitionSchedule, *, is_job_running: bool) -> PartitionCondition:
     """Return the partition's condition. ``is_job_running``: whether one of its jobs runs now."""
-    if round_failure_reason(schedule):
+    if schedule.blocked_reason:
         return PartitionCondition.ATTENTION
     if is_job_running:
         return PartitionCondition.WORKING
-    if schedule.suspended or schedule.paused:
+    if schedule.paused:
         return PartitionCondition.PAUSED
     seen = schedule.status
     if seen is None:
@@ -573,7 +652,7 @@ def planned_action(schedule: PartitionSchedule, now_ms: int) -> PlannedAction:
     if schedule.requested and may_begin:
         steps.append(PlannedAction(DaemonAction.ROUND, max(now_ms, schedule.next_round_ms), "a round was requested"))
     if seen.due and may_begin:
-        waits = seen.quarantine_ms + backoff_ms(seen.quarantine_failures)
+        waits = _quarantine_ends_ms(seen)
         why = "it failed before" if waits > now_ms or schedule.problem else schedule.waiting_reason or seen.reason
         steps.append(PlannedAction(DaemonAction.ROUND, max(now_ms, schedule.next_round_ms, schedule.next_repeat_ms, waits), why))
     if seen.retire_at_ms < NEVER_MS:
@@ -587,14 +666,5 @@ def planned_action(schedule: PartitionSchedule, now_ms: int) -> PlannedAction:
         return min(steps, key=lambda step: step.at_ms)
     why = "a delete horizon or a lag may make a round due" if seen.wake_ms < schedule.next_poll_ms else "nothing is due"
     if not may_begin:
-        why = schedule.suspended or schedule.paused
+        why = schedule.suspended.reason if schedule.suspended is not None else schedule.paused
     return PlannedAction(DaemonAction.POLL, max(now_ms, min(seen.wake_ms, schedule.next_poll_ms)), why)
-
-
-def failing_since_ms(schedule: PartitionSchedule) -> int:
-    """Return the time since which all rounds of this partition have failed, in milliseconds since 1970. 0 means that they do not fail (see
-    ``round_failure_reason``) or that the time is unknown.
-    """
-    if schedule.unreadable or schedule.problem:
-        return schedule.failing_since_ms
-    return schedule.status.quarantined_since_ms if schedule.status is not None else 0

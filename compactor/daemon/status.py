@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from compactor.access.tier import Tier
@@ -31,6 +31,7 @@ from compactor.round.compaction import RoundReport
 from compactor.service.journal import EventLogger
 from compactor.service.service_status import ServiceStatus
 from compactor.upkeep.retire import RetireReport
+from compactor.views.verdict import blocks_of_topics
 
 BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)
 """Upper bounds of durations in seconds: rounds of small partitions take half a second, those of large ones hours."""
@@ -148,7 +149,7 @@ class DaemonStatus(ServiceStatus):
 
     @property
     def schedules_with_blocked_rounds(self) -> tuple[PartitionSchedule, ...]:
-        """Return the schedules of partitions whose rounds fail or are forbidden."""
+        """Return the schedules of blocked partitions: no round can clean them until a person acts."""
         return tuple(schedule for schedule in self.schedules if schedule.blocked_reason)
 
 
@@ -174,11 +175,13 @@ def read_daemon_status_from_control_logs(tier: Tier, on_partition: Callable[[], 
     """
     names = tier.list_partitions_in_latest_incarnation()
     cache, schedules = PartitionSummaryCache(tier), []
+    blocks = blocks_of_topics(tier, sorted({name.topic for name in names}))
     for name, log in zip(names, tier.read_control_logs_or_errors(names, on_partition), strict=True):
         now_ms = tier.ports.clock_ms()
         schedule = with_round_pause_and_round_request(
             new_partition_schedule(name, 0, now_ms), round_pause_reason_or_empty(tier.catalog.state, name), 0, now_ms
         )
+        schedule = replace(schedule, suspended=blocks.get(name.topic))
         if isinstance(log, CompactorError):
             schedules.append(with_failed_poll(schedule, str(log), now_ms))
         else:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, count
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from compactor.config.units import format_size
 from compactor.errors import BadData, OutOfBudget
@@ -358,8 +358,16 @@ def _write_file_and_compute_digest(read_bytes: Callable[[int], bytes], path: Pat
     return digests.size_and_digest()
 
 
+class SizedSegment(Protocol):
+    """A segment whose size is known: its metadata or a summary of it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of the .log file."""
+
+
 def disk_bytes_to_rewrite_group(
-    sources: Sequence[RemoteLogSegmentMetadata],
+    sources: Sequence[SizedSegment],
     index_interval_bytes: int,
     files_to_fetch: Sequence[FileToStage] | None = None,
     *,

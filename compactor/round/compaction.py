@@ -187,6 +187,7 @@ class PartitionRound:
         on_stage: RoundStageCallback = lambda s, p: None,
         disk_budget: DiskBudget | None = None,
         remote_engine: RemoteEngine | None = None,
+        shares_budgets: bool = False,
     ) -> None:
         """Create a round; nothing is done yet.
 
@@ -195,12 +196,14 @@ class PartitionRound:
         :param on_stage: called when the round reaches a stage.
         :param disk_budget: disk budget shared by all rounds of this process; None gives this round ``disk_budget_bytes`` of its own.
         :param remote_engine: remote engine that does the work; None for this process.
+        :param shares_budgets: whether other rounds run in this process at the same time.
         """
         self._context = context
         self._cleaner = context.cleaner
         self._now_ms = now_ms
         self._assess = assess_if_round_is_due
         self._disk = disk_budget
+        self._shares_budgets = shares_budgets
         self._map_engine = remote_engine.map_engine if remote_engine else ""
         self._stats = RoundCosts()
         self._remote = remote_engine.create_remote_worker(self._stats) if remote_engine else None
@@ -213,7 +216,7 @@ class PartitionRound:
         """
         waits = False
         try:
-            result = run_round(self._context.ports, log, self._context.lease, self)
+            result = run_round(self._context.ports, log, self._context.lease, self, shares_budgets=self._shares_budgets)
             waits = result.status == RoundStatus.WAITING
             return _build_report(result, self._stats)
         finally:

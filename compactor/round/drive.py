@@ -7,7 +7,7 @@ due? -> acquire -> open intent? -> resume it or record it undone
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,10 +18,10 @@ from compactor.control.deletion import raise_log_start
 from compactor.control.leadership import Leadership, RecordRefused, hold_leadership
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
 from compactor.control.ports import EnvironmentPorts, LeaseDurations
-from compactor.control.records import RunEnded, ScratchObject
+from compactor.control.records import BLOCKED_BY_STAT, NEXT_STEP_STAT, RunEnded, ScratchObject
 from compactor.control.stages import RoundStage, RoundStageTracker, stage_of_intent
 from compactor.control.state import PartitionState, RoundIntent
-from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget, Refused, bug_reason
+from compactor.errors import BadData, CompactorError, Fenced, NotFound, OutOfBudget, Refused, StoreError, bug_reason
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.keyless import KeylessRecords, KeylessRecordsRefused
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt
@@ -92,11 +92,20 @@ class _DriverServicesForWorker:
         self.leadership.refresh_and_require_leadership(caller_only_waits=caller_only_waits)
 
 
-def run_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations, round_steps: RoundSteps[RoundInputsT]) -> RoundResult:
+def run_round(
+    ports: EnvironmentPorts,
+    log: PartitionLog,
+    lease: LeaseDurations,
+    round_steps: RoundSteps[RoundInputsT],
+    *,
+    shares_budgets: bool = False,
+) -> RoundResult:
     """Run one round over a partition, or the rest of a round that a crash left open.
 
     Bad data does not raise: the partition stays as it was, and the run history says why.
 
+    :param shares_budgets: whether other work uses the same disk and memory budgets, so that a round for which they do not suffice may
+        succeed later. If not, the run history says why it failed.
     :raises Leased: if another compactor is alive and stays so for one lease ttl.
     :raises Fenced: if another compactor takes over meanwhile; this process then leaves everything as it is.
     :raises StoreError: or OutOfBudget, if a retry may help. The intent stays open for the next run.
@@ -105,9 +114,25 @@ def run_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations,
     if not _is_round_needed(ports, log.state, round_steps) and not _is_round_needed(ports, log.refresh(), round_steps):
         return RoundResult(RoundStatus.NOTHING_TO_DO, log.state)
     with hold_leadership(ports, log, lease) as leadership:
-        result = run_round_as_leader(leadership, round_steps)
+        try:
+            result = run_round_as_leader(leadership, round_steps)
+        except (Refused, OutOfBudget) as error:
+            if not (shares_budgets and isinstance(error, OutOfBudget)):
+                _record_block(leadership, error)
+            raise
         write_snapshot_if_due(log)
         return result
+
+
+def _record_block(leadership: Leadership, error: CompactorError) -> None:
+    """Record that rounds of the partition fail until a person acts, so that every process can tell it. An open intent stays open. Nothing
+    is recorded if the same was recorded last, so that retries do not push published rounds out of the run history.
+    """
+    before = leadership.state.quarantine
+    if before is not None and before.reason == error.message:
+        return
+    with suppress(StoreError, Fenced, RecordRefused):  # the caller raises the error that caused this
+        _record_quarantine(leadership, leadership.ports.new_id(), None, error.message, "", error)
 
 
 def _is_round_needed(ports: EnvironmentPorts, state: PartitionState, round_steps: RoundSteps[RoundInputsT]) -> bool:
@@ -450,12 +475,14 @@ def _record_quarantine(
     reason: str,
     segment_name: str,
     keyless: KeylessRecords | None = None,
+    error: CompactorError | None = None,
 ) -> RoundResult:
     """Record that a run has failed, which quarantines the partition, and return the round's result.
 
     :param plan: the run's plan; None if it failed before a plan was announced.
     :param segment_name: the segment that caused the failure; empty if it is unknown.
     :param keyless: the records without a key that were refused; None if the reason is another.
+    :param error: the error, for its cause and next step; None if damaged data is the cause.
     """
     ended = RunEnded(
         leader_epoch=leadership.epoch,
@@ -464,6 +491,7 @@ def _record_quarantine(
         reason=reason,
         segment=segment_name,
         keyless=keyless,
+        stats={BLOCKED_BY_STAT: error.blocks_by.value, NEXT_STEP_STAT: error.hint} if error is not None else {},
     )
     state = publication.record_unpublished_run_end(leadership, ended)
     return RoundResult(RoundStatus.QUARANTINED, state, plan, reason=reason, segment=segment_name)

@@ -143,9 +143,10 @@ def choose_key_engine(engine_setting: str, key_count: int, map_budget_bytes: int
 def estimate_record_count(segment: SegmentMetadataOrSummary) -> int:
     """Return the estimated number of records of a segment.
 
-    Compressed wrappers of v0 and v1 do not record how many messages they hold: a segment with no other batches is estimated by its size.
+    Compressed wrappers of v0 and v1 do not record how many messages they hold, and brokers record no number: such a segment is estimated by
+    its size. It has no more records than offsets.
     """
-    return segment.records or segment.size_bytes // WRAPPED_BYTES
+    return segment.records or min(segment.size_bytes // WRAPPED_BYTES, segment.end_offset - segment.start_offset + 1)
 
 
 def estimate_distinct_keys(sidecar_heads: Sequence[SidecarHead], record_counts: Sequence[int]) -> int:

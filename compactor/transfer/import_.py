@@ -22,7 +22,7 @@ from compactor.access.rounds import open_reader_of_given_segments
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.sidecar_builder import SidecarBuilder
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.constants import Offset
+from compactor.constants import DAY_MS, Offset
 from compactor.control import ordering
 from compactor.control.audit import latest_erasure_ms
 from compactor.control.fold import TAIL
@@ -634,13 +634,20 @@ class _DirectoryImport:
         if not self.options.gaps:
             require_no_offset_gaps(sources)
         limit = self.policy.max_decompressed_batch_bytes
-        checks = FileCheckSettings(limit, self.company.threads, self._create_sidecar_builder, self.progress.advance)
+        latest_ms = self.tier.ports.clock_ms() + DAY_MS
+        checks = FileCheckSettings(limit, self.company.threads, self._create_sidecar_builder, self.progress.advance, latest_ms)
         checked = check_file_parts(file_parts, checks)
         negative = sum(piece.negative_timestamps for piece in checked)
         if negative:
             self.notes.append(
                 f"{negative} records of {self.partition} have negative timestamps: Kafka's cleaner refuses to rewrite a batch with such a "
                 "record, and so does a round here, which then leaves the partition as it is"
+            )
+        late = sum(piece.late_timestamps for piece in checked)
+        if late:
+            self.notes.append(
+                f"{late} records of {self.partition} have times more than a day ahead: as in Kafka, neither retention.ms nor "
+                "min.compaction.lag.ms passes for their segments until then"
             )
         return checked
 

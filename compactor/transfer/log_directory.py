@@ -31,7 +31,7 @@ from compactor.cleaner.passes.sidecar_builder import ChunkSummaryForSidecar, Sid
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import reason_txn_index_is_invalid, transaction_verdicts_by_source
 from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerThreads
-from compactor.constants import NO_TIMESTAMP, Offset, TimestampMs
+from compactor.constants import NEVER_MS, NO_TIMESTAMP, Offset, TimestampMs
 from compactor.control.records import LastImportedBatch
 from compactor.errors import BadData, UsageError
 from compactor.kernels.common import FirstAndEndBatch
@@ -58,6 +58,7 @@ CHECKPOINT = "leader-epoch-checkpoint"
 DELETED = ".deleted"
 EndPosition = int
 NegativeTimestampCount = int
+LateTimestampCount = int
 
 _INDEX_NAME = re.compile(r"(\d{20})\.(index|timeindex|txnindex)")
 
@@ -135,12 +136,14 @@ class CheckedFilePart:
     negative_timestamps: number of records with a timestamp below -1.
     sha256: digest of the part's bytes.
     builder: sidecar builder that has received every record; None if no sidecar is wanted.
+    late_timestamps: number of records with a timestamp that is too far in the future.
     """
 
     piece: SegmentFilePart
     negative_timestamps: int
     sha256: str
     builder: SidecarBuilder | None
+    late_timestamps: int = 0
 
 
 @dataclass(frozen=True)
@@ -172,17 +175,19 @@ class SegmentToImport:
 @dataclass(frozen=True)
 class FileCheckSettings:
     """Settings for the check of segment files. limit: bytes that one batch may inflate to. builder_for: returns the sidecar builder of a
-    segment, or None. on_bytes: called with the number of bytes that were checked since the last call.
+    segment, or None. on_bytes: called with the number of bytes that were checked since the last call. latest_ms: records with later
+    timestamps are counted.
     """
 
     limit: int
     threads: int
     builder_for: Callable[[SourceSegment], SidecarBuilder | None] = lambda source: None
     on_bytes: Callable[[int], None] = lambda size: None
+    latest_ms: int = NEVER_MS
 
 
 def check_file_parts(file_parts: Sequence[SegmentFilePart], check_settings: FileCheckSettings) -> list[CheckedFilePart]:
-    """Check pieces of segment files, by reading every byte and every record once, and count records with a timestamp below -1.
+    """Check pieces of segment files, by reading every byte and every record once, and count records whose timestamps cannot be times.
 
     :raises BadData: if a CRC is invalid, a batch contradicts its header, or a transaction index contradicts the log.
     """
@@ -203,25 +208,30 @@ def _check_segment_file_part(file_part: SegmentFilePart, check_settings: FileChe
     source, table = file_part.source, file_part.source.table
     builder = check_settings.builder_for(source)
     sha256 = hashlib.sha256()
-    negative = done = 0
+    negative = late = done = 0
 
     def check_batch_range(
         buffers: ReusableJobBuffers, job: FirstAndEndBatch
-    ) -> tuple[EndPosition, NegativeTimestampCount, list[ChunkSummaryForSidecar]]:
-        """Check a range of batches. Return the byte position after it, its number of timestamps below -1, and summaries of its chunks."""
+    ) -> tuple[EndPosition, NegativeTimestampCount, LateTimestampCount, list[ChunkSummaryForSidecar]]:
+        """Check a range of batches. Return the byte position after it, its numbers of timestamps below -1 and after the latest plausible
+        one, and summaries of its chunks.
+        """
         first, last = job
-        found, seen = 0, []
+        found, beyond, seen = 0, 0, []
         for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), check_settings.limit, buffers.bodies):
             rows, first_row = parse_records(table, chunk, buffers.rows, source.name)
             found += int(np.count_nonzero(rows.timestamp < NO_TIMESTAMP))
+            beyond += int(np.count_nonzero(rows.timestamp > check_settings.latest_ms))
             if builder is not None:
                 seen.append(builder.summarize_chunk(chunk, rows, first_row))
-        return int(table.position[last - 1] + table.size[last - 1]), found, seen
+        return int(table.position[last - 1] + table.size[last - 1]), found, beyond, seen
 
     try:
-        for until, found, looks in workers.yield_job_results_in_order(check_batch_range, source.split_batches_by_magic_and_compression()):
+        jobs = source.split_batches_by_magic_and_compression()
+        for until, found, beyond, looks in workers.yield_job_results_in_order(check_batch_range, jobs):
             sha256.update(source.buf.data[done:until])  # while the bytes are in the processor's cache
             negative += found
+            late += beyond
             if builder is not None:
                 for seen in looks:
                     builder.add_chunk_summary(seen)
@@ -230,7 +240,7 @@ def _check_segment_file_part(file_part: SegmentFilePart, check_settings: FileChe
     except BadData as error:
         raise _error_with_file_position(error, file_part) from None
     sha256.update(source.buf.data[done:])
-    return CheckedFilePart(file_part, negative, sha256.hexdigest(), builder)
+    return CheckedFilePart(file_part, negative, sha256.hexdigest(), builder, late)
 
 
 def _error_with_file_position(error: BadData, file_part: SegmentFilePart) -> BadData:

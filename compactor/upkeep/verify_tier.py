@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.describe import count_negative_timestamps, summarize_timestamps_and_record_count
+from compactor.cleaner.passes.describe import count_implausible_timestamps, summarize_timestamps_and_record_count
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
+from compactor.constants import DAY_MS
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Refused
@@ -26,6 +27,7 @@ from compactor.upkeep.segment_check import (
     raise_if_segment_exceeds_disk_budget,
 )
 from compactor.upkeep.uploads import find_unfinished_uploads
+from compactor.views.time_formats import count_noun, format_iso_time
 
 ProblemsAndLastOffset = tuple[list[SegmentProblem], int]
 """Problems of a segment, and the last offset of its batches (-1 for none)."""
@@ -125,12 +127,19 @@ class _SegmentVerifier(NamedTuple):
             )
             source.name = self._object_key_of_file("log")
             source.verify_batch_crcs_unless_verified(0, len(source.table))
-            negative = count_negative_timestamps(source, self.inflate_limit)
+            now_ms = self.tier.ports.clock_ms()
+            times = count_implausible_timestamps(source, self.inflate_limit, now_ms + DAY_MS)
         except BadData as error:
             return [*found, self._segment_problem("log", "log", error.cause)], segment.end_offset
-        if negative:
-            detail = f"{negative} records have negative timestamps: a round does not rewrite a batch that keeps one, like Kafka's cleaner"
+        if times.negative:
+            detail = f"{times.negative} records have negative timestamps: "
+            detail += "a round does not rewrite a batch that keeps one, like Kafka's cleaner"
             found.append(self._segment_problem("negative-timestamp", "log", detail, severity="note"))
+        if times.late:
+            detail = f"{count_noun(times.late, 'record is', 'records are')} of times more than a day ahead, "
+            detail += f"the latest {format_iso_time(times.latest_ms)}: neither retention.ms nor "
+            detail += "min.compaction.lag.ms passes for the segment until then, as in Kafka"
+            found.append(self._segment_problem("future-timestamp", "log", detail, severity="note"))
         if detail := _batch_digest_sum_mismatch(segment, source, self.balance_key):
             found.append(self._segment_problem("balance", "log", detail))
         if detail := _metadata_mismatch(segment, source):
@@ -154,7 +163,8 @@ def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment)
     if segment.size_bytes != source.size:
         return f"its metadata says {segment.size_bytes} bytes, it has {source.size}"
     if segment.max_timestamp_ms != latest:
-        return f"its metadata says that its latest record is of {segment.max_timestamp_ms}, it is of {latest}"
+        recorded, found = format_iso_time(segment.max_timestamp_ms), format_iso_time(latest)
+        return f"its metadata says that its latest record is of {recorded}, it is of {found}"
     return ""
 
 

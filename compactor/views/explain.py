@@ -16,8 +16,9 @@ from compactor.control.grace import grace_period_ms
 from compactor.control.leadership import LeaseInfo, current_lease
 from compactor.control.logs import retry_if_object_missing
 from compactor.control.pauses import round_pause_reason_or_empty
-from compactor.control.records import PlanAnnounced
+from compactor.control.records import BLOCKED_BY_STAT, NEXT_STEP_STAT, PlanAnnounced
 from compactor.control.state import GroupAwaitingDeletion, PartitionState
+from compactor.control.summary import PartitionSummary, summarize_state
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.keyless import KeylessPolicy, KeylessRecords
@@ -31,6 +32,17 @@ from compactor.views.difference import PartitionHistoryInControlLog
 from compactor.views.retention import RetentionOutlook, retention_outlook
 from compactor.views.search import FoundRecord, RecordSearch
 from compactor.views.time_formats import count_noun, format_duration, format_iso_time, format_size
+from compactor.views.verdict import (
+    Block,
+    OpenTransaction,
+    blocks_of_topics,
+    bytes_not_cleaned,
+    future_timestamps_text,
+    known_bootstrap_servers,
+    read_open_transaction,
+    stored_block,
+    with_recorded_time,
+)
 
 OnRead = Callable[[int], None]
 RecordDocument = dict[str, Any]
@@ -74,20 +86,38 @@ def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Exp
     lease = current_lease(tier.ports, log)
     found = assess_round(state, cleaner, now_ms)
     outlook = retention_outlook(state, found, cleaner, now_ms)
+    transaction = read_open_transaction(tier, state)
+    summary, servers = summarize_state(state), known_bootstrap_servers(tier)
+    block = blocks_of_topics(tier, [partition.topic]).get(partition.topic) or stored_block(
+        summary, assess_round(summary, cleaner, now_ms), cleaner, transaction, now_ms, servers
+    )
     facts = (
+        *_block_facts(block, summary),
         *_partition_status_facts(state, lease, now_ms),
-        *_dirty_segment_facts(state, found, cleaner, now_ms),
+        *_dirty_segment_facts(state, found, cleaner, transaction, now_ms),
         *_retention_facts(state, outlook, tier.first_readable_offset(state)),
         *_deletion_and_import_facts(state, tier, now_ms),
         *_latest_round_facts(past, state),
     )
     why = round_pause_reason_or_empty(tier.catalog.state, partition)
-    answer = (
-        f"It is {why}. Open rounds continue."
-        if why and state.has_segments and state.intent is None
-        else _answer_why_not_cleaned(state, lease, found, outlook, now_ms)
-    )
+    if block is not None and state.quarantine is None and state.has_segments:
+        answer = f"It is blocked: {block.reason}." + (f" {block.next_step}." if block.next_step else "")
+    elif why and state.has_segments and state.intent is None:
+        answer = f"It is {why}. Open rounds continue."
+    else:
+        answer = _answer_why_not_cleaned(state, lease, found, outlook, now_ms)
     return Explanation(answer, facts)
+
+
+def _block_facts(block: Block | None, summary: PartitionSummary) -> Iterator[ExplanationFact]:
+    """Yield a fact about what prevents all rounds: cause, since when, bytes that wait, next step."""
+    if block is None:
+        return
+    block, held = with_recorded_time(block, summary), bytes_not_cleaned(summary)
+    since = f" since {format_iso_time(block.since_ms)}" if block.since_ms else ""
+    text = f"no round can clean it{since}, {format_size(held)} wait: {block.reason}" + (f". {block.next_step}" if block.next_step else "")
+    values = {"cause": block.cause.value, "since_ms": block.since_ms or None, "waiting_bytes": held, "next_step": block.next_step}
+    yield ExplanationFact("blocked", text, values)
 
 
 def _explain_partition_known_only_by_listing(tier: Tier, partition: TopicPartition) -> Explanation:
@@ -132,7 +162,11 @@ def _answer_why_not_cleaned(
 
 
 def _quarantine_advice(state: PartitionState) -> str:
-    """Return as text the commands that help with a quarantined partition (one whose round failed on damaged data)."""
+    """Return as text what helps with a quarantined partition: what was recorded with the failure, or the commands for damaged data."""
+    failed = state.latest_quarantined_run
+    if failed is not None and BLOCKED_BY_STAT in failed.stats:
+        step = failed.stats.get(NEXT_STEP_STAT)
+        return f"{step}. The next `run` tries again." if step else "The next `run` tries again."
     restore = "restore the object from the store's versions or a backup"
     if not state.mirrored:  # brokers record no digests, without which `repair` recognises nothing
         restore = f"`repair {state.topic_partition} --from LOG_DIR|CONFIG` makes it good from a log directory or another tier, or {restore}"
@@ -172,7 +206,11 @@ def _partition_status_facts(state: PartitionState, lease: LeaseInfo | None, now_
 
 
 def _dirty_segment_facts(
-    state: PartitionState, assessment: RoundAssessment[RemoteLogSegmentMetadata], cleaner: CleanerSettings, now_ms: int
+    state: PartitionState,
+    assessment: RoundAssessment[RemoteLogSegmentMetadata],
+    cleaner: CleanerSettings,
+    transaction: OpenTransaction | None,
+    now_ms: int,
 ) -> Iterator[ExplanationFact]:
     """Yield facts about dirty segments and about what delays their cleaning."""
     if not state.has_segments:
@@ -192,10 +230,16 @@ def _dirty_segment_facts(
         text = f"min_cleanable_dirty_ratio is chosen automatically: {assessment.threshold.ratio:g}, {assessment.threshold.why}"
         text += f"; it saves {saved:.2f} USD a month in comparison with {KAFKA_RATIO:g}" if saved is not None else ""
         yield ExplanationFact("automatic_ratio", text, {"saves_usd_month": saved})
-    undecided = state.live[-1].open_txn_offset
-    if undecided >= 0:
-        text = f"a transaction is open since offset {undecided}: its segment and all later ones must wait for its end"
-        yield ExplanationFact("open_transaction", text, {"offset": undecided})
+    if transaction is not None:
+        text = f"a transaction is open since offset {transaction.first_offset}: its segment and all later ones must wait for its end"
+        if transaction.producer_id >= 0:
+            text += f". Producer {transaction.producer_id}, epoch {transaction.epoch}, last wrote to it"
+            text += f" at {format_iso_time(transaction.timestamp_ms)}" if transaction.timestamp_ms >= 0 else " at an unknown time"
+        values = {"producer_id": transaction.producer_id, "producer_epoch": transaction.epoch, "timestamp_ms": transaction.timestamp_ms}
+        yield ExplanationFact("open_transaction", text, {"offset": transaction.first_offset, **values})
+    if text := future_timestamps_text(state.live, now_ms):
+        latest = max(segment.max_timestamp_ms for segment in state.live)
+        yield ExplanationFact("future_timestamps", text, {"max_timestamp_ms": latest})
     if cleaner.min_compaction_lag_ms > 0:
         text = f"min_compaction_lag_ms keeps records younger than {format_duration(cleaner.min_compaction_lag_ms)} from being cleaned"
         yield ExplanationFact("min_compaction_lag", text, {"min_compaction_lag_ms": cleaner.min_compaction_lag_ms})

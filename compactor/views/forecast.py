@@ -16,7 +16,7 @@ from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.model.keyless import KeylessPolicy, KeylessRecords, KeylessRecordsRefused
 from compactor.round.keyless import known_refused_keyless_records
 from compactor.round.offload import expected_scan_count_of_dirty_range, reason_to_run_on_spark
-from compactor.round.plan import RoundAssessment, assess_round
+from compactor.round.plan import IsDueAndReason, RoundAssessment, assess_round
 from compactor.round.skip import (
     BloomFilterUsageStatistics,
     bloom_filter_usage_of_runs,
@@ -31,6 +31,18 @@ from compactor.storage.schemes import CONTROL_WRITES
 from compactor.tier.sidecars import NO_SIDECAR, SidecarHead
 from compactor.views.prices import PriceTable, price_table_of_tier
 from compactor.views.retention import RetentionOutlook, retention_outlook
+from compactor.views.verdict import (
+    Block,
+    OpenTransaction,
+    PartitionVerdict,
+    bytes_not_cleaned,
+    future_timestamps_text,
+    held_until_ms,
+    known_bootstrap_servers,
+    partition_verdict,
+    stored_block,
+    with_recorded_time,
+)
 
 TOMBSTONE_BYTES = 128
 """Upper bound on the size of a tombstone, unless its key is long."""
@@ -57,6 +69,7 @@ class SegmentActionForecast(NamedTuple):
 class RoundForecast:
     """Expected work, cost and saving of a round on one partition. Sizes are in bytes; bytes_to_write and map_keys are upper bounds.
 
+    future_timestamps: a sentence about segments whose times are more than a day ahead; empty if there are none.
     due: whether `run` has something to do, even if only retention deletes something.
     retention: what retention does to the partition, in words; empty if it does not apply.
     segments_expired, bytes_expired: segments that retention deletes first; they are not counted in bytes_to_read and bytes_to_write.
@@ -73,6 +86,7 @@ class RoundForecast:
     keyless_records, keyless_share: records without a key in the dirty range, and their share of its records from 0 to 1: as the round that
         was refused for them has counted, or in the sample that was read. None if unknown, which they are before the first round or sample.
     keyless_policy: what a round does with them: refuse, drop or keep.
+    verdict: whether the partition is clean, due, waiting, blocked or paused. If it is blocked, no round does what is forecast.
     listed: computes ``segments``.
     """
 
@@ -110,6 +124,8 @@ class RoundForecast:
     keyless_records: int | None
     keyless_share: float | None
     keyless_policy: KeylessPolicy
+    future_timestamps: str
+    verdict: PartitionVerdict
     live: int = field(repr=False)
     listed: Callable[[], Sequence[SegmentActionForecast]] = field(repr=False)
 
@@ -141,8 +157,25 @@ class RoundForecast:
 
     def document(self) -> dict[str, Any]:
         """Return the forecast for JSON output."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)[:-2]}
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)[:-2]} | {"verdict": self.verdict.document()}
         return values | {"segments": [segment._asdict() for segment in self.segments]}
+
+
+@dataclass(frozen=True)
+class RoundCircumstances:
+    """What, besides a partition's stored state, decides whether a round can run.
+
+    block: why brokers or the topic's settings rule out rounds; None if they do not.
+    paused: who paused rounds; empty if nobody did.
+    transaction: the oldest transaction that is open at the end of the tier; None if none is.
+    """
+
+    block: Block | None = None
+    paused: str = ""
+    transaction: OpenTransaction | None = None
+
+
+NO_CIRCUMSTANCES = RoundCircumstances()
 
 
 @dataclass(frozen=True)
@@ -199,6 +232,7 @@ def forecast_round_from_summary(
     force: bool = False,
     sidecar_evidence: SegmentSkipEvidence | None = None,
     prices: PriceTable | None = None,
+    circumstances: RoundCircumstances = NO_CIRCUMSTANCES,
 ) -> RoundForecast:
     """Return the forecast of the next round over a partition. Makes no request.
 
@@ -206,6 +240,7 @@ def forecast_round_from_summary(
     :param force: as for `run --force`: a round is due if anything is dirty.
     :param sidecar_evidence: facts from sidecars; None to use no sidecar.
     :param prices: prices of the store; None for those of the tier's kind of store.
+    :param circumstances: what, besides the stored state, decides whether a round can run.
     """
     prices = prices or price_table_of_tier(tier.settings.tier_url)
     cleaner, open_run = tier.cleaner_settings_for_topic(summary.topic), summary.open_run
@@ -241,12 +276,14 @@ def forecast_round_from_summary(
     usd = prices.price_of_requests_usd(objects_read, objects_written + CONTROL_WRITES + len(touched))
     late = [s for s in segments if s.action == "rewrite"] if not dirty else []
     saving, why = _expected_saving_and_reason(summary, writing, dirty, deletion_frees_space, _count_tombstones_from_sidecars(late, heads))
+    due, reason = found.due or bool(open_run) or bool(expires), expires or found.reason
+    reason = f"run {open_run} was begun and not finished" if open_run else reason
     forecast = RoundForecast(
         topic=summary.topic,
         partition=summary.partition,
         incarnation=summary.incarnation,
-        due=found.due or bool(open_run) or bool(expires),
-        reason=f"run {open_run} was begun and not finished" if open_run else expires or found.reason,
+        due=due,
+        reason=reason,
         retention=outlook.text,
         segments_expired=outlook.segments,
         bytes_expired=outlook.bytes,
@@ -276,11 +313,39 @@ def forecast_round_from_summary(
         keyless_records=None,
         keyless_share=None,
         keyless_policy=cleaner.keyless_records,
+        future_timestamps=future_timestamps_text(summary.live, now_ms),
+        verdict=_verdict(
+            summary, found, cleaner, (due, reason), circumstances or RoundCircumstances(), known_bootstrap_servers(tier), now_ms
+        ),
         live=summary.segments,
         listed=lambda: segments if found.due else all_segments(),
     )
     keyless = known_refused_keyless_records(summary, cleaner, found.end) if found.due else None
     return forecast.with_keyless_records(keyless) if keyless else forecast
+
+
+def _verdict(
+    summary: PartitionSummary,
+    found: RoundAssessment[SegmentSummary],
+    cleaner: CleanerSettings,
+    is_due: IsDueAndReason,
+    circumstances: RoundCircumstances,
+    bootstrap_servers: str,
+    now_ms: int,
+) -> PartitionVerdict:
+    """Return the verdict on the partition that a forecast is about. ``is_due``: whether `run` has something to do, and why."""
+    block, transaction = circumstances.block, circumstances.transaction
+    return partition_verdict(
+        due=is_due[0],
+        reason=is_due[1],
+        blocks=(
+            with_recorded_time(block, summary) if block is not None else None,
+            stored_block(summary, found, cleaner, transaction, now_ms, bootstrap_servers),
+        ),
+        paused=circumstances.paused,
+        held_until_ms=held_until_ms(summary, found, cleaner, transaction, now_ms),
+        waiting_bytes=bytes_not_cleaned(summary),
+    )
 
 
 _NO_HEAD = SidecarHead(None, NO_SIDECAR, 0)

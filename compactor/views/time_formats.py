@@ -5,6 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from compactor.config.units import count_noun as count_noun, format_duration as format_duration, format_size as format_size
+from compactor.constants import DAY_MS
+
+_GREGORIAN_CYCLE_MS = 146_097 * DAY_MS
 
 
 def format_ago(at_ms: int, now_ms: int) -> str:
@@ -18,11 +21,8 @@ def format_until(at_ms: int, now_ms: int) -> str:
 
 
 def format_utc_time(at_ms: int) -> str:
-    """Return a time such as ``2026-11-22 13:20:05 UTC``, or a number of milliseconds if it is beyond the calendar."""
-    try:
-        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, ValueError, OSError):
-        return f"{at_ms} ms"
+    """Return a time such as ``2026-11-22 13:20:05 UTC``."""
+    return format_iso_time(at_ms).replace("T", " ").replace("Z", " UTC")
 
 
 def format_clock_time(at_ms: int, now_ms: int) -> str:
@@ -33,11 +33,12 @@ def format_clock_time(at_ms: int, now_ms: int) -> str:
 
 
 def format_iso_time(at_ms: int, timespec: str = "seconds") -> str:
-    """Return a time in milliseconds as ISO 8601 in UTC, or as a number of milliseconds if it is beyond the calendar.
+    """Return a time in milliseconds as ISO 8601 in UTC. Years beyond 9999 or before 1 are written in full: clients that count
+    microseconds give times like ``58878-11-27T09:40:29Z``.
 
     :param timespec: ``seconds`` or ``milliseconds``.
     """
-    try:
-        return datetime.fromtimestamp(at_ms / 1000, UTC).replace(tzinfo=None).isoformat(timespec=timespec) + "Z"
-    except (OverflowError, ValueError, OSError):
-        return f"{at_ms} ms"
+    cycles, rest_ms = divmod(at_ms, _GREGORIAN_CYCLE_MS)  # the calendar repeats every 400 years, and so do its days of the week
+    at = datetime.fromtimestamp(rest_ms // 1000, UTC).replace(tzinfo=None, microsecond=rest_ms % 1000 * 1000)
+    year, text = at.year + 400 * cycles, at.isoformat(timespec=timespec) + "Z"
+    return f"{year:04d}{text[4:]}"

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from compactor import __version__
 from compactor.config.settings import CleanerSettings
-from compactor.constants import NEVER_MS
+from compactor.constants import DAY_MS, NEVER_MS
 from compactor.control.state import CompactorEpochAndEnding, RunHistoryEntry
 from compactor.control.summary import LastRoundSummary
 from compactor.daemon.metrics import daemon_metrics
@@ -19,16 +19,16 @@ from compactor.daemon.scheduling import (
     PartitionCondition,
     PartitionSchedule,
     PartitionStatus,
-    failing_since_ms,
     partition_condition,
     planned_action,
-    round_failure_reason,
 )
 from compactor.daemon.status import DaemonStatus, PartitionDetails
+from compactor.errors import BlockedCause
 from compactor.model.ids import TopicPartition
 from compactor.service.metrics import render_metrics
 from compactor.views.prices import NO_PRICES, PriceTable
 from compactor.views.time_formats import format_clock_time, format_size
+from compactor.views.verdict import PartitionVerdict, VerdictKind
 from compactor.web.axis import offset_axis
 from compactor.web.documents import (
     STATE_WORDS,
@@ -39,6 +39,7 @@ from compactor.web.documents import (
     NextPartitionAction,
     PartitionNeedingAttention,
     PartitionOutputState,
+    PartitionVerdictEntry,
     RecentRound,
     RoundEntryWithCosts,
     RoundOutcome,
@@ -50,7 +51,6 @@ from compactor.web.listing import PartitionListColumn, PartitionListQuery
 from compactor.web.status_page import MOST_SHOWN, ORDER, format_partition_command_line, runbook_link, service_status_document
 from compactor.web.topic_pages import hourly_storage_bytes, queue_empty_ms, topics_document
 
-DAY_MS = 86_400_000
 MOST_RECENT_ROUNDS = 8
 
 
@@ -84,8 +84,9 @@ RUNBOOK_SECTIONS = {
     "quarantined": "when-a-partition-is-quarantined",
     "failing": "alert-tieredcompactorroundsfail",
     "unreadable": "alert-tieredcompactoruncleanablepartitions",
+    "blocked": "when-a-partition-is-blocked",
 }
-"""Section of the runbook for each kind of failure."""
+"""Section of the runbook for each kind of block."""
 
 
 PARTITION_COLUMNS: dict[str, PartitionListColumn[_DaemonPartitionEntry]] = {
@@ -141,7 +142,7 @@ class DaemonPages:
         ]
         failing_partitions = sorted(
             (each.schedule for each in seen if each.condition is PartitionCondition.ATTENTION),
-            key=lambda w: (-failing_since_ms(w), w.partition),
+            key=lambda w: (-(w.verdict.since_ms if w.verdict else 0), w.partition),
         )
         totals = _daemon_totals(status, len(failing_partitions))
         return service_status_document(
@@ -177,9 +178,7 @@ class DaemonPages:
             now_ms=found.now_ms,
             row=row,
             output=_partition_output_state(output, seen) if output and seen and (output.content or output.problem) else None,
-            attention=_failing_partition_entry(schedule, found.now_ms, self.config, self.runbook_url)
-            if round_failure_reason(schedule)
-            else None,
+            attention=_failing_partition_entry(schedule, found.now_ms, self.config, self.runbook_url) if schedule.blocked_reason else None,
             at_work=_running_job_entry(found.running_job, found.now_ms) if found.running_job else None,
             axis=offset_axis(seen, found.segments, history) if seen is not None and seen.segments else None,
             leader_epoch=seen.leader_epoch if seen is not None and seen.leader_epoch >= 0 else None,
@@ -227,6 +226,7 @@ def _daemon_totals(status: DaemonStatus, failing_partitions: int) -> DaemonTotal
         waiting_bytes=sum(partition.waiting_bytes for partition in statuses),
         waiting_partitions=len(moments),
         waiting_due_ms=min(moments, default=None),
+        blocked_bytes=sum(each.verdict.waiting_bytes for each in status.schedules_with_blocked_rounds if each.verdict is not None),
         due_partitions=len(due),
         due_bytes=(due_bytes := sum(partition.dirty_bytes for partition in due)),
         queue_empty_ms=queue_empty_ms(status, due_bytes),
@@ -247,22 +247,38 @@ def _latest_round_of_each_partition(statuses: Sequence[PartitionStatus]) -> tupl
 
 
 def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config_path: str, runbook_url: str) -> PartitionNeedingAttention:
-    """Return the entry of a failing partition for the page's list of problems, with the first commands to run."""
-    seen, step = schedule.status, planned_action(schedule, now_ms)
-    kind = "unreadable" if schedule.unreadable else "failing" if schedule.problem else "quarantined"
+    """Return the entry of a blocked partition for the page's list of problems, with the first commands to run."""
+    seen, step, verdict = schedule.status, planned_action(schedule, now_ms), schedule.verdict
+    if verdict is None:
+        raise AssertionError("a partition without a verdict is not blocked")
+    kind = _kind_of_block(schedule, verdict)
     failures = {"unreadable": schedule.poll_failures, "failing": schedule.failures}.get(kind, seen.quarantine_failures if seen else 0)
-    verbs = ("verify", "explain") if kind == "unreadable" else ("explain", "run")
+    verbs = {"unreadable": ("verify", "explain"), "blocked": ("explain", "plan")}.get(kind, ("explain", "run"))
     return PartitionNeedingAttention(
         partition=str(schedule.partition),
         kind=kind,
-        reason=round_failure_reason(schedule),
+        reason=verdict.reason,
+        cause=verdict.cause,
+        waiting_bytes=verdict.waiting_bytes,
+        next_step=verdict.next_step,
         segment=seen.quarantine_segment if seen is not None and kind == "quarantined" else "",
-        since_ms=failing_since_ms(schedule) or None,
+        since_ms=verdict.since_ms or None,
         failures=failures,
         next_try_ms=step.at_ms if step.at_ms < NEVER_MS else None,
         commands=tuple(format_partition_command_line(verb, schedule.partition, config_path) for verb in verbs),
         runbook=runbook_link(runbook_url, RUNBOOK_SECTIONS[kind]),
     )
+
+
+def _kind_of_block(schedule: PartitionSchedule, verdict: PartitionVerdict) -> str:
+    """Return the kind of a block, as the page's list of problems names it."""
+    if schedule.suspended is not None:
+        return "blocked"
+    if schedule.unreadable:
+        return "unreadable"
+    if schedule.problem:
+        return "failing"
+    return "quarantined" if verdict.cause == BlockedCause.DAMAGE else "blocked"
 
 
 def _running_job_entry(job: RunningJobSnapshot, now_ms: int) -> RunningJobProgress:
@@ -282,10 +298,16 @@ def _running_job_entry(job: RunningJobSnapshot, now_ms: int) -> RunningJobProgre
     )
 
 
-def _describe_partition_condition(condition: PartitionCondition, status: PartitionStatus | None, now_ms: int) -> str:
+def _describe_partition_condition(
+    condition: PartitionCondition, status: PartitionStatus | None, verdict: PartitionVerdict | None, now_ms: int
+) -> str:
     """Return a partition's condition for people. If replaced segments wait for deletion, it states their size and until when they are kept:
-    ``Clean, 33.8 MiB in grace until 18:51 UTC``.
+    ``Clean, 33.8 MiB in grace until 18:51 UTC``. If what is dirty may not be cleaned yet, it says until when: ``Waiting until 18:51 UTC``.
     """
+    if verdict is not None and verdict.kind is VerdictKind.WAITING and condition is not PartitionCondition.WORKING:
+        return "Waiting" + (f" until {format_clock_time(verdict.until_ms, now_ms)}" if verdict.until_ms else "")
+    if verdict is not None and verdict.is_blocked:
+        return "Blocked"
     if condition is not PartitionCondition.WAITING or status is None or status.retire_at_ms >= NEVER_MS:
         return STATE_WORDS[condition.value]
     until = "in grace until " + format_clock_time(status.retire_at_ms, now_ms) if status.retire_at_ms > now_ms else "past its grace"
@@ -294,16 +316,12 @@ def _describe_partition_condition(condition: PartitionCondition, status: Partiti
 
 def _daemon_partition_row(schedule: PartitionSchedule, condition: PartitionCondition, now_ms: int) -> DaemonPartitionRow:
     """Return the row that the page's list has for a partition."""
-    seen, step = schedule.status, planned_action(schedule, now_ms)
+    seen, step, verdict = schedule.status, planned_action(schedule, now_ms), schedule.verdict
     return DaemonPartitionRow(
         partition=str(schedule.partition),
         condition=condition.value,
-        state=_describe_partition_condition(condition, seen, now_ms),
-        reason=round_failure_reason(schedule)
-        or schedule.suspended
-        or schedule.paused
-        or schedule.waiting_reason
-        or (seen.reason if seen else ""),
+        state=_describe_partition_condition(condition, seen, verdict, now_ms),
+        reason=verdict.reason if verdict is not None else schedule.paused,
         segments=seen.segments if seen else None,
         bytes=seen.bytes if seen else None,
         start_offset=seen.start_offset if seen else None,
@@ -315,6 +333,7 @@ def _daemon_partition_row(schedule: PartitionSchedule, condition: PartitionCondi
         waiting_bytes=seen.waiting_bytes if seen else None,
         leader=seen.leader if seen else "",
         last_round=_round_outcome(seen.last_round) if seen is not None and seen.last_round is not None else None,
+        verdict=PartitionVerdictEntry(**verdict.document()) if verdict is not None else None,
         next=NextPartitionAction(action=step.action.value, at_ms=step.at_ms if step.at_ms < NEVER_MS else None, why=step.why),
     )
 

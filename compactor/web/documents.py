@@ -35,9 +35,32 @@ STATE_WORDS = {
 """Conditions as people read them."""
 
 
-class PartitionNeedingAttention(StrictFrozenModel):
-    """A partition that fails and may need help.
+class PartitionVerdictEntry(StrictFrozenModel):
+    """Verdict on a partition.
 
+    ``kind``: clean, due, waiting (ends by itself), blocked (no round can clean it until a person acts) or paused (by a person).
+    ``until_ms``: when a wait ends at the latest; null if unknown.
+    ``waiting_bytes``: bytes of segments with dirty offsets, whether or not a round may clean them now.
+    ``cause``: of a blocked partition: settings, budget, transaction, timestamps, keyless, damage, rights, brokers or failing (jobs or polls
+        fail and are retried); otherwise empty.
+    ``since_ms``: since when it is known to be blocked; null if unknown.
+    ``next_step``: what a person can do about a block.
+    """
+
+    kind: str
+    reason: str
+    until_ms: int | None
+    waiting_bytes: int
+    cause: str
+    since_ms: int | None
+    next_step: str
+
+
+class PartitionNeedingAttention(StrictFrozenModel):
+    """A partition that is blocked: no round can clean it until a person acts.
+
+    ``kind``: unreadable, failing, quarantined or blocked.
+    ``cause``, ``waiting_bytes``, ``next_step``: as in the verdict on the partition; empty and 0 for an agent's partition.
     ``since_ms``: time of the first failure, in milliseconds.
     ``commands``: the first commands to run.
     ``runbook``: link to a section of the runbook: an absolute URL if ``runbook_url`` is set, else a file of the documentation.
@@ -52,6 +75,9 @@ class PartitionNeedingAttention(StrictFrozenModel):
     next_try_ms: int | None
     commands: tuple[str, ...]
     runbook: str
+    cause: str = ""
+    waiting_bytes: int = 0
+    next_step: str = ""
 
 
 class RunningJobProgress(StrictFrozenModel):
@@ -115,9 +141,10 @@ class PartitionListRow(StrictFrozenModel):
 class DaemonPartitionRow(PartitionListRow):
     """A partition in the daemon's list.
 
-    ``condition``: attention (it fails), working (a job runs), due (for a round), waiting (replaced segments are in grace), paused, unseen
-    (not polled yet) or quiet (clean).
-    ``state``: the condition for people, with the time until which replaced segments stay.
+    ``condition``: attention (it is blocked), working (a job runs), due (for a round), waiting (replaced segments are in grace), paused,
+    unseen (not polled yet) or quiet (clean, or dirty and not cleanable yet).
+    ``state``: the condition for people, with the time until which replaced segments stay, or until which what is dirty has to wait.
+    ``verdict``: whether the partition is clean, due, waiting, blocked or paused; null if it was not polled yet.
     ``reason``: message of its failure, or why a round is due or not.
     ``cleaner_offsets``: pairs of compactor epoch and offset.
     """
@@ -134,6 +161,7 @@ class DaemonPartitionRow(PartitionListRow):
     waiting_bytes: int | None
     leader: str
     last_round: RoundOutcome | None
+    verdict: PartitionVerdictEntry | None
 
 
 class PartitionUploadRow(PartitionListRow):
@@ -229,6 +257,7 @@ class DaemonTotals(ServiceTotals):
     ``reclaimed_24h_bytes``: bytes of replaced segments that any process has deleted since ``reclaimed_since_ms``. Computed from the run
         history in steps of an hour.
     ``waiting_due_ms``: when the first replaced segment may be deleted.
+    ``blocked_bytes``: bytes that wait in blocked partitions, whose number is ``attention_partitions``.
     ``queue_empty_ms``: when all due rounds will be done if they go on as fast as this process's rounds so far; null if nothing is due or no
         round has ended.
     ``week``: stored, dirty and deleted bytes of each hour of the last seven days, oldest first.
@@ -245,6 +274,7 @@ class DaemonTotals(ServiceTotals):
     waiting_due_ms: int | None
     due_partitions: int
     due_bytes: int
+    blocked_bytes: int
     queue_empty_ms: int | None
     disk_used_bytes: int
     disk_budget_bytes: int

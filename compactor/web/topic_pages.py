@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from compactor import __version__
 from compactor.config.settings import CleanerSettings
-from compactor.daemon.scheduling import DaemonAction, PartitionSchedule, round_failure_reason
+from compactor.daemon.scheduling import DaemonAction, PartitionSchedule
 from compactor.daemon.status import DaemonStatus
 from compactor.daemon.trend import HourlyStorageFigures
 from compactor.model.status import RoundStatus
@@ -35,7 +35,7 @@ def _topic_row(topic: str, schedules: Iterable[PartitionSchedule], status: Daemo
     return TopicTotalsRow(
         topic=topic,
         partitions=len(found),
-        attention_partitions=sum(bool(round_failure_reason(schedule)) for schedule in found),
+        attention_partitions=sum(bool(schedule.blocked_reason) for schedule in found),
         due_partitions=sum(schedule.status_if_round_may_begin is not None for schedule in found),
         segments=sum(each.segments for each in statuses),
         bytes=sum(each.bytes for each in statuses),

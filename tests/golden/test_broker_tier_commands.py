@@ -13,8 +13,10 @@ import pytest
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
+from compactor.brokers.metadata_snapshot import read_latest_metadata_snapshot, save_metadata_snapshot
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.spark.datasource import KafkaTieredSource
+from compactor.storage.factory import open_store
 from tests.golden_cases import names
 from tests.support.broker_metadata import broker_cli, golden_events
 from tests.support.broker_tiers import BrokerTier, aiven_tier, local_tier
@@ -139,7 +141,7 @@ def test_the_data_source_gives_what_a_consumer_gets(layout: str, case: str, isol
 def test_config_check_leaves_the_tier_alone(scratch: Path, tmp_path: Path) -> None:
     _, cli = opened("kafka-local", names("tiered")[-1], scratch, tmp_path)
     before = cli.digest()
-    assert cli.do("config", "check") == {"ok": True, "problems": []}
+    assert cli.do("config", "check") == {"ok": True, "problems": [], "topics": []}
     cli.set(kafka={"topics": ["order"]})
     answer = cli.ask("config", "check")
     assert "order matches no tiered topic; tiered are orders" in answer.stderr
@@ -151,6 +153,30 @@ def test_config_check_leaves_the_tier_alone(scratch: Path, tmp_path: Path) -> No
     answer = cli.ask("config", "check")
     assert (answer.code, [one["kind"] for one in answer.document["problems"]]) == (5, ["tier"])
     assert cli.digest() == before
+
+
+def test_config_check_and_plan_tell_a_topic_that_its_settings_block(scratch: Path, tmp_path: Path) -> None:
+    _, cli = opened("kafka-local", names("tiered")[-1], scratch, tmp_path)
+    control = open_store(str(tmp_path / "control"))
+    known = read_latest_metadata_snapshot(control)
+    changed = {"retention.ms": "604800000", "retention.bytes": "1"}
+    (orders,) = known.topics
+    topic = orders.model_copy(update={"settings": dict(orders.settings) | changed})
+    save_metadata_snapshot(control, known.model_copy(update={"topics": (topic,), "taken_ms": known.taken_ms + 1}))
+    answer = cli.ask("config", "check")
+    assert (answer.code, answer.document["ok"]) == (5, False)
+    assert answer.document["topics"] == [{"topic": "orders", "severity": "error", "exit_code": 5, "blocked": True}]
+    told = " ".join(problem["detail"] for problem in answer.document["problems"])
+    assert all(f"{name} of orders is {value}" in told for name, value in changed.items())
+    shown = cli.ask("config", "check", output="table").document
+    assert "blocked: orders (error, exit code 5); no round can clean it, and other topics are not affected" in shown
+    assert "can be used" not in shown
+    (planned,) = cli.do("plan", "--sample", 0)["partitions"]
+    assert (planned["verdict"]["kind"], planned["verdict"]["cause"]) == ("blocked", "settings")
+    assert planned["verdict"]["next_step"].endswith("--add-config retention.bytes=-1,retention.ms=-1")
+    assert "cannot run: orders-0 is blocked by settings" in cli.ask("plan", output="table").document
+    assert cli.ask("status").code == 3
+    assert cli.do("explain", "orders-0")["answer"].startswith("It is blocked: retention.bytes of orders is 1")
 
 
 @pytest.mark.parametrize(("layout", "case"), CASES[-2:])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.brokers import publisher as kafka, view as brokers
 from compactor.brokers.conditions import ClusterProblem
@@ -17,13 +18,19 @@ from compactor.brokers.metadata_topic.follow import metadata_partition
 from compactor.constants import NEVER_MS
 from compactor.daemon.change_feed import BrokerChangeFeed
 from compactor.daemon.daemon import Daemon
+from compactor.daemon.metrics import daemon_metrics
 from compactor.daemon.scheduling import ROUND_HOLD_MS, PartitionSchedule
+from compactor.daemon.status import read_daemon_status_from_control_logs
+from compactor.errors import Refused
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import SegmentState
 from compactor.service.retry_delay import RETRY_MS
 from compactor.transfer.export import export_partition
 from compactor.upkeep.operator_changes import undo_compaction_run_by_publishing_copies
 from compactor.views.history import reason_run_cannot_be_undone
+from compactor.views.verdict import VerdictKind
+from compactor.web.daemon_pages import DaemonPages
+from compactor.web.listing import PartitionListQuery
 from tests.builders import LogBuilder
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic
 from tests.support.deployment import GrowingLog
@@ -219,7 +226,7 @@ def test_a_wrong_metadata_topic_suspends_all_topics_in_one_line_until_it_is_righ
     daemon = world.daemon()
     world.settle(daemon)
     assert jobs(daemon) == {}
-    assert [schedule(daemon, name).suspended for name in (ORDERS, OTHER)] == [said, said]
+    assert [schedule(daemon, name).blocked_reason for name in (ORDERS, OTHER)] == [said, said]
     assert [line for line in world.told if said in line] == [f"no round begins for 2 topics (orders among them): {said}"]
     assert daemon.status().ready
     world.brokers.cluster.problem = None
@@ -420,3 +427,38 @@ def test_no_segment_without_a_record_is_made_where_a_neighbour_has_one(world: Wo
         opened, opened.open_control_log_of_partition(ORDERS, caller_runs_round=True), state.published[-1]
     )
     assert opened.open_control_log_of_partition(ORDERS).refresh().live[0].records == 140
+
+
+def test_a_topic_that_its_settings_block_is_never_shown_as_well(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brokers, "TOPICS_MAX_AGE_S", 0.0)
+    for name in (ORDERS, OTHER):
+        world.write(name)
+    world.brokers.topic("orders", {"retention.ms": "604800000", "retention.bytes": "1"})
+    daemon = world.daemon()
+    world.settle(daemon)
+    world.assert_clean(OTHER)
+    blocked = schedule(daemon, ORDERS).verdict
+    assert blocked is not None
+    assert (blocked.kind, blocked.cause, blocked.since_ms > 0, blocked.waiting_bytes > 0) == (VerdictKind.BLOCKED, "settings", True, True)
+    assert "retention.bytes of orders is 1" in blocked.reason
+    assert "retention.ms of orders is 604800000" in blocked.reason
+    assert blocked.next_step.endswith("--alter --topic orders --add-config retention.bytes=-1,retention.ms=-1")
+    assert "--bootstrap-server" in blocked.next_step
+    with pytest.raises(Refused, match="retention.bytes of orders is 1"):
+        compact(world.brokers.opened(), ORDERS, int(time.time() * 1000), force=True)
+    for status in (daemon.status(), read_daemon_status_from_control_logs(world.brokers.opened())):
+        pages = DaemonPages(lambda: status, lambda name: None)  # noqa: B023, called at once
+        document = pages.status_page_document(PartitionListQuery())
+        assert (document.verdict.level, document.totals.attention_partitions) == ("attention", 1)
+        (told,) = document.needs_attention
+        assert (told.partition, told.kind, told.cause, told.next_step) == ("orders-0", "blocked", "settings", blocked.next_step)
+        assert document.totals.blocked_bytes == told.waiting_bytes == blocked.waiting_bytes
+        figures = {family.name: family for family in daemon_metrics(status)}
+        assert figures["uncleanable_partitions_count"].samples[0].value == 1
+        assert figures["uncleanable_bytes"].samples[0].value == blocked.waiting_bytes
+        causes = {one.labels["cause"]: one.value for one in figures["tiered_compactor_blocked_partitions"].samples}
+        assert {cause for cause, count in causes.items() if count} == {"settings"}
+    world.brokers.topic("orders")
+    world.settle(daemon)
+    world.assert_clean(ORDERS)
+    assert read_daemon_status_from_control_logs(world.brokers.opened()).schedules_with_blocked_rounds == ()

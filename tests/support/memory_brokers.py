@@ -30,7 +30,7 @@ from compactor.brokers.publisher import MetadataTopicSegmentPublisher
 from compactor.brokers.view import LiveBrokerMetadata, TopicStatus
 from compactor.config.settings import load_settings
 from compactor.control.topic_ownership import TopicOwnershipCheckByObjects
-from compactor.errors import Refused
+from compactor.errors import BlockedCause, Refused
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import SegmentState
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
@@ -126,7 +126,7 @@ class MemoryBrokers:
             policy = made.settings.cleaner_settings_for_topic(name.topic).cleanup_policy
             suitable()
             if why := topic_settings_refusal_reason(name.topic, self.cluster.known[name.topic].settings, policy):
-                raise Refused(why)
+                raise Refused(why, cause=BlockedCause.SETTINGS)
 
         def suitable() -> None:
             if problem := self.cluster.problem:

@@ -122,7 +122,7 @@ def test_a_metadata_topic_that_forgets_comes_with_its_mending() -> None:
         wrong = replace(METADATA, settings=FOREVER | {name: KafkaSetting(value, "topic")})
         [found] = check_brokers_and_metadata_topic(Answers(metadata=wrong), "a:9092", reports_missing_append_permission=False)
         assert (found.severity, found.kind) == ("error", "metadata-topic")
-        assert f"kafka-configs --alter --topic {TOPIC} --add-config {name}=" in found.detail
+        assert f"kafka-configs --bootstrap-server a:9092 --alter --topic {TOPIC} --add-config {name}=" in found.detail
 
 
 def test_rights_that_are_missing_come_with_the_acl() -> None:
@@ -131,8 +131,8 @@ def test_rights_that_are_missing_come_with_the_acl() -> None:
     answers = Answers(replace(SOUND, missing_rights=(describe,)), replace(METADATA, missing_rights=(read,)))
     found = check_brokers_and_metadata_topic(answers, "a:9092", reports_missing_append_permission=False)
     assert [(one.severity, one.hint) for one in found] == [
-        ("warning", "kafka-acls --add --allow-principal User:... --operation DescribeConfigs --cluster"),
-        ("error", f"kafka-acls --add --allow-principal User:... --operation Read --topic {TOPIC}"),
+        ("warning", "kafka-acls --bootstrap-server a:9092 --add --allow-principal User:... --operation DescribeConfigs --cluster"),
+        ("error", f"kafka-acls --bootstrap-server a:9092 --add --allow-principal User:... --operation Read --topic {TOPIC}"),
     ]
 
 
@@ -141,10 +141,12 @@ def test_topics_whose_retention_or_policy_is_unsafe() -> None:
         "retention.ms": KafkaSetting("86400000", "topic"),
         "remote.storage.enable": KafkaSetting("false", "default"),
     }
-    found = check_topic_settings_and_permissions(Answers(known={"orders": replace(ORDERS, settings=settings)}), ["orders"])
+    found = check_topic_settings_and_permissions(
+        Answers(known={"orders": replace(ORDERS, settings=settings)}), ["orders"], bootstrap_servers="a:9092"
+    )
     assert [(one.severity, one.hint) for one in found] == [
-        ("error", "kafka-configs --alter --topic orders --add-config remote.storage.enable=true,retention.ms=-1"),
-        ("warning", "kafka-configs --alter --topic orders --add-config remote.storage.enable=true,retention.ms=-1"),
+        ("error", "kafka-configs --bootstrap-server a:9092 --alter --topic orders --add-config remote.storage.enable=true,retention.ms=-1"),
+        ("error", "kafka-configs --bootstrap-server a:9092 --alter --topic orders --add-config remote.storage.enable=true,retention.ms=-1"),
     ]
 
 
@@ -152,9 +154,9 @@ def test_the_next_step_of_a_compacted_topic_is_one_alteration() -> None:
     """First the policy and then the retention would let brokers delete what is older than seven days."""
     changed = {"cleanup.policy": KafkaSetting("compact", "topic"), "retention.ms": KafkaSetting("604800000", "default")}
     found = check_topic_settings_and_permissions(
-        Answers(known={"orders": replace(ORDERS, settings=dict(ORDERS.settings) | changed)}), ["orders"]
+        Answers(known={"orders": replace(ORDERS, settings=dict(ORDERS.settings) | changed)}), ["orders"], bootstrap_servers="a:9092"
     )
-    command = "kafka-configs --alter --topic orders --add-config cleanup.policy=delete,retention.ms=-1"
+    command = "kafka-configs --bootstrap-server a:9092 --alter --topic orders --add-config cleanup.policy=delete,retention.ms=-1"
     assert {one.hint for one in found} == {f"{command}, in one command; check first what docs/migrating.md lists"}
 
 

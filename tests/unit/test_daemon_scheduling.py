@@ -33,7 +33,6 @@ from compactor.daemon.scheduling import (
     PartitionStatus,
     action_to_take_now,
     choose_jobs,
-    failing_since_ms,
     needs_poll,
     new_partition_schedule,
     next_time_round_may_be_due_ms,
@@ -45,6 +44,7 @@ from compactor.daemon.scheduling import (
     with_poll_result,
     with_round_suspension_set_or_ended,
 )
+from compactor.errors import BlockedCause
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.policy import CleanerPolicy
@@ -52,6 +52,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.model.status import RunHistoryStatus
 from compactor.round.plan import assess_round
 from compactor.service.retry_delay import MAX_RETRY_MS, RETRY_MS, backoff_ms
+from compactor.views.verdict import Block, PartitionVerdict
 
 NOW = 1_770_000_000_000
 A, B, C = (TopicPartition("orders", number) for number in range(3))
@@ -78,6 +79,12 @@ def state(*segments: RemoteLogSegmentMetadata, **changes: Any) -> PartitionState
 
 def seen(known: PartitionState, cleaner: CleanerSettings | None = None, since: dict[int, int] | None = None) -> PartitionStatus:
     return partition_status(summarize_state(known), cleaner or CleanerSettings(), RETENTION, since or {}, NOW)
+
+
+def verdict_on(status: PartitionStatus) -> PartitionVerdict:
+    found = PartitionSchedule(A, status=status).verdict
+    assert found is not None
+    return found
 
 
 def schedule(name: TopicPartition = A, **of_sight: Any) -> PartitionSchedule:
@@ -342,11 +349,11 @@ def test_what_is_suspended_begins_no_round_and_what_failed_meanwhile_is_tried_at
     failing = PartitionSchedule(
         A, status=seen, next_poll_ms=NEVER_MS, next_round_ms=NOW + RETRY_MS, failures=1, problem="refused", retire_at_ms=NEVER_MS
     )
-    waits = with_round_suspension_set_or_ended(failing, "retention.ms is wrong")
+    waits = with_round_suspension_set_or_ended(failing, Block(BlockedCause.SETTINGS, "retention.ms is wrong"), NOW)
     assert (action_to_take_now(waits, NOW + MAX_RETRY_MS), waits.blocked_reason) == (None, "retention.ms is wrong")
-    again = with_round_suspension_set_or_ended(waits, "")
+    again = with_round_suspension_set_or_ended(waits, None, NOW)
     assert (action_to_take_now(again, NOW), again.blocked_reason) == (DaemonAction.ROUND, "")
-    assert with_round_suspension_set_or_ended(failing, "") is failing
+    assert with_round_suspension_set_or_ended(failing, None, NOW) is failing
     assert action_to_take_now(replace(waits, retire_at_ms=NOW), NOW) is DaemonAction.RETIRE
 
 
@@ -379,13 +386,18 @@ def test_a_partition_is_quarantined_since_its_first_failure_although_it_was_retr
     )
     why = Quarantine(reason="bad data", segment="s", failures=2, slot=9, at_ms=NOW + 40)
     found = seen(state(segment(0), quarantine=why, runs=runs))
-    assert failing_since_ms(PartitionSchedule(A, status=found)) == NOW + 20
-    assert failing_since_ms(PartitionSchedule(A, status=seen(state(segment(0), quarantine=why)))) == NOW + 40
-    assert failing_since_ms(PartitionSchedule(A, status=seen(state(segment(0), runs=runs)))) == 0
+    assert verdict_on(found).since_ms == NOW + 20
+    assert verdict_on(seen(state(segment(0), quarantine=why))).since_ms == NOW + 40
+    assert verdict_on(seen(state(segment(0), runs=runs))).since_ms == 0
 
 
 def test_a_paused_or_failing_partition_does_not_count_as_due() -> None:
     due = with_poll_result(new_partition_schedule(A, 0, NOW), PartitionStatus(A, 7, due=True), NOW, 0.0)
     assert due.status_if_round_may_begin is not None
-    held = (replace(due, paused="p"), replace(due, suspended="s"), replace(due, problem="no disk"), replace(due, unreadable="no store"))
+    held = (
+        replace(due, paused="p"),
+        replace(due, suspended=Block(BlockedCause.SETTINGS, "s")),
+        replace(due, problem="no disk"),
+        replace(due, unreadable="no store"),
+    )
     assert [one for one in held if one.status_if_round_may_begin is not None] == []

@@ -22,8 +22,10 @@ from compactor.daemon.scheduling import (
     partition_condition,
     planned_action,
 )
+from compactor.errors import BlockedCause
 from compactor.model.ids import TopicPartition
 from compactor.views import time_formats
+from compactor.views.verdict import Block
 from compactor.web.axis import MOST_SPANS, offset_axis_ticks, offset_position_percent
 from compactor.web.console import SILENT_MS, RequestRouter
 from compactor.web.daemon_pages import DaemonPages
@@ -215,7 +217,7 @@ def random_watch(chance: random.Random) -> PartitionSchedule:
         next_round_ms=chance.choice((0, moment())),
         next_repeat_ms=chance.choice((0, moment())),
         retire_at_ms=chance.choice((0, moment())),
-        suspended=chance.choice(("", "", "cleanup.policy")),
+        suspended=chance.choice((None, None, Block(BlockedCause.SETTINGS, "cleanup.policy"))),
         paused=chance.choice(("", "", "somebody")),
         requested=chance.random() < 0.1,
     )

@@ -341,16 +341,33 @@ class KafkaAdmin:
         return {resource.name: _parse_settings(entries, resource_type) for resource, entries in found.items()}
 
 
-def metadata_topic_write_refusal_reason(topic: TopicDescription) -> ReasonOrEmpty:
-    """Return why nothing may be written to this metadata topic, or an empty string. An unknown setting counts as a problem."""
+def kafka_tool_command(tool: str, arguments: str, bootstrap_servers: str = "") -> str:
+    """Return a command line of one of Kafka's tools, for people to copy.
+
+    :param bootstrap_servers: the brokers' addresses; empty if unknown, for a placeholder.
+    """
+    return f"{tool} --bootstrap-server {bootstrap_servers or 'HOST:PORT'} {arguments}"
+
+
+def topic_settings_command(topic: str, values: Mapping[str, str], bootstrap_servers: str = "") -> str:
+    """Return the command line that sets several settings of a topic at once (KafkaSetting name -> value)."""
+    changes = ",".join(f"{name}={value}" for name, value in values.items())
+    return kafka_tool_command("kafka-configs", f"--alter --topic {topic} --add-config {changes}", bootstrap_servers)
+
+
+def metadata_topic_write_refusal_reason(topic: TopicDescription, bootstrap_servers: str = "") -> ReasonOrEmpty:
+    """Return why nothing may be written to this metadata topic, or an empty string. An unknown setting counts as a problem.
+
+    :param bootstrap_servers: the brokers' addresses, for the command that corrects its settings.
+    """
     wanted = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-    for name, value in wanted.items():
-        setting = topic.settings.get(name)
-        if setting is None:
-            return f"{name} of {topic.topic} is unknown: it must be {value}"
-        if setting.value != value:
-            mend = f"kafka-configs --alter --topic {topic.topic} --add-config {name}={value}"
-            return f"{name} of {topic.topic} is {setting.value}, it must be {value} or segments get lost in it ({mend})"
+    unknown = [f"{name} of {topic.topic} is unknown: it must be {value}" for name, value in wanted.items() if name not in topic.settings]
+    wrong = {name: value for name, value in wanted.items() if name in topic.settings and topic.settings[name].value != value}
+    problems = unknown + [f"{name} of {topic.topic} is {topic.settings[name].value}, it must be {value}" for name, value in wrong.items()]
+    if wrong:
+        return f"{'; '.join(problems)}, or segments get lost in it ({topic_settings_command(topic.topic, wrong, bootstrap_servers)})"
+    if unknown:
+        return "; ".join(unknown)
     lost = [number for number, one in topic.partitions.items() if one.log_start > 0]
     return f"{topic.topic} has lost its beginning in partitions {lost}" if lost else ""
 

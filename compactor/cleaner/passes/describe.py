@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -101,12 +102,29 @@ def count_negative_timestamps(source: SourceSegment, inflate_limit: int) -> int:
     """Return the number of records with a negative timestamp other than -1, which means no timestamp. Cleaners refuse to rewrite a batch in
     which such a record stays.
     """
-    buffers, found = RecordRowBuffers(), 0
+    return count_implausible_timestamps(source, inflate_limit, NEVER_MS).negative
+
+
+class ImplausibleTimestamps(NamedTuple):
+    """Number of records with a negative timestamp other than -1, number of records that are later than a limit, and the latest timestamp
+    in milliseconds.
+    """
+
+    negative: int
+    late: int
+    latest_ms: int
+
+
+def count_implausible_timestamps(source: SourceSegment, inflate_limit: int, limit_ms: int) -> ImplausibleTimestamps:
+    """Count the records of a segment whose timestamps cannot be times: negative ones other than -1, and those after ``limit_ms``."""
+    buffers, negative, late, latest_ms = RecordRowBuffers(), 0, 0, NO_TIMESTAMP
     for first, last in source.split_batches_by_magic_and_compression():
         for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), inflate_limit, None):
             rows, _ = parse_records(source.table, chunk, buffers, source.name)
-            found += int(np.count_nonzero(rows.timestamp < NO_TIMESTAMP))
-    return found
+            negative += int(np.count_nonzero(rows.timestamp < NO_TIMESTAMP))
+            late += int(np.count_nonzero(rows.timestamp > limit_ms))
+            latest_ms = max(latest_ms, int(rows.timestamp.max(initial=NO_TIMESTAMP)))
+    return ImplausibleTimestamps(negative, late, latest_ms)
 
 
 def leader_epoch_lineage_from_batch_tables(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:

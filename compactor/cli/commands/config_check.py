@@ -7,6 +7,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +18,12 @@ from compactor.cli import command_parser
 from compactor.cli.output import Output, Table
 from compactor.config.settings import Settings
 from compactor.config.store_sections import MINIMUM_DAYS
-from compactor.errors import BadData, CompactorError, ExitCode, StoreError, Unavailable, UsageError
+from compactor.errors import BadData, CompactorError, ExitCode, Refused, StoreError, Unavailable, UsageError
 from compactor.storage.factory import open_store
 from compactor.storage.probe import probe_store
 from compactor.tier.kinds import MetadataSource, control_url, tier_kind
 from compactor.upkeep.brokers.check import (
+    ConfigCheckFinding,
     check_brokers_and_metadata_topic,
     check_known_kafka_problems,
     check_metadata_record_rate_limit,
@@ -30,7 +32,10 @@ from compactor.upkeep.brokers.check import (
     read_tiered_partitions_and_findings,
 )
 from compactor.views.checkpoints import read_only_copy_of_tier
+from compactor.views.verdict import blocks_of_topics
 
+SEVERITIES = ("error", "warning", "note")
+"""Gravest first."""
 SettingFinding = dict[str, str]
 """Problem or note about a setting, as the fields of its JSON document: severity, kind, object, detail, hint."""
 
@@ -43,7 +48,8 @@ CHECK_BROKERS_S = 5.0
 def check_settings(args: argparse.Namespace, out: Output) -> ExitCode:
     """Check the stores, brokers, topics and folders that the settings name. A failed check does not stop the others.
 
-    Return the exit code: 0 if no check found an error. Invalid values are not checked here; they are refused when the settings are loaded.
+    Return the exit code: 0 if no check found an error. A topic that is blocked has an exit code of its own, that of `run` on it; the
+    other topics can be used all the same. Invalid values are not checked here; they are refused when the settings are loaded.
     """
     checks = {
         MetadataSource.CONTROL_LOG: _check_compactor_managed_tier,
@@ -53,15 +59,40 @@ def check_settings(args: argparse.Namespace, out: Output) -> ExitCode:
     settings = _settings_with_short_store_timeout(command_parser.load_command_settings(args))
     with out.show_progress("trying the tier"):
         problems = [*_check_state_dir_is_writable(settings), *checks[tier_kind(settings).metadata](settings)]
+    topics = _topic_results(problems)
     ok = all(problem["severity"] != "error" for problem in problems)
     columns = ("severity", "kind", "object", "detail", "hint")
     rows = [[problem[column] for column in columns] for problem in problems]
     tables = [Table("", columns, rows, below=3)] if problems else []
-    verdict = f"{settings.tier_url} and {settings.tier.state_dir} {'can be used' if ok else 'cannot be used like this'}"
-    out.print_result({"ok": ok, "problems": problems}, *tables, summary=verdict)
+    out.print_result({"ok": ok, "problems": problems, "topics": topics}, *tables, summary=_usability_text(settings, problems, topics))
     if any(problem["kind"] == "identity" for problem in problems):
         return UsageError.exit_code
     return 0 if ok else StoreError.exit_code
+
+
+def _topic_results(problems: Sequence[SettingFinding]) -> list[dict[str, object]]:
+    """Return a row for each topic with a problem of its own: its severity, the exit code of `run` on it, and whether it is blocked."""
+    found: dict[str, str] = {}
+    for problem in problems:
+        if problem["kind"] == "topic":
+            gravest = min(problem["severity"], found.get(problem["object"], "note"), key=SEVERITIES.index)
+            found[problem["object"]] = gravest
+    return [
+        {"topic": topic, "severity": severity, "exit_code": Refused.exit_code if severity == "error" else 0, "blocked": severity == "error"}
+        for topic, severity in sorted(found.items())
+    ]
+
+
+def _usability_text(settings: Settings, problems: Sequence[SettingFinding], topics: Sequence[dict[str, object]]) -> str:
+    """Return a sentence that says whether the tier can be used, and for which topics it cannot."""
+    places = f"{settings.tier_url} and {settings.tier.state_dir}"
+    if any(problem["severity"] == "error" and problem["kind"] != "topic" for problem in problems):
+        return f"{places} cannot be used like this"
+    blocked = [f"{row['topic']} (error, exit code {row['exit_code']})" for row in topics if row["blocked"]]
+    if blocked:
+        whom = "it" if len(blocked) == 1 else "them"
+        return f"blocked: {', '.join(blocked)}; no round can clean {whom}, and other topics are not affected"
+    return f"{places} can be used"
 
 
 def _settings_with_short_store_timeout(settings: Settings) -> Settings:
@@ -244,9 +275,14 @@ def _check_brokers_topics_and_object_access(settings: Settings) -> list[SettingF
         admin = KafkaAdmin(connection)
         topics = sorted({name.topic for name in names})
         found += check_topic_settings_and_permissions(
-            admin, topics, lambda topic: tier.settings.cleaner_settings_for_topic(topic).cleanup_policy
+            admin, topics, lambda topic: tier.settings.cleaner_settings_for_topic(topic).cleanup_policy, connection.bootstrap_servers
         )
         found += check_known_kafka_problems(admin, topics)
+    if not any(finding.severity == "error" for finding in problems):
+        blocks = blocks_of_topics(tier, sorted({name.topic for name in names}))
+        named = {finding.object for finding in found if finding.kind == "topic" and finding.severity == "error"}
+        rest = {topic: block for topic, block in blocks.items() if topic not in named}
+        found += [ConfigCheckFinding("error", "topic", topic, block.reason, block.next_step) for topic, block in rest.items()]
     found += check_object_access(tier, names) if names else []
     found += check_metadata_record_rate_limit(tier, names)
     return [finding._asdict() for finding in found]

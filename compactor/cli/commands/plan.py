@@ -13,11 +13,13 @@ from compactor.cli.output import Output, Table, format_size
 from compactor.cli.shared_arguments import SAMPLED_PARTITIONS
 from compactor.consumer.sampling import estimate_saving_from_samples
 from compactor.control.pauses import round_pause_reason_or_empty
+from compactor.control.summary import PartitionSummary
 from compactor.errors import CompactorError, ExitCode
 from compactor.storage.probe import does_delete_free_space
-from compactor.views.forecast import RoundForecast, forecast_round_from_summary, read_segment_skip_evidence
+from compactor.views.forecast import RoundCircumstances, RoundForecast, forecast_round_from_summary, read_segment_skip_evidence
 from compactor.views.prices import PriceTable, price_table_of_tier
-from compactor.views.time_formats import count_noun
+from compactor.views.time_formats import count_noun, format_iso_time
+from compactor.views.verdict import OpenTransaction, VerdictKind, blocks_of_topics, read_open_transaction
 
 DEFAULT_SAMPLE_BYTES = 8 << 20
 
@@ -29,16 +31,29 @@ def print_compaction_round_forecasts(args: argparse.Namespace, out: Output) -> E
         summaries = tiers.read_partition_summaries(tier, tiers.select_partitions(tier, args.partitions), out, outcomes)
         frees = does_delete_free_space(tier.ports.data)
         now, found = command_parser.now_ms_from_arguments(args), []
+        blocks = blocks_of_topics(tier, sorted({summary.topic for summary in summaries}))
         for summary in summaries:
-            known = read_segment_skip_evidence(tier, summary, now, force=args.force)
-            one = forecast_round_from_summary(tier, summary, frees, now, force=args.force, sidecar_evidence=known, prices=prices)
+            one = forecast_round_from_summary(
+                tier,
+                summary,
+                frees,
+                now,
+                force=args.force,
+                sidecar_evidence=read_segment_skip_evidence(tier, summary, now, force=args.force),
+                prices=prices,
+                circumstances=RoundCircumstances(
+                    blocks.get(summary.topic),
+                    round_pause_reason_or_empty(tier.catalog.state, summary.topic_partition),
+                    _read_open_transaction(tier, summary),
+                ),
+            )
             found.append(one)
         if frees:
             found = _estimate_savings_by_sampling(tier, found, args.sample, out, prices)
     rows = [
         (
             str(f.topic_partition),
-            f.due,
+            "cannot run" if f.verdict.is_blocked else f.due,
             f.live,
             f"about {f.skip}" if f.asked else f.skip,
             format_size(f.bytes_to_read),
@@ -47,7 +62,7 @@ def print_compaction_round_forecasts(args: argparse.Namespace, out: Output) -> E
             f.map_engine if f.passes < 2 else f"{f.map_engine}, {f.passes} passes",
             _format_expected_saving(f),
             f.cost_usd,
-            f.reason,
+            f.verdict.reason if f.verdict.is_blocked else f.reason,
         )
         for f in found
     ]
@@ -55,7 +70,8 @@ def print_compaction_round_forecasts(args: argparse.Namespace, out: Output) -> E
     table = Table("", columns, rows, minor=("USD", "map", "skipped", "keys, max", "segments", "write, max"), below=1)
     documents = [f.document() for f in found] if out.mode == "json" else []
     reasons = {f.expected_saving_why for f in found if f.expected_saving_bytes is None}
-    notes = _expected_saving_lines(found)
+    notes = [_blocked_partition_line(f) for f in found if f.verdict.is_blocked]
+    notes += _expected_saving_lines(found)
     notes += [f"saves ?: {why}; --sample 16MiB reads some of it" for why in sorted(reasons)] + [
         f"{f.topic_partition}: {f.negative_timestamps} records have negative timestamps: a round that would have to rewrite one of "
         "their batches leaves the partition unchanged, as Kafka's cleaner does"
@@ -68,22 +84,39 @@ def print_compaction_round_forecasts(args: argparse.Namespace, out: Output) -> E
         for f in found
         if f.keyless_records
     ]
+    notes += [f"{f.topic_partition}: {f.future_timestamps}" for f in found if f.future_timestamps]
     if not tier.kind.compacts:
         notes.append(f"a tier of layout {tier.settings.tier.layout} is only read: this is what a round would do once it was imported")
     for f in found:
-        why = round_pause_reason_or_empty(tier.catalog.state, f.topic_partition) if f.due else ""
-        notes += [f"{f.topic_partition}: no round starts, it is {why}"] if why else []
+        is_paused = f.due and f.verdict.kind is VerdictKind.PAUSED
+        notes += [f"{f.topic_partition}: no round starts, it is {f.verdict.reason}"] if is_paused else []
         notes += [f"{f.topic_partition}: {f.retention}"] if f.segments_expired or f.one_to_one or (f.retention and len(found) == 1) else []
     notes += _automatic_dirty_ratio_lines(found) + _storage_cost_lines(found, prices)
     out.print_result({"partitions": documents, "prices": prices.document()}, table, summary="\n".join(notes))
     return outcomes.exit_code()
 
 
+def _read_open_transaction(tier: Tier, summary: PartitionSummary) -> OpenTransaction | None:
+    """Return the oldest transaction that is open at the end of a partition's tier; None if none is."""
+    if not summary.has_open_transaction:
+        return None
+    return read_open_transaction(tier, tier.open_control_log_of_partition(summary.topic_partition).refresh())
+
+
+def _blocked_partition_line(forecast: RoundForecast) -> str:
+    """Return a line that says why no round can clean a partition, since when, how much waits, and what to do."""
+    verdict = forecast.verdict
+    since = f" since {format_iso_time(verdict.since_ms)}" if verdict.since_ms else ""
+    step = f". {verdict.next_step}" if verdict.next_step else ""
+    held = format_size(verdict.waiting_bytes)
+    return f"cannot run: {forecast.topic_partition} is blocked by {verdict.cause}{since}, {held} wait: {verdict.reason}{step}"
+
+
 def _expected_saving_lines(forecasts: Sequence[RoundForecast]) -> list[str]:
     """Return one line with the bytes that all due rounds together will save; an empty list if nothing is due, or no due round's saving is
     known.
     """
-    due = [f for f in forecasts if f.due and f.expected_saving_bytes is not None]
+    due = [f for f in forecasts if f.due and not f.verdict.is_blocked and f.expected_saving_bytes is not None]
     if not due:
         return []
     saved, error = sum(f.expected_saving_bytes or 0 for f in due), sum(f.expected_saving_error_bytes or 0 for f in due)
@@ -136,7 +169,7 @@ def _estimate_savings_by_sampling(
     :param sample_bytes: bytes to read of each partition; 0 to sample nothing; None to read DEFAULT_SAMPLE_BYTES of each of the
         SAMPLED_PARTITIONS largest due partitions whose saving is unknown.
     """
-    unknown = [f for f in forecasts if f.due and f.expected_saving_bytes is None]
+    unknown = [f for f in forecasts if f.due and not f.verdict.is_blocked and f.expected_saving_bytes is None]
     largest = sorted(unknown, key=lambda f: -f.bytes_to_read)[:SAMPLED_PARTITIONS]
     chosen = {f.topic_partition for f in (largest if sample_bytes is None else forecasts if sample_bytes else ())}
     if chosen:

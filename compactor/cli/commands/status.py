@@ -50,20 +50,20 @@ def show_tier_status(args: argparse.Namespace, out: Output) -> ExitCode:
 
 def _partition_status_table(document: ServiceStatusDocument[DaemonTotals, DaemonPartitionRow]) -> Table:
     """Return a table of the first SHOWN_PARTITIONS partitions. Partitions that need help come first. Its title is the tier's condition."""
-    first_command = {each.partition: each.commands[0] for each in document.needs_attention if each.commands}
+    first_command = {each.partition: each.next_step or each.commands[0] for each in document.needs_attention if each.commands}
     since = {each.partition: each.since_ms for each in document.needs_attention}
     rows = []
     for row in document.partitions.rows[:SHOWN_PARTITIONS]:
         at_ms, failing_ms = row.next.at_ms, since.get(row.partition)
-        needs_help = row.condition == "attention"
+        is_held = row.verdict is not None and row.verdict.kind in ("blocked", "waiting")
         rows.append(
             (
                 row.partition,
                 row.state,
                 format_size(row.bytes),
-                format_size(row.dirty_bytes) if row.dirty_bytes else "",
+                format_size(row.verdict.waiting_bytes) if row.verdict is not None and row.verdict.waiting_bytes else "",
                 "" if at_ms is None or row.next.action == "poll" else f"{row.next.action} {format_until(at_ms, document.now_ms)}",
-                (f"for {format_duration(document.now_ms - failing_ms)}: " if failing_ms else "") + row.reason if needs_help else "",
+                (f"for {format_duration(document.now_ms - failing_ms)}: " if failing_ms else "") + row.reason if is_held else "",
                 first_command.get(row.partition, ""),
             )
         )
@@ -77,9 +77,11 @@ def _tier_totals_text(document: ServiceStatusDocument[DaemonTotals, DaemonPartit
     """
     totals, hidden = document.totals, document.partitions.matching - SHOWN_PARTITIONS
     lines = [f"and {count_noun(hidden, 'more partition')}; --output json has all"] if hidden > 0 else []
-    dirty, saved = format_size(totals.dirty_bytes), format_size(totals.waiting_bytes)
+    dirty, waiting = format_size(totals.dirty_bytes), format_size(totals.waiting_bytes)
     live = f"{format_size(totals.stored_bytes - totals.waiting_bytes)} in {count_noun(totals.segments, 'segment')}"
-    lines.append(f"{count_noun(totals.partitions, 'partition')}, {totals.due_partitions} due; {live}, {dirty} dirty")
+    counts = f"{totals.due_partitions} due" + (f", {totals.attention_partitions} blocked" if totals.attention_partitions else "")
+    held = f", {format_size(totals.blocked_bytes)} wait in blocked partitions" if totals.blocked_bytes else ""
+    lines.append(f"{count_noun(totals.partitions, 'partition')}, {counts}; {live}, {dirty} dirty{held}")
     until = f", the first of it {format_until(totals.waiting_due_ms, document.now_ms)}" if totals.waiting_due_ms is not None else ""
-    lines.append(f"{saved} saved, not deleted yet{until}; {format_size(totals.reclaimed_24h_bytes)} reclaimed in 24 h")
+    lines.append(f"{waiting} replaced, waiting for deletion{until}; {format_size(totals.reclaimed_24h_bytes)} reclaimed in 24 h")
     return "\n".join(lines)

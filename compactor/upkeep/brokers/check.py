@@ -10,18 +10,20 @@ from typing import NamedTuple
 
 from compactor.access.tier import Tier
 from compactor.brokers.conditions import (
-    CLUSTER_SETTINGS_ACL,
     NOTHING_CONFIRMED,
     REQUIRED_TOPIC_SETTINGS,
     ClusterConfirmations,
     ClusterDescriptionQueries,
     broker_problem,
+    cluster_settings_acl_command,
     topic_setting_refusal_reason,
+    topic_settings_correction,
 )
 from compactor.brokers.metadata_topic.admin import (
     ClusterDescription,
     MissingPermission,
     TopicDescription,
+    kafka_tool_command,
     metadata_topic_write_refusal_reason,
 )
 from compactor.config.units import count_noun
@@ -29,13 +31,11 @@ from compactor.errors import BadData, CompactorError, StoreError
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.brokers.known_problems import cleanup_policy_findings, describe_topics, known_kafka_problem_findings
 
-_ERROR_SETTINGS = ("remote.storage.enable", "cleanup.policy")
-
 
 class ConfigCheckFinding(NamedTuple):
     """A problem found by ``config check``.
 
-    severity: error (it does not work), warning (unsafe for compaction) or note.
+    severity: error (it does not work), warning (unsafe for compaction) or note. An error of kind ``topic`` concerns that topic only.
     kind: area of the problem, such as version, topic or acl.
     object: name of the broker, topic, permission or URL.
     """
@@ -63,14 +63,14 @@ def check_brokers_and_metadata_topic(
     found: list[ConfigCheckFinding] = []
     try:
         cluster = admin.describe_cluster()
-        found += _broker_and_permission_findings(cluster, confirmed, publishes=reports_missing_append_permission)
+        found += _broker_and_permission_findings(cluster, confirmed, bootstrap_servers, publishes=reports_missing_append_permission)
         if any(one.kind == "metadata-manager" and one.severity == "error" for one in found):
             return found  # brokers with another metadata manager need not have the topic
         topic = admin.describe_metadata_topic(reports_missing_append_permission=reports_missing_append_permission)
     except StoreError as error:
         return [*found, ConfigCheckFinding("error", "brokers", bootstrap_servers, error.message, error.hint)]
-    found += _missing_permission_findings(topic.missing_rights)
-    if problem := metadata_topic_write_refusal_reason(topic):
+    found += _missing_permission_findings(topic.missing_rights, bootstrap_servers)
+    if problem := metadata_topic_write_refusal_reason(topic, bootstrap_servers):
         found.append(
             ConfigCheckFinding("error", "metadata-topic", topic.topic, problem, "Segments whose records are lost are lost to brokers, too")
         )
@@ -78,11 +78,15 @@ def check_brokers_and_metadata_topic(
 
 
 def check_topic_settings_and_permissions(
-    admin: ClusterDescriptionQueries, topics: Sequence[str], cleanup_policy_of: Callable[[str], str] = lambda topic: "compact"
+    admin: ClusterDescriptionQueries,
+    topics: Sequence[str],
+    cleanup_policy_of: Callable[[str], str] = lambda topic: "compact",
+    bootstrap_servers: str = "",
 ) -> list[ConfigCheckFinding]:
     """Check the settings, permissions and leaders of these topics, and return the problems found.
 
     :param cleanup_policy_of: returns a topic's cleanup_policy in this program's settings.
+    :param bootstrap_servers: addresses of brokers, for the commands that correct a topic.
     """
     found: list[ConfigCheckFinding] = []
     for name in topics:
@@ -91,8 +95,8 @@ def check_topic_settings_and_permissions(
         except StoreError as error:
             found.append(ConfigCheckFinding("error", "topic", name, error.message, error.hint))
             continue
-        found += _missing_permission_findings(topic.missing_rights)
-        found += _topic_setting_findings(topic, cleanup_policy_of(name))
+        found += _missing_permission_findings(topic.missing_rights, bootstrap_servers)
+        found += _topic_setting_findings(topic, cleanup_policy_of(name), bootstrap_servers)
         led = [number for number, one in topic.partitions.items() if one.leader < 0]
         if led:
             found.append(ConfigCheckFinding("warning", "topic", name, f"partitions {led} have no leader", "Check the brokers"))
@@ -109,27 +113,15 @@ def check_known_kafka_problems(admin: ClusterDescriptionQueries, topics: Sequenc
     ]
 
 
-def _topic_setting_findings(description: TopicDescription, cleanup_policy: str) -> Iterator[ConfigCheckFinding]:
-    """Yield a finding for each setting of a topic that rules out compaction, with one command that changes all these settings.
-
-    Two commands could leave the topic with ``delete`` and the default retention of seven days in between, and brokers would delete data.
-    """
+def _topic_setting_findings(description: TopicDescription, cleanup_policy: str, bootstrap_servers: str) -> Iterator[ConfigCheckFinding]:
+    """Yield an error for each setting of a topic that rules out compaction, with one command that changes all these settings."""
     topic, settings = description.topic, {key: one.value for key, one in description.settings.items()}
     harm = {found.object: f"{found.detail}: {found.means}" for found in cleanup_policy_findings([description])}
-    wrong = [
-        one
-        for one in REQUIRED_TOPIC_SETTINGS
-        if one in settings and topic_setting_refusal_reason(topic, one, settings[one], cleanup_policy)
-    ]
-    alteration = ",".join(f"{setting}={REQUIRED_TOPIC_SETTINGS[setting][0]}" for setting in wrong)
-    step = f"kafka-configs --alter --topic {topic} --add-config {alteration}"
-    if "compact" in settings.get("cleanup.policy", ""):
-        step += ", in one command; check first what docs/migrating.md lists"
-    for setting in wrong:
-        wanted, why = REQUIRED_TOPIC_SETTINGS[setting]
-        severity = "error" if setting in _ERROR_SETTINGS else "warning"
-        detail = harm.get(setting, f"{setting} is {settings[setting]}, not {wanted}: {why}")
-        yield ConfigCheckFinding(severity, "topic", topic, detail, step)
+    step = topic_settings_correction(topic, settings, cleanup_policy, bootstrap_servers)
+    for setting, (wanted, why) in REQUIRED_TOPIC_SETTINGS.items():
+        if setting in settings and topic_setting_refusal_reason(topic, setting, settings[setting], cleanup_policy):
+            detail = harm.get(setting, f"{setting} is {settings[setting]}, not {wanted}: {why}")
+            yield ConfigCheckFinding("error", "topic", topic, detail, step)
 
 
 def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:
@@ -194,7 +186,7 @@ def check_metadata_record_rate_limit(tier: Tier, partitions: Sequence[TopicParti
 
 
 def _broker_and_permission_findings(
-    cluster: ClusterDescription, confirmed: ClusterConfirmations, *, publishes: bool
+    cluster: ClusterDescription, confirmed: ClusterConfirmations, bootstrap_servers: str, *, publishes: bool
 ) -> Iterator[ConfigCheckFinding]:
     """Yield findings about brokers under which nothing is compacted, and about missing permissions.
 
@@ -208,14 +200,17 @@ def _broker_and_permission_findings(
         is_error = problem.cause in ("metadata-manager", "metadata-topic") and (publishes or not is_unknown)
         severity = "error" if is_error else "warning"
         yield ConfigCheckFinding(severity, problem.cause, f"broker {broker.id} ({broker.address})", problem.message, problem.hint)
-    yield from _missing_permission_findings(cluster.missing_rights)
+    yield from _missing_permission_findings(cluster.missing_rights, bootstrap_servers)
 
 
-def _missing_permission_findings(missing_permissions: Sequence[MissingPermission]) -> Iterator[ConfigCheckFinding]:
+def _missing_permission_findings(missing_permissions: Sequence[MissingPermission], bootstrap_servers: str) -> Iterator[ConfigCheckFinding]:
     """Yield a finding, with the kafka-acls command, for each missing permission."""
     for right in missing_permissions:
         operation = "".join(part.capitalize() for part in right.operation.split("_"))
-        topic_acl = f"kafka-acls --add --allow-principal User:... --operation {operation} --topic {right.resource.removeprefix('topic ')}"
-        mend = CLUSTER_SETTINGS_ACL if "cluster" in right.resource else topic_acl
+        if "cluster" in right.resource:
+            mend = cluster_settings_acl_command(bootstrap_servers)
+        else:
+            where = f"--operation {operation} --topic {right.resource.removeprefix('topic ')}"
+            mend = kafka_tool_command("kafka-acls", f"--add --allow-principal User:... {where}", bootstrap_servers)
         severity = "error" if right.operation == "READ" else "warning"
         yield ConfigCheckFinding(severity, "acl", right.resource, str(right), mend)

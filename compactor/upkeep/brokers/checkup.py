@@ -71,7 +71,7 @@ def find_tier_health_problems(
     brokers = admin.describe_cluster().brokers
     found = unsuitable_broker_findings(brokers, confirmed)
     metadata_topic = admin.describe_metadata_topic()
-    if problem := metadata_topic_write_refusal_reason(metadata_topic):
+    if problem := metadata_topic_write_refusal_reason(metadata_topic, brokers[0].address if brokers else ""):
         means = "brokers forget segments when they start; consumers are reset, and the objects stay for ever"
         todo = "Set it before a broker starts again; `orphans find` lists what is lost already"
         found.append(TierHealthFinding("error", "metadata-topic", "", -1, metadata_topic.topic, problem, means, todo))

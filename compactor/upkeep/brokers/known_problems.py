@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from compactor.brokers.conditions import ClusterConfirmations, ClusterDescriptionQueries, broker_problem
-from compactor.brokers.metadata_topic.admin import BrokerDescription, TopicDescription
+from compactor.brokers.metadata_topic.admin import BrokerDescription, TopicDescription, topic_settings_command
 from compactor.errors import NotFound, Refused
 
 LAST_TIERED_SETTING = "follower.fetch.last.tiered.offset.enable"
@@ -120,7 +120,7 @@ def _size_retention_findings(brokers: Sequence[BrokerDescription], topics: Itera
         )
         todo = (
             "Upgrade to 4.3.2, 4.4 or newer (older branches: see their release notes; brokers do not report their patch version), or "
-            f"until then: kafka-configs --alter --topic {topic.topic} --add-config retention.bytes=-1"
+            f"until then: {topic_settings_command(topic.topic, {'retention.bytes': '-1'}, brokers[0].address)}"
         )
         yield TierHealthFinding("warning", "size-retention", topic.topic, -1, "retention.bytes", detail, means, todo)
 

@@ -36,6 +36,8 @@ from compactor.upkeep.segment_check import (
     index_and_checkpoint_file_problems,
     raise_if_segment_exceeds_disk_budget,
 )
+from compactor.views.time_formats import format_iso_time
+from compactor.views.verdict import is_beyond_now
 
 _RESTORE_HINT = "Restore the object from the store's versions or a backup, or let retention pass over it"
 
@@ -90,6 +92,11 @@ FINDING_KINDS = {
     ),
     "leader-epoch-checkpoint": FindingKindDescription(
         "error", "a broker that rebuilds its state from it gets another lineage, and reads other segments", _RESTORE_HINT
+    ),
+    "future-timestamp": FindingKindDescription(
+        "note",
+        "neither retention.ms nor min.compaction.lag.ms passes for the segment until then",
+        "Correct the unit or the clock of the producer",
     ),
     "unread": FindingKindDescription(
         "warning",
@@ -313,6 +320,10 @@ class _SegmentContentChecker:
         ]
         if is_newest and (hole := end_hole(record, source.table)):
             found.append(self._segment_finding("end-hole", segment, "log", end_hole_text(hole)))
+        latest_ms = int(source.table.max_timestamp.max(initial=-1))
+        if is_beyond_now(latest_ms, self.tier.ports.clock_ms()):
+            detail = f"it holds records of times more than a day ahead, the latest {format_iso_time(latest_ms)}"
+            found.append(self._segment_finding("future-timestamp", segment, "log", detail))
         beside = {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}
         txn_index = beside.pop("txnindex", b"")
         found += [
