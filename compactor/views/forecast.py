@@ -11,6 +11,7 @@ from compactor.access.tier import Tier
 from compactor.config.settings import CleanerSettings
 from compactor.config.units import count_noun
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
+from compactor.errors import BlockedCause
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.model.keyless import KeylessPolicy, KeylessRecords, KeylessRecordsRefused
@@ -35,6 +36,7 @@ from compactor.views.verdict import (
     Block,
     OpenTransaction,
     PartitionVerdict,
+    VerdictKind,
     bytes_not_cleaned,
     future_timestamps_text,
     held_until_ms,
@@ -146,9 +148,14 @@ class RoundForecast:
         known = replace(self, keyless_records=keyless.count, keyless_share=round(keyless.share, 6))
         if self.keyless_policy != "refuse" or not keyless.count:
             return known
+        refusal = KeylessRecordsRefused(self.topic, keyless)
+        verdict = self.verdict
+        if not verdict.is_blocked:
+            verdict = replace(verdict, kind=VerdictKind.BLOCKED, cause=BlockedCause.KEYLESS.value, reason=refusal.message)
         return replace(
             known,
-            reason=str(KeylessRecordsRefused(self.topic, keyless)),
+            verdict=verdict,
+            reason=str(refusal),
             expected_saving_bytes=0,
             expected_saving_why="records without a key are refused, so that no round is made",
             expected_saving_error_bytes=None,
@@ -163,7 +170,7 @@ class RoundForecast:
 
 @dataclass(frozen=True)
 class RoundCircumstances:
-    """What, besides a partition's stored state, decides whether a round can run.
+    """Circumstances besides a partition's stored state that decide whether a round can run.
 
     block: why brokers or the topic's settings rule out rounds; None if they do not.
     paused: who paused rounds; empty if nobody did.
@@ -314,9 +321,7 @@ def forecast_round_from_summary(
         keyless_share=None,
         keyless_policy=cleaner.keyless_records,
         future_timestamps=future_timestamps_text(summary.live, now_ms),
-        verdict=_verdict(
-            summary, found, cleaner, (due, reason), circumstances or RoundCircumstances(), known_bootstrap_servers(tier), now_ms
-        ),
+        verdict=_verdict(summary, found, cleaner, (due, reason), circumstances, known_bootstrap_servers(tier), now_ms),
         live=summary.segments,
         listed=lambda: segments if found.due else all_segments(),
     )
