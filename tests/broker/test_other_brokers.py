@@ -151,7 +151,7 @@ def test_a_metadata_manager_that_may_not_be_read_needs_the_right_or_a_confirmati
         ours = cli(cluster, "orders", kafka={"bootstrap_servers": servers}, **sections)
         said = ours.refused("run", code=5)
         assert "remote.log.metadata.manager.class.name of broker 1 is unknown" in said
-        assert "kafka-acls --add --allow-principal User:... --operation DescribeConfigs --cluster" in said
+        assert "--add --allow-principal User:... --operation DescribeConfigs --cluster" in said
         assert ours.process("verify")["ok"]
         confirmed = {"bootstrap_servers": servers, "metadata_manager_class": KAFKA_METADATA_MANAGER}
         [done] = cli(cluster, "orders", kafka=confirmed, **sections).process("run")["partitions"]

@@ -122,7 +122,7 @@ def test_the_configuration_confirms_a_class_or_accepts_untested_brokers_and_noth
     assert broker_problem([broker(NEWEST + 1, metadata_topic_version=2)], untested) is not None
     unknown = broker_problem([broker(metadata_manager="")], untested)
     assert unknown is not None
-    assert "kafka-acls --add --allow-principal User:... --operation DescribeConfigs --cluster" in unknown.hint
+    assert "--add --allow-principal User:... --operation DescribeConfigs --cluster" in unknown.hint
 
 
 def test_topics_tables_go_before_the_topic_and_that_before_cleaner(tmp_path: Path) -> None:
