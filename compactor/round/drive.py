@@ -132,7 +132,7 @@ def _record_block(leadership: Leadership, error: CompactorError) -> None:
     if before is not None and before.reason == error.message:
         return
     with suppress(StoreError, Fenced, RecordRefused):  # the caller raises the error that caused this
-        _record_quarantine(leadership, leadership.ports.new_id(), None, error.message, "", error)
+        _record_quarantine(leadership, leadership.ports.new_id(), None, error.message, "", error=error)
 
 
 def _is_round_needed(ports: EnvironmentPorts, state: PartitionState, round_steps: RoundSteps[RoundInputsT]) -> bool:

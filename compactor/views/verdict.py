@@ -24,6 +24,7 @@ from compactor.control.summary import PartitionSummary, SegmentMetadataOrSummary
 from compactor.errors import BlockedCause, CompactorError, UsageError
 from compactor.local.staging import disk_bytes_to_rewrite_group
 from compactor.round.expiry import largest_or_modification_timestamp_ms
+from compactor.round.keyless import known_refused_keyless_records
 from compactor.round.plan import RoundAssessment
 from compactor.views.time_formats import count_noun, format_duration, format_iso_time, format_size
 
@@ -202,6 +203,8 @@ def stored_block(
     # What brokers say is asked at each poll, so that a corrected setting counts at once. A block by rights or budgets may have ended
     # together with the need for a round.
     is_needed = cause is BlockedCause.DAMAGE or found.due or summary.open_run != ""
+    if why is not None and why.keyless is not None:  # the setting may have been changed since
+        is_needed = found.due and known_refused_keyless_records(summary, cleaner, found.end) is not None
     if why is not None and cause is not None and cause not in _ASKED_AT_EACH_POLL and is_needed:
         return Block(cause, why.reason, summary.quarantined_since_ms or why.at_ms, summary.quarantine_next_step)
     if found.due:
@@ -220,6 +223,8 @@ def quarantine_cause(summary: PartitionSummary) -> BlockedCause | None:
     """Return the cause that the latest failed round has recorded; None if the partition is not quarantined."""
     if summary.quarantine is None:
         return None
+    if summary.quarantine.keyless is not None:
+        return BlockedCause.KEYLESS
     return BlockedCause(summary.quarantine_cause) if summary.quarantine_cause in set(BlockedCause) else BlockedCause.DAMAGE
 
 
