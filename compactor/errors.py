@@ -67,6 +67,7 @@ class BlockedCause(StrEnum):
     DAMAGE = "damage"
     RIGHTS = "rights"
     BROKERS = "brokers"
+    LOCATION = "location"
     FAILING = "failing"
 
 

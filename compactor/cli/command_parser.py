@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -250,6 +251,15 @@ def load_command_settings(args: argparse.Namespace) -> Settings:
     from compactor.config.settings import load_settings
 
     return load_settings(getattr(args, "config", None))
+
+
+def command_line(args: argparse.Namespace, words: str) -> str:
+    """Return a command line for people to copy, with the ``--config`` that this command was given.
+
+    :param words: command and arguments, such as ``undo RUN``.
+    """
+    config = getattr(args, "config", None)
+    return f"tiered-compactor {words}" + (f" --config {shlex.quote(config)}" if config else "")
 
 
 def as_compactor_error(error: BaseException) -> CompactorError:

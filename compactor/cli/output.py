@@ -41,7 +41,7 @@ _GREEN, _YELLOW, _RED = "32", "33", "31"
 _WORD_COLOURS = {
     **dict.fromkeys(("cleaned", "published", "imported", "live", "clean", "written", "current"), _GREEN),
     **dict.fromkeys(("paused", "waiting", "leased", "warning", "attention", "resumed", "reverted", "due", "running", "at work"), _YELLOW),
-    **dict.fromkeys(("error", "failed", "fenced", "quarantined", "refused", "down", "needs you"), _RED),
+    **dict.fromkeys(("error", "failed", "fenced", "quarantined", "refused", "down", "needs you", "blocked", "cannot run"), _RED),
 }
 """ANSI colours of cells that say how something stands. The words say the same to people who see no colours."""
 _STATE_COLUMNS = ("status", "state", "severity")
@@ -348,7 +348,8 @@ def _to_json(document: Mapping[str, object]) -> str:
 def table_lines(table: Table, width: int | None = None, *, coloured: bool = False) -> Iterator[str]:
     """Yield the lines of a table, the headings first; nothing for a table without rows and headings.
 
-    Names and ids are never broken: a table that is still too wide without its minor columns is printed too wide.
+    Names and ids are never broken: a table that is still too wide without its minor columns is printed too wide. The last line names the
+    columns that were left out.
 
     :param width: columns of the terminal; None for a pipe, which gets all columns.
     :param coloured: whether to colour the words in the columns ``_STATE_COLUMNS``.
@@ -360,12 +361,14 @@ def table_lines(table: Table, width: int | None = None, *, coloured: bool = Fals
     cells = [[heading, *(_format_cell(row[place]) for row in table.rows)] for place, heading in enumerate(table.columns)]
     widths = [max(map(cell_len, column)) for column in cells]
     shown = list(range(len(cells)))
+    dropped: list[str] = []
     if width is not None:
         shown = [place for place in shown[: len(cells) - table.below] if any(cells[place][1:]) or not table.rows]
         for heading in table.minor:
             place = table.columns.index(heading)
             if sum(widths[place] + 3 for place in shown) - 1 > width and place in shown:
                 shown.remove(place)
+                dropped.append(heading)
     rest = (width or 0) - sum(widths[place] + 3 for place in shown[:-1]) - 2
     texts = cells[shown[-1]] if width is not None and 20 <= rest < widths[shown[-1]] else []
     widths[shown[-1]] = rest if texts else widths[shown[-1]]
@@ -385,6 +388,9 @@ def table_lines(table: Table, width: int | None = None, *, coloured: bool = Fals
         yield from (text if len(text) > rest else " " * ((width or 0) - rest - 1) + text for text in more)
         for text in filter(None, map(_format_cell, row[len(row) - table.below :] if width is not None else ())):
             yield from textwrap.wrap(text, max(20, (width or 0) - 5), initial_indent="     ", subsequent_indent="     ", **_WHOLE_WORDS)
+    if dropped:
+        text = f"not shown for lack of width: {', '.join(reversed(dropped))}; a pipe and --output json have all columns"
+        yield from textwrap.wrap(text, max(20, width or 0), initial_indent=" ", subsequent_indent=" ", **_WHOLE_WORDS)
     yield ""
 
 

@@ -280,18 +280,20 @@ class PartitionOutcomes:
             self._codes.append(found.exit_code)
         return found
 
-    def report_quarantined_partition(self, partition: str, reason: str, keyless_records: int = 0) -> None:
+    def report_quarantined_partition(self, partition: str, reason: str, keyless_records: int = 0, *, is_repairable: bool) -> None:
         """Print and record that a round failed on damaged data, so that the partition is quarantined: it is retried with growing delays.
 
         :param keyless_records: number of records without a key for which the round was refused; 0 if that is not the reason.
+        :param is_repairable: whether `repair` works on this tier: not where other programs write objects without digests.
         """
         if keyless_records:
             self._out.print_note(f"error: {partition} is blocked: {reason}. The round changed nothing")
             self._codes.append(3)
             return
+        repair = "`repair`, or " if is_repairable else ""
         advice = (
             "The round changed nothing. Readers cannot read damaged data, either. `verify` names all damage, `explain` what helps: "
-            "`repair`, or restoring the object from the store's versions or a backup"
+            f"{repair}restoring the object from the store's versions or a backup"
         )
         self._out.print_note(f"error: {partition} is quarantined: {reason}. {advice}")
         self._codes.append(3)

@@ -445,6 +445,19 @@ def _find_config_file(file: str | None, environ: Mapping[str, str]) -> Path | No
     return Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None
 
 
+_TEXTS_OF_PIPES: dict[Path, str] = {}
+
+
+def _read_config_file(path: Path) -> str:
+    """Return the text of a configuration file. A pipe, as of ``--config <(...)``, can be read once: its text is kept for this process."""
+    if path in _TEXTS_OF_PIPES:
+        return _TEXTS_OF_PIPES[path]
+    text = path.read_text(encoding="utf-8")
+    if path.is_fifo():
+        _TEXTS_OF_PIPES[path] = text
+    return text
+
+
 class _UncheckedSettings:
     """Settings as they are written in files and environment variables, each with its source, before they are validated."""
 
@@ -455,7 +468,7 @@ class _UncheckedSettings:
 
     def add_values_of_config_file(self, path: Path) -> None:
         try:
-            document = tomllib.loads(path.read_text(encoding="utf-8"))
+            document = tomllib.loads(_read_config_file(path))
         except FileNotFoundError as error:
             raise UsageError(f"there is no configuration file {path}", hint=f"See --config and ${ENV_FILE}") from error
         except OSError as error:

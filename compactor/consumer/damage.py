@@ -44,7 +44,7 @@ class DamagedOffsetRange(NamedTuple):
     def to_bad_data_error(self, partition: TopicPartition) -> BadData:
         """Return the BadData to raise for this range if damage is not skipped."""
         hint = (
-            f"`verify {partition}` names all damage, `repair {partition}` makes it good. The other records are read with --skip-damaged "
+            f"`verify {partition}` names all damage, `explain {partition}` what helps. The other records are read with --skip-damaged "
             "(cat, export), skip_damaged (consumer) or skipDamaged (Spark)"
         )
         cause = f"{self.reason}, so that offsets {self.first} to {self.last} cannot be read"

@@ -63,8 +63,11 @@ class OffsetCommitTracker:
         return {name: at for name, at in self.stored.items() if self.requested.get(name) != at}
 
     def offsets_without_confirmed_commit(self, partitions: Collection[TopicPartition]) -> Offsets:
-        """Return those stored offsets of these partitions that are not known to be committed."""
-        return {name: at for name, at in self.stored.items() if name in partitions and self.confirmed.get(name) != at}
+        """Return those stored offsets of these partitions that are not known to be committed. A commit that was requested last and not
+        confirmed may have taken effect, so that an offset before it has to be committed again.
+        """
+        known = {name: at for name, at in self.confirmed.items() if self.requested.get(name) == at}
+        return {name: at for name, at in self.stored.items() if name in partitions and known.get(name) != at}
 
 
 @dataclass(frozen=True)
@@ -212,8 +215,9 @@ class GroupMembership:
     def _store_offsets_of_returned_records(self) -> None:
         """Store the offsets after the records that the application has got, if ``auto_store`` is set."""
         if self._options.auto_store:
-            begun = self._ledger.confirmed
-            self._ledger.stored.update({name: at for name, at in self._hooks.positions().items() if begun.get(name) != at})
+            # Where nothing was read yet there is nothing to store; after that, a position that was sought back to counts, too.
+            known = self._ledger.confirmed | self._ledger.stored
+            self._ledger.stored.update({name: at for name, at in self._hooks.positions().items() if known.get(name) != at})
 
     def _request_commit(self, offsets: Offsets, *, wait_for_answer: bool) -> None:
         """Send a commit request for these offsets, if there are any, and record it.

@@ -7,7 +7,6 @@ that cannot be recorded is not made, one that was interrupted has no outcome, an
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import nlargest
 
 from pydantic import ValidationError
 
@@ -84,14 +83,14 @@ def record_outcome(control: ObjectStore, key: str, outcome: ActionOutcome) -> No
     _create_audit_object(control, key + _OUTCOME, outcome)
 
 
-def list_actions(ports: EnvironmentPorts, since_ms: int = 0, limit: int = 100) -> Iterator[RecordedAction]:
-    """Yield the latest recorded actions, newest first. Objects that cannot be parsed as a record of the audit are left out.
+def list_actions(ports: EnvironmentPorts, since_ms: int = 0) -> Iterator[RecordedAction]:
+    """Yield the recorded actions, newest first; each is read when it is asked for. Objects that cannot be parsed as a record of the audit
+    are left out.
 
     :param since_ms: only actions that began at this time or later, in milliseconds since 1970.
-    :param limit: number of actions to yield at most.
     """
     listed = {info.key for info in ports.control.list(AUDIT_PREFIX, after=f"{AUDIT_PREFIX}{since_ms:013d}")}
-    for key in nlargest(limit, (key for key in listed if key.endswith(".json") and not key.endswith(_OUTCOME))):
+    for key in sorted((key for key in listed if key.endswith(".json") and not key.endswith(_OUTCOME)), reverse=True):
         name = key.removesuffix(".json")
         try:
             action = ManualAction.model_validate_json(ports.control.get(key))

@@ -306,8 +306,11 @@ def retry_until_disk_has_space(work: Callable[[], T], budget: DiskBudget, sleep:
             if not is_disk_full_error(error):
                 raise
             if waited >= PATIENCE_S:
+                # A tier that is a directory may be full as well. Its errors name the file; those of open files in state_dir do not.
+                is_named = isinstance(error, OutOfBudget) or error.filename is not None
+                disk = "a disk" if is_named else "the file system of state_dir"
                 raise OutOfBudget(
-                    f"the file system of state_dir is full, and was so for {waited:.0f} seconds ({error})",
+                    f"{disk} is full, and was so for {waited:.0f} seconds: {error}",
                     hint="Free space there and run the command again: finished work is not repeated",
                 ) from error
         budget.delete_unpinned_files()

@@ -54,11 +54,16 @@ ABORT: Final = 0
 COMMIT: Final = 1
 OTHER: Final = 2  # leader change, snapshot header and footer, KRaft version and voters, unknown ones
 
+INCOMPLETE_BATCH_CAUSES: Final = (
+    "the file ends in the middle of a batch header",
+    "the batch claims more bytes than the file has left (truncated?)",
+)
+"""Causes of BadData where a file ends within a batch, as one does to which a broker is writing."""
 _PROBLEMS: Final = (
     "",
-    "the file ends in the middle of a batch header",
+    INCOMPLETE_BATCH_CAUSES[0],
     "the batch claims fewer bytes than a header has",
-    "the batch claims more bytes than the file has left (truncated?)",
+    INCOMPLETE_BATCH_CAUSES[1],
     "unknown magic byte",
     "negative offset",
     "the last offset lies before the base offset",

@@ -20,7 +20,7 @@ from compactor.control.leadership import Leadership, RecordRefused
 from compactor.control.mirror import build_broker_changes_record, segment_ids_of_open_round, state_with_broker_view
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
-from compactor.errors import BadData, NotFound
+from compactor.errors import BadData, BlockedCause, NotFound, Refused
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -148,6 +148,12 @@ def complete_metadata_from_segment_objects(
             read_and_verify_segment_file(layout, partition, segment, "snapshot"), layout.object_name(partition, segment, "snapshot")
         ).entries
     except (NotFound, KeyError) as error:
+        if isinstance(error, NotFound) and not any(found.segment_id for found in layout.list_objects(partition)):
+            raise Refused(
+                f"nothing of {partition} lies at {layout.url}, where its metadata says that it has segments",
+                hint="Correct url, layout or key_prefix under [tier]: they are those of the brokers' storage plug-in",
+                cause=BlockedCause.LOCATION,
+            ) from error
         detail = error.message if isinstance(error, NotFound) else "it has no producer snapshot"
         raise BadData(
             detail,

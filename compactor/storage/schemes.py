@@ -97,6 +97,7 @@ class StoreKind:
     :param example: a URL as people write it.
     :param container: pattern that the bucket part of the URL must match; None for a directory.
     :param noun: word for the bucket in messages ("bucket", "container").
+    :param naming_rule: what ``container`` matches, for messages.
     :param adapter: the module below ``compactor.storage`` that opens such stores.
     :param section: the section of the settings with address and credentials; empty if there is none.
     :param extra: the extra of this distribution that installs the client library; empty if it is always installed.
@@ -112,6 +113,7 @@ class StoreKind:
     tested_with: str
     container: re.Pattern[str] | None = None
     noun: str = "bucket"
+    naming_rule: str = ""
     section: str = ""
     extra: str = ""
     pinterest: bool = True
@@ -146,6 +148,7 @@ STORE_KINDS: tuple[StoreKind, ...] = (
         adapter="s3",
         section="s3",
         container=re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,254}"),
+        naming_rule="3 to 255 letters, digits, dots, hyphens and underscores",
         can=StoreCapabilities(
             create_only="If-None-Match: *, on PutObject and on CompleteMultipartUpload",
             conditional_delete="",
@@ -167,6 +170,7 @@ STORE_KINDS: tuple[StoreKind, ...] = (
         section="gcs",
         extra="gcs",
         container=re.compile(r"[a-z0-9][a-z0-9._-]{2,221}"),
+        naming_rule="3 to 222 small letters, digits, dots, hyphens and underscores",
         pinterest=False,
         can=StoreCapabilities(
             create_only="ifGenerationMatch=0, for resumable uploads too",
@@ -189,6 +193,7 @@ STORE_KINDS: tuple[StoreKind, ...] = (
         extra="azure",
         container=re.compile(r"[a-z0-9]{3,24}/[a-z0-9](?:-?[a-z0-9]){2,62}"),
         noun="account and container",
+        naming_rule="3 to 24 small letters and digits, a slash, 3 to 63 small letters, digits and single hyphens",
         pinterest=False,
         can=StoreCapabilities(
             create_only="If-None-Match: *, on Put Blob and on Put Block List",
@@ -212,6 +217,7 @@ STORE_KINDS: tuple[StoreKind, ...] = (
         extra="hdfs",
         container=re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]{1,5})?"),
         noun="namenode",
+        naming_rule="a host, and :PORT if it has one",
         pinterest=False,
         can=StoreCapabilities(
             create_only="a staged file, and a rename with renameoptions=NONE",
@@ -270,7 +276,9 @@ def bucket_and_prefix(url: str) -> tuple[str, str]:
     rest = url.partition("://")[2]
     found = kind.container.match(rest)
     if found is None or rest[found.end() : found.end() + 1] not in ("", "/"):
-        raise UsageError(f"{url!r} names no {kind.noun}", hint=f"Write {kind.example}")
+        given = "/".join(rest.split("/")[: kind.noun.count(" and ") + 1])
+        fault = f" names no {kind.noun}" if not given.strip("/") else f": {given!r} is not a valid {kind.noun} ({kind.naming_rule})"
+        raise UsageError(f"{url!r}{fault}", hint=f"Write {kind.example}")
     prefix = rest[found.end() :].strip("/")
     fault = object_key_problem(prefix) if prefix else ""
     if not fault and len(prefix.encode()) > _MAX_PREFIX_BYTES:

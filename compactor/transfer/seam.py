@@ -25,7 +25,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
-from compactor.records.batches import NOT_CONTROL, Bytes, memory_map_file, read_only_view
+from compactor.records.batches import INCOMPLETE_BATCH_CAUSES, NOT_CONTROL, Bytes, memory_map_file, read_only_view
 from compactor.records.rows import BatchChunk, RecordRowBuffers, RecordRows, parse_records
 from compactor.transfer.log_directory import (
     CHECKPOINT,
@@ -144,9 +144,15 @@ def open_listed_segments(listing: SegmentListing, policy: CleanerPolicy, *, is_w
     if not bases:
         return staged
     read: Callable[[Path], Bytes] = read_file_into_memory if is_written_by_broker else memory_map_file
-    opened_live = open_segments_of_directory(
-        listing.log_dir, bases, listing.end, policy.index_interval_bytes, policy.max_decompressed_batch_bytes, read
-    )
+    try:
+        opened_live = open_segments_of_directory(
+            listing.log_dir, bases, listing.end, policy.index_interval_bytes, policy.max_decompressed_batch_bytes, read
+        )
+    except BadData as error:
+        if is_written_by_broker or error.cause not in INCOMPLETE_BATCH_CAUSES or not error.segment.startswith(f"{bases[-1]:020}"):
+            raise
+        hint = "If a broker is writing there, use --live, which leaves out the newest segment; else restore it from a replica"
+        raise BadData(error.cause, segment=error.segment, position=error.position, offset=error.offset, hint=hint) from None
     return [*staged, *opened_live]
 
 

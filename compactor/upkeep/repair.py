@@ -153,13 +153,16 @@ def repair_partition(
     for run_id in dict.fromkeys(one.run_id for one in decisions if one.action == "undo"):
         undo_round(tier.ports, log, tier.lease, run_id)
     new_ids: Mapping[str, str] = {}
+    created: frozenset[str] = frozenset()
     if any(one.action in ("create", "replace") for one in decisions):
         with hold_leadership(tier.ports, log, tier.lease) as leadership:
-            _create_missing_objects(tier, leadership, [one.damage for one in decisions if one.action == "create"], finder)
+            created = _create_missing_objects(tier, leadership, [one.damage for one in decisions if one.action == "create"], finder)
             replaced = [one.damage for one in decisions if one.action == "replace"]
             new_ids = _replace_damaged_segments(tier, leadership, replaced, finder) if replaced else {}
             write_snapshot_if_due(log)
     tier.change_notifier.announce_changed_control_logs([log])
+    done = {"create": created, "replace": new_ids.keys()}  # a segment that has expired meanwhile is neither
+    decisions = [one for one in decisions if one.action not in done or one.damage.segment.id in done[one.action]]
     return _repair_report(tier, state, decisions, new_ids)
 
 
@@ -376,11 +379,12 @@ class _IntactSegmentFileFinder:
 
 def _create_missing_objects(
     tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactSegmentFileFinder
-) -> None:
-    """Create the missing objects of segments again under their keys. `retire` deletes nothing meanwhile, because only the leader runs it.
-    Raises Unavailable if a source no longer has a file.
+) -> frozenset[str]:
+    """Create the missing objects of segments again under their keys, and return the ids of the segments for which this was done: not those
+    that have expired or were replaced meanwhile. `retire` deletes nothing meanwhile, because only the leader runs it. Raises Unavailable if
+    a source no longer has a file.
     """
-    layout = tier.ports.layout
+    layout, created = tier.ports.layout, set[str]()
     for damage in damaged_segments:
         segment = damage.segment
         if segment.id not in leadership.refresh_and_require_leadership().live_segments_by_id():
@@ -397,6 +401,8 @@ def _create_missing_objects(
                 raise AlreadyExists(taken)
         if problem := layout.stored_segment_problem(leadership.state.topic_partition, segment):
             raise BadData(f"the store did not keep what was created again: {problem}", segment=segment.id)
+        created.add(segment.id)
+    return frozenset(created)
 
 
 def _replace_damaged_segments(

@@ -6,6 +6,7 @@ Everything here only reads. ``read_only_copy_of_tier`` enforces this, so that in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -228,6 +229,31 @@ def compare_kafka_checkpoint_files(before: KafkaCheckpointFile, after: KafkaChec
     old, new = _offsets_by_entry_name(before), _offsets_by_entry_name(after)
     names = [*old, *(name for name in new if name not in old)]
     return tuple(CheckpointEntryChange(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name))
+
+
+def select_checkpoint_entries(file: KafkaCheckpointFile, names: Sequence[str]) -> KafkaCheckpointFile:
+    """Return a cleaner-offset-checkpoint with the entries of these partitions or topics alone. Raises UsageError if one has no entry, or if
+    the file is a leader-epoch-checkpoint, which is about a single partition and does not name it.
+    """
+    if file.kind == LEADER_EPOCHS:
+        raise UsageError(f"{file.path} is a {file.kind} of one partition", hint="Name the file alone")
+    chosen = [entry for entry in file.offsets if {f"{entry.topic}-{entry.partition}", entry.topic} & set(names)]
+    there = {text for entry in chosen for text in (f"{entry.topic}-{entry.partition}", entry.topic)}
+    lacking = [name for name in names if name not in there]
+    if lacking:
+        raise UsageError(f"{file.path} has no entry of {lacking[0]}", hint=f"`checkpoints show {file.path}` prints all of them")
+    return replace(file, offsets=tuple(chosen))
+
+
+def checkpoint_file_of_partition(state: PartitionState, kind: str) -> KafkaCheckpointFile:
+    """Return what a checkpoint file of Kafka would hold about a partition of the tier, so that both can be compared.
+
+    :param kind: CLEANER_OFFSETS or LEADER_EPOCHS.
+    """
+    name = state.topic_partition
+    if kind == LEADER_EPOCHS:
+        return KafkaCheckpointFile(str(name), kind, leader_epochs=state.lineage)
+    return KafkaCheckpointFile(str(name), kind, (KafkaCleanerOffset(name.topic, name.partition, state.first_dirty_offset),))
 
 
 def _offsets_by_entry_name(file: KafkaCheckpointFile) -> dict[str, int]:

@@ -41,8 +41,8 @@ class PartitionVerdictEntry(StrictFrozenModel):
     ``kind``: clean, due, waiting (ends by itself), blocked (no round can clean it until a person acts) or paused (by a person).
     ``until_ms``: when a wait ends at the latest; null if unknown.
     ``waiting_bytes``: bytes of segments with dirty offsets, whether or not a round may clean them now.
-    ``cause``: of a blocked partition: settings, budget, transaction, timestamps, keyless, damage, rights, brokers or failing (jobs or polls
-        fail and are retried); otherwise empty.
+    ``cause``: of a blocked partition: settings, budget, transaction, timestamps, keyless, damage, rights, brokers, location or failing
+        (jobs or polls fail and are retried); otherwise empty.
     ``since_ms``: since when it is known to be blocked; null if unknown.
     ``next_step``: what a person can do about a block.
     """

@@ -163,8 +163,30 @@ class TestCheckpoints:
         assert found["changes"] == [{"what": "orders-0", "before": 1234, "after": 2000}]
         Path("leader-epoch-checkpoint").write_text("0\n1\n5 1200\n")
         assert bare.do("checkpoints", "show", "leader-epoch-checkpoint")["leader_epochs"] == [{"epoch": 5, "start_offset": 1200}]
+        assert bare.do("checkpoints", "lineage", "leader-epoch-checkpoint")["leader_epochs"] == [{"epoch": 5, "start_offset": 1200}]
+        assert bare.ask("checkpoints", "lineage", "later").code == 2
+        assert bare.do("checkpoints", "verify", "later", "leader-epoch-checkpoint") == {"ok": True, "problems": []}
         Path("later").write_text("0\n9\norders 0 2000\n")
         assert bare.ask("checkpoints", "show", "later").code == 3
+        assert bare.ask("checkpoints", "verify", "later").code == 3
+
+    def test_a_file_of_many_partitions_is_asked_for_some(self, tmp_path: Path) -> None:
+        bare = Deployment(tmp_path / "bare")
+        file = tmp_path / "cleaner-offset-checkpoint"
+        file.write_text("0\n5000\n" + "".join(f"orders {number} {number}\n" for number in range(4_999)) + "payments 0 7\n")
+        found = bare.do("checkpoints", "list", file, "orders-4711", "payments")["partitions"]
+        assert [(row["topic"], row["partition"]) for row in found] == [("orders", 4711), ("payments", 0)]
+        answer = bare.ask("checkpoints", "list", file, "invoices-0")
+        assert (answer.code, "has no entry of invoices-0" in answer.stderr) == (2, True)
+
+    def test_a_file_and_a_partition_of_the_tier_are_compared_for_a_take_over(self, deployment: Deployment, tmp_path: Path) -> None:
+        file = tmp_path / "cleaner-offset-checkpoint"
+        first_dirty = deployment.do("checkpoints", "show", "orders-0")["first_dirty_offset"]
+        file.write_text(f"0\n2\norders 0 {first_dirty + 5}\npayments 0 7\n")
+        expected = [{"what": "orders-0", "before": first_dirty + 5, "after": first_dirty}]
+        assert deployment.do("checkpoints", "diff", file, "orders-0")["changes"] == expected
+        expected = [{"what": "orders-0", "before": first_dirty, "after": first_dirty + 5}]
+        assert deployment.do("checkpoints", "diff", "orders-0", file)["changes"] == expected
 
     @pytest.mark.parametrize(
         "arguments",

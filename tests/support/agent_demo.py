@@ -16,7 +16,7 @@ from compactor.config.units import format_size
 from tests.support.agents import beside
 from tests.support.deployment import Deployment
 from tests.support.kafka_admin import ClusterAdmin, wait_until
-from tests.support.kafka_broker import KafkaCluster, prepare
+from tests.support.kafka_broker import KafkaCluster, exit_code_or_failure, prepare
 from tests.support.kafka_jars import VERSIONS, BrokerUnavailable
 from tests.support.tier_readers import StateReader, WrittenTopic
 
@@ -85,4 +85,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_or_failure(main))

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +33,7 @@ from tests.support.kafka_jars import TOOLS, VERSIONS, BrokerJars, BrokerUnavaila
 HOST = "127.0.0.1"
 CONTROLLER = 100  # its node id where it is a process of its own
 CLUSTER_ID = "dGllcmVkLWNvbXBhY3Q_Pw"
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 STARTED = "Kafka Server started"
 _BUSY_CONTROLLER = re.compile(r"controller event queue overloaded|apiKey=CONTROLLER_REGISTRATION")
 TIERING = "Initialized topic-based RLMM resources successfully"  # before that, not even a clean shutdown works
@@ -368,6 +368,15 @@ def free_ports(count: int) -> list[int]:
         if port not in found:
             found.append(port)
     return found
+
+
+def exit_code_or_failure(run: Callable[[], int]) -> int:
+    """The exit code of a demo; 1 with the reason on stderr if a broker did not start or ended."""
+    try:
+        return run()
+    except BrokerFailed as error:
+        print(f"error: {error}\nNothing is left behind; run it again on a machine with less to do", file=sys.stderr)
+        return 1
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from compactor.cli.output import Table, table_lines
 from compactor.views.time_formats import format_size
 from tests.support.kafka_admin import ClusterAdmin
-from tests.support.kafka_broker import KafkaCluster, prepare
+from tests.support.kafka_broker import KafkaCluster, exit_code_or_failure, prepare
 from tests.support.kafka_jars import VERSIONS, BrokerUnavailable
 from tests.support.kafka_story import TopicStory
 from tests.support.kafka_traffic import READ_COMMITTED, WrittenPartition, consume
@@ -144,4 +144,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_or_failure(main))

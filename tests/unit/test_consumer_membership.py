@@ -226,3 +226,18 @@ def test_messages_show_their_place_key_and_value() -> None:
     assert repr(message) == shown
     (wrapped,) = to_broker_messages([message], "id")
     assert (repr(wrapped), wrapped.topic_id(), wrapped.leader_epoch()) == (shown, "id", 3)
+
+
+@pytest.mark.parametrize("is_committed_between", [False, True])
+def test_a_member_that_seeks_back_to_where_it_began_commits_that_place(is_committed_between: bool, tier: Tier) -> None:
+    group = MemoryCoordinator(NAMES[:1], is_cooperative=False)
+    group.committed[NAME] = OffsetWithLeaderEpoch(4)
+    with member(tier, group) as only:
+        only.subscribe(["orders"])
+        assert [message.offset() for message in consume(only, 4)] == [4, 5, 6, 7]
+        if is_committed_between:
+            only.commit(asynchronous=True)
+        else:
+            only.commit(asynchronous=False)
+        only.seek(Place(*NAME, 4))
+    assert group.committed[NAME].offset == 4

@@ -32,6 +32,11 @@ rounds
      orders.returned-112/00000000000000000000-INQo7tP9gnXhR6BYwFG0sQ.log: a
      batch has a wrong CRC
 """
+NOT_SHOWN_AT_80 = """
+ not shown for lack of width: took, by; a pipe and --output json have all
+ columns
+"""
+AT_80 = AT_80.rstrip("\n") + NOT_SHOWN_AT_80
 AT_100 = """\
 rounds
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from itertools import islice
 
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table
@@ -33,7 +34,8 @@ def list_audited_actions(args: argparse.Namespace, out: Output) -> None:
             or any(_matches_whole_text(each, args.pattern) for each in targets)
         )
 
-    found = [recorded for recorded in list_actions(tier.ports, args.since, args.limit) if matches_requested_target_pattern(recorded)]
+    matching = (recorded for recorded in list_actions(tier.ports, args.since) if matches_requested_target_pattern(recorded))
+    found = list(islice(matching, args.limit))
     rows = []
     for recorded in found:
         action, outcome = recorded.action, recorded.outcome

@@ -10,12 +10,15 @@ from compactor.cli import command_parser, tiers
 from compactor.cli.output import Output, Table, Tree, format_size
 from compactor.errors import ExitCode, UsageError
 from compactor.views.checkpoints import (
+    LEADER_EPOCHS,
     Document,
     KafkaCheckpointFile,
+    checkpoint_file_of_partition,
     compactor_epoch_history_document,
     compare_kafka_checkpoint_files,
     partition_checkpoint_document,
     read_kafka_checkpoint_file,
+    select_checkpoint_entries,
 )
 from compactor.views.difference import (
     PartitionHistoryDifference,
@@ -28,10 +31,8 @@ from compactor.views.time_formats import count_noun, format_duration, format_iso
 
 def list_partition_checkpoints(args: argparse.Namespace, out: Output) -> ExitCode:
     files = [text for text in args.targets if _is_checkpoint_file_path(text)]
-    if files and len(files) == len(args.targets):
-        return _print_checkpoint_files(files, out)
     if files:
-        raise UsageError("files and partitions together", hint="List them one after the other")
+        return _print_checkpoint_files(files, out, [text for text in args.targets if text not in files])
     tier = tiers.open_configured_tier_read_only(args)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.targets))
     logs = tiers.read_control_logs_of_partitions(tier, tiers.select_partitions(tier, args.targets), out, outcomes)
@@ -84,6 +85,12 @@ def show_partition_checkpoint(args: argparse.Namespace, out: Output) -> ExitCode
 
 
 def show_compactor_epochs(args: argparse.Namespace, out: Output) -> None:
+    if _is_checkpoint_file_path(args.partition):
+        file = read_kafka_checkpoint_file(Path(args.partition))
+        if file.kind != LEADER_EPOCHS:
+            raise UsageError(f"{file.path} is a {file.kind}, which has no lineage", hint=f"`checkpoints show {file.path}` prints it")
+        out.print_result(_checkpoint_file_document(file), _checkpoint_file_table(file))
+        return
     tier, name = tiers.open_tier_and_partition(args)
     log = tier.open_control_log_of_partition(name)
     log.refresh()
@@ -92,7 +99,7 @@ def show_compactor_epochs(args: argparse.Namespace, out: Output) -> None:
 
 
 def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
-    if _is_checkpoint_file_path(args.target):
+    if _is_checkpoint_file_path(args.target) or (args.after is None and _is_existing_file(args.before)):
         _print_checkpoint_file_diff(args, out)
         return
 
@@ -122,6 +129,12 @@ def _relative_time_as_unix_ms_text(moment: str) -> str:
 
 
 def verify_control_logs_command(args: argparse.Namespace, out: Output) -> ExitCode:
+    files = [text for text in args.partitions if _is_checkpoint_file_path(text)]
+    if files:
+        if len(files) < len(args.partitions):
+            raise UsageError("files and partitions together", hint="Verify them one after the other")
+        entries = sum(len(file.offsets) + len(file.leader_epochs) for file in map(read_kafka_checkpoint_file, map(Path, files)))
+        return tiers.print_check_findings([], out, f"{count_noun(entries, 'entry', 'entries')}: Kafka would read all of them")
     from compactor.upkeep.verify_offsets import verify_control_logs
 
     tier = tiers.open_configured_tier_read_only(args)
@@ -148,9 +161,18 @@ def _is_checkpoint_file_path(path_or_partition: str) -> bool:
     return False
 
 
-def _print_checkpoint_files(paths: Sequence[str], out: Output) -> ExitCode:
-    """Parse and print checkpoint files of a Kafka broker, and return the exit code 0."""
+def _is_existing_file(text: str) -> bool:
+    """Return whether an argument is the path of a file."""
+    return Path(text).is_file()
+
+
+def _print_checkpoint_files(paths: Sequence[str], out: Output, partitions: Sequence[str] = ()) -> ExitCode:
+    """Parse and print checkpoint files of a Kafka broker, and return the exit code 0.
+
+    :param partitions: names of partitions or topics whose entries are printed; none for all. Raises UsageError if one has no entry.
+    """
     files = [read_kafka_checkpoint_file(Path(path)) for path in paths]
+    files = [select_checkpoint_entries(file, partitions) for file in files] if partitions else files
     documents = [_checkpoint_file_document(file) for file in files]
     out.print_result(documents[0] if len(files) == 1 else {"files": documents}, *(_checkpoint_file_table(file) for file in files))
     return 0
@@ -187,10 +209,21 @@ def _checkpoint_file_table(file: KafkaCheckpointFile) -> Table:
 
 
 def _print_checkpoint_file_diff(args: argparse.Namespace, out: Output) -> None:
-    """Print the differences between two of Kafka's checkpoint files."""
-    if args.after is not None or not _is_checkpoint_file_path(args.before):
-        raise UsageError(f"{args.target} is a file", hint="Compare it with one other file: checkpoints diff FILE FILE")
-    before, after = read_kafka_checkpoint_file(Path(args.target)), read_kafka_checkpoint_file(Path(args.before))
+    """Print the differences between two of Kafka's checkpoint files, or between one of them and a partition of the tier."""
+    if args.after is not None:
+        hint = "Compare it with one other file or partition: checkpoints diff FILE FILE|TOPIC-PARTITION"
+        raise UsageError(f"{args.target} is a file", hint=hint)
+    texts = (args.target, args.before)
+    files = {text: read_kafka_checkpoint_file(Path(text)) for text in texts if _is_checkpoint_file_path(text)}
+    for text in texts:
+        if text not in files:
+            (other,) = files.values()
+            tier = tiers.open_configured_tier_read_only(args)
+            (name,) = tier.list_partitions([text])
+            files[text] = checkpoint_file_of_partition(tier.open_control_log_of_partition(name).refresh(), other.kind)
+            if other.kind != LEADER_EPOCHS:
+                files[other.path] = select_checkpoint_entries(other, [str(name.first_incarnation)])
+    before, after = (files[text] for text in texts)
     changes = compare_kafka_checkpoint_files(before, after)
     document = {
         "kind": before.kind,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from compactor.access.tier import Tier
-from compactor.cli import audit, tiers
+from compactor.cli import audit, command_parser, tiers
 from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.control.audit import ERASURE
@@ -43,7 +43,7 @@ MAX_HOLDER_ROWS = 50
 def report_and_erase_keys(args: argparse.Namespace, out: Output) -> ExitCode:
     keys = _requested_keys(args)
     if not keys:
-        raise UsageError("a key is needed", hint="tiered-compactor erasure TOPIC --key K")
+        raise UsageError("a key is needed", hint=command_parser.command_line(args, "erasure TOPIC --key K"))
     if args.shorten_grace and not args.expedite:
         raise UsageError("--shorten-grace needs --expedite", hint="Without it nothing is deleted")
     if args.to is not None and args.to.exists():

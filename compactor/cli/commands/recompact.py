@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 
+from compactor.access.tier import Tier
 from compactor.cli import command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.errors import CompactorError, ExitCode
@@ -50,7 +51,7 @@ def recompact_topics_with_spark_command(args: argparse.Namespace, out: Output) -
                 nonlocal count
                 count += 1
                 progress.advance(finished.bytes_before)
-                _report_recompacted_partition(finished, out, outcomes, f"{count} of {len(names)}")
+                _report_recompacted_partition(tier, finished, out, outcomes, f"{count} of {len(names)}")
 
             finished = recompact_partitions(
                 tier,
@@ -99,7 +100,9 @@ def _print_recompaction_dry_run(candidates: Sequence[RecompactionCandidate], out
     return outcomes.exit_code()
 
 
-def _report_recompacted_partition(finished: RecompactionResult, out: Output, outcomes: tiers.PartitionOutcomes, progress_text: str) -> None:
+def _report_recompacted_partition(
+    tier: Tier, finished: RecompactionResult, out: Output, outcomes: tiers.PartitionOutcomes, progress_text: str
+) -> None:
     """Report the result of one partition at once, so that a user who interrupts the job knows which partitions are finished.
 
     :param progress_text: progress as text, such as ``3 of 12``.
@@ -108,7 +111,9 @@ def _report_recompacted_partition(finished: RecompactionResult, out: Output, out
     if finished.error is not None:
         outcomes.print_and_record_failure(str(finished.partition), finished.error)
     elif report is not None and report.status == RoundStatus.QUARANTINED:
-        outcomes.report_quarantined_partition(str(finished.partition), report.reason, report.keyless_records)
+        outcomes.report_quarantined_partition(
+            str(finished.partition), report.reason, report.keyless_records, is_repairable=tier.kind.owns_root
+        )
     else:
         outcomes.record_partition_success()
         if report is not None and report.status == RoundStatus.WAITING:

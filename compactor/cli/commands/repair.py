@@ -62,7 +62,8 @@ def _open_repair_source(source_name: str, tier: Tier, partition: TopicPartition)
 
 
 def _print_repair_report(report: RepairReport, partition: TopicPartition, out: Output, *, dry_run: bool) -> ExitCode:
-    rows: list[tuple[object, ...]] = [(one.how, format_size(one.bytes), one.object, one.new_object) for one in report.repaired]
+    would = "would be " if dry_run else ""
+    rows: list[tuple[object, ...]] = [(would + one.how, format_size(one.bytes), one.object, one.new_object) for one in report.repaired]
     for left in report.unrepaired:
         out.print_note(f"error: {left.object}: {left.reason}")
         rows.append(("not repaired", "", left.object, left.reason))

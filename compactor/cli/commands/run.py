@@ -133,7 +133,9 @@ def _run_due_compaction_rounds(
                     _print_lease_holder(tier, name, out)
                 report = compact(tier, name, now_ms, force=args.force, on_stage=stages)
                 if report.status == RoundStatus.QUARANTINED:
-                    outcomes.report_quarantined_partition(str(name), report.reason, report.keyless_records)
+                    outcomes.report_quarantined_partition(
+                        str(name), report.reason, report.keyless_records, is_repairable=tier.kind.owns_root
+                    )
                 else:
                     if report.reason:  # why it waits, what was given up first, what brokers had deleted meanwhile
                         out.print_note(f"{name}: {report.reason}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from compactor.cli import tiers
+from compactor.cli import command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.control.state import RunHistoryEntry
 from compactor.errors import ExitCode, UsageError
@@ -39,7 +39,7 @@ def list_compaction_runs(args: argparse.Namespace, out: Output) -> ExitCode:
         for state, run in found
     ]
     columns = ("partition", "run", "status", "began", "took", "segments", "read", "written", "offsets", "by", "epoch", "reason")
-    table = Table("", columns, rows, minor=("epoch", "by", "offsets", "segments", "took", "read"), below=1)
+    table = Table("", columns, rows, minor=("epoch", "by", "offsets", "segments", "took", "read", "written", "began"), below=1)
     out.print_result({"runs": [run_history_entry_document(state, run) for state, run in found]}, table)
     return outcomes.exit_code()
 
@@ -68,7 +68,7 @@ def show_compaction_run(args: argparse.Namespace, out: Output) -> None:
         ("saved", _format_saved_bytes(run)),
         *((name.replace("_", " "), _format_run_statistic(name, value)) for name, value in run.stats.items()),
         *_kept_and_removed_record_balance_rows(run),
-        ("undo", f"no: {undoing}" if undoing else f"tiered-compactor undo {run.run_id}"),
+        ("undo", f"no: {undoing}" if undoing else command_parser.command_line(args, f"undo {run.run_id}")),
     ]
     out.print_result(run_history_entry_document(state, run), Table(f"run {run.run_id}", ("", ""), [row for row in rows if row[1] != ""]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from compactor.access.tier import Tier
-from compactor.cli import audit, tiers
+from compactor.cli import audit, command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.control.audit import latest_erasure_ms
 from compactor.control.undo import undo_round, was_round_undone
@@ -16,11 +16,12 @@ from compactor.views.history import find_partition_state_and_full_run_id, reason
 from compactor.views.time_formats import format_iso_time
 
 
-def _not_a_run_id_error(tier: Tier, given_name: str) -> UsageError:
+def _not_a_run_id_error(tier: Tier, args: argparse.Namespace) -> UsageError:
     """Return the error for an argument of ``undo`` that is not the id of a run.
 
     If the argument names partitions, the hint is the command that undoes their latest round; otherwise it is the most similar name.
     """
+    given_name = args.run_id
     try:
         names = tiers.select_partitions(tier, [given_name])
     except UsageError as error:
@@ -34,7 +35,7 @@ def _not_a_run_id_error(tier: Tier, given_name: str) -> UsageError:
     return UsageError(
         f"{given_name} is not a run; the latest round that can be undone is that of {state.topic_partition}"
         f" at {format_iso_time(run.started_ms)}",
-        hint=f"tiered-compactor undo {run.run_id}",
+        hint=command_parser.command_line(args, f"undo {run.run_id}"),
     )
 
 
@@ -45,7 +46,7 @@ def undo_compaction_round_command(args: argparse.Namespace, out: Output) -> None
     with out.show_progress("looking for the run", len(names), "partitions") as progress:
         found = None if is_name else find_partition_state_and_full_run_id(tier, args.run_id, names, progress.advance)
     if found is None:
-        raise _not_a_run_id_error(tier, args.run_id)
+        raise _not_a_run_id_error(tier, args)
     before, run_id = found
     name = before.topic_partition
     if was_round_undone(before, run_id):
