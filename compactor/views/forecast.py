@@ -252,10 +252,7 @@ def forecast_round_from_summary(
     prices = prices or price_table_of_tier(tier.settings.tier_url)
     cleaner, open_run = tier.cleaner_settings_for_topic(summary.topic), summary.open_run
     outlook = retention_outlook(summary, assess_round(summary, cleaner, now_ms, force=force), cleaner, now_ms)
-    if outlook.reason and not open_run:  # `run` raises the log start first, unless it has to finish a round
-        start = outlook.log_start_offset
-        raised = {"log_start_offset": start, "first_dirty_offset": max(summary.first_dirty_offset, start)}
-        summary = summary.model_copy(update=raised)
+    summary = _with_log_start_raised(summary, outlook) if outlook.reason and not open_run else summary
     found = assess_round(summary, cleaner, now_ms, force=force)
     expires = f"retention: {outlook.reason}" if outlook.reason and not found.due else ""
     heads = sidecar_evidence.heads if sidecar_evidence else {}
@@ -268,23 +265,21 @@ def forecast_round_from_summary(
     # Behind the round's end, too, headers are read for the outcomes of transactions where no sidecar tells them.
     behind = sum(s.size_bytes for s in summary.live if s.start_offset >= found.end and s.id not in heads) if found.due else 0
     once = sizes["rewrite"] + round(sizes["filter"] * (1 - spared)) + behind
-    budget = cleaner.disk_budget_bytes
     dirty = sum(s.size_bytes for s in found.dirty) if found.due else 0
-    again = dirty if isinstance(budget, int) and dirty > budget else 0
+    again = dirty if isinstance(cleaner.disk_budget_bytes, int) and dirty > cleaner.disk_budget_bytes else 0
     writing = sizes["rewrite"] + sizes["filter"]
     offloaded = reason_to_run_on_spark(cleaner, tier.settings.spark, found)
     engine = "spark" if offloaded else choose_key_engine(cleaner.map_engine, keys, cleaner.map_budget_bytes)
     passes = (expected_scan_count_of_dirty_range(cleaner, found) if engine == "partitioned" else 1) if writing else 0
     files = {s.id: s.file_count for s in summary.live}
-    touched = [files[s.id] for s in segments if s.action == "rewrite"] + [files[s.id] for s in segments if s.action == "filter"]
+    touched = [files[s.id] for s in segments if s.action in ("rewrite", "filter")]
     objects_read = passes * len(found.dirty) + sum(touched) + len(heads) + count["filter"] if writing else 0
-    objects_written = sum(touched)
-    requests = objects_read + 2 * objects_written + CONTROL_WRITES + len(touched) if writing else 0
-    usd = prices.price_of_requests_usd(objects_read, objects_written + CONTROL_WRITES + len(touched))
+    requests = objects_read + 2 * sum(touched) + CONTROL_WRITES + len(touched) if writing else 0
+    usd = prices.price_of_requests_usd(objects_read, sum(touched) + CONTROL_WRITES + len(touched))
     late = [s for s in segments if s.action == "rewrite"] if not dirty else []
     saving, why = _expected_saving_and_reason(summary, writing, dirty, deletion_frees_space, _count_tombstones_from_sidecars(late, heads))
-    due, reason = found.due or bool(open_run) or bool(expires), expires or found.reason
-    reason = f"run {open_run} was begun and not finished" if open_run else reason
+    due = found.due or bool(open_run) or bool(expires)
+    reason = f"run {open_run} was begun and not finished" if open_run else expires or found.reason
     forecast = RoundForecast(
         topic=summary.topic,
         partition=summary.partition,
@@ -325,6 +320,19 @@ def forecast_round_from_summary(
         live=summary.segments,
         listed=lambda: segments if found.due else all_segments(),
     )
+    return _with_known_keyless_records(forecast, summary, cleaner, found)
+
+
+def _with_log_start_raised(summary: PartitionSummary, outlook: RetentionOutlook) -> PartitionSummary:
+    """Return the summary as it is once `run` has raised the log start, which it does first unless it has to finish a round."""
+    start = outlook.log_start_offset
+    return summary.model_copy(update={"log_start_offset": start, "first_dirty_offset": max(summary.first_dirty_offset, start)})
+
+
+def _with_known_keyless_records(
+    forecast: RoundForecast, summary: PartitionSummary, cleaner: CleanerSettings, found: RoundAssessment[SegmentSummary]
+) -> RoundForecast:
+    """Return the forecast with the records without a key for which an earlier round was refused, if they are still in the dirty range."""
     keyless = known_refused_keyless_records(summary, cleaner, found.end) if found.due else None
     return forecast.with_keyless_records(keyless) if keyless else forecast
 
