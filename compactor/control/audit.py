@@ -7,6 +7,7 @@ that cannot be recorded is not made, one that was interrupted has no outcome, an
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from pydantic import ValidationError
 
@@ -108,7 +109,7 @@ def latest_erasure_ms(ports: EnvironmentPorts, partition: TopicPartition) -> int
     What the tier held before that time may hold values that were erased since.
     """
     names = {partition.topic, str(partition), str(partition.first_incarnation)}
-    for recorded in list_actions(ports, limit=MOST_ACTIONS):
+    for recorded in islice(list_actions(ports), MOST_ACTIONS):
         if recorded.action.command == ERASURE and names.intersection(recorded.action.targets):
             return recorded.outcome.at_ms if recorded.outcome else ports.clock_ms()
     return None

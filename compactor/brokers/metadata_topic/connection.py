@@ -51,7 +51,7 @@ _MEANINGS: tuple[tuple[tuple[str, ...], type[StoreError], str, str], ...] = (
         ("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"),
         Refused,
         "{request}: not authorized ({name})",
-        "Grant the user of this program what is missing with kafka-acls --add",
+        "Grant the user of this program what is missing with kafka-acls --bootstrap-server HOST:PORT --add",
     ),
     (
         ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_ID"),

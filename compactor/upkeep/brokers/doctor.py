@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from compactor.brokers.metadata_topic.admin import topic_settings_command
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import SegmentState
@@ -268,7 +269,7 @@ def _end_hole_findings(examined: PartitionHealthFacts) -> Iterator[TierHealthFin
             f" until the next one is tiered{kept}"
         )
         todo = (
-            f"Have the next segment tiered: kafka-configs --alter --topic {examined.partition.topic} --add-config remote.copy.lag.ms=0"
+            f"Have the next segment tiered: {topic_settings_command(examined.partition.topic, {'remote.copy.lag.ms': '0'})}"
             f" (if it is still open, a smaller segment.ms and a new record close it); or let consumers seek to offset {last + 1}"
         )
         yield _finding_about_partition(examined, "warning", "end-hole", (detail, means, todo))

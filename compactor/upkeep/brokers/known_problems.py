@@ -65,7 +65,7 @@ def known_kafka_problem_findings(brokers: Sequence[BrokerDescription], topics: M
         *_size_retention_findings(brokers, topics.values()),
         *_last_tiered_offset_fetch_findings(brokers),
         *_delayed_upload_findings(topics.values()),
-        *cleanup_policy_findings(topics.values()),
+        *cleanup_policy_findings(topics.values(), brokers[0].address if brokers else ""),
     ]
 
 
@@ -153,8 +153,11 @@ def _delayed_upload_findings(topics: Iterable[TopicDescription]) -> Iterator[Tie
         yield TierHealthFinding("note", "copy-lag", topic.topic, -1, "remote.copy.lag.ms", detail, means, todo)
 
 
-def cleanup_policy_findings(topics: Iterable[TopicDescription]) -> Iterator[TierHealthFinding]:
-    """Yield a finding for each tiered topic whose cleanup.policy Kafka lets pass although its tiered part suffers from it."""
+def cleanup_policy_findings(topics: Iterable[TopicDescription], bootstrap_servers: str = "") -> Iterator[TierHealthFinding]:
+    """Yield a finding for each tiered topic whose cleanup.policy Kafka lets pass although its tiered part suffers from it.
+
+    :param bootstrap_servers: addresses of brokers, for the command that corrects a topic.
+    """
     for topic in topics:
         policy = topic.settings.get("cleanup.policy")
         if policy is None or not _has_remote_storage_enabled(topic) or policy.value == "delete":
@@ -165,7 +168,8 @@ def cleanup_policy_findings(topics: Iterable[TopicDescription]) -> Iterator[Tier
             means = "brokers compact what they have locally and do not find what is tiered: consumers of the tiered part get errors"
         else:
             means = "brokers expire tiered segments by retention.ms all the same, although Kafka documents that nothing is deleted"
-        todo = f"kafka-configs --alter --topic {topic.topic} --add-config cleanup.policy=delete, with the retention that is meant"
+        step = topic_settings_command(topic.topic, {"cleanup.policy": "delete"}, bootstrap_servers)
+        todo = f"{step}, with the retention that is meant"
         severity = "error" if policy.value else "warning"
         yield TierHealthFinding(severity, "cleanup-policy", topic.topic, -1, "cleanup.policy", detail, means, todo)
 
