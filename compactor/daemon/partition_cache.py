@@ -20,7 +20,7 @@ from compactor.local.cache import ControlLogReadProgress
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.retire import read_grace_start_ms_by_control_log_slot
 from compactor.views.overview import is_cached_summary_fresh
-from compactor.views.verdict import OpenTransaction, known_bootstrap_servers, read_open_transaction
+from compactor.views.verdict import TransactionAtEnd, known_bootstrap_servers, read_open_transaction
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class CachedPartitionSummary:
     summary: PartitionSummary
     position: ControlLogReadProgress | None
     slot_times_ms: Mapping[int, int]
-    transaction: OpenTransaction | None = None
+    transaction: TransactionAtEnd | None = None
 
 
 class PolledPartitionStatus(NamedTuple):

@@ -31,8 +31,8 @@ from compactor.round.plan import assess_round
 from compactor.service.retry_delay import RETRY_MS, backoff_ms
 from compactor.views.verdict import (
     Block,
-    OpenTransaction,
     PartitionVerdict,
+    TransactionAtEnd,
     bytes_not_cleaned,
     held_until_ms,
     partition_verdict,
@@ -126,7 +126,7 @@ def partition_status(
     slot_times_ms: Mapping[int, int],
     now_ms: int,
     *,
-    transaction: OpenTransaction | None = None,
+    transaction: TransactionAtEnd | None = None,
     bootstrap_servers: str = "",
 ) -> PartitionStatus:
     """Return how dirty a partition is, whether a round is due and why, what prevents it, and when replaced segments may be deleted.

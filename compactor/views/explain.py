@@ -34,7 +34,7 @@ from compactor.views.search import FoundRecord, RecordSearch
 from compactor.views.time_formats import count_noun, format_duration, format_iso_time, format_size
 from compactor.views.verdict import (
     Block,
-    OpenTransaction,
+    TransactionAtEnd,
     blocks_of_topics,
     bytes_not_cleaned,
     future_timestamps_text,
@@ -209,7 +209,7 @@ def _dirty_segment_facts(
     state: PartitionState,
     assessment: RoundAssessment[RemoteLogSegmentMetadata],
     cleaner: CleanerSettings,
-    transaction: OpenTransaction | None,
+    transaction: TransactionAtEnd | None,
     now_ms: int,
 ) -> Iterator[ExplanationFact]:
     """Yield facts about dirty segments and about what delays their cleaning."""

@@ -34,8 +34,8 @@ from compactor.views.prices import PriceTable, price_table_of_tier
 from compactor.views.retention import RetentionOutlook, retention_outlook
 from compactor.views.verdict import (
     Block,
-    OpenTransaction,
     PartitionVerdict,
+    TransactionAtEnd,
     VerdictKind,
     bytes_not_cleaned,
     future_timestamps_text,
@@ -179,7 +179,7 @@ class RoundCircumstances:
 
     block: Block | None = None
     paused: str = ""
-    transaction: OpenTransaction | None = None
+    transaction: TransactionAtEnd | None = None
 
 
 NO_CIRCUMSTANCES = RoundCircumstances()

@@ -128,7 +128,7 @@ def partition_verdict(
 
 
 @dataclass(frozen=True)
-class OpenTransaction:
+class TransactionAtEnd:
     """The oldest transaction that is open at the end of a partition's tier.
 
     producer_id, epoch: the producer that began it; -1 if unknown.
@@ -146,7 +146,7 @@ class OpenTransaction:
         return self.timestamp_ms + TRANSACTION_TIMEOUT_MS if self.timestamp_ms >= 0 else NEVER_MS
 
 
-def read_open_transaction(tier: Tier, state: PartitionState) -> OpenTransaction | None:
+def read_open_transaction(tier: Tier, state: PartitionState) -> TransactionAtEnd | None:
     """Return the oldest transaction that is open at the end of the tier; None if none is. Reads the newest segment's producer snapshot if
     there is one; a snapshot that cannot be read leaves the producer unknown.
     """
@@ -160,14 +160,14 @@ def read_open_transaction(tier: Tier, state: PartitionState) -> OpenTransaction 
     try:
         entries = parse_producer_snapshot_file(read_producer_snapshot_at_end(tier.ports.layout, state), newest.id).entries
     except CompactorError:
-        return OpenTransaction(first)
+        return TransactionAtEnd(first)
     found = entries[entries["txn_first_offset"] == first]
     if not len(found):
-        return OpenTransaction(first)
+        return TransactionAtEnd(first)
     # The segment that holds the first record bounds its time, too: the producer may have written for long.
     holder = next((segment.max_timestamp_ms for segment in state.live if segment.start_offset <= first <= segment.end_offset), -1)
     times = [each for each in (int(found[0]["timestamp"]), holder) if each >= 0]
-    return OpenTransaction(first, int(found[0]["producer_id"]), int(found[0]["epoch"]), min(times, default=-1))
+    return TransactionAtEnd(first, int(found[0]["producer_id"]), int(found[0]["epoch"]), min(times, default=-1))
 
 
 def is_beyond_now(timestamp_ms: int, now_ms: int) -> bool:
@@ -175,7 +175,7 @@ def is_beyond_now(timestamp_ms: int, now_ms: int) -> bool:
     return timestamp_ms > now_ms + DAY_MS
 
 
-def is_transaction_hanging(transaction: OpenTransaction, live: Iterable[SegmentMetadataOrSummary], now_ms: int) -> bool:
+def is_transaction_hanging(transaction: TransactionAtEnd, live: Iterable[SegmentMetadataOrSummary], now_ms: int) -> bool:
     """Return whether an open transaction can no longer end by itself: the tier has records that are later than the time at which its
     coordinator would have ended it. The time of this machine does not count: with daily imports, the marker may be on its way.
 
@@ -189,7 +189,7 @@ def stored_block(
     summary: PartitionSummary,
     found: RoundAssessment[SegmentSummary],
     cleaner: CleanerSettings,
-    transaction: OpenTransaction | None,
+    transaction: TransactionAtEnd | None,
     now_ms: int,
     bootstrap_servers: str = "",
 ) -> Block | None:
@@ -243,7 +243,7 @@ def held_until_ms(
     summary: PartitionSummary,
     found: RoundAssessment[SegmentSummary],
     cleaner: CleanerSettings,
-    transaction: OpenTransaction | None,
+    transaction: TransactionAtEnd | None,
     now_ms: int,
 ) -> int:
     """Return when the last dirty segment that a round may not clean yet may be cleaned at the latest, in milliseconds; 0 if there is no
@@ -279,7 +279,7 @@ def _disk_budget_block(summary: PartitionSummary, found: RoundAssessment[Segment
     return Block(BlockedCause.BUDGET, reason + format_size(budget), next_step=f"Set disk_budget_bytes to at least {need}")
 
 
-def _hanging_transaction_block(summary: PartitionSummary, transaction: OpenTransaction, now_ms: int, bootstrap_servers: str) -> Block:
+def _hanging_transaction_block(summary: PartitionSummary, transaction: TransactionAtEnd, now_ms: int, bootstrap_servers: str) -> Block:
     """Return the block by a transaction that cannot end by itself, with its producer and the command that ends it."""
     who = f"producer {transaction.producer_id}, epoch {transaction.epoch}"
     age = format_duration(max(0, now_ms - transaction.timestamp_ms))

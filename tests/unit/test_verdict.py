@@ -23,8 +23,8 @@ from compactor.views.time_formats import format_iso_time, format_utc_time
 from compactor.views.verdict import (
     TRANSACTION_TIMEOUT_MS,
     Block,
-    OpenTransaction,
     PartitionVerdict,
+    TransactionAtEnd,
     VerdictKind,
     future_timestamps_text,
     partition_verdict,
@@ -56,7 +56,7 @@ def state(*segments: RemoteLogSegmentMetadata, cleaned_to: int = 0, **changes: A
 
 
 def schedule(
-    known: PartitionState, cleaner: CleanerSettings | None = None, transaction: OpenTransaction | None = None, **changes: Any
+    known: PartitionState, cleaner: CleanerSettings | None = None, transaction: TransactionAtEnd | None = None, **changes: Any
 ) -> PartitionSchedule:
     summary = decode_summary(encode_summary(summarize_state(known)))  # as another process reads it from local state
     status = partition_status(
@@ -66,7 +66,7 @@ def schedule(
 
 
 def verdict(
-    known: PartitionState, cleaner: CleanerSettings | None = None, transaction: OpenTransaction | None = None, **changes: Any
+    known: PartitionState, cleaner: CleanerSettings | None = None, transaction: TransactionAtEnd | None = None, **changes: Any
 ) -> PartitionVerdict:
     found = schedule(known, cleaner, transaction, **changes).verdict
     assert found is not None
@@ -109,7 +109,7 @@ class TestWhatEndsByItself:
     def test_a_transaction_that_may_still_end_says_when(self) -> None:
         at_ms = NOW - 10 * MINUTE
         known = state(segment(0), segment(1, NOW - MINUTE, open_txn_offset=13), cleaned_to=10)
-        found = verdict(known, transaction=OpenTransaction(13, 7, 2, at_ms))
+        found = verdict(known, transaction=TransactionAtEnd(13, 7, 2, at_ms))
         assert (found.kind, found.until_ms) == (VerdictKind.WAITING, at_ms + TRANSACTION_TIMEOUT_MS)
         assert "open since offset 13" in found.reason
 
@@ -123,7 +123,7 @@ class TestHangingTransactions:
 
     def test_it_is_told_with_producer_epoch_offset_age_and_the_command_that_ends_it(self) -> None:
         began_ms = NOW - 30 * DAY_MS
-        found = verdict(self.KNOWN, transaction=OpenTransaction(13, 4711, 3, began_ms))
+        found = verdict(self.KNOWN, transaction=TransactionAtEnd(13, 4711, 3, began_ms))
         assert (found.kind, found.cause, found.waiting_bytes) == (VerdictKind.BLOCKED, "transaction", 2 << 20)
         assert found.since_ms == began_ms + TRANSACTION_TIMEOUT_MS
         assert "producer 4711, epoch 3" in found.reason
@@ -139,19 +139,19 @@ class TestHangingTransactions:
         """With daily imports, a marker may simply not have arrived."""
         began_ms = NOW - 30 * DAY_MS
         known = state(segment(0, began_ms), segment(1, began_ms + later_ms, open_txn_offset=13), cleaned_to=10)
-        assert verdict(known, transaction=OpenTransaction(13, 7, 2, began_ms)).kind is kind
+        assert verdict(known, transaction=TransactionAtEnd(13, 7, 2, began_ms)).kind is kind
 
     def test_a_time_beyond_now_proves_nothing(self) -> None:
         known = state(segment(0), segment(1, MICROSECONDS, open_txn_offset=13), cleaned_to=10)
-        assert verdict(known, transaction=OpenTransaction(13, 7, 2, NOW - MINUTE)).kind is VerdictKind.WAITING
+        assert verdict(known, transaction=TransactionAtEnd(13, 7, 2, NOW - MINUTE)).kind is VerdictKind.WAITING
 
     def test_an_unknown_producer_or_time_proves_nothing(self) -> None:
-        found = verdict(self.KNOWN, transaction=OpenTransaction(13))
+        found = verdict(self.KNOWN, transaction=TransactionAtEnd(13))
         assert (found.kind, found.until_ms) == (VerdictKind.WAITING, 0)
 
     def test_what_lies_before_it_is_due_all_the_same(self) -> None:
         known = state(segment(0), segment(1, NOW, open_txn_offset=13))
-        assert verdict(known, transaction=OpenTransaction(13, 7, 2, NOW - DAY_MS)).kind is VerdictKind.DUE
+        assert verdict(known, transaction=TransactionAtEnd(13, 7, 2, NOW - DAY_MS)).kind is VerdictKind.DUE
 
 
 class TestBlocks:

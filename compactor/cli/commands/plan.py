@@ -19,7 +19,7 @@ from compactor.storage.probe import does_delete_free_space
 from compactor.views.forecast import RoundCircumstances, RoundForecast, forecast_round_from_summary, read_segment_skip_evidence
 from compactor.views.prices import PriceTable, price_table_of_tier
 from compactor.views.time_formats import count_noun, format_iso_time
-from compactor.views.verdict import OpenTransaction, VerdictKind, blocks_of_topics, read_open_transaction
+from compactor.views.verdict import TransactionAtEnd, VerdictKind, blocks_of_topics, read_open_transaction
 
 DEFAULT_SAMPLE_BYTES = 8 << 20
 
@@ -96,7 +96,7 @@ def print_compaction_round_forecasts(args: argparse.Namespace, out: Output) -> E
     return outcomes.exit_code()
 
 
-def _read_open_transaction(tier: Tier, summary: PartitionSummary) -> OpenTransaction | None:
+def _read_open_transaction(tier: Tier, summary: PartitionSummary) -> TransactionAtEnd | None:
     """Return the oldest transaction that is open at the end of a partition's tier; None if none is."""
     if not summary.has_open_transaction:
         return None
