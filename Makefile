@@ -8,7 +8,7 @@ KILLS ?= 200
 MINUTES ?= 10
 BENCH ?= [a-z]*
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 kafka-demo agent-demo test check nightly test-costs lint conformance simulate model kill-test agent-soak soak broker-soak evidence bench release clean
+.PHONY: help setup setup-demo setup-kerberos demo demo-s3 kafka-demo agent-demo test check nightly test-costs lint conformance simulate model kill-test agent-soak soak broker-soak evidence bench release clean
 
 help: ## This list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-16s %s\n' "$$name" "$$text"; done
@@ -17,7 +17,13 @@ help: ## This list
 setup: ## The virtual environment in .venv, up to date (the others do this first)
 	@sh .ci/setup
 
-demo: setup ## The main job, end to end, on generated data
+setup-demo:
+	@sh .ci/setup demo
+
+setup-kerberos: ## The same with Kerberos for HDFS, which is built (needs gcc, libkrb5-dev, python3-dev)
+	@sh .ci/setup kerberos
+
+demo: setup-demo ## The main job, end to end, on generated data
 	@$(RUN) compactor demo
 
 demo-s3: setup ## The same on a local S3 server: versitygw if Go is installed, else moto
@@ -34,10 +40,11 @@ test: setup ## The tests that need nothing but Python, random ones with few seed
 
 check: setup ## The other tests that CI requires, at full depth: brokers, Spark, browser, emulators (needs Java, Maven, Go, npm)
 	@sh .ci/java || true
+	@$(RUN) tests.nightly --age
 	@$(RUN) pytest -n $(WORKERS) -m "(check or deep) and not slow" $(TESTS)
 
-nightly: setup ## What takes hours: slow tests, older brokers
-	@$(RUN) pytest -n $(WORKERS) -m "slow or slow_broker" $(TESTS)
+nightly: setup-kerberos ## What takes hours: slow tests, older brokers, 1,000 seeds, kills, soaks; ONLY=name for one part; writes a record
+	@$(RUN) tests.nightly --workers $(WORKERS) $(ONLY)
 
 test-costs: setup ## CPU seconds of each test and fixture of `make test` and `make check`, the dearest first (docs/testing.md)
 	@mkdir -p build && rm -f build/test-costs.jsonl
@@ -80,7 +87,7 @@ bench: setup ## All benchmarks, or BENCH=name: fails where documents differ by m
 	grep -q __main__ "$$file" || continue; BENCH_WRITE=$(WRITE) $(RUN) "benchmarks.$$name" || failed="$$failed $$name"; done; \
 	[ -z "$$failed" ] || { echo "these failed:$$failed"; exit 1; }
 
-release: setup ## In dist/: sdist, wheel, chart, image context, release notes, digests, of the commit that is checked out
+release: setup ## In dist/: sdist, wheel, chart, image context, release notes, digests, of the commit that is checked out; wants a nightly run of the last 14 days
 	@.venv/bin/python .ci/release.py
 
 clean: ## Removes .venv and every cache

@@ -5,7 +5,8 @@
   tiered-compactor-image-VERSION.tar.gz    what an image is built of: podman build -f conf/container/Containerfile DIR
   RELEASE-NOTES.md, SHA256SUMS             version, commit and the changelog's section; digests of all files
 
-Usage: python .ci/release.py [--out DIR]. Refuses a checkout with uncommitted changes, because the commit would not say what was built.
+Usage: python .ci/release.py [--out DIR]. Refuses a checkout with uncommitted changes, because the commit would not say what was built, and
+one without the record of a nightly run (docs/evidence/nightly.json) in which nothing failed and whose commit is at most 14 days older.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import gzip
 import hashlib
 import io
+import json
 import os
 import re
 import shutil
@@ -65,6 +67,21 @@ def changelog_section(text: str, version: str) -> str:
     return found.get("Unreleased", "").strip() or found[version].strip()
 
 
+def nightly_problem(record: str | None, recent: set[str]) -> str:
+    """Return why the record of the last nightly run does not do. Empty: it does.
+
+    recent: the commits, up to the one that is released, of its last 14 days.
+    """
+    if record is None:
+        return "no nightly run is recorded"
+    found = json.loads(record)
+    if found["violations"]:
+        return f"in the last nightly run failed: {', '.join(found['violations'])}"
+    if found["commit"] not in recent:
+        return f"the last nightly run was of commit {found['commit']}, which is not one of the last 14 days"
+    return ""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build a release of the commit that is checked out.")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", metavar="DIR", help="emptied first (default: dist)")
@@ -73,6 +90,11 @@ def main() -> int:
         print("release: there are uncommitted changes; commit them first", file=sys.stderr)
         return 2
     commit, epoch = git("rev-parse", "HEAD"), int(git("log", "-1", "--format=%ct"))
+    record = ROOT / "docs" / "evidence" / "nightly.json"
+    recent = git("log", f"--since={epoch - 14 * 86_400}", "--format=%H").split()
+    if problem := nightly_problem(record.read_text(encoding="utf-8") if record.exists() else None, set(recent)):
+        print(f"release: {problem}; run `make nightly` and commit its record", file=sys.stderr)
+        return 2
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     os.umask(0o022)

@@ -14,6 +14,8 @@ from unittest.mock import patch
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.leftovers import guard
+
 pytest_plugins = [
     "tests.support.selection",
     "tests.support.servers",
@@ -22,6 +24,7 @@ pytest_plugins = [
     "tests.simulation.play",
 ]
 
+guard()  # before xdist starts its workers
 UNBLOCKED = signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 _SLOW = [HealthCheck.too_slow]  # a busy machine is no fault of the test

@@ -258,6 +258,12 @@ def _gaps(by_kind: Mapping[str, Sequence[Record]]) -> str:
     return "## Known gaps\n\n" + "\n".join(f"- {gap}" for gap in gaps)
 
 
+def _nightly(runs: Sequence[Record]) -> str:
+    rows = [(part["name"], f"`python -m {part['command']}`", part["seconds"], part["exit_code"]) for run in runs for part in run["parts"]]
+    head = "\n".join(f"{run['when']}, commit {run['commit']}. `make nightly` runs it again." for run in runs)
+    return f"{head}\n\n{_table(('part', 'command', 'seconds', 'exit code'), rows)}"
+
+
 SECTIONS: Mapping[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
     "broker-soak": ("Brokers under load and faults", _broker_soak),
     "simulation": ("Random schedules of crashes, zombies and broken stores", _simulation),
@@ -266,6 +272,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
     "conformance": ("Kafka's own cleaner on the same logs", _conformance),
     "kill-test": ("Processes killed at random moments", _kill_test),
     "soak": ("Two daemons over one tier on S3", _soak),
+    "nightly": ("Everything that takes hours, one part after the other", _nightly),
 }
 
 

@@ -14,18 +14,19 @@ from tests.builders import next_directory
 from tests.golden_cases import Round, cleaner_round, client_rounds, names
 from tests.plain_format import segment_paths
 from tests.plain_log import transaction_index
+from tests.support.depth import a_third
 from tests.support.tier_cli import TierCli, batches_of, contents, latest, visible
 
 NEVER = 2**63 - 1
 
 
-@pytest.mark.parametrize("name", names("cleaner"))
+@a_third("name", names("cleaner"))
 def test_import_run_export_is_clean(name: str, cleaner_cases: Path, tmp_path: Path) -> None:
     through_the_tier(cleaner_round(cleaner_cases / name, tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize("parameters", ["keep", "drop"])
-@pytest.mark.parametrize("name", names("clients"))
+@a_third("name", names("clients"))
 def test_import_run_export_is_clean_for_clients(name: str, parameters: str, client_cases: Path, tmp_path: Path) -> None:
     for number, case in enumerate(client_rounds(client_cases / name, parameters, tmp_path)):
         through_the_tier(case, tmp_path / str(number))

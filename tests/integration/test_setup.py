@@ -72,18 +72,34 @@ def test_a_failed_installation_says_so_and_is_tried_again(project: Path) -> None
         assert "ERROR: no network\nInstalling failed" in ran.stderr
 
 
-def test_a_machine_that_cannot_build_kerberos_is_set_up_without_it(project: Path) -> None:
+def test_where_uv_fails_pip_installs(project: Path) -> None:
+    ready(project)
+    program(project, "venv-python", 'case "$*" in "-m uv pip install"*) echo no network; exit 2;; *) echo "ran $*";; esac')
+    ran = run(project, "sh", ".ci/setup", "demo")
+    assert ran.returncode == 0
+    assert "no network\nuv could not install this; trying pip ...\nran -m pip install" in ran.stderr
+
+
+def test_only_who_asks_for_kerberos_hears_of_it(project: Path) -> None:
     ready(project)
     program(project, "venv-python", 'case "$*" in *gssapi*) echo "krb5-config: not found"; exit 1;; *) echo "ran $*";; esac')
-    ran = run(project, "sh", ".ci/setup")
-    assert ran.returncode == 0
-    assert "Kerberos for HDFS is left out, and its tests are skipped" in ran.stderr
-    assert run(project, "sh", ".ci/setup").stderr == "", "it is said once"
-    program(project, "krb5-config", "")
+    assert "Kerberos" not in run(project, "make", "setup").stderr
+    ran = run(project, "make", "setup-kerberos")
+    assert ran.returncode != 0
+    assert "Kerberos for HDFS cannot be built here. Debian, Ubuntu: apt install gcc libkrb5-dev python3-dev" in ran.stderr
     program(project, "venv-python", 'echo "ran $*"')
-    again = run(project, "sh", ".ci/setup").stderr
-    assert "Installing" in again, "what was missing is there"
-    assert "left out" not in again
+    assert run(project, "make", "setup-kerberos").returncode == 0
+
+
+def test_what_is_installed_for_the_tests_does_for_the_demo_and_not_the_other_way_round(project: Path) -> None:
+    ready(project)
+    program(project, "venv-python", 'echo "ran $*"')
+    small = run(project, "make", "setup-demo").stderr
+    assert "what the demo needs" in small
+    assert "[all,dev]" not in small
+    large = run(project, "make", "setup").stderr
+    assert ".[all,dev]" in large
+    assert [run(project, "make", target).stderr for target in ("setup", "setup-demo")] == ["", ""]
 
 
 def test_up_to_date_means_the_same_content_in_the_same_place(project: Path) -> None:

@@ -5,6 +5,7 @@ The profile ``quick`` (``--hypothesis-profile quick``) divides every number of e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,3 +22,9 @@ def seeds(quick: int, count: int) -> pytest.MarkDecorator:
     """Parametrize ``seeds`` with the first seeds, for ``make test``, and with the others up to ``count``, for ``make check``."""
     rest = pytest.param(range(quick, count), marks=pytest.mark.check, id=f"{quick} to {count}")
     return pytest.mark.parametrize("seeds", [pytest.param(range(quick), id=f"0 to {quick}"), rest])
+
+
+def a_third(name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrize ``name`` with the values, of which every third one runs in ``make test`` and the others in ``make check``."""
+    marked = [pytest.param(value, marks=[pytest.mark.check] if place % 3 else []) for place, value in enumerate(values)]
+    return pytest.mark.parametrize(name, marked)

@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.support.kafka_jars import TOOLS, VERSIONS, BrokerJars, BrokerUnavailable, broker_jars
+from tests.support.leftovers import guard
 
 HOST = "127.0.0.1"
 CONTROLLER = 100  # its node id where it is a process of its own
@@ -116,6 +117,7 @@ class BrokerNode:
             raise BrokerFailed(f"node {self.node} runs already")
         with self.log.open("ab") as log:
             self._seen = log.seek(0, os.SEEK_END)
+            guard()
             command = self._jars.command("kafka.Kafka", *(flags or _archive(self._jars)), heap_mb=self._heap_mb)
             self._process = subprocess.Popen(
                 [*command, str(self._settings)], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=self.directory

@@ -20,6 +20,7 @@ from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from tests.support.go_tools import Unbuildable, go_tool
 from tests.support.kafka_jars import BrokerUnavailable, maven_jars
+from tests.support.leftovers import guard
 
 ROOT = Path(__file__).parents[2]
 VERSITYGW = "v1.8.0"
@@ -158,6 +159,7 @@ def running_gofakes3() -> Iterator[S3Server]:
 
 @contextmanager
 def running(command: list[str], stdout: int) -> Iterator[subprocess.Popen[bytes]]:
+    guard()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stdout, stderr=subprocess.DEVNULL)
     try:
