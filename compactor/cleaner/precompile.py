@@ -10,17 +10,28 @@ import gc
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Final
+
+from numba.core import event
 
 from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory
 from compactor.kernels.jit import COMPLETE, kernel_cache_folder
 from compactor.records.build import ProducerFields, RecordToEncode, encode_batch, encode_txn_marker
 from compactor.records.codecs import LZ4
 
+ReportKernel = Callable[[str, int], None]
+KERNELS: Final = 41
+"""Kernels that the small log needs."""
 
-def precompile_kernels() -> None:
+
+def precompile_kernels(report: ReportKernel | None = None) -> None:
     """Compile the numba kernels, or load them from their cache, by cleaning a small log. If several processes call this at the same time,
     one compiles and the others wait for it.
+
+    :param report: called before each kernel that is compiled, with its name and the number of kernels compiled so far.
     """
     folder = kernel_cache_folder()
     if folder is None or (folder / COMPLETE).exists():
@@ -29,9 +40,27 @@ def precompile_kernels() -> None:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / COMPLETE).exists():
-            _compile_kernels_into_folder(folder)
+            with event.install_listener("numba:compile", _Compilations(report)) if report else nullcontext():
+                _compile_kernels_into_folder(folder)
             return
     _clean_small_log()
+
+
+class _Compilations(event.Listener):  # type: ignore[misc]
+    """Reports kernels that are called from Python. What they call is compiled as a part of them."""
+
+    def __init__(self, report: ReportKernel) -> None:
+        self._report = report
+        self._depth = self._done = 0
+
+    def on_start(self, event: event.Event) -> None:
+        if self._depth == 0:
+            self._report(event.data["dispatcher"].py_func.__name__, self._done)
+        self._depth += 1
+
+    def on_end(self, event: event.Event) -> None:
+        self._depth -= 1
+        self._done += self._depth == 0
 
 
 def _compile_kernels_into_folder(folder: Path) -> None:

@@ -17,6 +17,7 @@ def compile_numba_kernels(out: Output, *, load_into_process: bool = False) -> No
     if not compiled:
         out.print_note("compiling kernels: up to half a minute, the first time only ...")
     if load_into_process or not compiled:
-        from compactor.cleaner.precompile import precompile_kernels
+        from compactor.cleaner.precompile import KERNELS, precompile_kernels
 
-        precompile_kernels()
+        with out.show_progress("compiling kernels", KERNELS, "kernels") as progress:
+            precompile_kernels(lambda name, done: progress.begin_progress_part_with_same_total(f"compiling {name.strip('_')}", done))

@@ -2,7 +2,7 @@
 
 numba compiles a kernel on its first call and reuses the cached machine code as long as the source file of that function is unchanged. It
 does not notice a change in a function or constant that the kernel imports from another file. Therefore the folder's name ends in a digest
-of all files that kernels are compiled from, of the compiler versions, and of the processor.
+of all files that kernels are compiled from, of where they are installed, of the compiler versions, and of the processor.
 
 Import this module only where kernels are needed, because numba takes half a second to load. Call a kernel with arrays of the same types
 everywhere, so that it is compiled once. Two processes that compile one kernel for different types at the same moment may overwrite each
@@ -96,11 +96,16 @@ def kernel_cache_folder() -> Path | None:
 
 
 def kernel_sources_digest() -> str:
-    """Return 32 hex digits that identify the kernels' source code, the versions of Python and of the compilers, and the processor."""
+    """Return 32 hex digits that identify the kernels' source code and where it is installed, the versions of Python and of the compilers,
+    and the processor.
+
+    numba keeps the machine code of each source file's path apart. Without the path, a second installation of the same version would find
+    the folder complete and compile everything again, several processes at once.
+    """
     config = numba.config
     machine = config.CPU_NAME or binding.get_host_cpu_name()
     features = config.CPU_FEATURES if config.CPU_FEATURES is not None else binding.get_host_cpu_features().flatten()
-    about = [sys.version, np.__version__, numba.__version__, llvmlite.__version__, machine, features]
+    about = [str(Path(__file__).parents[2]), sys.version, np.__version__, numba.__version__, llvmlite.__version__, machine, features]
     digest = hashlib.sha256("\n".join(about).encode())
     for path in kernel_source_files():
         digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())

@@ -88,6 +88,13 @@ def test_two_first_processes_at_once_leave_a_cache_for_the_third(tmp_path: Path)
     assert list((root / ".cache" / "tiered-compactor").glob("kernels-*/*/*.nbc"))
 
 
+def test_two_installations_of_one_version_have_a_folder_each(tmp_path: Path) -> None:
+    """In a folder that another installation completed, numba would find none of its own machine code."""
+    for root in (installed(tmp_path / "one"), installed(tmp_path / "two")):
+        assert result_of(start(root, XDG_CACHE_HOME=str(tmp_path / "cache"))) == (20, 0, True)
+    assert len(list((tmp_path / "cache" / "tiered-compactor").glob("kernels-*"))) == 2
+
+
 def test_a_kernel_runs_where_no_cache_can_be_written(tmp_path: Path) -> None:
     root = installed(tmp_path)
     assert result_of(start(root, READ_ONLY.format(place=""))) == (20, 0, False)

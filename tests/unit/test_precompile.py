@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
 import pytest
 
 from compactor.cleaner import precompile
@@ -35,6 +36,24 @@ def test_a_process_after_the_first_compiles_nothing_and_each_kernel_for_one_kind
     precompile.precompile_kernels()
     ran = subprocess.run([sys.executable, "-c", MISSES], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     assert ran.stdout.split("\n") == ["0 True", "", ""]
+
+
+def test_precompilation_reports_each_kernel_of_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel that is compiled here stands for all; what it calls is a part of it."""
+
+    @numba.njit  # type: ignore[untyped-decorator]
+    def callee(x: int) -> int:
+        return x + 1
+
+    @numba.njit  # type: ignore[untyped-decorator]
+    def caller(x: int) -> int:
+        return callee(x) + 1  # type: ignore[no-any-return]
+
+    reported: list[tuple[str, int]] = []
+    monkeypatch.setattr(precompile, "kernel_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(precompile, "_clean_small_log", lambda: (caller(1), callee(1.5), caller(2)))
+    precompile.precompile_kernels(lambda name, done: reported.append((name, done)))
+    assert reported == [("caller", 0), ("callee", 1)]
 
 
 def test_precompilation_removes_what_a_stopped_machine_left_and_happens_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
