@@ -141,7 +141,8 @@ def test_states_are_named_with_their_time_and_reasons_linked_to_the_runbook() ->
         assert f"# {each.runbook.partition('#')[2]}".replace("-", " ") in headings.replace(":", "")
     pages = RequestRouter(DaemonPages(lambda: status, lambda name: None, runbook_url="https://ops.example/x.md"), lambda: 0, 1000)
     page = pages.respond_to_request("/")[2].decode()
-    assert waiting.state in page
+    word, time_text = waiting.state.split(", ")
+    assert f'<span class="badge is-waiting">{word}</span><small>{time_text}</small>' in page, "the pill keeps one line"
     assert '<a href="https://ops.example/x.md#when-a-partition-is-quarantined">' in page
     assert documents[1].needs_attention[0].runbook.startswith("https://ops.example/operating.md#")
 

@@ -69,7 +69,7 @@ def _print_repair_report(report: RepairReport, partition: TopicPartition, out: O
         rows.append(("not repaired", "", left.object, left.reason))
     tables = [Table("", ("status", "size", "object", "now"), rows, below=2)] if rows else []
     done, left_over = count_noun(len(report.repaired), "object"), len(report.unrepaired)
-    summary = f"{done} would be repaired" if dry_run else f"{done} repaired" if rows else f"{partition}: every object is as recorded"
+    summary = f"{done} {'would be ' if dry_run else ''}repaired" if rows else f"{partition}: every object is as recorded"
     summary += f", {left_over} cannot be" if left_over else ""
     if report.repaired and not dry_run:
         summary += f". `wake {partition}` or `run {partition}` begins the round that had to wait"
