@@ -9,7 +9,8 @@ starts again from both. A crash leaves files that no snapshot names, which are s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -54,11 +55,12 @@ class IcebergOutput:
     """Output that keeps each topic's compacted view as an Iceberg table.
 
     writer: writer of the data files.
-    swept: table and number of each partition whose orphans (files that no snapshot names) this process has deleted.
+    next_sweep_ms: by table and number of a partition, when the youngest of its orphans (files that no snapshot names) may be deleted;
+        NEVER_MS if none is left. A partition that this process has not swept yet is absent.
     """
 
     writer: DataFileWriter = field(default_factory=LocalDataFileWriter)
-    swept: set[tuple[str, int]] = field(default_factory=set)
+    next_sweep_ms: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def update_output_to_published_view(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
         """Bring a partition's rows up to its published view, and expire old snapshots. Raises BadData, OutOfBudget, StoreError."""
@@ -68,32 +70,52 @@ class IcebergOutput:
             return OutputReport("empty", MAX_OFFSET)
         written: dict[ViewSlice, DataFile | None] = {}
         with open_table_loader(wanted, tier.identity.read_catalog().tier_id, partition.topic, create_if_missing=True) as read_table:
-            for _ in range(COMMIT_ATTEMPTS):
-                table = read_table()
-                if table is None:
+
+            def read_existing_table() -> TopicTable:
+                if (table := read_table()) is None:
                     raise Unavailable(f"table {wanted.table} was dropped meanwhile")
+                return table
+
+            for _ in range(COMMIT_ATTEMPTS):
                 try:
-                    report = _TableUpdateAttempt(tier, partition, table, self.writer, written).try_write_and_commit_changed_rows()
+                    attempt = _TableUpdateAttempt(tier, partition, read_existing_table(), self.writer, written)
+                    report = attempt.try_write_and_commit_changed_rows()
                 except (TableChanged, LogChanged):
                     continue
                 if report is not None:
-                    return self._expire_snapshots_and_add_to_report(tier, partition.partition, read_table() or table, report)
+                    return self._expire_snapshots_and_add_to_report(tier, partition.partition, read_existing_table, report)
         raise Unavailable(
             f"{partition}: control log or table changed {COMMIT_ATTEMPTS} times meanwhile", hint="The daemon tries again later"
         )
 
-    def _expire_snapshots_and_add_to_report(self, tier: Tier, partition: int, table: TopicTable, report: OutputReport) -> OutputReport:
+    def _expire_snapshots_and_add_to_report(
+        self, tier: Tier, partition: int, read_table: Callable[[], TopicTable], report: OutputReport
+    ) -> OutputReport:
         """Expire old snapshots and delete orphans (files that no snapshot names). Return a copy of ``report`` with the number of deleted
-        files and the time of the next expiry.
+        files and the time at which the table needs the next update: the next expiry, the next sweep, or ``keep_ms`` from now, because other
+        programs may have changed the table by then.
         """
-        now = tier.ports.clock_ms()
-        deleted, next_ms = table.expire_snapshots(tier.settings.outputs.iceberg.keep_ms, now)
-        if report.status not in {"behind", "empty"} and (deleted or (table.name, partition) not in self.swept):
-            deleted += table.delete_orphan_files(partition, now - tier.retention.orphan_age_ms)
-            self.swept.add((table.name, partition))
-        summary = "; ".join(part for part in (report.summary, f"deleted {count_noun(deleted, 'file')}" if deleted else "") if part)
-        content = replace(report.content, snapshots=len(table.snapshot_commit_times())) if report.content else None
-        return replace(report, next_deletion_ms=NEVER_MS if next_ms is None else next_ms, summary=summary, content=content)
+        now, keep_ms = tier.ports.clock_ms(), tier.settings.outputs.iceberg.keep_ms
+        table, deleted, next_ms = _expire_snapshots(read_table, keep_ms, now)
+        key, orphan_age_ms = (table.name, partition), tier.retention.orphan_age_ms
+        if report.status not in {"behind", "empty"} and (deleted or now >= self.next_sweep_ms.get(key, 0)):
+            swept, youngest_ms = table.delete_orphan_files(partition, now - orphan_age_ms)
+            deleted += swept
+            self.next_sweep_ms[key] = NEVER_MS if youngest_ms is None else youngest_ms + orphan_age_ms + 1
+        parts = [report.summary, f"deleted {count_noun(deleted, 'file')}" if deleted else "", table.reason_to_keep_files]
+        content = replace(report.content, snapshots=table.snapshot_count) if report.content else None
+        due_ms = min(now + keep_ms, NEVER_MS if next_ms is None else next_ms, self.next_sweep_ms.get(key, NEVER_MS))
+        return replace(report, next_deletion_ms=due_ms, summary="; ".join(filter(None, parts)), content=content)
+
+
+def _expire_snapshots(read_table: Callable[[], TopicTable], keep_ms: int, now_ms: int) -> tuple[TopicTable, int, int | None]:
+    """Expire old snapshots of a table. Return the table, the number of deleted files, and when the next snapshot may expire, in
+    milliseconds (None if none waits). Raises Unavailable if other processes change the table each time, for example set tags.
+    """
+    for _ in range(COMMIT_ATTEMPTS):
+        with suppress(TableChanged):
+            return (table := read_table(), *table.expire_snapshots(keep_ms, now_ms))
+    raise Unavailable("the table was changed each time that its snapshots were about to expire", hint="The daemon tries again later")
 
 
 @dataclass(frozen=True)
@@ -107,8 +129,9 @@ class PartitionTableStatus:
     lag_offsets: ``tier_cleaner_offset`` minus ``cleaner_offset``; negative after a round was undone.
     lag_ms: time since the first publication of a round that the table does not show; 0 if there is none.
     rows, files, bytes: number of the partition's rows, number of its data files, and their total size.
-    undecoded: number of the partition's rows whose key or value could not be decoded into typed columns.
+    undecoded: number of the partition's rows of whose key or value a part has no typed columns.
     snapshots: number of snapshots of the table that can be read.
+    remains: why superseded snapshots and orphans remain; empty if they are deleted in time.
     """
 
     topic: str
@@ -126,10 +149,13 @@ class PartitionTableStatus:
     bytes: int
     snapshots: int
     undecoded: int
+    remains: str = ""
 
 
 def read_table_status(tier: Tier, partition: TopicPartition) -> PartitionTableStatus | None:
-    """Return the state of a partition in its topic's table; None if its topic has no table. Raises StoreError, BadData, UsageError."""
+    """Return the state of a partition in its topic's table; None if its topic has no table. Raises StoreError, UsageError, and BadData if
+    another program has written into the table.
+    """
     settings = tier.settings.outputs.iceberg.iceberg_table_settings(partition.topic)
     if settings is None:
         return None
@@ -137,9 +163,15 @@ def read_table_status(tier: Tier, partition: TopicPartition) -> PartitionTableSt
         table = read_table()
         known = table.partition_entry_in_current_snapshot(partition.partition) if table else None
         files = list(table.data_files_of_partition(partition.partition).values()) if table else []
+        is_changed = table is not None and table.is_partition_changed_by_others(partition.partition)
     state, view, _ = _read_published_view(tier, partition)
     is_waiting = end_offset_of_unfinished_round(state) >= 0
-    shown = not is_waiting and known is not None and known.describes_same_rows(view.model_copy(update={"empty": known.empty}))
+    shown = (
+        not is_waiting
+        and not is_changed
+        and known is not None
+        and known.describes_same_rows(view.model_copy(update={"empty": known.empty}))
+    )
     since = [run.ended_ms for run in state.runs if run.published_slot > (known.slot if known else 0)]
     current = table.current_snapshot if table else None
     cleaner_offset = known.cleaner_offset if known else view.log_start
@@ -150,7 +182,8 @@ def read_table_status(tier: Tier, partition: TopicPartition) -> PartitionTableSt
         cleaner_offset, view.cleaner_offset, view.cleaner_offset - cleaner_offset,
         0 if shown or not since else max(0, tier.ports.clock_ms() - min(since)),
         sum(file.record_count for file in files), len(files), sum(file.file_size_in_bytes for file in files),
-        len(table.snapshot_commit_times()) if table else 0, table.count_undecoded_rows(files) if table else 0,
+        table.snapshot_count if table else 0, table.count_undecoded_rows(files) if table else 0,
+        table.reason_to_keep_files if table else "",
     )  # fmt: skip
 
 
@@ -159,7 +192,7 @@ class IcebergDataFileHoldingRecordKey:
     """A data file of a topic's table that has a row with a key.
 
     snapshots: ids of the snapshots that name the file. is_current: whether the current snapshot is among them.
-    partition: -1 if another program wrote the file.
+    partition: -1 if another program wrote the file. kept_because: why the snapshots do not expire; empty if they do.
     """
 
     path: str
@@ -167,6 +200,7 @@ class IcebergDataFileHoldingRecordKey:
     key: bytes
     snapshots: tuple[int, ...]
     is_current: bool
+    kept_because: str = ""
 
 
 def find_iceberg_files_with_record_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> list[IcebergDataFileHoldingRecordKey]:
@@ -177,12 +211,21 @@ def find_iceberg_files_with_record_keys(tier: Tier, topic: str, keys: Collection
     with open_table_loader(settings, tier.identity.read_catalog().tier_id, topic, create_if_missing=False) as read_table:
         table = read_table()
         current = table.current_snapshot.snapshot_id if table and table.current_snapshot else 0
-        return [
-            IcebergDataFileHoldingRecordKey(
-                path, name.partition if (name := DataFileName.from_data_file_path(path)) else -1, key, snapshots, current in snapshots
-            )
-            for path, key, snapshots in (table.find_data_files_with_keys(keys) if table else ())
-        ]
+        return (
+            [
+                IcebergDataFileHoldingRecordKey(
+                    path,
+                    name.partition if (name := DataFileName.from_data_file_path(path)) else -1,
+                    key,
+                    snapshots,
+                    current in snapshots,
+                    table.reason_to_keep_files,
+                )
+                for path, key, snapshots in (table.find_data_files_with_keys(keys))
+            ]
+            if table
+            else []
+        )
 
 
 def _read_published_view(tier: Tier, partition: TopicPartition) -> tuple[PartitionState, PartitionEntryInSnapshot, tuple[ViewSlice, ...]]:
@@ -217,30 +260,40 @@ class _TableUpdateAttempt:
         # In this order: the control log is then at least as new as the table, unless it is another one.
         known = self.table.partition_entry_in_current_snapshot(partition)
         state, view, slices = _read_published_view(self.tier, self.partition)
-        if known is not None and known.snapshot_ordering_key > view.snapshot_ordering_key:
+        files, unfinished = self.table.data_files_of_partition(partition), end_offset_of_unfinished_round(state)
+        # Of an entry that has expired, the names of the files still tell the incarnation.
+        incarnation = max((name.incarnation for name in map(DataFileName.from_data_file_path, files) if name), default=0)
+        if incarnation > view.incarnation or (known is not None and known.snapshot_ordering_key > view.snapshot_ordering_key):
+            shown = f"slot {known.slot} of incarnation {known.incarnation}" if known else f"incarnation {incarnation}"
             raise BadData(
-                f"it shows slot {known.slot} of incarnation {known.incarnation}, the control log has {view.slot} of {view.incarnation}",
+                f"it shows {shown}, the control log has slot {view.slot} of {view.incarnation}",
                 segment=f"table {self.table.name}, partition {partition}",
                 hint="Was the control store restored? Drop the table to have it written anew",
             )
-        files, unfinished = self.table.data_files_of_partition(partition), end_offset_of_unfinished_round(state)
+        is_changed = self.table.is_partition_changed_by_others(partition)
         undecoded = self.table.count_undecoded_rows(files.values())
         content = PartitionOutputExtent(known.cleaner_offset if known else view.log_start, len(files), 0, undecoded=undecoded)
         if unfinished >= 0:
             content = replace(content, waits_for=f"a round that cleans up to {unfinished}")
             return OutputReport("behind", state.slot, summary=f"table {self.table.name} waits for {content.waits_for}", content=content)
         # Before files are written: a later round may have superseded none of the rows, and no snapshot would name the files.
-        if known is not None and (
-            known.snapshot_ordering_key == view.snapshot_ordering_key
-            or known.describes_same_rows(view.model_copy(update={"empty": known.empty}))
+        if (
+            known is not None
+            and not is_changed
+            and (
+                known.snapshot_ordering_key == view.snapshot_ordering_key
+                or known.describes_same_rows(view.model_copy(update={"empty": known.empty}))
+            )
         ):
+            if self.table.is_changed_by_others:  # the entries of all partitions would expire with the snapshot that holds them
+                self.table.commit_snapshot({}, [], [])
             return OutputReport("up_to_date", state.slot, content=content)
         plan = plan_table_update(partition, view, slices, files, known)
         checked = self._write_data_files_of_changed_slices(state, plan, files)
         added = [file for each in plan.write if (file := self.written[each]) is not None]
         empty = tuple(str(each) for each in slices if each in plan.empty or (each in plan.write and self.written[each] is None))
         view = view.model_copy(update={"empty": empty, "checked": checked})
-        if known is None and not state.vector:
+        if known is None and not state.vector and not files:
             return OutputReport("empty", state.slot)
         _, again, slices_again = _read_published_view(self.tier, self.partition)
         if slices_again != slices or not again.describes_same_rows(view.model_copy(update={"empty": ()})):

@@ -16,10 +16,7 @@ import pyarrow as pa
 
 from compactor.decoding.fields import DecodedKeyOrValue, FieldFormat, KeyAndValueDecoder
 from compactor.errors import CompactorError
-from compactor.outputs.iceberg_table import ERROR_COLUMN, TopicTable
-
-DECODED_COLUMNS: Final = {"key": "decoded_key", "value": "decoded_value"}
-"""Names of the typed columns, by the column that holds the bytes."""
+from compactor.outputs.iceberg_table import DECODED_COLUMNS, ERROR_COLUMN, TopicTable
 
 _MISMATCH = (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError, RecursionError)
 """Exceptions of pyarrow and pyiceberg for values that do not match a type, and for types that have no place in a table."""

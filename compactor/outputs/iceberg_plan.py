@@ -7,10 +7,12 @@ slice is one data file, whose name states the slice. A round that replaces segme
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import pairwise
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
+from uuid import UUID
 
 from pydantic import ValidationError
 from typing_extensions import override
@@ -24,11 +26,46 @@ from compactor.model.status import RunHistoryStatus
 ENTRY_PREFIX = "tiered-compactor.partition."
 """Prefix of the keys in a snapshot's summary under which the entries of partitions are stored."""
 
-_FILE_NAME = re.compile(r"(?:[01]+-)?(\d+)\.(\d+)\.(\d+)\.(\d+)\.([A-Za-z0-9_-]{22})\.[0-9a-f]{32}\.parquet")
+_FILE_NAME = re.compile(r"(?:[01]+-)?(\d+)\.(\d+)\.(\d+)\.(\d+)\.([A-Za-z0-9_-]{22})\.([0-9a-f]{32})\.parquet")
+_MANIFEST_NAME = re.compile(r"(?:snap-\d+-\d+-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:-m\d+)?\.avro")
+_MARK_DIGITS: Final = 12
+_EARLIER_COMMITS: Final = b"tiered".hex()
+"""First digits of the commit ids of earlier versions, which marked the program but not the table."""
 SnapshotExpiryPlan = tuple[list[int], int | None]
 """Ids of the snapshots that may expire now, and when the next one may, in milliseconds; None if none waits."""
 SnapshotOrder = tuple[int, int, int]
 """Numbers that rise from one snapshot of a table to the next."""
+
+
+class FileOrigin(Enum):
+    """Who wrote a file, by its name."""
+
+    THIS_TABLE = "this table's writer"
+    UNMARKED = "an earlier version of this program, for this table or for another one"
+    OTHER = "another program, or this program for another table"
+
+
+def marked_file_id(table_uuid: UUID, random_digits: str) -> UUID:
+    """Return an id for the names of files of one table: a UUID of version 8 that begins with the table's own first digits.
+
+    A renamed table keeps its location, and another table may take the same one, so that a folder does not tell whose its files are.
+
+    :param random_digits: 32 hexadecimal digits that no other file has.
+    """
+    return UUID(f"{table_uuid.hex[:_MARK_DIGITS]}8{random_digits[_MARK_DIGITS + 1 :]}")
+
+
+def file_origin(name: str, table_uuid: UUID) -> FileOrigin:
+    """Return who wrote a data file, manifest or manifest list. Earlier versions gave data files a UUID of version 4."""
+    is_data = (found := _FILE_NAME.fullmatch(name)) is not None
+    if found is None and (found := _MANIFEST_NAME.fullmatch(name)) is None:
+        return FileOrigin.OTHER
+    digits = found[6] if is_data else found[1].replace("-", "")
+    mark, version = digits[:_MARK_DIGITS], digits[_MARK_DIGITS]
+    if (mark, version) == (table_uuid.hex[:_MARK_DIGITS], "8"):
+        return FileOrigin.THIS_TABLE
+    is_unmarked = version == "4" if is_data else (mark, version) == (_EARLIER_COMMITS, "8")
+    return FileOrigin.UNMARKED if is_unmarked else FileOrigin.OTHER
 
 
 class ViewSlice(NamedTuple):
@@ -63,6 +100,14 @@ class DataFileName(NamedTuple):
     def file_name_with_nonce(self, nonce: str) -> str:
         """Return the file name that states these fields. ``nonce``: 32 hexadecimal digits that no other file has."""
         return f"{self.partition}.{self.incarnation}.{self.slice}.{nonce}.parquet"
+
+
+class SnapshotReference(NamedTuple):
+    """A branch or tag of a table. max_age_ms: largest age of the snapshot that it names; None if it never expires."""
+
+    name: str
+    snapshot_id: int
+    max_age_ms: int | None
 
 
 class PartitionEntryInSnapshot(StrictFrozenModel):
@@ -166,6 +211,12 @@ def snapshot_entry_of_partition_view(state: PartitionState, log_start_offset: in
     )
 
 
+def foreign_rows_error(path: str) -> BadData:
+    """Return the error for a data file of another program in the table, or for one of two files with the same rows."""
+    hint = "Only this program may write into the table; roll it back to a snapshot before, or drop it to have it written anew"
+    return BadData("it was not written by this program, or its rows are there twice", segment=path, hint=hint)
+
+
 @dataclass(frozen=True)
 class TableUpdatePlan:
     """Changes that bring a partition's rows in its table up to a compacted view.
@@ -203,8 +254,7 @@ def plan_table_update(
     for path in present_paths:
         name = DataFileName.from_data_file_path(path)
         if name is None or name in keep:
-            hint = "Only this program may write into the table; drop the table to have it written anew"
-            raise BadData("it was not written by this program, or its rows are there twice", segment=path, hint=hint)
+            raise foreign_rows_error(path)
         if name in wanted:
             keep[name] = path
         else:
@@ -223,28 +273,50 @@ def plan_table_update(
 class SnapshotCommitTime:
     """Commit time of one snapshot of a table, and whether the snapshot must stay.
 
-    made_ms: when it was committed, in milliseconds. is_held: whether a branch or a tag names it.
+    made_ms: when it was committed, in milliseconds. is_held: whether a branch or a tag names it, or it holds entries that no later one has.
+    parent_id: the snapshot that it followed; None if there was none or it has expired.
     """
 
     snapshot_id: int
     made_ms: int
     is_held: bool
+    parent_id: int | None = None
 
 
 def plan_snapshot_expiry(snapshots: Iterable[SnapshotCommitTime], keep_ms: int, now_ms: int) -> SnapshotExpiryPlan:
     """Return two values: the ids of the snapshots that may expire, and the time in milliseconds at which the next one may expire (None if
     no other waits).
 
-    A snapshot may expire ``keep_ms`` after the next one was committed, unless a branch or a tag names it.
+    A snapshot may expire ``keep_ms`` after its successor was committed, unless it is held. With a branch, it has several successors, and
+    the last one counts. If it has none, because the table was rolled back, the next snapshot of the table counts.
     """
     expired, next_ms = [], None
     ordered = sorted(snapshots, key=lambda one: one.made_ms)
+    followed_ms = {one.parent_id: one.made_ms for one in ordered if one.parent_id is not None}
     for one, later in pairwise(ordered):
-        due_ms = later.made_ms + keep_ms
+        due_ms = followed_ms.get(one.snapshot_id, later.made_ms) + keep_ms
         if one.is_held:
             continue
         if due_ms <= now_ms:
             expired.append(one.snapshot_id)
-        elif next_ms is None:
+        elif next_ms is None or due_ms < next_ms:
             next_ms = due_ms
     return expired, next_ms
+
+
+def split_expired_references(
+    references: Iterable[SnapshotReference], made_ms: Mapping[int, int], now_ms: int
+) -> tuple[set[str], int | None]:
+    """Return two values: the names of the branches and tags that are older than they may become, and the time in milliseconds at which the
+    next one is (None if no other has such an age).
+
+    A branch or tag is as old as the snapshot that it names, as in Iceberg's own library. The branch ``main`` never expires.
+
+    :param made_ms: commit times of snapshots, by id.
+    """
+    due = {
+        one.name: made_ms[one.snapshot_id] + one.max_age_ms + 1
+        for one in references
+        if one.max_age_ms is not None and one.name != "main" and one.snapshot_id in made_ms
+    }
+    return {name for name, due_ms in due.items() if due_ms <= now_ms}, min((ms for ms in due.values() if ms > now_ms), default=None)

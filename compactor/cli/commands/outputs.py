@@ -45,12 +45,12 @@ def list_iceberg_tables(args: argparse.Namespace, out: Output) -> ExitCode:
     statuses = [status for _, status in found if status is not None]
     rows = [
         (f"{one.topic}-{one.partition}", one.table, one.status, one.lag_offsets, format_duration(one.lag_ms) if one.lag_ms else "",
-         one.rows, one.files, format_size(one.bytes), one.snapshots, one.undecoded or "")
+         one.rows, one.files, format_size(one.bytes), one.snapshots, one.undecoded or "", one.remains)
         for one in statuses
     ]  # fmt: skip
-    columns = ("partition", "table", "status", "lag", "behind for", "rows", "files", "size", "snapshots", "not decoded")
+    columns = ("partition", "table", "status", "lag", "behind for", "rows", "files", "size", "snapshots", "not decoded", "remains")
     out.print_result(
-        {"tables": [tiers.json_document_of_report(one) for one in statuses]}, Table("", columns, rows, minor=("snapshots", "files"))
+        {"tables": [tiers.json_document_of_report(one) for one in statuses]}, Table("", columns, rows, minor=("snapshots", "files", "remains"))
     )
     return code
 

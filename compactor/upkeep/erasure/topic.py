@@ -52,7 +52,7 @@ OLD_GENERATIONS = UnsearchedKeyLocation(
 )
 FILES_WITHOUT_SNAPSHOT = UnsearchedKeyLocation(
     "data files of Iceberg tables that no snapshot names ([outputs.iceberg])",
-    "a killed writer left them; they are swept after orphan_age_ms",
+    "a killed writer left them; they are swept after orphan_age_ms, unless gc.enabled=false or another table at the location forbids it",
 )
 NEXT_GENERATION = "`generations write`, and `generations retire` after [tier.pinterest] keep_ms"
 MAX_EXPEDITED_ROUNDS = 3
@@ -178,7 +178,8 @@ def _key_holding_files_in_iceberg_table(tier: Tier, topic: str, request: KeySear
         )
         return
     for one in found:
-        snapshots = f"the expiry of snapshots {', '.join(map(str, one.snapshots))} ([outputs.iceberg] keep_ms)"
+        cause = f"which does not come: {one.kept_because}" if one.kept_because else "[outputs.iceberg] keep_ms"
+        snapshots = f"the expiry of snapshots {', '.join(map(str, one.snapshots))} ({cause})"
         waits_for = f"a round without the key and `outputs write`, then {snapshots}" if one.is_current else snapshots
         yield ObjectHoldingRecordKey(
             f"{topic}-{one.partition}", one.path, KeyHoldingObjectState.TABLE, request.keys.index(one.key), RECORD, waits_for, records=1
