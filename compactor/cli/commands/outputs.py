@@ -49,9 +49,8 @@ def list_iceberg_tables(args: argparse.Namespace, out: Output) -> ExitCode:
         for one in statuses
     ]  # fmt: skip
     columns = ("partition", "table", "status", "lag", "behind for", "rows", "files", "size", "snapshots", "not decoded", "remains")
-    out.print_result(
-        {"tables": [tiers.json_document_of_report(one) for one in statuses]}, Table("", columns, rows, minor=("snapshots", "files", "remains"))
-    )
+    table = Table("", columns, rows, minor=("snapshots", "files", "remains"))
+    out.print_result({"tables": [tiers.json_document_of_report(one) for one in statuses]}, table)
     return code
 
 
