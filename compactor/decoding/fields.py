@@ -168,8 +168,8 @@ class KeyAndValueDecoder:
         if schema.kind == "JSON":
             try:
                 return DecodedKeyOrValue(json.loads(payload), is_json=True, schema_id=schema_id)
-            except ValueError as error:
-                return DecodedKeyOrValue(schema_id=schema_id, error=f"not JSON: {error}")
+            except (ValueError, RecursionError) as error:
+                return DecodedKeyOrValue(schema_id=schema_id, error=f"not JSON: {_describe_decoding_error(error)}")
         if schema.kind != "AVRO":
             return DecodedKeyOrValue(schema_id=schema_id, error=f"schema {schema_id} is of type {schema.kind}, which is not decoded")
         return self._decode_avro(schema, payload, keeps_python_types=keeps_python_types)
@@ -181,13 +181,13 @@ class KeyAndValueDecoder:
         stream = io.BytesIO(payload)
         try:
             value = schemaless_reader(stream, self._parsed(schema)[0], None)
+            shown = _replace_uuids_by_text(value) if keeps_python_types else json.loads(to_json_text(value))
         except _UNREADABLE as error:
-            reason = f"not valid by schema {schema.schema_id}: {type(error).__name__} {error}".rstrip()
+            reason = f"not valid by schema {schema.schema_id}: {_describe_decoding_error(error)}"
             return DecodedKeyOrValue(schema_id=schema.schema_id, error=reason)
         rest = len(payload) - stream.tell()
         if rest:
             return DecodedKeyOrValue(schema_id=schema.schema_id, error=f"{rest} bytes follow the value of schema {schema.schema_id}")
-        shown = _replace_uuids_by_text(value) if keeps_python_types else json.loads(to_json_text(value))
         return DecodedKeyOrValue(shown, is_json=True, schema_id=schema.schema_id, is_avro=True)
 
     def _encode_avro_if_schema_matches(self, schema: RegisteredSchema, value: AvroValue) -> bytes | None:
@@ -259,7 +259,16 @@ def _parse_json_text(text: str) -> DecodedKeyOrValue:
     try:
         return DecodedKeyOrValue(json.loads(text), is_json=True)
     except (ValueError, RecursionError) as error:
-        return DecodedKeyOrValue(error=f"not JSON: {error}")
+        return DecodedKeyOrValue(error=f"not JSON: {_describe_decoding_error(error)}")
+
+
+def _describe_decoding_error(error: Exception) -> str:
+    """Return what an exception of a decoder says about the bytes, for people who do not know the decoder."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, EOFError | IndexError | struct.error | StopIteration):
+        return "the bytes end too early, or are another schema's"
+    return str(error) if isinstance(error, ValueError) and str(error) else "the bytes are another schema's"
 
 
 def _parse_avro_schema(schema: RegisteredSchema) -> ParsedSchemaAndNamedTypes:

@@ -1,25 +1,42 @@
 """Typed columns of a table: what keys and values stand for, beside their bytes.
 
-    bytes -> decoded values -> their type -> united with the table's columns -> rows
+    bytes -> decoded values -> their types -> merged into the table's types -> rows
 
-Columns are added and widened by Iceberg's rules, so that files that are there already stay readable. A value that has no place in the
-table's columns, because it is not decoded or because its type is another one, has its bytes and the reason.
+1. Of the decoded values of a batch, the types are merged into those of the table's columns: new fields are added, and types are widened, by
+   Iceberg's rules, so that files that are there already stay readable.
+2. If the table lacks some of that, no batch is written: the columns are added when all rows were seen, and the file is begun anew.
+3. If it does not, rows are written. A part of a value that has no place in the columns is left out of its row alone, with the reason.
+
+Types are merged once per batch if its values match each other, and otherwise once per row, in time that depends on the row alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import datetime as dt
+import decimal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pyarrow as pa
+from typing_extensions import override
 
 from compactor.decoding.fields import DecodedKeyOrValue, FieldFormat, KeyAndValueDecoder
 from compactor.errors import CompactorError
-from compactor.outputs.iceberg_table import DECODED_COLUMNS, ERROR_COLUMN, TopicTable
+from compactor.outputs.iceberg_table import DECODED_COLUMNS, ERROR_COLUMN, MAX_COLUMNS, TopicTable
 
-_MISMATCH = (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError, RecursionError)
-"""Exceptions of pyarrow and pyiceberg for values that do not match a type, and for types that have no place in a table."""
+MAX_DEPTH: Final = 32
+"""Most levels of structs, lists and maps in each other. Of 70 structs, pyiceberg 0.12 writes metadata that it cannot read, and of 50 lists,
+pyarrow writes files that it cannot read.
+"""
+MAX_DIGITS: Final = 38
+"""Most digits of a decimal in Iceberg."""
+REASONS_PER_ROW: Final = 3
+MAX_PATH: Final = 200
+_INEXACT_DOUBLE: Final = 2**53
+_MISMATCH = (pa.ArrowException, TypeError, ValueError, OverflowError)
+"""Exceptions of pyarrow for values that do not match a type, or have no common type."""
 
 
 class TableColumnsMissing(CompactorError):
@@ -33,114 +50,113 @@ class TableColumnsMissing(CompactorError):
         self.columns = columns
 
 
-class TypedColumnBuilder:
-    """Builder of typed columns for the decoded keys and values of rows that will be written.
+@dataclass(slots=True, eq=False)
+class ColumnType:
+    """Type of a column, of a part of one, or of a value. It is one of four, and an untyped one has none.
 
-    :param formats: formats of ``key`` and ``value``. A field without a format is not decoded.
+    plain: type without parts.
+    fields: types by name, of a struct.
+    item: type of a list's elements, or of a map's values if ``is_map``; the keys of maps are texts.
+    untyped: why there is no type.
+    is_stored: whether the table has it, so that only widening by Iceberg's rules is allowed.
+    lower_names: names of the fields in lower case.
     """
 
-    def __init__(self, table: TopicTable, decoder: KeyAndValueDecoder, formats: Mapping[str, FieldFormat]) -> None:
-        self._table, self._decoder, self._formats = table, decoder, formats
-        self._types = {name: table.column_type(name) for name in (*(DECODED_COLUMNS[field] for field in formats), ERROR_COLUMN)}
-        self.lacks_columns = self._types[ERROR_COLUMN] is None
-        self._types[ERROR_COLUMN] = pa.string()
-        self._rejected: set[tuple[str, pa.DataType]] = set()
-        self._avro_type = lru_cache(maxsize=1000)(lambda schema_id: arrow_type_of_avro_schema(*decoder.fetch_avro_schema(schema_id)))
+    plain: pa.DataType | None = None
+    fields: dict[str, ColumnType] | None = None
+    item: ColumnType | None = None
+    is_map: bool = False
+    untyped: str = ""
+    is_stored: bool = False
+    lower_names: set[str] = field(default_factory=set)
 
-    def missing_columns_error(self) -> TableColumnsMissing:
-        """Return the error to raise, with all columns that the rows added so far need."""
-        return TableColumnsMissing(pa.schema([(name, kind) for name, kind in self._types.items() if kind is not None]))
+    @classmethod
+    def struct(cls, fields: Iterable[tuple[str, ColumnType | None]], *, is_stored: bool = False) -> Self | None:
+        """Return a struct, without the fields whose type is None; None if no field is left."""
+        found = {name: each for name, each in fields if each is not None}
+        return cls(fields=found, is_stored=is_stored, lower_names={name.lower() for name in found}) if found else None
 
-    def add_typed_columns_to_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a copy of the batch with added columns: the typed values, and the reasons why values could not be decoded. Sets
-        ``lacks_columns`` of this builder if the table does not have all these columns yet.
+    @property
+    def parts(self) -> Iterable[ColumnType]:
+        return self.fields.values() if self.fields is not None else (self.item,) if self.item is not None else ()
 
-        Raises StoreError if the schema registry does not answer, UsageError if none is configured.
-        """
-        errors: list[str | None] = [None] * len(batch)
-        found: dict[str, list[Any]] = {}
-        for field, field_format in self._formats.items():
-            decoded = [
-                self._decoder.decode_key_or_value(data, field_format, keeps_python_types=True) for data in batch.column(field).to_pylist()
-            ]
-            for row, value in enumerate(decoded):
-                errors[row] = f"{field}: {value.error}" if value.error else errors[row]
-            found[field] = self._values_or_none_if_type_mismatch(field, decoded, errors)
-        for field, values in found.items():
-            name = DECODED_COLUMNS[field]
-            if (kind := self._types[name]) is not None:
-                batch = batch.append_column(name, pa.array(values, kind))
-        return batch.append_column(ERROR_COLUMN, pa.array(errors, pa.string()))
+    def height(self) -> int:
+        """Return the number of levels, this one included."""
+        return 1 + max((part.height() for part in self.parts), default=0)
 
-    def _values_or_none_if_type_mismatch(self, field: str, decoded: Sequence[DecodedKeyOrValue], errors: list[str | None]) -> list[Any]:
-        """Return the values of a column. A value that does not match the column's type is replaced by None, and the reason is put into
-        ``errors``.
-        """
-        name = DECODED_COLUMNS[field]
-        while True:  # again, if a later value made the type one that an earlier value does not match, such as a large number a fraction
-            values: list[Any] = [None if errors[row] else each.value for row, each in enumerate(decoded)]
-            kind = self._types[name]
-            self._widen_column_for_rows(name, decoded, values, errors, slice(0, len(values)))
-            if self._types[name] == kind:
-                return values
+    def column_count(self) -> int:
+        """Return the number of columns that a table counts for this type, this one included."""
+        return 1 + self.is_map + sum(part.column_count() for part in self.parts)
 
-    def _widen_column_for_rows(
-        self, column_name: str, decoded: Sequence[DecodedKeyOrValue], values: list[Any], errors: list[str | None], rows: slice
-    ) -> None:
-        """Widen a column's type so that it includes the values of ``rows``. If that fails, do the same for each half of the rows. If it
-        fails for a single row, set its value to None in ``values``, and the reason in ``errors``.
-        """
-        some = [row for row in range(rows.start, rows.stop) if values[row] is not None]
-        ids = {decoded[row].schema_id for row in some if decoded[row].is_avro}
-        try:
-            for schema_id in ids:
-                self._widen_column_type(column_name, self._avro_type(schema_id))
-            self._widen_column_type(column_name, pa.array([values[row] for row in some if not decoded[row].is_avro]).type)
-            pa.array([values[row] for row in some], self._types[column_name] or pa.null())
-        except _MISMATCH as error:
-            if rows.stop - rows.start == 1:
-                values[rows.start] = None
-                errors[rows.start] = f"{column_name}: its type has no place in the table ({type(error).__name__})"
-                return
-            middle = (rows.start + rows.stop) // 2
-            for half in (slice(rows.start, middle), slice(middle, rows.stop)):
-                self._widen_column_for_rows(column_name, decoded, values, errors, half)
+    def arrow_type(self) -> pa.DataType:
+        """Return the type in pyarrow's terms."""
+        if self.fields is not None:
+            return pa.struct([(name, each.arrow_type()) for name, each in self.fields.items()])
+        if self.item is not None:
+            return pa.map_(pa.string(), self.item.arrow_type()) if self.is_map else pa.list_(self.item.arrow_type())
+        return self.plain
 
-    def _widen_column_type(self, column_name: str, data_type: pa.DataType) -> None:
-        """Widen the type of a column so that it includes ``data_type``. Raises one of the exceptions in ``_MISMATCH`` if Iceberg's rules
-        forbid it.
-        """
-        known, wanted = self._types[column_name], _type_without_null_fields(data_type)
-        if wanted is None or wanted == known:
-            return
-        both = [pa.schema([(column_name, each)]) for each in (known, wanted) if each is not None]
-        united = pa.unify_schemas(both, promote_options="permissive")
-        if united.field(column_name).type == known:
-            return
-        if (column_name, united.field(column_name).type) in self._rejected:
-            raise ValueError(column_name)
-        try:
-            self._table.require_addable_columns(united)
-        except _MISMATCH:
-            self._rejected.add((column_name, united.field(column_name).type))
-            raise
-        self._types[column_name] = united.field(column_name).type
-        self.lacks_columns = True
+    @override
+    def __str__(self) -> str:
+        """Return the type in Iceberg's terms."""
+        if self.plain is None:
+            return "struct" if self.fields is not None else "map" if self.is_map else "list"
+        return _ICEBERG_NAMES.get(self.plain, str(self.plain))
 
 
-def _type_without_null_fields(data_type: pa.DataType) -> pa.DataType | None:
-    """Return a type without its fields of type null, which say nothing about the values. Return None if no field is left."""
+_ICEBERG_NAMES: Final = {
+    pa.bool_(): "boolean", pa.int32(): "int", pa.int64(): "long", pa.float32(): "float", pa.float64(): "double", pa.date32(): "date",
+    pa.time64("us"): "time", pa.timestamp("us", "UTC"): "timestamptz", pa.timestamp("us"): "timestamp",
+}  # fmt: skip
+_PLAIN_TYPES: Final = {*_ICEBERG_NAMES, pa.string(), pa.binary()}
+_SHORT_FORMS: Final = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+_TOO_DEEP: Final = f"it is nested more than {MAX_DEPTH} levels deep"
+
+
+def type_of_arrow(data_type: pa.DataType, *, is_stored: bool = False, depth: int = 1) -> ColumnType | None:
+    """Return a type of pyarrow's; None if it says nothing about values, such as that of nulls and of empty lists."""
+    if depth > MAX_DEPTH + 1:
+        return ColumnType(untyped=_TOO_DEEP)
+    if pa.types.is_null(data_type):
+        return None
     if pa.types.is_struct(data_type):
-        fields = [(field.name, found) for field in data_type if (found := _type_without_null_fields(field.type)) is not None]
-        return pa.struct(fields) if fields else None
-    if pa.types.is_list(data_type):
-        found = _type_without_null_fields(data_type.value_type)
-        return None if found is None else pa.list_(found)
-    return None if pa.types.is_null(data_type) else data_type
+        parts = ((each.name, type_of_arrow(each.type, is_stored=is_stored, depth=depth + 1)) for each in data_type)
+        return ColumnType.struct(parts, is_stored=is_stored)
+    is_map = pa.types.is_map(data_type)
+    if is_map or pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
+        item = type_of_arrow(data_type.item_type if is_map else data_type.value_type, is_stored=is_stored, depth=depth + 1)
+        return None if item is None else ColumnType(item=item, is_map=is_map, is_stored=is_stored)
+    plain = _SHORT_FORMS.get(data_type, data_type)
+    if plain in _PLAIN_TYPES or pa.types.is_decimal(plain) or pa.types.is_fixed_size_binary(plain):
+        return ColumnType(plain, is_stored=is_stored)
+    return ColumnType(untyped=f"{plain} is not a type of tables")
 
 
+def type_of_json(value: Any, depth: int = 1) -> ColumnType | None:
+    """Return the type of a JSON value; None if it says nothing, such as null and an empty list."""
+    if depth > MAX_DEPTH + 1:
+        return ColumnType(untyped=_TOO_DEEP)
+    match value:
+        case None:
+            return None
+        case dict():
+            return ColumnType.struct((name, type_of_json(each, depth + 1)) for name, each in value.items())
+        case list():
+            kinds = [kind for each in value if (kind := type_of_json(each, depth + 1)) is not None]
+            if not kinds:
+                return None
+            rest = ColumnType(item=kinds[0])
+            for kind in kinds[1:]:
+                _TypeMerge(rest, ColumnType(item=kind)).apply()
+            return rest
+        case int() if not isinstance(value, bool) and not -(2**63) <= value < 2**63:
+            return ColumnType(untyped="the number is beyond long")
+    return ColumnType(_JSON_TYPES[type(value)])
+
+
+_JSON_TYPES: Final = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 _AVRO_TYPES: Final = {
-    "null": pa.null(), "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64(),
+    "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64(),
     "bytes": pa.binary(), "string": pa.string(), "enum": pa.string(), "date": pa.date32(), "uuid": pa.string(),
     "time-millis": pa.time64("us"), "time-micros": pa.time64("us"), "timestamp-millis": pa.timestamp("us", "UTC"),
     "timestamp-micros": pa.timestamp("us", "UTC"), "local-timestamp-millis": pa.timestamp("us"),
@@ -149,32 +165,366 @@ _AVRO_TYPES: Final = {
 """Types of columns by Avro's primitive and logical types."""
 
 
-def arrow_type_of_avro_schema(schema: Any, named_schemas: Mapping[str, Any]) -> pa.DataType:
-    """Return the type of a column that holds the values of an Avro schema, as fastavro has parsed it.
+class _AvroTypes:
+    """Conversion of one Avro schema, as fastavro has parsed it. named: schemas of named types, by full name.
 
-    :param named_schemas: schemas of named types, by full name.
-    :raises ValueError: if a union has several types. :raises RecursionError: if a type contains itself.
-    :raises KeyError: if a named type is unknown.
+    A type that occurs in many places has as many columns, so that a small schema can stand for a huge type: the conversion stops there.
     """
-    if isinstance(schema, list):
-        kinds = [each for each in schema if each != "null"] or ["null"]
-        if len(kinds) > 1:
-            raise ValueError("a union of several types")
-        return arrow_type_of_avro_schema(kinds[0], named_schemas)
-    if isinstance(schema, str):
-        return _AVRO_TYPES[schema] if schema in _AVRO_TYPES else arrow_type_of_avro_schema(named_schemas[schema], named_schemas)
-    logical, kind = schema.get("logicalType"), schema["type"]
-    if logical == "decimal":
-        return pa.decimal128(schema["precision"], schema.get("scale", 0))
-    if logical in _AVRO_TYPES:
-        return _AVRO_TYPES[logical]
-    match kind:
-        case "record" | "error":
-            return pa.struct([(field["name"], arrow_type_of_avro_schema(field["type"], named_schemas)) for field in schema["fields"]])
-        case "array":
-            return pa.list_(arrow_type_of_avro_schema(schema["items"], named_schemas))
-        case "map":
-            return pa.map_(pa.string(), arrow_type_of_avro_schema(schema["values"], named_schemas))
-        case "fixed":
-            return pa.binary(schema["size"])
-    return arrow_type_of_avro_schema(kind, named_schemas)
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self._named, self._left = named, 2 * MAX_COLUMNS
+
+    def convert(self, schema: Any, within: frozenset[str] = frozenset(), depth: int = 1) -> ColumnType | None:
+        """Return the type of a column that holds the schema's values; None if they are always null or empty.
+
+        :param within: names of the types around this one.
+        """
+        self._left -= 1
+        if depth > MAX_DEPTH + 1 or self._left < 0:
+            return ColumnType(untyped=_TOO_DEEP if self._left >= 0 else f"its schema has more than {2 * MAX_COLUMNS:,} fields")
+        if isinstance(schema, list):
+            kinds = [each for each in schema if each != "null"]
+            if len(kinds) > 1:
+                return ColumnType(untyped=f"its type is a union of {', '.join(map(_avro_type_name, kinds))}")
+            return self.convert(kinds[0], within, depth) if kinds else None
+        if isinstance(schema, str):
+            if schema == "null":
+                return None
+            if schema in _AVRO_TYPES:
+                return ColumnType(_AVRO_TYPES[schema])
+            if schema in within or schema not in self._named:
+                return ColumnType(untyped=f"its type {schema} {'contains itself' if schema in within else 'is not in the schema'}")
+            return self.convert(self._named[schema], within, depth)
+        logical, kind = schema.get("logicalType"), schema["type"]
+        if logical == "decimal":
+            digits, scale = schema["precision"], schema.get("scale", 0)
+            if not 0 <= scale <= digits <= MAX_DIGITS or digits < 1:
+                return ColumnType(
+                    untyped=f"its type is decimal({digits}, {scale}), and a table's decimals have at most {MAX_DIGITS} digits"
+                )
+            return ColumnType(pa.decimal128(digits, scale))
+        if logical in _AVRO_TYPES:
+            return ColumnType(_AVRO_TYPES[logical])
+        if kind in {"record", "error"}:
+            inner = within | {schema["name"]}
+            return ColumnType.struct((each["name"], self.convert(each["type"], inner, depth + 1)) for each in schema["fields"])
+        if kind in {"array", "map"}:
+            item = self.convert(schema["items" if kind == "array" else "values"], within, depth + 1)
+            return None if item is None else ColumnType(item=item, is_map=kind == "map")
+        if kind == "fixed":
+            return ColumnType(pa.binary(schema["size"] or -1))
+        return self.convert(kind, within, depth)
+
+
+def _avro_type_name(schema: Any) -> str:
+    return schema if isinstance(schema, str) else str(schema.get("name") or schema.get("logicalType") or schema["type"])
+
+
+def _widen(known: pa.DataType, other: pa.DataType, *, is_stored: bool) -> pa.DataType | None:
+    """Return the type that holds the values of both; None if there is none. ``is_stored``: whether only Iceberg's promotions are allowed,
+    int to long, float to double, and more digits of a decimal.
+    """
+    if pa.types.is_decimal(known) and pa.types.is_decimal(other):
+        scale = max(known.scale, other.scale)
+        digits = max(known.precision - known.scale, other.precision - other.scale) + scale
+        return pa.decimal128(digits, scale) if digits <= MAX_DIGITS and (scale == known.scale or not is_stored) else None
+    for order in ((pa.int32(), pa.int64()), (pa.float32(), pa.float64())):
+        if known in order and other in order:
+            return order[max(order.index(known), order.index(other))]
+    if pa.types.is_floating(known) and pa.types.is_integer(other):
+        return known if is_stored else pa.float64()
+    if pa.types.is_integer(known) and pa.types.is_floating(other):
+        return None if is_stored else pa.float64()
+    return known if known == other else None
+
+
+def _name_problem(name: str, siblings: ColumnType) -> str:
+    """Return why a field with this name can have no column beside the others of a struct; empty if it can."""
+    if not name or "." in name:
+        return "its name is empty" if not name else "its name contains a dot"
+    if name.lower() in siblings.lower_names:
+        return "its name differs from another one only by case"
+    return "" if name.isascii() or name.encode(errors="ignore").decode() == name else "its name is not valid Unicode"
+
+
+class _TypeMerge:
+    """Merge of the type of values into a known type: what would change. Nothing changes before ``apply``.
+
+    is_exact: whether all parts of the values have a place then.
+    column_count: number of columns that would be added.
+    """
+
+    def __init__(self, known: ColumnType, other: ColumnType) -> None:
+        self.is_exact, self.column_count = True, 0
+        self._widened: list[tuple[ColumnType, pa.DataType]] = []
+        self._added: list[tuple[dict[str, ColumnType], set[str], str, ColumnType]] = []
+        self._merge(known, other, 0)
+
+    def apply(self, *, may_add: bool = True) -> bool:
+        """Change the known type. Return whether it is another one now. ``may_add``: whether fields are added, or types only widened."""
+        for known, data_type in self._widened:
+            known.plain = data_type
+        for fields, lower_names, name, added in self._added if may_add else ():
+            fields[name] = added
+            lower_names.add(name.lower())
+        return bool(self._widened or (self._added and may_add))
+
+    def _merge(self, known: ColumnType, other: ColumnType, depth: int) -> None:
+        if known.plain is not None and other.plain is not None:
+            widened = _widen(known.plain, other.plain, is_stored=known.is_stored)
+            if widened is None:
+                self.is_exact = False
+            elif widened != known.plain:
+                self._widened.append((known, widened))
+        elif known.item is not None and other.item is not None and known.is_map == other.is_map:
+            self._merge(known.item, other.item, depth + 1)
+        elif known.fields is not None and other.fields is not None:
+            self._merge_fields(known, known.fields, other.fields, depth)
+        else:
+            self.is_exact = False
+
+    def _merge_fields(self, known: ColumnType, fields: dict[str, ColumnType], others: Mapping[str, ColumnType], depth: int) -> None:
+        new = known if others.keys() <= fields.keys() else ColumnType(lower_names=known.lower_names.copy())
+        for name, other in others.items():
+            if name in fields:
+                self._merge(fields[name], other, depth + 1)
+            elif not _name_problem(name, new) and depth + other.height() <= MAX_DEPTH and (added := self._typed_part(other)) is not None:
+                new.lower_names.add(name.lower())
+                self._added.append((fields, known.lower_names, name, added))
+                self.column_count += added.column_count()
+            else:
+                self.is_exact = False
+
+    def _typed_part(self, other: ColumnType) -> ColumnType | None:
+        """Return a copy of a type without the parts that can have no column; None if no part can."""
+        if other.item is not None:
+            item = self._typed_part(other.item)
+            return None if item is None else ColumnType(item=item, is_map=other.is_map)
+        if other.fields is None:
+            self.is_exact = self.is_exact and not other.untyped
+            return None if other.untyped else ColumnType(other.plain)
+        fields: dict[str, ColumnType] = {}
+        struct = ColumnType(fields=fields)
+        for name, each in other.fields.items():
+            if _name_problem(name, struct) or (part := self._typed_part(each)) is None:
+                self.is_exact = False
+            else:
+                fields[name] = part
+                struct.lower_names.add(name.lower())
+        return struct if fields else None
+
+
+class _RowFitting:
+    """Fitting of one decoded value to a column: parts that have no place are left out, and ``reasons`` say why."""
+
+    def __init__(self, source: ColumnType | None) -> None:
+        """source: type of the value by its Avro schema; None for a JSON value."""
+        self.reasons: list[str] = []
+        self._source = source
+
+    def fit(self, name: str, value: Any, columns: ColumnType) -> Any:
+        """Return the part of a value that the column has a place for. ``columns``: struct of all typed columns."""
+        return self._fit_field(name, value, columns, self._source, (next(key for key, each in DECODED_COLUMNS.items() if each == name),), 0)
+
+    def _fit_field(self, name: str, value: Any, struct: ColumnType, source: ColumnType | None, path: tuple[str, ...], depth: int) -> Any:
+        """Return the part of a struct's field that has a place. ``struct``: type of the struct."""
+        known = (struct.fields or {}).get(name)
+        if known is not None or value is None:
+            return None if known is None else self._fit(value, known, source, path, depth + 1)
+        source = source if self._source is not None else type_of_json(value)
+        if source is None:
+            return None
+        problem = _name_problem(name, struct) or (_TOO_DEEP if depth + source.height() > MAX_DEPTH else "")
+        if problem or _TypeMerge(ColumnType(fields={}), ColumnType(fields={name: source})).column_count:
+            self._add_reason(path, problem or f"the table would have more than {MAX_COLUMNS:,} columns")
+        else:
+            self._explain_untyped_parts(value, source, path)
+        return None
+
+    def _explain_untyped_parts(self, value: Any, source: ColumnType, path: tuple[str, ...]) -> None:
+        """Add the reasons why the parts of a value have no type."""
+        if source.untyped:
+            self._add_reason(path, source.untyped)
+        for name, each in (source.fields or {}).items():
+            if (problem := _name_problem(name, ColumnType())) or value.get(name) is None:
+                self._add_reason((*path, name), problem) if problem else None
+            else:
+                self._explain_untyped_parts(value[name], each, (*path, name))
+        if source.item is not None:
+            for each in value.values() if source.is_map else value:
+                if each is not None:
+                    self._explain_untyped_parts(each, source.item, path)
+
+    def _fit(self, value: Any, known: ColumnType, source: ColumnType | None, path: tuple[str, ...], depth: int) -> Any:
+        if value is None:
+            return None
+        if source is not None and source.untyped:
+            self._add_reason(path, source.untyped)
+            return None
+        if known.fields is not None and isinstance(value, dict) and not (source is not None and source.is_map):
+            types = source.fields if source is not None and source.fields is not None else {}
+            fitted = {name: self._fit_field(name, each, known, types.get(name), (*path, name), depth) for name, each in value.items()}
+            return {name: each for name, each in fitted.items() if name in known.fields}
+        item, part = known.item, source.item if source is not None else None
+        if item is not None and known.is_map and isinstance(value, dict) and source is not None and source.is_map:
+            return {name: self._fit(each, item, part, (*path, name), depth + 1) for name, each in value.items()}
+        if item is not None and not known.is_map and isinstance(value, list):
+            before = len(self.reasons)
+            items = [self._fit(each, item, part, path, depth + 1) for each in value]
+            # A list with a hole would say that its length is right.
+            return items if len(self.reasons) == before or item.plain is None else None
+        if known.plain is None or (problem := _plain_problem(value, known)):
+            self._add_reason(path, problem if known.plain is not None else f"{_type_name(value, source)} instead of {known}")
+            return None
+        return value
+
+    def _add_reason(self, path: tuple[str, ...], problem: str) -> None:
+        place = ".".join(path).encode(errors="backslashreplace").decode()
+        place = place if len(place) <= MAX_PATH else f"{place[:MAX_PATH]}..."
+        reason = f"{place}: its type has no place in the table: {problem}"
+        if reason not in self.reasons[-1:]:
+            self.reasons.append(reason)
+
+
+_PYTHON_TYPES: Final = {
+    pa.bool_(): bool, pa.int32(): int, pa.int64(): int, pa.string(): str, pa.binary(): bytes, pa.time64("us"): dt.time,
+}  # fmt: skip
+"""Python's types of values that need no further check but that of their range, by the type of the column."""
+
+
+def _plain_problem(value: Any, known: ColumnType) -> str:
+    """Return why a value has no place in a column of a type without parts; empty if it has."""
+    data_type: Any = known.plain
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    wanted = _PYTHON_TYPES.get(data_type)
+    if pa.types.is_floating(data_type):
+        is_place = isinstance(value, float) or is_number
+        if is_number and abs(value) > _INEXACT_DOUBLE:
+            return f"long instead of {known}, which does not hold it exactly"
+    elif pa.types.is_timestamp(data_type):
+        is_place = isinstance(value, dt.datetime) and (value.tzinfo is None) == (data_type.tz is None)
+    elif pa.types.is_date(data_type):
+        is_place = isinstance(value, dt.date) and not isinstance(value, dt.datetime)
+    elif pa.types.is_decimal(data_type):
+        is_place = isinstance(value, decimal.Decimal)
+    else:
+        is_place = isinstance(value, wanted or bytes) and (wanted is not int or is_number)
+    if not is_place:
+        return f"{_type_name(value)} instead of {known}"
+    try:
+        pa.scalar(value, data_type)
+    except _MISMATCH:
+        return "the text is not valid Unicode" if isinstance(value, str) else f"the {_type_name(value)} is beyond {known}"
+    return ""
+
+
+def _type_name(value: Any, source: ColumnType | None = None) -> str:
+    """Return the name of a value's type in Iceberg's terms."""
+    if source is not None and not source.untyped:
+        return str(source)
+    names = {
+        bool: "boolean", int: "long", float: "double", str: "string", bytes: "binary", dict: "struct", list: "list",
+        dt.date: "date", dt.time: "time", dt.datetime: "timestamp", decimal.Decimal: "decimal",
+    }  # fmt: skip
+    return names.get(type(value), "value")
+
+
+class TypedColumnBuilder:
+    """Builder of typed columns for the decoded keys and values of rows that will be written.
+
+    :param formats: formats of ``key`` and ``value``. A field without a format is not decoded.
+    """
+
+    def __init__(self, table: TopicTable, decoder: KeyAndValueDecoder, formats: Mapping[str, FieldFormat]) -> None:
+        self._decoder, self._formats = decoder, formats
+        self._stored = {name: found for name in DECODED_COLUMNS.values() if (found := table.column_type(name)) is not None}
+        known = ((name, type_of_arrow(kind, is_stored=True)) for name, kind in self._stored.items())
+        self._columns = ColumnType.struct(known, is_stored=True) or ColumnType(fields={}, is_stored=True)
+        self.lacks_columns = table.column_type(ERROR_COLUMN) is None
+        self._free = table.free_column_count - self.lacks_columns
+        self._avro_type = lru_cache(maxsize=1000)(self._convert_avro_schema)
+
+    def missing_columns_error(self) -> TableColumnsMissing:
+        """Return the error to raise, with all columns that the rows added so far need."""
+        columns = (self._columns.fields or {}).items()
+        return TableColumnsMissing(pa.schema([*((name, kind.arrow_type()) for name, kind in columns), (ERROR_COLUMN, pa.string())]))
+
+    def add_typed_columns_to_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a copy of the batch with added columns: the typed values, and the reasons why parts of them have no place. Sets
+        ``lacks_columns`` of this builder if the table does not have all these columns yet; the batch is then returned as it was.
+
+        Raises StoreError if the schema registry does not answer, UsageError if none is configured.
+        """
+        decoded = {
+            name: [self._decoder.decode_key_or_value(data, how, keeps_python_types=True) for data in batch.column(name).to_pylist()]
+            for name, how in self._formats.items()
+        }
+        exact = {name: self._merge_types(DECODED_COLUMNS[name], each) for name, each in decoded.items()}
+        if self.lacks_columns:
+            return batch
+        reasons: list[list[str]] = [[] for _ in range(len(batch))]
+        for name, values in decoded.items():
+            array = self._column(name, values, reasons, is_exact=exact[name])
+            batch = batch if array is None else batch.append_column(DECODED_COLUMNS[name], array)
+        return batch.append_column(ERROR_COLUMN, pa.array([_join_reasons(each) for each in reasons], pa.string()))
+
+    def _convert_avro_schema(self, schema_id: int) -> ColumnType | None:
+        schema, named = self._decoder.fetch_avro_schema(schema_id)
+        return _AvroTypes(named).convert(schema)
+
+    def _merge_types(self, column_name: str, decoded: Sequence[DecodedKeyOrValue]) -> bool:
+        """Merge the types of a batch's values into the type of their column. Return whether all values have their place then, as far as
+        types tell.
+        """
+        some = [each for each in decoded if each.value is not None]
+        schemas = [
+            self._avro_type(each) for each in sorted({each.schema_id for each in some if each.is_avro and each.schema_id is not None})
+        ]
+        is_exact = not [kind for kind in schemas if not self._merge_type(column_name, kind)]  # all are merged
+        values = [each.value for each in some if not each.is_avro]
+        try:
+            is_same = self._merge_type(column_name, type_of_arrow(pa.array(values).type), only_exact=True)
+        except (*_MISMATCH, RecursionError):
+            is_same = False
+        if not is_same:
+            for value in values:
+                self._merge_type(column_name, type_of_json(value))
+        return is_exact and is_same
+
+    def _merge_type(self, column_name: str, kind: ColumnType | None, *, only_exact: bool = False) -> bool:
+        """Merge the type of values into a column. Return whether they have their place then. A value with more new fields than the table
+        has space for adds none, so that one value cannot use it up. ``only_exact``: change nothing if the result would be False.
+        """
+        if kind is None:
+            return True
+        merge = _TypeMerge(self._columns, ColumnType(fields={column_name: kind}))
+        may_add = merge.column_count <= self._free
+        is_exact = merge.is_exact and may_add
+        if is_exact or not only_exact:
+            self.lacks_columns |= merge.apply(may_add=may_add)
+            self._free -= merge.column_count if may_add else 0
+        return is_exact
+
+    def _column(self, name: str, decoded: Sequence[DecodedKeyOrValue], reasons: list[list[str]], *, is_exact: bool) -> pa.Array | None:
+        """Return a typed column; None if the table has none. ``reasons``: for each row, receives why parts of its value are left out."""
+        column_name, values = DECODED_COLUMNS[name], [each.value for each in decoded]
+        for row, each in enumerate(decoded):
+            if each.error:
+                reasons[row].append(f"{name}: {each.error}")
+        stored = self._stored.get(column_name)
+        if is_exact:
+            try:
+                return None if stored is None else pa.array(values, stored)
+            except _MISMATCH:  # a value that its type does not tell, such as a long in a column of doubles
+                pass
+        for row, each in enumerate(decoded):
+            if each.value is not None:
+                fitting = _RowFitting(self._avro_type(each.schema_id) if each.is_avro and each.schema_id is not None else None)
+                values[row] = fitting.fit(column_name, each.value, self._columns)
+                reasons[row] += fitting.reasons
+        return None if stored is None else pa.array(values, stored)
+
+
+def _join_reasons(reasons: Sequence[str]) -> str | None:
+    rest = len(reasons) - REASONS_PER_ROW
+    return "; ".join([*reasons[:REASONS_PER_ROW], *([f"and {rest} more"] if rest > 0 else [])]) or None

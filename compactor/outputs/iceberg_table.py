@@ -143,18 +143,10 @@ class TopicTable:
         field = next((field for field in self.table.schema().fields if field.name == name), None)
         return None if field is None else schema_to_pyarrow(Schema(field)).field(0).type
 
-    def require_addable_columns(self, columns: pa.Schema) -> None:
-        """Raise ValueError if the table cannot get these columns, or cannot widen its own to them. Changes nothing."""
-        try:
-            schema = self.table.update_schema().union_by_name(columns)._apply()
-        except (iceberg_errors.ValidationError, iceberg_errors.ResolveError, TypeError) as error:
-            raise ValueError(str(error)) from error
-        if len(schema.column_names) > MAX_COLUMNS:
-            raise ValueError(f"more than {MAX_COLUMNS} columns")
-        if any(not field.name or "." in field.name for field in map(schema.find_field, schema.field_ids)):
-            raise ValueError("names that queries cannot say")
-        if len({name.lower() for name in schema.column_names}) < len(schema.column_names):
-            raise ValueError("names that differ only by case")
+    @property
+    def free_column_count(self) -> int:
+        """Return how many columns the table may still get, nested ones included."""
+        return MAX_COLUMNS - len(self.table.schema().column_names)
 
     def add_columns(self, columns: pa.Schema) -> None:
         """Add columns to the table, or widen its own, by Iceberg's rules. Raises TableChanged if it was changed meanwhile."""
@@ -218,7 +210,7 @@ class TopicTable:
         with _convert_iceberg_errors(self.name):
             try:
                 tasks = list(self.table.scan(row_filter, snapshot_id=snapshot_id).plan_files())
-            except (ValueError, NotImplementedError) as error:  # deletes by key, which pyiceberg does not read
+            except (ValueError, RuntimeError) as error:  # deletes by key, which pyiceberg does not read
                 raise deleted from error
         if any(task.delete_files for task in tasks):
             raise deleted
