@@ -38,7 +38,7 @@ SnapshotOrder = tuple[int, int, int]
 
 
 class FileOrigin(Enum):
-    """Who wrote a file, by its name."""
+    """Writer of a file, as its name tells."""
 
     THIS_TABLE = "this table's writer"
     UNMARKED = "an earlier version of this program, for this table or for another one"
