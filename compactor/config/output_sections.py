@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -57,6 +58,10 @@ def _validate_iceberg_topics(topics: dict[str, Any]) -> dict[str, IcebergTableSe
     return {pattern: IcebergTableSettings(**table) if isinstance(table, dict) else table for pattern, table in topics.items()}
 
 
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")
+"""Form of patterns that are a topic's literal name: words between single separators. A dot in them is no wildcard."""
+
+
 def _validate_iceberg_table_name(name: str) -> str:
     if not re.fullmatch(r"[^.\s]+(\.[^.\s]+)+", name):
         raise ValueError("a namespace and a name, for example kafka.{topic}")
@@ -66,7 +71,8 @@ def _validate_iceberg_table_name(name: str) -> str:
 class IcebergSettings(SettingsSection):
     """[outputs.iceberg]: Iceberg tables with the compacted view of topics.
 
-    topics: settings of the tables by a regular expression that topics match; no tables by default.
+    topics: settings of the tables by a regular expression that topics match; no tables by default. A topic's literal name means that topic
+        alone: ``orders.v1`` does not match ``orders-v1``.
     """
 
     table: Annotated[str, AfterValidator(_validate_iceberg_table_name)] = "kafka.{topic}"
@@ -83,18 +89,30 @@ class IcebergSettings(SettingsSection):
         return self
 
     def iceberg_table_settings(self, topic: str) -> IcebergTableSettings | None:
-        """Return the settings of a topic's Iceberg table, or None if it has none. The first pattern that matches the topic applies.
+        """Return the settings of a topic's Iceberg table, or None if it has none. The topic's literal name applies, or else the first
+        pattern that matches the topic.
 
         Values that the topic's table leaves empty are taken from [outputs.iceberg].
 
         ``{topic}`` in the table's name stands for the topic, with ``_`` in place of characters that names in SQL cannot have.
         """
-        own = next((table for pattern, table in self.topics.items() if re.fullmatch(pattern, topic)), None)
+        patterns = (pattern for pattern in self.topics if not _TOPIC_NAME.fullmatch(pattern) and re.fullmatch(pattern, topic))
+        own = self.topics.get(topic if topic in self.topics else next(patterns, ""))
         if own is None:
             return None
         name = (own.table or self.table).replace("{topic}", re.sub(r"[.-]", "_", topic))
         given = {"table": name, "warehouse": own.warehouse or self.warehouse, "catalog": own.catalog or self.catalog}
         return own.model_copy(update=given)
+
+    def find_shared_tables(self, topics: Iterable[str]) -> dict[str, list[str]]:
+        """Return the tables that several topics would have, because their names differ in ``.``, ``-`` and ``_`` only, or because a
+        pattern for several topics names one table: by the name of the table, the topics in order.
+        """
+        tables: dict[tuple[str, str], list[str]] = {}
+        for topic in sorted(set(topics)):
+            if (own := self.iceberg_table_settings(topic)) is not None:
+                tables.setdefault((own.table, json.dumps(own.catalog, sort_keys=True)), []).append(topic)
+        return {table: found for (table, _), found in tables.items() if len(found) > 1}
 
 
 class OutputSettings(SettingsSection):

@@ -40,7 +40,7 @@ from compactor.outputs.iceberg_plan import (
     snapshot_entry_of_partition_view,
     view_slices,
 )
-from compactor.outputs.iceberg_table import TableChanged, TopicTable, open_table_loader
+from compactor.outputs.iceberg_table import TableChanged, TopicTable, open_table_loader, shared_table_error
 from compactor.outputs.port import OutputReport, PartitionOutputExtent
 
 if TYPE_CHECKING:
@@ -69,7 +69,16 @@ class IcebergOutput:
         if wanted is None or partition != tier.latest_incarnation(partition):  # by now, the name means another topic
             return OutputReport("empty", MAX_OFFSET)
         written: dict[ViewSlice, DataFile | None] = {}
-        with open_table_loader(wanted, tier.identity.read_catalog().tier_id, partition.topic, create_if_missing=True) as read_table:
+
+        def require_table_of_one_topic() -> None:
+            topics = settings.find_shared_tables(name.topic for name in tier.list_partitions()).get(wanted.table, [])
+            if partition.topic in topics:
+                raise shared_table_error(wanted.table, topics)
+
+        tier_id = tier.identity.read_catalog().tier_id
+        with open_table_loader(
+            wanted, tier_id, partition.topic, create_if_missing=True, before_creation=require_table_of_one_topic
+        ) as read_table:
 
             def read_existing_table() -> TopicTable:
                 if (table := read_table()) is None:

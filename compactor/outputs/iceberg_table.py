@@ -527,17 +527,22 @@ class _SnapshotAddingAndRemovingFiles(_OverwriteFiles):
 
 @contextmanager
 def open_table_loader(
-    settings: IcebergTableSettings, tier_id: str, topic: str, *, create_if_missing: bool
+    settings: IcebergTableSettings,
+    tier_id: str,
+    topic: str,
+    *,
+    create_if_missing: bool,
+    before_creation: Callable[[], None] = lambda: None,
 ) -> Iterator[Callable[[], TopicTable | None]]:
     """Open the catalog of a topic's table. Yield a function that reads the table at each call; it returns None if there is no table.
 
-    :param create_if_missing: whether to create a missing table.
+    :param create_if_missing: whether to create a missing table. before_creation: called before, and may raise an error.
     :raises UsageError: if the table is another topic's or another tier's, or if it does not have the columns of this program.
     """
     with _convert_iceberg_errors(settings.table):
         catalog = _load_catalog(settings)
     try:
-        yield lambda: _load_table(catalog, settings.table, tier_id, topic, create_if_missing=create_if_missing)
+        yield lambda: _load_table(catalog, settings.table, tier_id, topic, before_creation if create_if_missing else None)
     finally:
         close = getattr(catalog, "close", None)
         if close is not None:
@@ -559,11 +564,20 @@ def _catalog_properties(settings: IcebergTableSettings) -> dict[str, Any]:
     return {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO", **({"warehouse": settings.warehouse} if settings.warehouse else {}), **own}
 
 
-def _load_table(catalog: Catalog, table_name: str, tier_id: str, topic: str, *, create_if_missing: bool) -> TopicTable | None:
+def shared_table_error(table_name: str, topics: Sequence[str]) -> UsageError:
+    """Return the error for a table that several topics would have."""
+    hint = f'Name a table for each, for example [outputs.iceberg.topics."{topics[0]}"] table = "..."'
+    return UsageError(f"topics {' and '.join(topics)} would have one table, {table_name}", hint=hint)
+
+
+def _load_table(
+    catalog: Catalog, table_name: str, tier_id: str, topic: str, before_creation: Callable[[], None] | None
+) -> TopicTable | None:
     with _convert_iceberg_errors(table_name):
         if not catalog.table_exists(table_name):
-            if not create_if_missing:
+            if before_creation is None:
                 return None
+            before_creation()
             with suppress(IntegrityError):  # another process creates it in a SQL catalog at the same time
                 catalog.create_namespace_if_not_exists(table_name.rpartition(".")[0])
             spec = PartitionSpec(PartitionField(3, 1000, IdentityTransform(), "partition"))
@@ -572,7 +586,8 @@ def _load_table(catalog: Catalog, table_name: str, tier_id: str, topic: str, *, 
         table = catalog.load_table(table_name)
     properties = table.properties
     if (properties.get(TIER_PROPERTY), properties.get(TOPIC_PROPERTY)) != (tier_id, topic):
-        owner = f"topic {properties.get(TOPIC_PROPERTY)} of another tier" if TIER_PROPERTY in properties else "another program"
+        owner = f"topic {properties.get(TOPIC_PROPERTY)}" if TIER_PROPERTY in properties else "another program"
+        owner += " of another tier" if properties.get(TIER_PROPERTY, tier_id) != tier_id else ""
         raise UsageError(f"table {table_name} belongs to {owner}", hint="Name another table for this topic under [outputs.iceberg]")
     _require_writable_layout(table_name, table)
     changed = [key for key in ("commit.retry.num-retries",) if properties.get(key) != PROPERTIES[key]]

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog, SqlCatalogBaseTable
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from checkpoint.offsets import first_dirty_offset_of_vector
@@ -410,6 +411,29 @@ def test_a_table_of_another_topic_is_refused(house: House) -> None:
     opened.settings.__dict__["outputs"] = outputs
     with pytest.raises(UsageError, match="belongs to topic orders"):
         IcebergOutput().update_output_to_published_view(opened, TopicPartition("payments", 0), DiskBudget(1 << 30))
+
+
+def test_topics_whose_names_differ_in_separators_only_have_tables_of_their_own_or_none(house: House) -> None:
+    """Neither of them gets the one table that both would have, whichever comes first."""
+    house.cli.set(**{'outputs.iceberg.topics.".*"': {}})
+    del house.cli.settings['outputs.iceberg.topics."orders"']
+    for name in ("a.b-0", "a-b-0", "a_b-0"):
+        house.cli.named = name
+        house.cli.bring(house.folder / "log")
+    house.cli.do("run", "--force")
+    answer = house.cli.ask("config", "check")
+    assert [one["detail"] for one in answer.document["problems"]] == ["topics a-b and a.b and a_b would have one table, kafka.a_b"]
+    assert answer.code != 0
+    answer = house.cli.ask("outputs", "write")
+    assert answer.code == UsageError.exit_code
+    assert [row["topic"] for row in answer.document["partitions"]] == ["orders"]
+    with pytest.raises(NoSuchTableError):
+        house.table("kafka.a_b")
+    house.cli.set(**{'outputs.iceberg.topics."a.b"': {"table": "kafka.dot"}, 'outputs.iceberg.topics."a-b"': {"table": "kafka.dash"}})
+    house.cli.do("config", "check")
+    assert {row["status"] for row in house.cli.do("outputs", "write")["partitions"]} == {"written", "up_to_date"}
+    tables = {row["topic"]: row["table"] for row in house.cli.do("outputs", "list")["tables"]}
+    assert tables == {"a.b": "kafka.dot", "a-b": "kafka.dash", "a_b": "kafka.a_b", "orders": "kafka.orders"}
 
 
 def test_a_commit_of_another_program_hides_no_entry(house: House) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
 import pytest
 
+from compactor.errors import BadData
 from tests.integration.test_iceberg import House, house_for_a_life, live_through
 from tests.support.iceberg_spark import read_by_spark
 
@@ -67,3 +69,51 @@ def test_spark_reads_every_snapshot_of_a_random_life(tmp_path: Path, monkeypatch
     found = read_by_spark(tmp_path / "catalog.db", house.warehouse, *queries)
     expected = [[f"{key.hex()}|{value.hex()}|{offset}".upper() for key, value, offset in rows] for rows in views.values()]
     assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_maintenance_by_spark_works_on_or_stops_updates(tmp_path: Path) -> None:
+    """What only tidies up works on. What rewrites rows stops updates with an error that names a file, until the table is rolled back."""
+    house = House(tmp_path)
+    house.segment("a=1", "b=1", "c=1")
+    house.bring()
+    house.cli.run()
+    own: dict[str, int] = {}
+    for name in ("tidied", "rewritten", "merged"):
+        house.cli.set(**{'outputs.iceberg.topics."orders"': {"table": f"kafka.{name}"}})
+        house.update()
+    house.advance("a=2", "d=1")
+    for name in ("rewritten", "merged", "tidied"):
+        house.cli.set(**{'outputs.iceberg.topics."orders"': {"table": f"kafka.{name}"}})
+        house.update()
+        own[name] = house.table(f"kafka.{name}").metadata.current_snapshot_id or 0
+    orphan = next((tmp_path / "warehouse").rglob("tidied/data/**/*.parquet")).with_name(f"0.1.0.1.{'A' * 22}.{'0' * 32}.parquet")
+    orphan.touch()
+    for path in (tmp_path / "warehouse").rglob("*"):
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    read_by_spark(
+        tmp_path / "catalog.db", house.warehouse,
+        "CALL compacted.system.rewrite_manifests('kafka.tidied')",
+        "CALL compacted.system.expire_snapshots(table => 'kafka.tidied', older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1)",
+        "CALL compacted.system.remove_orphan_files(table => 'kafka.tidied')",
+        "CALL compacted.system.rewrite_data_files(table => 'kafka.rewritten', options => map('rewrite-all', 'true'))",
+        "MERGE INTO compacted.kafka.merged t USING (SELECT CAST('a' AS BINARY) AS k) s ON t.key = s.k "
+        "WHEN MATCHED THEN UPDATE SET t.value = CAST('x' AS BINARY)",
+    )  # fmt: skip
+    assert not orphan.exists()
+    assert house.table("kafka.tidied").metadata.current_snapshot_id != own["tidied"]
+    assert house.update().status == "up_to_date"
+    house.segment("b=2")
+    house.bring()
+    house.cli.run()
+    assert house.update().status == "written"
+    assert house.table("kafka.tidied").scan().to_arrow().num_rows == len(house.expected())
+    for name in ("rewritten", "merged"):
+        house.cli.set(**{'outputs.iceberg.topics."orders"': {"table": f"kafka.{name}"}})
+        with pytest.raises(BadData, match="not written by this program"):
+            house.update()
+        house.table(f"kafka.{name}").manage_snapshots().rollback_to_snapshot(own[name]).commit()
+        assert house.update().status == "written"
+        found = house.table(f"kafka.{name}").scan().to_arrow().to_pylist()
+        assert sorted((row["key"], row["value"], row["offset"]) for row in found) == house.expected()

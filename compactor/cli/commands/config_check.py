@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -201,16 +201,18 @@ def _check_stores_accept_writes(settings: Settings) -> list[SettingFinding]:
 
 
 def _check_topic_patterns_match_topics(settings: Settings) -> list[SettingFinding]:
-    """Return a warning for each [topics] table whose pattern matches no topic, because regular expressions are easily mistaken for shell
-    patterns. Return none if the topics cannot be listed, which another check reports.
+    """Return an error for each Iceberg table that several topics would have, and a warning for each [topics] table whose pattern matches
+    no topic, because regular expressions are easily mistaken for shell patterns. Return none if the topics cannot be listed, which another
+    check reports.
     """
     try:
         topics = {name.topic for name in read_only_copy_of_tier(open_tier(settings)).list_partitions()}
     except CompactorError:
         return []  # trying the store says it better
+    shared = _check_tables_belong_to_one_topic(settings, topics)
     unmatched = [pattern for pattern in settings.topics if topics and not any(re.fullmatch(pattern, topic) for topic in topics)]
     detail = "no topic of the tier matches"
-    return [
+    return shared + [
         {
             "severity": "warning",
             "kind": "topics",
@@ -219,6 +221,20 @@ def _check_topic_patterns_match_topics(settings: Settings) -> list[SettingFindin
             "hint": _hint_for_unmatched_topic_pattern(pattern),
         }
         for pattern in unmatched
+    ]
+
+
+def _check_tables_belong_to_one_topic(settings: Settings, topics: Iterable[str]) -> list[SettingFinding]:
+    """Return an error for each Iceberg table that several topics would have."""
+    return [
+        {
+            "severity": "error",
+            "kind": "settings",
+            "object": "[outputs.iceberg]",
+            "detail": f"topics {' and '.join(found)} would have one table, {table}",
+            "hint": f"Name a table for each, for example [outputs.iceberg.topics.{json.dumps(found[0])}] table",
+        }
+        for table, found in settings.outputs.iceberg.find_shared_tables(topics).items()
     ]
 
 
@@ -285,7 +301,8 @@ def _check_brokers_topics_and_object_access(settings: Settings) -> list[SettingF
         found += [ConfigCheckFinding("error", "topic", topic, block.reason, block.next_step) for topic, block in rest.items()]
     found += check_object_access(tier, names) if names else []
     found += check_metadata_record_rate_limit(tier, names)
-    return [finding._asdict() for finding in found]
+    shared = _check_tables_belong_to_one_topic(settings, {name.topic for name in names})
+    return [*(finding._asdict() for finding in found), *shared]
 
 
 def _check_tier_and_control_store_match(settings: Settings) -> list[SettingFinding]:
