@@ -40,6 +40,9 @@ _COLUMNS: Final = pa.schema(
 )  # fmt: skip
 """The columns of a table as ``to_arrow_batch`` makes them, in the table's order."""
 
+TYPED_ROWS: Final = 1024
+"""Most rows whose types are merged at once: if each has other fields, pyarrow makes as many columns, of as many rows each."""
+
 _NAMES: Final = ("key", "value", "partition", "offset", "timestamp", "timestamp_type", "headers", "leader_epoch")
 ShareOfKeysCheckedUnique = float
 """Share, from 0 to 1, of the written keys of which it was checked that they occur once."""
@@ -146,9 +149,12 @@ def write_data_file_of_slice(
             if len(found):
                 batch = to_arrow_batch(replace(selection, picked=found), *task.extent.partition, _COLUMNS)
                 batch = batch.rename_columns(list(_NAMES))
-                batch = typed.add_typed_columns_to_batch(batch) if typed else batch
-                if not (typed and typed.lacks_columns):
+                if typed is None:
                     yield batch
+                for first in range(0, len(batch), TYPED_ROWS) if typed else ():
+                    part = typed.add_typed_columns_to_batch(batch.slice(first, TYPED_ROWS))
+                    if not typed.lacks_columns:
+                        yield part
         if typed and typed.lacks_columns:
             raise typed.missing_columns_error()
 

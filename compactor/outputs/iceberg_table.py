@@ -261,9 +261,9 @@ class TopicTable:
             raise UsageError(f"table {self.name}: {error}", hint="Remove the field from the table's partition spec") from error
 
     def read_keys_of_data_file(self, path: str) -> Iterator[pa.Array]:
-        """Yield the keys in a data file, as arrays of type large_binary."""
+        """Yield the keys in a data file, as arrays of type large_binary. A file of another program's deletes has none."""
         with _convert_iceberg_errors(self.name), self.table.io.new_input(path).open() as stream, pq.ParquetFile(stream) as file:
-            for batch in file.iter_batches(columns=["key"]):
+            for batch in file.iter_batches(columns=["key"]) if "key" in file.schema_arrow.names else ():
                 yield batch.column(0).cast(pa.large_binary())
 
     def commit_snapshot(self, entries: dict[int, PartitionEntryInSnapshot], added: Sequence[DataFile], removed: Sequence[DataFile]) -> None:
@@ -319,7 +319,10 @@ class TopicTable:
             return 0, next_ms
         with _convert_iceberg_errors(self.name):
             gone = [one for one in self.table.snapshots() if one.snapshot_id in expired]
-            unused = self._file_paths_of_snapshots(gone)
+            try:
+                unused = self._file_paths_of_snapshots(gone)
+            except FileNotFoundError as error:  # another process has expired them
+                raise TableChanged(f"table {self.name} was changed meanwhile: {error}") from error
             self._commit_expiry(set(expired), old_references)
             # After the commit, when no new snapshot, branch or tag can name the expired snapshots.
             unused -= self._file_paths_of_snapshots([*self.table.snapshots(), *self._snapshots_tagged_meanwhile(gone, old_references)])

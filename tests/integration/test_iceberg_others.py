@@ -342,6 +342,41 @@ def test_a_tag_that_is_set_while_snapshots_expire_keeps_its_files(house: House, 
     assert house.rows(first.snapshot_id) == rows
 
 
+def test_a_tag_that_a_catalog_dropped_keeps_its_files(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A REST server does not know the requirement that holds the tag of another program."""
+    house.cli.run()
+    house.update()
+    first = house.table().current_snapshot()
+    assert first is not None
+    tagged = house.files()
+    house.advance("a=4")
+    commit = SqlCatalog.commit_table
+
+    def commit_after_a_tag(catalog: SqlCatalog, *rest: Any) -> Any:
+        monkeypatch.setattr(SqlCatalog, "commit_table", commit)
+        house.table().manage_snapshots().create_tag(first.snapshot_id, "audit").commit()
+        return commit(catalog, *rest)
+
+    monkeypatch.setattr(iceberg_table, "RestCatalog", SqlCatalog)
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit_after_a_tag)
+    expire(house)
+    assert house.table().snapshot_by_id(first.snapshot_id) is None
+    assert all(Path(path.removeprefix("file://")).exists() for path in tagged)
+    assert Path(first.manifest_list.removeprefix("file://")).exists()
+
+
+def test_the_slower_of_two_expiries_deletes_nothing(house: House) -> None:
+    house.cli.run()
+    house.update()
+    house.advance("a=4")
+    now_ms = house.opened().ports.clock_ms() + LATER_MS
+    with loaded(house) as faster, loaded(house) as slower:
+        assert faster.expire_snapshots(60_000, now_ms)[0] > 0
+        with pytest.raises(iceberg_table.TableChanged):
+            slower.expire_snapshots(60_000, now_ms)
+    house.check()
+
+
 def test_a_tag_is_as_old_as_it_may_become(house: House) -> None:
     house.cli.run()
     house.update()

@@ -159,3 +159,21 @@ def test_avro_values_have_the_types_of_their_schema_and_widen_with_it(house: Typ
     assert "id: optional long," in house.types()
     assert (shown["d"]["id"], shown["d"]["note"], shown["a"]["id"], shown["h"]["id"]) == (2**40, "wider", 7, 7)
     assert all(MISMATCH in str(shown[key]) for key in "efg"), shown
+
+
+def test_records_with_ever_new_names_make_a_table_and_rows_with_reasons(house: TypedHouse) -> None:
+    house.advance_with([(f"k{number}", {"id": number, f"name {number}": 1}) for number in range(1500)])
+    rows = house.scan().to_pylist()
+    assert sorted(row["decoded_value"]["id"] for row in rows) == list(range(1500))
+    assert len([row for row in rows if row["decoding_error"] is not None]) > 500
+    assert len(house.table().schema().column_names) == 1000
+
+
+def test_values_that_cannot_be_typed_stop_no_other_row(house: TypedHouse) -> None:
+    deep = b'{"id": 2, "deep": ' + b'{"a":' * 120 + b"1" + b"}" * 120 + b"}"
+    house.advance_with([("a", {"id": 1}), ("b", deep), ("c", b"[" * 5000), ("d", {"id": "text", "note": "x"})])
+    rows = {row["key"]: (row["decoded_value"], row["decoding_error"]) for row in house.scan().to_pylist()}
+    assert rows[b"a"] == ({"id": 1, "note": None}, None)
+    assert rows[b"b"] == ({"id": 2, "note": None}, f"value.deep: {MISMATCH}: it is nested more than 32 levels deep")
+    assert rows[b"c"] == (None, "value: not JSON: it is nested too deeply")
+    assert rows[b"d"] == ({"id": None, "note": "x"}, f"value.id: {MISMATCH}: string instead of long")
