@@ -151,7 +151,8 @@ def write_data_file_of_slice(
                 batch = batch.rename_columns(list(_NAMES))
                 if typed is None:
                     yield batch
-                for first in range(0, len(batch), TYPED_ROWS) if typed else ():
+                    continue
+                for first in range(0, len(batch), TYPED_ROWS):
                     part = typed.add_typed_columns_to_batch(batch.slice(first, TYPED_ROWS))
                     if not typed.lacks_columns:
                         yield part
