@@ -580,6 +580,12 @@ COMMANDS = (
     ),
     Command("agent", "run beside a broker and upload sealed segments of the partitions that it leads", "agent.run_upload_agent"),
     Command(
+        "serve",
+        "let any Kafka client read the tier, until stopped",
+        "serve.serve_tier",
+        (argument("--listen", metavar="HOST:PORT", help="where clients connect (default: [serve] listen)"),),
+    ),
+    Command(
         "config",
         "show the settings in force, or check that they work",
         "",

@@ -28,7 +28,7 @@ from compactor.cli.lines import StderrLineFormat, StderrNoteLogHandler, StderrNo
 from compactor.cli.output import Output
 from compactor.errors import ExitCode
 
-SERVICES = ("daemon.run_daemon", "agent.run_upload_agent")
+SERVICES = ("daemon.run_daemon", "agent.run_upload_agent", "serve.serve_tier")
 """Functions of commands that run until they are stopped. Their lines on stderr carry time and level."""
 
 

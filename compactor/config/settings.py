@@ -298,6 +298,42 @@ class AgentSettings(SettingsSection):
     accept_truncation: bool = False
 
 
+def _validate_replicas(nodes: tuple[str, ...]) -> tuple[str, ...]:
+    for node in nodes:
+        number, _, address = node.partition("@")
+        if not number.isascii() or not number.isdigit():
+            raise ValueError('for each replica ID@HOST:PORT, ["0@reader-0:9192", "1@reader-1:9192"]')
+        _validate_listen_address(address)
+    return nodes
+
+
+def _validate_listen_address_or_empty(listen: str) -> str:
+    return _validate_listen_address(listen) if listen else listen
+
+
+class ServeSettings(SettingsSection):
+    """[serve]: settings of the `serve` command."""
+
+    listen: Annotated[str, AfterValidator(_validate_listen_address)] = "127.0.0.1:9192"
+    pages_listen: Annotated[str, AfterValidator(_validate_listen_address)] = "127.0.0.1:8082"
+    advertised: Annotated[str, AfterValidator(_validate_listen_address_or_empty)] = ""
+    node_id: int = Field(0, ge=0, le=MAX32)
+    nodes: Annotated[tuple[str, ...], AfterValidator(_validate_replicas)] = Field((), strict=False)
+    tls_certificate: str = ""
+    tls_key: str = ""
+    users_file: str = ""
+    cache_bytes: int = Field(256 << 20, ge=1 << 20, le=_MAX_BYTES)
+    disk_cache_bytes: int = Field(0, ge=0, le=_MAX_BYTES)
+    read_ahead: int = Field(3, ge=0, le=64)
+    refresh_ms: int = Field(1_000, ge=10, le=MAX_MS)
+    max_connections: int = Field(1_000, ge=1, le=1_000_000)
+    max_request_bytes: int = Field(2 << 20, ge=1024, le=1 << 30)
+    max_response_bytes: int = Field(16 << 20, ge=1024, le=1 << 30)
+    max_in_flight_bytes: int = Field(256 << 20, ge=1 << 20, le=_MAX_BYTES)
+    request_timeout_ms: int = Field(30_000, ge=100, le=MAX_MS)
+    idle_ms: int = Field(600_000, ge=1_000, le=MAX_MS)
+
+
 class SparkSettings(SettingsSection):
     """[spark]: settings of the `spark` map engine and of the `recompact` command."""
 
@@ -335,6 +371,7 @@ class Settings(StrictFrozenModel):
     lease: LeaseSettings = LeaseSettings()
     daemon: DaemonSettings = DaemonSettings()
     agent: AgentSettings = AgentSettings()
+    serve: ServeSettings = ServeSettings()
     spark: SparkSettings = SparkSettings()
     topics: dict[str, CleanerSettings] = {}
 

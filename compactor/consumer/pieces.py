@@ -83,12 +83,21 @@ class SegmentReader:
         """Read the segment from now on as if it had no offset index, because the index is damaged."""
         self._offset_entries = np.empty(0, OFFSET_ENTRY)
 
+    def offset_entries(self) -> npt.NDArray[Any]:
+        """Return the entries of the offset index (relative ``offset``, ``position``); none if it is missing, or not true."""
+        try:
+            return self._offset_index_entries_unless_ignored()
+        except SegmentGone:
+            return np.empty(0, OFFSET_ENTRY)
+
+    def parse_piece(self, position: int, data: bytes) -> SegmentPiece:
+        """Return the whole batches that ``data`` holds, bytes of the log from ``position`` on. Raises BadData."""
+        buf = read_only_view(np.frombuffer(data, np.uint8))
+        return SegmentPiece(self.metadata, position, self._parse_batches(self._object_key_of_file("log"), buf))
+
     def offset_index_positions_after(self, position: int) -> list[int]:
         """Return the byte positions after ``position`` that the offset index contains, ascending; an empty list if the index is missing."""
-        try:
-            known = self._offset_index_entries_unless_ignored()["position"].astype(np.int64)
-        except SegmentGone:
-            return []
+        known = self.offset_entries()["position"].astype(np.int64)
         after: list[int] = known[known > position].tolist()
         return after
 

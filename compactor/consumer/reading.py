@@ -175,16 +175,23 @@ def last_stable_offset(tier: Tier, state: PartitionState) -> int:
     return state.end_offset + 1 if last.open_txn_offset < 0 else last.open_txn_offset
 
 
-def find_offset_for_time(
+class RecordAtTime(NamedTuple):
+    """Offset and timestamp of a record that was looked for."""
+
+    offset: int
+    timestamp_ms: int
+
+
+def find_record_for_time(
     tier: Tier,
     partition: TopicPartition,
     live_segments: Sequence[RemoteLogSegmentMetadata],
     timestamp_ms: int,
     max_batch_bytes: int,
     first_offset: int = 0,
-) -> int | None:
-    """Return the offset of the first record in ``live_segments`` whose timestamp is ``timestamp_ms`` or later, or None if there is none
-    (Kafka: offsetsForTimes).
+) -> RecordAtTime | None:
+    """Return the first record in ``live_segments`` whose timestamp is ``timestamp_ms`` or later, or None if there is none (Kafka:
+    offsetsForTimes).
 
     :param max_batch_bytes: largest size of an uncompressed batch, in bytes.
     :param first_offset: records with lower offsets are left out.
@@ -201,9 +208,10 @@ def find_offset_for_time(
             table = piece.source.table
             late = (table.control == NOT_CONTROL) & ((table.max_timestamp >= timestamp_ms) | (table.magic < 2))
             for selection in scratch.parse_flagged_batches(piece, late, max_batch_bytes):
-                young = np.flatnonzero((selection.rows.timestamp >= timestamp_ms) & (selection.rows.offset >= first_offset))
+                rows = selection.rows
+                young = np.flatnonzero((rows.timestamp >= timestamp_ms) & (rows.offset >= first_offset))
                 if len(young):
-                    return int(selection.rows.offset[young[0]])
+                    return RecordAtTime(int(rows.offset[young[0]]), int(rows.timestamp[young[0]]))
     return None
 
 
@@ -216,7 +224,8 @@ def offset_for_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) ->
     def find_offset_for_timestamp_in_live_segments() -> int | None:
         """Return the first readable offset in the live segments whose timestamp is ``timestamp_ms`` or later, or None."""
         state = tier.open_control_log_of_partition(partition).refresh()
-        return find_offset_for_time(tier, partition, state.live, timestamp_ms, limit, tier.first_readable_offset(state))
+        found = find_record_for_time(tier, partition, state.live, timestamp_ms, limit, tier.first_readable_offset(state))
+        return None if found is None else found.offset
 
     return retry_if_object_missing(partition, find_offset_for_timestamp_in_live_segments, MAX_RETRIES)
 

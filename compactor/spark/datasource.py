@@ -43,7 +43,7 @@ from compactor.consumer.reading import (
     OffsetRangeReader,
     OffsetRangeToRead,
     ReadOptions,
-    find_offset_for_time,
+    find_record_for_time,
     last_stable_offset,
 )
 from compactor.control.logs import retry_if_object_missing
@@ -402,11 +402,11 @@ def _read_ranges_within_request_bounds(
     first = max(request.starting.get(partition, request.starting_offset), log_start)
     end = min(request.ending.get(partition, request.ending_offset), _end_offset_of_read(tier, request, state))
     if request.starting_ms is not None:
-        found = find_offset_for_time(tier, state.topic_partition, state.live, request.starting_ms, limit, log_start)
-        first = end if found is None else max(first, found)
+        found = find_record_for_time(tier, state.topic_partition, state.live, request.starting_ms, limit, log_start)
+        first = end if found is None else max(first, found.offset)
     if request.ending_ms is not None:
-        found = find_offset_for_time(tier, state.topic_partition, state.live, request.ending_ms, limit, log_start)
-        end = end if found is None else min(end, found)
+        found = find_record_for_time(tier, state.topic_partition, state.live, request.ending_ms, limit, log_start)
+        end = end if found is None else min(end, found.offset)
     log = log_identity(tier, state)
     segments = [segment for segment in state.live if segment.end_offset >= first and segment.start_offset < end]
     if not segments or first >= end:

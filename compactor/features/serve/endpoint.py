@@ -1,0 +1,309 @@
+"""The endpoint: connections, frames and limits. A process of its own, never in the daemon: a leader must not be slowed by readers.
+
+Requests of one connection are answered in order, as Kafka's clients expect. Records are written from the cache in slices, so that a slow
+reader holds the pieces that it reads and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kafka.protocol import consumer
+from kafka.protocol.schemas.fields.codecs import UnsignedVarInt32
+
+from compactor.access.tier import Tier
+from compactor.config.settings import ServeSettings, Settings
+from compactor.errors import CompactorError, UsageError
+from compactor.features.serve import access
+from compactor.features.serve.fetch import TierReader
+from compactor.features.serve.partitions import Node, Partitions
+from compactor.features.serve.pieces import DiskBudgetFolder, PieceCache
+from compactor.features.serve.protocol import APIS, InvalidFrame, Request, decode_request, encode_response
+from compactor.features.serve.requests import Requests
+from compactor.service.journal import EventLogger, ServiceEventLogger
+
+JOURNAL = ServiceEventLogger(logging.getLogger(__name__))
+SLICE: Final = 256 << 10
+"""Bytes that are handed to a connection at once."""
+LEAST_RESPONSE: Final = 64 << 10
+"""Bytes of records that a response may hold when all responses together have reached their budget."""
+LOAD_THREADS: Final = 16
+_MARK: Final = bytes.fromhex("5e7e0a7c16c34f0e9d21b4c8a3f06d11")
+"""Stands for records while a Fetch response is encoded, so that megabytes are not copied through the encoder."""
+
+
+@dataclass
+class Connection:
+    """One client. since_s: monotonic time at which it connected."""
+
+    peer: str
+    since_s: float
+    user: str = ""
+    client_id: str = ""
+    software: str = ""
+    requests: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class State:
+    """Values that pages and metrics show. Written by the event loop, read by other threads."""
+
+    connections: dict[int, Connection] = field(default_factory=dict)
+    accepted: int = 0
+    refused: int = 0
+    invalid_frames: int = 0
+    in_flight: int = 0
+    problem: str = "starting"
+    turned_s: float = field(default_factory=time.monotonic)
+    """Monotonic time at which the event loop last came round."""
+
+
+def parse_nodes(settings: ServeSettings, listen: str) -> tuple[Node, list[Node]]:
+    """Return this replica and all replicas, from ``advertised`` and ``nodes``. ``listen``: the address in use. Raises UsageError."""
+    host, _, port = (settings.advertised or listen).rpartition(":")
+    me = Node(settings.node_id, host.strip("[]"), int(port))
+    if not settings.nodes:
+        return me, [me]
+    nodes = []
+    for text in settings.nodes:
+        number, _, address = text.partition("@")
+        node_host, _, node_port = address.rpartition(":")
+        nodes.append(Node(int(number), node_host.strip("[]"), int(node_port)))
+    if len({node.id for node in nodes}) != len(nodes) or all(node.id != me.id for node in nodes):
+        raise UsageError("nodes under [serve] must name each replica once, this one (node_id) among them")
+    return next(node for node in nodes if node.id == me.id), nodes
+
+
+class Endpoint:
+    """Service that answers clients until it is asked to stop. ``state`` may be read from any thread."""
+
+    def __init__(self, tier: Tier, settings: Settings, listen: str, log: EventLogger = JOURNAL) -> None:
+        """Check the settings and open the socket. Raises UsageError."""
+        self.settings = settings.serve
+        self.tier = tier
+        self.state = State()
+        self._log = log
+        host, _, port = listen.rpartition(":")
+        access.require_safe_listener(self.settings, host.strip("[]"))
+        self._tls = access.tls_context(self.settings)
+        self._users: Mapping[str, access.User] | None = access.load_users(self.settings.users_file) if self.settings.users_file else None
+        if self._users is not None and self._tls is None:
+            log("passwords of users are sent unencrypted on this machine: tls_certificate under [serve] is not set")
+        self._socket = _open_socket(host.strip("[]"), int(port), listen)
+        address = self._socket.getsockname()
+        shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+        self.address = f"{shown}:{address[1]}"
+        self.me, self.nodes = parse_nodes(self.settings, self.address)
+        self._pool = ThreadPoolExecutor(LOAD_THREADS, "loads")
+        disk = DiskBudgetFolder(Path(settings.tier.state_dir, "serve"), self.settings.disk_cache_bytes)
+        self.cache = PieceCache(self.settings.cache_bytes, disk, self._pool)
+        self.partitions = Partitions(tier, self.settings.refresh_ms / 1000, self._pool)
+        self.reader = TierReader(self.partitions, self.cache, self.settings.read_ahead)
+        self.requests: Requests | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- service ---
+
+    def run(self) -> None:
+        """Answer clients until ``request_stop`` is called."""
+        asyncio.run(self._serve())
+
+    def request_stop(self) -> None:
+        """Ask the endpoint to stop, and return at once. Requests that are being answered end first, for a few seconds."""
+        if self._loop is not None and self._stop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+    def request_settings_change(self, settings: Settings) -> None:
+        """Read the file of users again. Other settings of [serve] take effect at the next start."""
+        if self.settings.users_file:
+            try:
+                self._users = access.load_users(self.settings.users_file)
+            except UsageError as error:
+                self._log(f"the users stay as they are: {error}", level=logging.ERROR)
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        cluster_id = await asyncio.to_thread(_cluster_id, self.tier)
+        self.requests = Requests(self.partitions, self.reader, self.me, self.nodes, cluster_id, self._response_budget)
+        server = await asyncio.start_server(self._accept, sock=self._socket, ssl=self._tls, limit=SLICE)
+        watch = asyncio.ensure_future(self._watch())
+        try:
+            await self._stop.wait()
+        finally:
+            server.close()
+            watch.cancel()
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=3)
+            self.reader.close()
+            self.cache.close()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _response_budget(self) -> int:
+        """Return how many bytes of records a response may hold, so that all responses together keep their budget."""
+        return max(LEAST_RESPONSE, min(self.settings.max_response_bytes, self.settings.max_in_flight_bytes - self.state.in_flight))
+
+    async def _watch(self) -> None:
+        """Note that the loop comes round, and whether the tier can be read."""
+        while True:
+            self.state.turned_s = time.monotonic()
+            try:
+                await self.partitions.topics()
+                self.state.problem = ""
+            except CompactorError as error:
+                self.state.problem = str(error)
+            await asyncio.sleep(max(1.0, self.partitions.max_age_s))
+
+    # --- connections ---
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or len(self.state.connections) >= self.settings.max_connections:
+            self.state.refused += 1
+            writer.close()
+            return
+        self._tasks.add(task)
+        self.state.accepted += 1
+        peer = writer.get_extra_info("peername")
+        connection = Connection(f"{peer[0]}:{peer[1]}" if peer else "", time.monotonic())
+        self.state.connections[id(connection)] = connection
+        try:
+            await self._converse(reader, writer, connection)
+        except InvalidFrame as error:
+            self.state.invalid_frames += 1
+            self._log(f"the connection of {connection.peer} is closed: {error}", level=logging.WARNING)
+        except (OSError, EOFError, TimeoutError):
+            pass  # it went away, or is too slow
+        except asyncio.CancelledError:
+            pass  # the endpoint stops
+        except Exception:  # noqa: BLE001
+            # A bug, which must not touch other connections.
+            self._log(f"a bug: the connection of {connection.peer} is closed: {traceback.format_exc()}", level=logging.CRITICAL)
+        finally:
+            self._tasks.discard(task)
+            del self.state.connections[id(connection)]
+            writer.close()
+            with suppress(Exception):
+                await asyncio.wait_for(writer.wait_closed(), 1)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: Connection) -> None:
+        """Answer requests until the client goes away. Raises InvalidFrame."""
+        login = access.Login(self._users)
+        while True:
+            frame = await self._read_frame(reader)
+            request = decode_request(frame)
+            if not login.may_send(request):
+                raise InvalidFrame("it must authenticate first")
+            connection.requests += 1
+            connection.client_id = request.client_id or connection.client_id
+            response = login.answer(request)
+            if response is None:
+                response = await self._answer(request, login.user)
+            connection.user = login.user.name
+            name = APIS[request.key].request.__name__
+            if self.requests is not None:
+                self.requests.counts.by_api[name] = self.requests.counts.by_api.get(name, 0) + 1
+            if response is not None:
+                connection.bytes += await self._write(writer, request, response)
+
+    async def _read_frame(self, reader: asyncio.StreamReader) -> bytes:
+        head = await asyncio.wait_for(reader.readexactly(4), self.settings.idle_ms / 1000)
+        size = int.from_bytes(head, "big", signed=True)
+        if not 0 < size <= self.settings.max_request_bytes:
+            raise InvalidFrame(f"a request of {size} bytes; allowed are {self.settings.max_request_bytes} (max_request_bytes)")
+        return await asyncio.wait_for(reader.readexactly(size), self.settings.request_timeout_ms / 1000)
+
+    async def _answer(self, request: Request, user: access.User) -> Any:
+        if self.requests is None:
+            raise EOFError
+        try:
+            return await self.requests.answer(request, user)
+        except CompactorError as error:
+            # Nothing of the tier can be read. Clients try again on another connection, as when a broker goes away.
+            self.state.problem = str(error)
+            self._log(f"a request cannot be answered: {error}", level=logging.ERROR)
+            raise EOFError from error
+
+    async def _write(self, writer: asyncio.StreamWriter, request: Request, response: Any) -> int:
+        """Write a response in slices, and return its size. Raises TimeoutError if the client takes none of it for too long."""
+        views = frame_of_fetch(request, response) if request.key == consumer.FetchRequest.API_KEY else [encode_response(request, response)]
+        size = sum(map(len, views))
+        self.state.in_flight += size
+        try:
+            for part in views:
+                view = memoryview(part)
+                for begin in range(0, len(view), SLICE):
+                    writer.write(view[begin : begin + SLICE])
+                    await asyncio.wait_for(writer.drain(), self.settings.request_timeout_ms / 1000)
+        finally:
+            self.state.in_flight -= size
+        return size
+
+
+def frame_of_fetch(request: Request, response: Any) -> list[bytes | bytearray | memoryview]:
+    """Return the frame of a Fetch response in parts, in which the records are views of cached bytes.
+
+    The response is encoded with a mark in place of each partition's records, whose length is put right afterwards: kafka-python would copy
+    the records twice.
+    """
+    records = []
+    for topic in response.responses:
+        for row in topic.partitions:
+            if row.records:
+                records.append(row.records)
+                row.records = _MARK
+    whole = encode_response(request, response)
+    if not records:
+        return [whole]
+    is_flexible = request.version >= 12
+    head = len(UnsignedVarInt32.encode(len(_MARK) + 1)) if is_flexible else 4
+    parts: list[bytes | bytearray | memoryview] = []
+    at = 4
+    for chunks in records:
+        found = whole.index(_MARK, at)
+        size = sum(map(len, chunks))
+        parts += [whole[at : found - head], UnsignedVarInt32.encode(size + 1) if is_flexible else size.to_bytes(4, "big"), *chunks]
+        at = found + len(_MARK)
+    parts.append(whole[at:])
+    return [sum(map(len, parts)).to_bytes(4, "big"), *parts]
+
+
+def _open_socket(host: str, port: int, listen: str) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"`serve` cannot listen on {listen}: {why}", hint="Set serve.listen to a free address, or port 0") from error
+
+
+def _cluster_id(tier: Tier) -> str:
+    """Return the id that clients see: the tier's, so that no client takes the endpoint for the cluster that wrote the tier."""
+    with suppress(CompactorError):
+        if tier_id := tier.identity.read_catalog().tier_id:
+            return tier_id
+    return "tiered-compactor"
+
+
+def client_lines(endpoint: Endpoint, topics: Sequence[str]) -> list[str]:
+    """Return lines that say how clients are pointed at the endpoint."""
+    address, topic = f"{endpoint.me.host}:{endpoint.me.port}", next(iter(topics), "TOPIC")
+    return [
+        f"serving {len(topics)} topics of {endpoint.tier.ports.layout.url} on {endpoint.address}, read only",
+        f"kcat -b {address} -C -t {topic} -o beginning -e",
+        f"Java, Python, Go: bootstrap.servers={address}, no group.id, assign() partitions and seek to the beginning",
+        f"Kafka Streams, for a GlobalKTable: global.consumer.bootstrap.servers={address}",
+    ]

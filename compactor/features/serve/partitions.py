@@ -1,0 +1,220 @@
+"""Views of the tier's partitions: their control logs, refreshed when somebody asks and they are old.
+
+A view is one consistent state of a partition. ``View.source`` is the one place that decides where the records at an offset come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import uuid
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple, TypeVar
+
+from checkpoint.lineage import Lineage
+from compactor.access.tier import Tier
+from compactor.consumer.history import log_identity
+from compactor.consumer.reading import last_stable_offset
+from compactor.control.logs import PartitionLog
+from compactor.features.serve.protocol import uuid_of_topic_id
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
+
+T = TypeVar("T")
+UNDEFINED = -1
+"""Kafka's UNDEFINED_EPOCH and UNDEFINED_EPOCH_OFFSET."""
+UNHINTED_S = 60.0
+"""Age in seconds at which a view is refreshed although no hint says that its control log has grown: hints may be lost."""
+
+
+class RecordSource(Enum):
+    """Source of the records at an offset."""
+
+    TIER = auto()
+    END = auto()
+    """Nowhere yet: the offset is the end of what this isolation level may read."""
+    OUT_OF_RANGE = auto()
+
+
+@dataclass(frozen=True)
+class View:
+    """State of a partition that readers see.
+
+    start: first readable offset. end: exclusive. stable: the last stable offset, from which on read_committed does not read.
+    epoch: the last leader epoch; -1 if unknown. hint: number of the latest hint when it was read. taken_s: by the monotonic clock.
+    """
+
+    partition: TopicPartition
+    segments: tuple[RemoteLogSegmentMetadata, ...]
+    start: int
+    end: int
+    stable: int
+    topic_id: uuid.UUID
+    lineage: Lineage
+    hint: int
+    taken_s: float
+
+    @property
+    def epoch(self) -> int:
+        return self.lineage[-1].epoch if self.lineage else UNDEFINED
+
+    def bound(self, *, committed: bool) -> int:
+        """Return the first offset that this isolation level may not read."""
+        return min(self.stable, self.end) if committed else self.end
+
+    def source(self, offset: int, *, committed: bool) -> RecordSource:
+        """Decide where the records at an offset come from."""
+        if not self.start <= offset <= self.end:
+            return RecordSource.OUT_OF_RANGE
+        return RecordSource.TIER if offset < self.bound(committed=committed) else RecordSource.END
+
+    def segments_from(self, offset: int) -> tuple[RemoteLogSegmentMetadata, ...]:
+        """Return the segments that end at or after an offset, ascending."""
+        return self.segments[bisect_left(self.segments, offset, key=lambda segment: segment.end_offset) :]
+
+    def epoch_at(self, offset: int) -> int:
+        """Return the leader epoch of the record at an offset; -1 if unknown."""
+        number = bisect_right(self.lineage, offset, key=lambda entry: entry.start_offset)
+        return self.lineage[number - 1].epoch if number else UNDEFINED
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """Return the largest known epoch up to ``epoch``, and the offset at which it ends (exclusive), as Kafka's
+        ``LeaderEpochFileCache.endOffsetFor``; (-1, -1) if the epoch is not known.
+        """
+        if not self.lineage or epoch > self.epoch or epoch < 0:
+            return UNDEFINED, UNDEFINED
+        if epoch == self.epoch:
+            return epoch, self.end
+        above = bisect_right(self.lineage, epoch, key=lambda entry: entry.epoch)
+        return (self.lineage[above - 1].epoch if above else epoch), self.lineage[above].start_offset
+
+
+class Node(NamedTuple):
+    """One replica of the endpoint, as clients reach it."""
+
+    id: int
+    host: str
+    port: int
+
+
+def leader_of(partition: TopicPartition, nodes: Iterable[Node]) -> Node:
+    """Return the replica that serves a partition, by rendezvous hashing: when one is added or taken away, only its partitions move."""
+
+    def weight(node: Node) -> bytes:
+        return hashlib.sha256(f"{node.id}/{partition.topic}/{partition.partition}".encode()).digest()
+
+    return max(nodes, key=weight)
+
+
+class Partitions:
+    """The tier's partitions, by topic name and by topic id. For the event loop; reading takes place in threads.
+
+    max_age_s: age at which a view is refreshed when somebody asks for it.
+    """
+
+    def __init__(self, tier: Tier, max_age_s: float, pool: ThreadPoolExecutor, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self.tier = tier
+        self.max_age_s = max_age_s
+        self._pool = pool
+        self._clock_s = clock_s
+        self._topics: dict[str, dict[int, TopicPartition]] = {}
+        self._names: dict[uuid.UUID, str] = {}
+        self._listed_s = -UNHINTED_S
+        self._listing = asyncio.Lock()
+        self._logs: dict[TopicPartition, PartitionLog] = {}
+        self._views: dict[TopicPartition, View] = {}
+        self._reading: dict[TopicPartition, asyncio.Lock] = {}
+
+    async def topics(self, max_age_s: float | None = None) -> Mapping[str, Mapping[int, TopicPartition]]:
+        """Return the partitions of each topic, of the topic that was created last under its name. Raises UsageError, StoreError."""
+        limit = self.max_age_s if max_age_s is None else max_age_s
+        async with self._listing:
+            if self._clock_s() - self._listed_s >= limit:
+                names = await self._run(self.tier.list_partitions_in_latest_incarnation)
+                topics: dict[str, dict[int, TopicPartition]] = {}
+                for name in names:
+                    topics.setdefault(name.topic, {})[name.partition] = name
+                self._topics, self._listed_s = topics, self._clock_s()
+                for gone in self._views.keys() - set(names):
+                    for kept in (self._views, self._logs, self._reading):
+                        kept.pop(gone, None)
+        return self._topics
+
+    async def find(self, topic: str, number: int) -> TopicPartition | None:
+        """Return a partition by its name, or None if the tier does not hold it."""
+        return (await self.topics()).get(topic, {}).get(number)
+
+    async def topic_name(self, topic_id: uuid.UUID) -> str | None:
+        """Return the name of the topic that has an id now, or None: the topic was created again, or is not in the tier."""
+        if topic_id not in self._names:
+            for topic, partitions in (await self.topics()).items():
+                view = await self.view(next(iter(partitions.values())))
+                self._names[view.topic_id] = topic
+        name = self._names.get(topic_id)
+        if name is None:
+            return None
+        # The name may be another topic's by now.
+        partitions = (await self.topics()).get(name, {})
+        current = await self.view(next(iter(partitions.values()))) if partitions else None
+        return name if current is not None and current.topic_id == topic_id else None
+
+    def views(self) -> list[View]:
+        """Return the present views. May be called from any thread."""
+        return list(self._views.copy().values())
+
+    async def view(self, partition: TopicPartition, max_age_s: float | None = None) -> View:
+        """Return a view of a partition that is at most ``max_age_s`` old (None: the usual age; 0: now).
+
+        Raises StoreError; BadData if the control log is damaged.
+        """
+        limit = self.max_age_s if max_age_s is None else max_age_s
+        found = self._views.get(partition)
+        if found is not None and self._clock_s() - found.taken_s < limit:
+            return found
+        async with self._reading.setdefault(partition, asyncio.Lock()):
+            found = self._views.get(partition)
+            if found is not None and self._clock_s() - found.taken_s < limit:
+                return found
+            if limit and found is not None and await self._is_unchanged(partition, found):
+                return found
+            view = await self._run(lambda: self._read(partition))
+            self._views[partition] = view
+            return view
+
+    async def _is_unchanged(self, partition: TopicPartition, view: View) -> bool:
+        """Return whether no hint says that a partition has changed since a view was taken."""
+        if not self.tier.kind.is_content_determined_by_control_logs or self._clock_s() - view.taken_s > UNHINTED_S:
+            return False
+        await self.topics()
+        return self.tier.change_notifier.latest_control_log_change_hint_number(partition) == view.hint
+
+    def _read(self, partition: TopicPartition) -> View:
+        """Read a partition's control log to its end. Runs in a thread, one for each partition."""
+        tier, taken = self.tier, self._clock_s()
+        hint = tier.change_notifier.latest_control_log_change_hint_number(partition)
+        log = self._logs.get(partition)
+        if log is None or not tier.kind.is_content_determined_by_control_logs:
+            # What brokers or another program write is read once for each opened log.
+            log = self._logs[partition] = tier.open_control_log_of_partition(partition)
+        state = log.refresh()
+        identity = log_identity(tier, state)
+        start = tier.first_readable_offset(state)
+        return View(
+            partition=partition,
+            segments=state.live,
+            start=start,
+            end=max(start, state.end_offset + 1),
+            stable=max(start, last_stable_offset(tier, state)),
+            topic_id=uuid_of_topic_id(identity.topic_id),
+            lineage=identity.lineage,
+            hint=hint,
+            taken_s=taken,
+        )
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)

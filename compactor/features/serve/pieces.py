@@ -1,0 +1,302 @@
+"""Cache of pieces of segments: whole batches, a few megabytes, parsed and checked once. Memory first, then a budget on disk.
+
+Segments never change under their ids, so that a piece is valid for as long as somebody reads it. All methods of ``PieceCache`` belong to
+the event loop; what waits for a store or a disk runs in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from compactor.consumer.damage import flag_damaged_batches, read_whole_batches_before_damage
+from compactor.consumer.pieces import SegmentPiece, SegmentReader
+from compactor.errors import BadData
+from compactor.records.batches import Int64s
+
+T = TypeVar("T")
+PIECE_BYTES = 4 << 20
+KEPT_SEGMENTS = 10_000
+"""Number of segments whose piece bounds stay in memory: about 100 bytes for each 4 MiB of them."""
+
+
+class PieceKey(NamedTuple):
+    """Place of a piece. Its size is part of it: bounds from an offset index and from the batches may differ."""
+
+    segment_id: str
+    position: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Beginnings of the pieces of a segment.
+
+    positions: byte positions, ascending; the first is 0.
+    offsets: for each piece, the last offset of its first batch. The first piece has -1.
+    is_scanned: whether they come from the batches themselves, and not from the offset index.
+    """
+
+    reader: SegmentReader
+    positions: Int64s
+    offsets: Int64s
+    is_scanned: bool = False
+
+    def find(self, offset: int) -> int:
+        """Return the number of the first piece that can hold ``offset``. If it does not, the next one does, or none."""
+        return int(np.searchsorted(self.offsets, offset, side="right")) - 1
+
+    def key(self, number: int) -> PieceKey:
+        return PieceKey(self.reader.metadata.id, int(self.positions[number]), self.size(number))
+
+    def size(self, number: int) -> int:
+        end = int(self.positions[number + 1]) if number + 1 < len(self.positions) else self.reader.metadata.size_bytes
+        return end - int(self.positions[number])
+
+
+@dataclass
+class Piece:
+    """Whole batches of a segment, with their CRCs checked.
+
+    ends: byte position after each batch, from the piece's beginning.
+    damaged: numbers of the batches whose CRC does not match, ascending.
+    damage: the error that ends the piece, if bytes after the last batch are not batches.
+    outcomes: outcome of each batch's transaction (``fetch.Outcomes``); None until somebody reads committed records.
+    """
+
+    source: SegmentPiece
+    data: memoryview
+    ends: Int64s
+    damaged: Int64s
+    damage: BadData | None = None
+    outcomes: Any = field(default=None, compare=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the memory that it takes, including the columns of its batch headers."""
+        return len(self.data) + sum(column.nbytes for column in self.source.source.table)
+
+
+def load_bounds(reader: SegmentReader) -> Bounds:
+    """Return the piece bounds of a segment, from its offset index, or from the batches if the index is missing or not true.
+
+    Raises SegmentGone, BadData, StoreError.
+    """
+    entries = reader.offset_entries()
+    size = reader.metadata.size_bytes
+    if len(entries) or size <= PIECE_BYTES:
+        positions = entries["position"].astype(np.int64)
+        at = np.searchsorted(positions, np.arange(PIECE_BYTES, size, PIECE_BYTES))
+        cuts = np.unique(at[at < len(positions)])
+        offsets = entries["offset"].astype(np.int64)[cuts] + reader.metadata.start_offset
+        return Bounds(reader, np.concatenate(([0], positions[cuts])), np.concatenate(([-1], offsets)))
+    return scan_bounds(reader)
+
+
+def scan_bounds(reader: SegmentReader) -> Bounds:
+    """Return the piece bounds of a segment by reading all of its batches. Where a batch is damaged, the last piece begins."""
+    positions, offsets = [0], [-1]
+    with suppress(BadData):  # the last piece says so when it is read
+        for piece in reader.read_pieces(0, PIECE_BYTES):
+            if piece.position:
+                positions.append(piece.position)
+                offsets.append(int(piece.source.table.last_offset[0]))
+    return Bounds(reader, np.array(positions), np.array(offsets), is_scanned=True)
+
+
+def load_piece(bounds: Bounds, number: int, data: bytes | None = None) -> Piece:
+    """Read, parse and check one piece. ``data``: its bytes, if they are on disk. Raises SegmentGone, StoreError; BadData if not even its
+    first batch can be read.
+    """
+    reader, position, size = bounds.reader, int(bounds.positions[number]), bounds.size(number)
+    damage: BadData | None = None
+    try:
+        source = reader.parse_piece(position, data) if data is not None else reader.read_piece_of_exact_size(position, size)
+    except BadData as error:
+        before = read_whole_batches_before_damage(reader, position, error)
+        if before is None:
+            raise
+        source, damage = before, error
+    table = source.source.table
+    damaged = np.flatnonzero(flag_damaged_batches(source, np.ones(len(table), np.bool_)))
+    return Piece(source, memoryview(source.source.buf.data), table.position + table.size, damaged, damage)
+
+
+class DiskBudgetFolder:
+    """Files of pieces within a budget of bytes; the oldest go first. Used by one thread at a time."""
+
+    def __init__(self, folder: Path, budget: int) -> None:
+        self._folder, self._budget = folder, budget
+        self._sizes: OrderedDict[PieceKey, int] = OrderedDict()
+        self.used = 0
+        if budget:
+            folder.mkdir(parents=True, exist_ok=True)
+            for left in folder.glob("*.piece"):  # of a process before: which segments still live is not known
+                left.unlink(missing_ok=True)
+
+    def _path(self, key: PieceKey) -> Path:
+        return self._folder / f"{key.segment_id}-{key.position}-{key.size}.piece"
+
+    def read(self, key: PieceKey) -> bytes | None:
+        """Return the bytes of a piece, or None if they are not here. They are checked like those of a store."""
+        if key not in self._sizes:
+            return None
+        self._sizes.move_to_end(key)
+        try:
+            data = self._path(key).read_bytes()
+        except OSError:
+            return None
+        return data if len(data) == self._sizes[key] else None
+
+    def write(self, key: PieceKey, data: memoryview) -> None:
+        """Keep the bytes of a piece, and remove older ones beyond the budget. A full disk only costs the cache."""
+        if key in self._sizes or len(data) > self._budget:
+            return
+        while self.used + len(data) > self._budget:
+            old, size = self._sizes.popitem(last=False)
+            self._path(old).unlink(missing_ok=True)
+            self.used -= size
+        try:
+            self._path(key).write_bytes(data)
+        except OSError:
+            self._path(key).unlink(missing_ok=True)
+            return
+        self._sizes[key] = len(data)
+        self.used += len(data)
+
+
+@dataclass
+class CacheCounts:
+    """Counters of the cache: pieces found in memory, on disk, and loaded from the store."""
+
+    memory: int = 0
+    disk: int = 0
+    store: int = 0
+    evicted: int = 0
+
+
+class PieceCache:
+    """Pieces by segment and position. Whoever asks for a piece that is being loaded waits for that load (single flight).
+
+    memory_bytes: budget for pieces in memory. disk: the same on disk. pool: threads for loads.
+    """
+
+    def __init__(self, memory_bytes: int, disk: DiskBudgetFolder, pool: ThreadPoolExecutor) -> None:
+        self._budget = memory_bytes
+        self._disk = disk
+        self._pool = pool
+        self._disk_turn = ThreadPoolExecutor(1, "piece-disk")
+        self._pieces: OrderedDict[PieceKey, Piece] = OrderedDict()
+        self._bounds: OrderedDict[str, Bounds] = OrderedDict()
+        self._loads: dict[object, asyncio.Future[Any]] = {}
+        self.used = 0
+        self.counts = CacheCounts()
+
+    @property
+    def disk_used(self) -> int:
+        return self._disk.used
+
+    async def bounds(self, segment_id: str, reader: Callable[[], SegmentReader]) -> Bounds:
+        """Return where the pieces of a segment begin. ``reader``: makes a reader of the segment."""
+        found = self._bounds.get(segment_id)
+        if found is None:
+            found = await self._single_flight(segment_id, lambda: self._run(lambda: load_bounds(reader())))
+            self._bounds[segment_id] = found
+            while len(self._bounds) > KEPT_SEGMENTS:
+                self._bounds.popitem(last=False)
+        return found
+
+    async def piece(self, bounds: Bounds, number: int) -> Piece | None:
+        """Return a piece. Raises the errors of ``load_piece``.
+
+        None if the piece is damaged, its bounds came from the offset index, and new ones were made from the batches: ``bounds`` returns
+        them.
+        """
+        if bounds.is_scanned:
+            return await self._piece(bounds, number)
+        try:
+            found = await self._piece(bounds, number)
+        except BadData:
+            found = None
+        if found is None or found.damage is not None:
+            await self._rescan(bounds)
+            return None
+        return found
+
+    async def _piece(self, bounds: Bounds, number: int) -> Piece:
+        key = bounds.key(number)
+        found = self._pieces.get(key)
+        if found is not None:
+            self._pieces.move_to_end(key)
+            self.counts.memory += 1
+            return found
+        return await self._single_flight(key, lambda: self._load(bounds, number))
+
+    def has(self, bounds: Bounds, number: int) -> bool:
+        return bounds.key(number) in self._pieces
+
+    def prefetch(self, bounds: Bounds, number: int) -> None:
+        """Begin to load a piece that will be asked for next, unless it is here or coming. Its errors wait until somebody asks for it."""
+        key = bounds.key(number)
+        if key not in self._pieces and key not in self._loads:
+            self._begin(key, self._load(bounds, number)).add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def _rescan(self, bounds: Bounds) -> None:
+        """Take the bounds of a segment from its batches: the offset index may be what is damaged. If the batches cannot be read to the
+        segment's end either, the index is right, and leads past the damage.
+        """
+        key = ("scan", bounds.reader.metadata.id)
+        found = await self._single_flight(key, lambda: self._run(lambda: scan_bounds(bounds.reader)))
+        try:
+            is_whole = (await self._piece(found, len(found.positions) - 1)).damage is None
+        except BadData:
+            is_whole = False
+        self._bounds[bounds.reader.metadata.id] = found if is_whole else replace(bounds, is_scanned=True)
+
+    def forget(self, segment_id: str) -> None:
+        """Drop the bounds of a segment whose objects are gone."""
+        self._bounds.pop(segment_id, None)
+
+    async def _load(self, bounds: Bounds, number: int) -> Piece:
+        key = bounds.key(number)
+        data = await self._run(lambda: self._disk.read(key), self._disk_turn) if self._disk.used else None
+        if data is not None:
+            self.counts.disk += 1
+        else:
+            self.counts.store += 1
+        piece = await self._run(lambda: load_piece(bounds, number, data))
+        self._pieces[key] = piece
+        self.used += piece.nbytes
+        while self.used > self._budget and len(self._pieces) > 1:
+            old, evicted = self._pieces.popitem(last=False)
+            self.used -= evicted.nbytes
+            self.counts.evicted += 1
+            if evicted.damage is None:
+                self._disk_turn.submit(self._disk.write, old, evicted.data)
+        return piece
+
+    async def _single_flight(self, key: object, load: Callable[[], Awaitable[T]]) -> T:
+        task = self._loads.get(key) or self._begin(key, load())
+        # A client that goes away must not end the load that others wait for.
+        found: T = await asyncio.shield(task)
+        return found
+
+    def _begin(self, key: object, load: Awaitable[T]) -> asyncio.Future[T]:
+        task = asyncio.ensure_future(load)
+        self._loads[key] = task
+        task.add_done_callback(lambda _: self._loads.pop(key, None))
+        return task
+
+    def _run(self, work: Callable[[], T], pool: ThreadPoolExecutor | None = None) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(pool or self._pool, work)
+
+    def close(self) -> None:
+        self._disk_turn.shutdown(cancel_futures=True)

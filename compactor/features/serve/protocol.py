@@ -1,0 +1,127 @@
+"""Requests and responses of Kafka's protocol that the endpoint knows: which versions it offers, and how frames become messages.
+
+The message types and their encoding are kafka-python's. A frame is four bytes of length and then that many bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+from kafka.protocol import admin, consumer, metadata, producer, sasl
+
+from compactor.constants import TopicId
+
+
+class ErrorCode(IntEnum):
+    """Error codes of Kafka's protocol (org.apache.kafka.common.protocol.Errors)."""
+
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    NOT_LEADER_OR_FOLLOWER = 6
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
+    UNSUPPORTED_VERSION = 35
+    INVALID_REQUEST = 42
+    KAFKA_STORAGE_ERROR = 56
+    SASL_AUTHENTICATION_FAILED = 58
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 76
+    UNKNOWN_TOPIC_ID = 100
+
+
+class Api(NamedTuple):
+    """Kind of request. first, last: versions that are offered, both inclusive."""
+
+    request: Any
+    response: Any
+    first: int
+    last: int
+
+
+APIS: Final[dict[int, Api]] = {
+    api.request.API_KEY: api
+    for api in (
+        # Produce is refused. librdkafka does not fetch from a broker that does not offer it (its features MsgVer2 and ZSTD).
+        Api(producer.ProduceRequest, producer.ProduceResponse, 3, 9),
+        Api(consumer.FetchRequest, consumer.FetchResponse, 4, 17),
+        Api(consumer.ListOffsetsRequest, consumer.ListOffsetsResponse, 1, 7),
+        Api(metadata.MetadataRequest, metadata.MetadataResponse, 0, 12),
+        Api(consumer.OffsetCommitRequest, consumer.OffsetCommitResponse, 2, 9),
+        Api(consumer.OffsetFetchRequest, consumer.OffsetFetchResponse, 1, 9),
+        Api(metadata.FindCoordinatorRequest, metadata.FindCoordinatorResponse, 0, 5),
+        Api(consumer.JoinGroupRequest, consumer.JoinGroupResponse, 0, 9),
+        Api(sasl.SaslHandshakeRequest, sasl.SaslHandshakeResponse, 1, 1),
+        Api(metadata.ApiVersionsRequest, metadata.ApiVersionsResponse, 0, 4),
+        Api(admin.CreateTopicsRequest, admin.CreateTopicsResponse, 2, 7),
+        Api(producer.InitProducerIdRequest, producer.InitProducerIdResponse, 0, 4),
+        Api(consumer.OffsetForLeaderEpochRequest, consumer.OffsetForLeaderEpochResponse, 2, 4),
+        Api(admin.DescribeConfigsRequest, admin.DescribeConfigsResponse, 1, 4),
+        Api(sasl.SaslAuthenticateRequest, sasl.SaslAuthenticateResponse, 0, 2),
+        Api(admin.DescribeClusterRequest, admin.DescribeClusterResponse, 0, 1),
+    )
+}
+
+
+class InvalidFrame(Exception):
+    """Raised if the bytes of a frame are not a request that the endpoint knows. The connection is closed."""
+
+
+class Request(NamedTuple):
+    """One request. body: kafka-python's message; None if the version of an ApiVersions request is not offered (KIP-511)."""
+
+    key: int
+    version: int
+    correlation_id: int
+    client_id: str
+    body: Any
+
+
+def decode_request(frame: bytes) -> Request:
+    """Return the request in a frame, given without its length. Raises InvalidFrame."""
+    if len(frame) < 8:
+        raise InvalidFrame("it is shorter than a request header")
+    key, version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
+    correlation_id = int.from_bytes(frame[4:8], "big", signed=True)
+    api = APIS.get(key)
+    if api is None:
+        raise InvalidFrame(f"the request type {key} is not served")
+    if not api.first <= version <= api.last:
+        if key == metadata.ApiVersionsRequest.API_KEY:
+            return Request(key, version, correlation_id, "", None)
+        raise InvalidFrame(f"version {version} of {api.request.__name__} is not served")
+    try:
+        body = api.request.decode(frame, version=version, header=True)
+    except Exception as error:  # whatever the decoder makes of arbitrary bytes, they are no request
+        raise InvalidFrame(f"{api.request.__name__} cannot be read: {type(error).__name__}") from error
+    return Request(key, version, correlation_id, body.header.client_id or "", body)
+
+
+def encode_response(request: Request, response: Any) -> bytearray:
+    """Return a response as a frame, its length included. The version is the request's; 0 where that one is not offered (KIP-511)."""
+    response.API_VERSION = 0 if request.body is None else request.version
+    response.with_header(correlation_id=request.correlation_id)
+    encoded: bytearray = response.encode(header=True, framed=True)
+    return encoded
+
+
+def api_versions(request: Request) -> Any:
+    """Return the response to an ApiVersions request."""
+    response = metadata.ApiVersionsResponse
+    return response(
+        error_code=ErrorCode.NONE if request.body is not None else ErrorCode.UNSUPPORTED_VERSION,
+        api_keys=[response.ApiVersion(api_key=key, min_version=api.first, max_version=api.last) for key, api in sorted(APIS.items())],
+        throttle_time_ms=0,
+    )
+
+
+def uuid_of_topic_id(topic_id: TopicId) -> uuid.UUID:
+    """Return a topic id, as Kafka prints it, as a UUID; the zero UUID, which clients take for none, if it is empty."""
+    return uuid.UUID(bytes=base64.urlsafe_b64decode(topic_id + "==")) if topic_id else uuid.UUID(int=0)
