@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
 
@@ -15,6 +16,7 @@ from tests.support.kafka_broker import KafkaCluster
 from tests.support.kafka_traffic import SILENT, consume
 
 __all__ = ["cli"]
+pytestmark = pytest.mark.timeout(900)
 VALUE = b"v" * 1500
 """Ten of them fill a segment."""
 HOUR_MS = 3_600_000

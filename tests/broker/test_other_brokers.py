@@ -18,6 +18,7 @@ from tests.support.kafka_broker import KafkaCluster
 from tests.support.kafka_story import TopicStory
 
 __all__ = ["cli"]
+pytestmark = pytest.mark.timeout(900)
 OTHER = "OtherMetadataManager"
 RELEASES = ("3.8.1", "3.9.2", "4.0.1", "4.1.1", "4.2.0", "4.3.1", "4.4.0")
 PASSWORD = "secret of the compactor"
@@ -38,7 +39,6 @@ def test_a_release_of_each_tested_minor_version_takes_part() -> None:
 
 
 @pytest.mark.slow_broker
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("release", RELEASES)
 def test_rounds_run_under_each_tested_minor_version(
     new_cluster: Callable[..., KafkaCluster], cli: Callable[..., BrokerTierCli], release: str
