@@ -43,6 +43,21 @@ def served(config: Path, change_tier: Callable[[Tier], Tier] = lambda tier: tier
         assert not thread.is_alive()
 
 
+def fetch_request(
+    topic: str, offset: int, committed: bool = True, max_bytes: int = 1 << 20, partition: int = 0, epoch: int = -1, wait_ms: int = 0,
+    topic_id: Any = None,
+) -> FetchRequest:  # fmt: skip
+    rows = FetchRequest.FetchTopic.FetchPartition(
+        partition=partition, current_leader_epoch=epoch, fetch_offset=offset, last_fetched_epoch=-1, log_start_offset=-1,
+        partition_max_bytes=max_bytes,
+    )  # fmt: skip
+    topics = [FetchRequest.FetchTopic(topic=topic, topic_id=topic_id, partitions=[rows])]
+    return FetchRequest(
+        replica_id=-1, max_wait_ms=wait_ms, min_bytes=1, max_bytes=max_bytes, isolation_level=int(committed), session_id=0,
+        session_epoch=-1, topics=topics, forgotten_topics_data=[], rack_id="",
+    )  # fmt: skip
+
+
 class Client:
     """One connection. Requests are kafka-python's messages, sent with the newest version that the endpoint offers."""
 
@@ -77,13 +92,17 @@ class Client:
             data += part
         return data
 
-    def ask(self, request: Any, version: int | None = None) -> Any:
-        """Send a request and return its response."""
-        version = APIS[request.API_KEY].last if version is None else version
+    def post(self, request: Any, version: int) -> None:
+        """Send a request, and do not wait for its response."""
         self._number += 1
         request.API_VERSION = version
         request.with_header(correlation_id=self._number, client_id="test")
         self.send(bytes(request.encode(header=True, framed=True)))
+
+    def ask(self, request: Any, version: int | None = None) -> Any:
+        """Send a request and return its response."""
+        version = APIS[request.API_KEY].last if version is None else version
+        self.post(request, version)
         frame = self.receive()
         assert frame, "the connection was closed"
         found = APIS[request.API_KEY].response.decode(frame, version=version, header=True)
@@ -95,15 +114,7 @@ class Client:
         wait_ms: int = 0, version: int = 12, topic_id: Any = None,
     ) -> Any:  # fmt: skip
         """Ask for one partition, and return its row of the response."""
-        rows = FetchRequest.FetchTopic.FetchPartition(
-            partition=partition, current_leader_epoch=epoch, fetch_offset=offset, last_fetched_epoch=-1, log_start_offset=-1,
-            partition_max_bytes=max_bytes,
-        )  # fmt: skip
-        topics = [FetchRequest.FetchTopic(topic=topic, topic_id=topic_id, partitions=[rows])]
-        request = FetchRequest(
-            replica_id=-1, max_wait_ms=wait_ms, min_bytes=1, max_bytes=max_bytes, isolation_level=int(committed), session_id=0,
-            session_epoch=-1, topics=topics, forgotten_topics_data=[], rack_id="",
-        )  # fmt: skip
+        request = fetch_request(topic, offset, committed, max_bytes, partition, epoch, wait_ms, topic_id)
         response: FetchResponse = self.ask(request, version)
         assert response.error_code == 0
         return response.responses[0].partitions[0]
