@@ -322,14 +322,14 @@ class ServeSettings(SettingsSection):
     tls_certificate: str = ""
     tls_key: str = ""
     users_file: str = ""
-    cache_bytes: int = Field(256 << 20, ge=1 << 20, le=_MAX_BYTES)
+    cache_bytes: int = Field(256 << 20, ge=1024, le=_MAX_BYTES)
     disk_cache_bytes: int = Field(0, ge=0, le=_MAX_BYTES)
     read_ahead: int = Field(3, ge=0, le=64)
     refresh_ms: int = Field(1_000, ge=10, le=MAX_MS)
     max_connections: int = Field(1_000, ge=1, le=1_000_000)
     max_request_bytes: int = Field(2 << 20, ge=1024, le=1 << 30)
     max_response_bytes: int = Field(16 << 20, ge=1024, le=1 << 30)
-    max_in_flight_bytes: int = Field(256 << 20, ge=1 << 20, le=_MAX_BYTES)
+    max_in_flight_bytes: int = Field(256 << 20, ge=1024, le=_MAX_BYTES)
     request_timeout_ms: int = Field(30_000, ge=100, le=MAX_MS)
     idle_ms: int = Field(600_000, ge=1_000, le=MAX_MS)
 
