@@ -96,6 +96,7 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "cleaner.local_log_dirs": '["/var/kafka"]',
         "daemon.listen": "[::1]:0",
         "serve.listen": "[::1]:0",
+        "serve.read_ahead": "7",
         "serve.pages_listen": "[::1]:0",
         "daemon.threads": "7",
         "agent.listen": "[::1]:0",
