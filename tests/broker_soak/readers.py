@@ -137,7 +137,7 @@ class LibrdkafkaReader:
                     if refused.code() == KafkaError._PARTITION_EOF:
                         return Pass(start, end, found)
                     if refused.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                        continue  # of segments without records; reading goes on (docs/broker-protocol.md, What clients can notice)
+                        continue  # of segments without records; reading goes on (docs/clients.md, Fetches without a record)
                     after = found[-1].offset if found else start - 1
                     raise ReadFailed(refused.name(), f"{topic}-{partition} of [{start}, {end}) after {after}: {refused}", after + 1)
                 if offset is not None and offset < end:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -20,7 +21,7 @@ TEXTS = [
     *PYTHON,
     *(
         file
-        for pattern in ("*.md", "*.toml", "Makefile", ".ci/*", "conf/**/*", "docs/**/*.md")
+        for pattern in ("*.md", "*.toml", "Makefile", ".ci/*", "conf/**/*", "docs/**/*.md", "findings/*")
         for file in sorted(ROOT.glob(pattern))
         if file.is_file()
     ),
@@ -145,8 +146,19 @@ def test_every_command_has_a_page(command: Command) -> None:
 def test_links_in_pages_lead_somewhere() -> None:
     broken = [
         f"{name(page)}: {target}"
-        for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
+        for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("findings/*.md"))
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
         if not (page.parent / target).exists()
     ]
     assert broken == []
+
+
+@pytest.mark.parametrize("script", sorted(ROOT.glob("findings/*.sh")), ids=lambda script: str(script.stem))
+def test_findings_have_their_form(script: Path) -> None:
+    text = script.read_text(encoding="utf-8")
+    assert re.findall(r"^# (Input|Expected|Seen):", text, re.MULTILINE) == ["Input", "Expected", "Seen"]
+    assert "set -euo pipefail" in text and "mktemp -d" in text and "exit 1" in text
+    assert re.search(r"[\w-](==|@)\d", text), "no pinned version"
+    assert not re.search(r"\b(compactor|tests)\b", text), "findings run without this program"
+    assert f"]({script.name})" in (script.parent / "README.md").read_text(encoding="utf-8")
+    assert os.access(script, os.X_OK)
