@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,12 @@ from compactor.config.settings import Settings, load_settings
 from compactor.consumer.messages import iterate_byte_strings
 from compactor.consumer.ranges import read_record_blocks
 from compactor.demo.data import CustomersTable, DemoTopicSettings, write_demo_topic
-from compactor.errors import UsageError
+from compactor.errors import Refused, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.round.compaction import RoundReport, RoundStageCallback
+from compactor.storage.factory import open_store
+from compactor.storage.port import ObjectStore
+from compactor.storage.probe import probe_store
 from compactor.storage.schemes import store_kind
 from compactor.transfer.export import export_partition
 from compactor.transfer.import_ import import_directory
@@ -76,6 +80,13 @@ def describe_last_value_differences(written_values: ValueByKey, values_in_tier: 
     ]
 
 
+def _require_fit_store(store: ObjectStore) -> None:
+    """Try a store as `config check` does. Raises Refused with the first error that is found."""
+    for finding in probe_store(store, lambda: int(time.time() * 1000)):
+        if finding.severity == "error":
+            raise Refused(finding.detail, hint=finding.hint)
+
+
 class Demo:
     """One run of the demo in a folder.
 
@@ -85,6 +96,7 @@ class Demo:
         exists, and leaves its own tier there.
     :param settings: settings from which the access to the store at ``tier_url`` is taken.
     :raises UsageError: if the folder or the URL is in use.
+    :raises Refused: if the store at ``tier_url`` is not fit for a tier. It is tried before the topic is generated.
     """
 
     def __init__(self, folder: Path, now_ms: int, tier_url: str = "", settings: Settings | None = None) -> None:
@@ -103,9 +115,12 @@ class Demo:
         reached = {section: settings.settings_of_section(section).model_dump()} if settings and section else {}
         self.config.write_text(_format_toml({"tier": tier, **reached}), encoding="utf-8")
         # The environment is ignored, so that the demo never touches a real tier.
-        self._tier: Tier = open_tier(load_settings(str(self.config), {}))
+        own_settings = load_settings(str(self.config), {})
+        self._tier: Tier = open_tier(own_settings)
         if tier_url and self._tier.catalog.refresh().tier_id:
             raise UsageError(f"there is a tier at {tier_url} already", hint="Name a prefix that nothing uses yet")
+        if tier_url:
+            _require_fit_store(open_store(tier_url, settings=own_settings, limits=own_settings.limits))
         self._cleaner = self._tier.cleaner_settings_for_topic(NAME.topic)
 
     def _delete_earlier_demo_from_folder(self) -> None:

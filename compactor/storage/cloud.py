@@ -395,6 +395,10 @@ class CloudStore:
         """Return a copy of this store that does not test create-if-absent before its first create."""
         return type(self)(self._client, replace(self._options, before_create=lambda store: None))
 
+    def with_list_page(self, keys: int) -> ObjectStore:
+        """Return a copy of this store that asks for so many keys in each page of a listing."""
+        return type(self)(self._client, replace(self._options, transfers=self._transfers.model_copy(update={"list_page": keys})))
+
     def upload_in_parts_if_absent(self, key: str, file: FileRange) -> None:
         """Upload a file in parts, asking the store to create the object only if the key is free. Raises AlreadyExists or PreconditionFailed
         if the key is taken.

@@ -1,4 +1,4 @@
-"""Checks of a store by `config check`: permissions, the store's clock, conditional puts, and whether deleting frees space.
+"""Checks of a store by `config check`: permissions, the store's clock, listings, conditional puts, and whether deleting frees space.
 
 Conditional puts are the important one, because leadership rests on them. They are tried by a race of many writers, once for each store. A
 marker object remembers the result.
@@ -56,6 +56,9 @@ class StoreWithTestableConditionalCreates(Protocol):
     def without_conditional_create_check(self) -> ObjectStore:
         """Return a copy of this store that does not test create-if-absent before its first create."""
 
+    def with_list_page(self, keys: int) -> ObjectStore:
+        """Return a copy of this store that asks for so many keys in each page of a listing."""
+
     def upload_in_parts_if_absent(self, key: str, file: FileRange) -> None:
         """Upload a file in parts, asking the store to create the object only if the key is free.
 
@@ -72,7 +75,7 @@ def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".t
         return findings
     try:
         findings += _clock_difference_findings(store, now_ms)
-        findings += find_unsafe_concurrent_creates(store, prefix)
+        findings += find_unsafe_concurrent_creates(store, prefix) or _invalid_listing_findings(store, prefix)
         if isinstance(store, StoreWithQueryableSettings):
             findings += store.inspect_store_settings(now_ms())
     except CompactorError as error:
@@ -81,7 +84,7 @@ def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".t
 
 
 def find_ignored_create_if_absent(store: ObjectStore, prefix: str) -> StoreFinding | None:
-    """Check that a store honours create-if-absent. Return None if it does, and a finding if it overwrites an existing object.
+    """Check that a store honours create-if-absent. Return None if it does, and a finding if it overwrites or deletes an existing object.
 
     The check creates one key twice, and again by an upload in parts if the store has such uploads. The key is then deleted; if the
     credentials may not delete, a few bytes stay. Raises StoreError if the store cannot be reached.
@@ -95,8 +98,16 @@ def find_ignored_create_if_absent(store: ObjectStore, prefix: str) -> StoreFindi
             pass
         else:
             return _ignored_create_if_absent_finding(store, "conditional-puts", "an object that existed was created once more")
-        if _does_upload_in_parts_overwrite(store, key):
-            return _ignored_create_if_absent_finding(store, "conditional-multipart", "an upload in parts wrote over an existing object")
+        try:
+            if _does_upload_in_parts_overwrite(store, key):
+                return _ignored_create_if_absent_finding(store, "conditional-multipart", "an upload in parts wrote over an existing object")
+        except NotFound:
+            return StoreFinding.error(
+                "multipart-abort",
+                f"{store.url} deletes what exists: an upload in parts to an existing key was refused and aborted, and the object is gone",
+                "A compactor that loses a race would delete the winner's records. Nothing else was changed. "
+                "Use another store (docs/stores.md names those that were tried)",
+            )
     finally:
         with suppress(Refused):
             store.delete([key])
@@ -105,7 +116,7 @@ def find_ignored_create_if_absent(store: ObjectStore, prefix: str) -> StoreFindi
 
 def _does_upload_in_parts_overwrite(store: ObjectStore, key: str) -> bool:
     """Return whether an upload in parts to ``key`` overwrites the object there, although it asks for create-if-absent. The caller has
-    created that object with the content ``first``.
+    created that object with the content ``first``. Raises NotFound if the object is gone.
 
     Uploads in parts end with another request than small creates, and some servers check the condition only of small creates.
     """
@@ -171,6 +182,32 @@ def find_unsafe_concurrent_creates(
     except AlreadyExists:
         pass
     return []
+
+
+def _invalid_listing_findings(store: ObjectStore, prefix: str) -> list[StoreFinding]:
+    """Return a list with one finding if a store on a server lists three keys, two on a page, in another order than that of their bytes, or
+    not all of them.
+
+    The keys differ where servers that sort by path segment put ``/`` before ``-``. A listing without order or end would hide objects.
+    """
+    if not isinstance(store, StoreWithTestableConditionalCreates):
+        return []
+    root = f"{prefix}{secrets.token_hex(8)}-list"
+    keys = [root + end for end in ("-1", "/2", "3")]
+    paged = store.with_list_page(2)
+    try:
+        for key in keys:
+            store.create(key, b"listed")
+        listings = [[info.key for info in paged.list(root, after)] for after in ("", keys[0])]
+        detail = "" if listings == [keys, keys[1:]] else f"of {keys} it lists {listings[0]}, and {listings[1]} after the first one"
+    except StoreError as error:
+        detail = error.message
+    finally:
+        store.delete(keys)
+    if not detail:
+        return []
+    hint = "Objects would be overlooked, and their deletion, too. Use another store (docs/stores.md names those that were tried)"
+    return [StoreFinding.error("listing", f"{store.url} does not list three keys, two on a page, as S3 does: {detail}", hint)]
 
 
 def does_delete_free_space(store: ObjectStore) -> bool | None:

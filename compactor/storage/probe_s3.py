@@ -18,10 +18,12 @@ class BucketDeletionSettings(StrictFrozenModel):
 
     versioning: status such as ``Enabled`` or ``Suspended``; empty if the bucket never had versioning.
     object_lock: whether objects can be locked against deletion.
+    refusal: what the store answered to the first question that it refused; empty if it refused none.
     """
 
     versioning: str | None
     object_lock: bool | None
+    refusal: str = ""
 
     @property
     def does_delete_free_space(self) -> bool | None:
@@ -35,8 +37,9 @@ def read_bucket_deletion_settings(store: S3Store) -> BucketDeletionSettings:
     versioning = _query_bucket_setting(store, "get_bucket_versioning")
     lock = _query_bucket_setting(store, "get_object_lock_configuration")
     return BucketDeletionSettings(
-        versioning=None if versioning is None else str(versioning.get("Status", "")),
-        object_lock=None if lock is None else lock.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled",
+        versioning=None if isinstance(versioning, Refused) else str(versioning.get("Status", "")),
+        object_lock=None if isinstance(lock, Refused) else lock.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled",
+        refusal=next((answer.message for answer in (versioning, lock) if isinstance(answer, Refused)), ""),
     )
 
 
@@ -68,12 +71,15 @@ def _versioning_findings(store: S3Store, state: BucketDeletionSettings) -> list[
                 "Use a bucket without Object Lock, or expect no saving before the retention ends",
             )
         )
-    if state.versioning is None or state.object_lock is None:
+    if state.refusal:
+        is_denied = "denied" in state.refusal.lower()
         findings.append(
             StoreFinding.note(
                 "versioning-unknown",
-                f"these credentials may not ask whether {store.url} keeps versions or locks objects, so no saving is promised",
-                "Grant s3:GetBucketVersioning and s3:GetBucketObjectLockConfiguration (conf/iam-policy.json)",
+                f"whether {store.url} keeps versions or locks objects is not known, so no saving is promised: {state.refusal}",
+                "Grant s3:GetBucketVersioning and s3:GetBucketObjectLockConfiguration (conf/iam-policy.json)"
+                if is_denied
+                else "No right is missing: this server does not answer the question. Its documentation says whether it keeps versions",
             )
         )
     return findings
@@ -100,7 +106,8 @@ def _unfinished_upload_findings(store: S3Store, now_ms: int) -> list[StoreFindin
     are billed, and no listing of objects shows them.
     """
     answer = _query_bucket_setting(store, "list_multipart_uploads", Prefix=store.requests.prefix)
-    old = [upload for upload in (answer or {}).get("Uploads", []) if now_ms - upload["Initiated"].timestamp() * 1000 > _DAY_MS]
+    uploads = [] if isinstance(answer, Refused) else answer.get("Uploads", [])
+    old = [upload for upload in uploads if now_ms - upload["Initiated"].timestamp() * 1000 > _DAY_MS]
     if not old:
         return []
     return [
@@ -112,11 +119,11 @@ def _unfinished_upload_findings(store: S3Store, now_ms: int) -> list[StoreFindin
     ]
 
 
-def _query_bucket_setting(store: S3Store, operation: str, **params: Any) -> dict[str, Any] | None:
-    """Return the store's answer to an S3 operation that reads a setting: an empty dict if the setting is absent, None if the store refuses
-    the request (missing permission, or an operation that the server does not have).
+def _query_bucket_setting(store: S3Store, operation: str, **params: Any) -> dict[str, Any] | Refused:
+    """Return the store's answer to an S3 operation that reads a setting: an empty dict if the setting is absent, the error if the store
+    refuses the request (missing permission, or an operation that the server does not have).
     """
     try:
         return store.requests.send_request_with_retries(operation, "ask for the settings of", **params)
     except Refused as error:
-        return {} if "ConfigurationNotFound" in error.message else None
+        return {} if "ConfigurationNotFound" in error.message else error

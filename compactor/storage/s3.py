@@ -133,6 +133,10 @@ class S3Store:
         """Return a copy of this store that does not test create-if-absent before its first create."""
         return S3Store(self._requests, self._transfers)
 
+    def with_list_page(self, keys: int) -> S3Store:
+        """Return a copy of this store that asks for so many keys in each page of a listing."""
+        return S3Store(self._requests, self._transfers.model_copy(update={"list_page": keys}), self._before_create)
+
     def upload_in_parts_if_absent(self, key: str, file: FileRange) -> None:
         """Upload a file by a multipart upload, asking the store to create the object only if the key is free. Raises PreconditionFailed or
         NoSuchUpload if the key is taken.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from compactor.errors import CompactorError, NotFound, Refused, StoreError, Unavailable, UsageError
@@ -183,6 +184,8 @@ def s3_answer_error(details: Mapping[str, Any], failed_request: str, response: M
     if code in _REFUSALS:
         meaning, hint = _REFUSALS[code]
         return Refused(f"{detail}: {meaning}{_actionable_error_detail(code, response, details)}", hint=hint)
+    if status == HTTPStatus.NOT_IMPLEMENTED:  # no later attempt is answered better
+        return Refused(f"{detail}: {_REFUSALS['501'][0]}", hint=_REFUSALS["501"][1])
     if status >= 500 or status in (408, 429):
         return Unavailable(detail, hint=_AGAIN)
     return Refused(detail, hint="Run config check" if code else "Check [s3] endpoint_url: what answers there does not speak S3")

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from compactor.cli.main import entry
-from compactor.demo import data as demo_data
+from compactor.demo import data as demo_data, demo
+from compactor.errors import StoreError
 from tests.support.bucket_cli import BucketCli, through
 from tests.support.cloud_servers import AnyBucket
 from tests.support.deployment import GrowingLog
@@ -167,6 +168,19 @@ def test_demo_on_a_bucket(s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest
     }
     assert entry(["demo", "--tier", s3_bucket.url]) == 2
     assert "there is a tier" in capsys.readouterr().err
+
+
+def test_demo_tries_the_store_before_it_generates_a_topic(
+    s3_proxy: tuple[FaultProxy, Bucket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proxy, bucket = s3_proxy
+    proxy.strip = {"if-none-match"}
+    monkeypatch.setenv("TIERED_COMPACTOR__S3__ENDPOINT_URL", bucket.server.endpoint)
+    monkeypatch.setenv("TIERED_COMPACTOR__S3__REGION", bucket.server.region)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "write_demo_topic", pytest.fail)
+    assert entry(["demo", "--tier", bucket.url]) == StoreError.exit_code
+    assert "ignores conditional requests" in capsys.readouterr().err
 
 
 def test_nothing_of_the_configuration_is_a_secret(s3_bucket: Bucket, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import boto3
 import pytest
 from typing_extensions import override
 
-from compactor.errors import AlreadyExists, StoreError
+from compactor.errors import AlreadyExists, Refused, StoreError, Unavailable
 from compactor.storage import s3_requests
+from compactor.storage.condition_check import ConditionalCreateCheck
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.findings import StoreFinding
@@ -22,6 +23,7 @@ from compactor.storage.port import ObjectInfo
 from compactor.storage.probe import MARKER, find_unsafe_concurrent_creates, probe_store
 from compactor.storage.probe_s3 import read_bucket_deletion_settings
 from compactor.storage.s3 import S3Store
+from compactor.storage.s3_transfer import MultipartUpload
 from compactor.storage.settings import RetrySettings
 from tests.builders import LogBuilder
 from tests.support.bucket_cli import BucketCli
@@ -58,7 +60,7 @@ def test_a_good_bucket_is_raced_once(request: pytest.FixtureRequest, kind: str) 
     assert [info.key for info in bucket.open().list("")] == [PREFIX + MARKER]
     found(bucket, counters=second)
     assert first.usage().requests["put"] > 32 * 8
-    assert second.usage().requests["put"] < 10
+    assert second.usage().requests["put"] < 15
 
 
 def test_a_store_without_conditional_puts(s3_proxy: tuple[FaultProxy, Bucket]) -> None:
@@ -69,6 +71,52 @@ def test_a_store_without_conditional_puts(s3_proxy: tuple[FaultProxy, Bucket]) -
     assert "an object that existed was created once more" in findings["conditional-puts"].detail
     proxy.strip = set()
     assert found(bucket) == {}, "what went badly is not remembered"
+
+
+def test_a_store_that_deletes_an_object_when_an_upload_to_its_key_is_aborted(
+    s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adobe S3Mock 5.2.0 does, although it honours every condition."""
+    store = s3_bucket.open()
+    abort = MultipartUpload.abort_upload
+
+    def abort_and_delete(upload: MultipartUpload) -> None:
+        abort(upload)
+        store.delete([upload._key])
+
+    monkeypatch.setattr(MultipartUpload, "abort_upload", abort_and_delete)
+    (finding,) = found(s3_bucket).values()
+    assert (finding.severity, finding.kind) == ("error", "multipart-abort")
+    assert "the object is gone" in finding.detail
+    with pytest.raises(Refused, match="the object is gone"):
+        ConditionalCreateCheck(tmp_path).require_conditional_creates(store, PREFIX)
+
+
+def by_path_segment(answer: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+    return {**answer, "Contents": sorted(answer.get("Contents", []), key=lambda entry: str(entry["Key"]).split("/"))}
+
+
+def only_one_page(answer: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+    return {**answer, "IsTruncated": False}
+
+
+def no_second_page(answer: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+    if "ContinuationToken" in params:
+        raise Unavailable("the store answered 500")
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("change", "detail"), [(by_path_segment, "-list-1' after"), (only_one_page, "after the first one"), (no_second_page, "answered 500")]
+)
+def test_a_store_that_lists_in_another_order_or_not_all(
+    s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch, change: Callable[..., dict[str, Any]], detail: str
+) -> None:
+    list_page = S3Store._list_page
+    monkeypatch.setattr(S3Store, "_list_page", lambda self, params: change(list_page(self, params), params))
+    (finding,) = found(s3_bucket).values()
+    assert (finding.severity, finding.kind) == ("error", "listing")
+    assert detail in finding.detail
 
 
 class CheckThenSet(MemoryStore):
@@ -131,6 +179,15 @@ def test_what_is_denied_is_named_all_at_once(s3_proxy: tuple[FaultProxy, Bucket]
     store = bucket.open()
     assert isinstance(store, S3Store)
     assert read_bucket_deletion_settings(store).does_delete_free_space is None
+
+
+@pytest.mark.parametrize(("fault", "hint"), [("unknown", "does not answer the question"), ("denied", "Grant s3:GetBucketVersioning")])
+def test_a_right_is_asked_for_only_where_one_is_missing(s3_proxy: tuple[FaultProxy, Bucket], fault: str, hint: str) -> None:
+    proxy, bucket = s3_proxy
+    proxy.faults = [Fault(fault, ("other",))]
+    finding = found(bucket)["versioning-unknown"]
+    assert "the store answered" in finding.detail
+    assert hint in finding.hint
 
 
 def test_a_missing_bucket_is_said_once(s3_bucket: Bucket) -> None:
