@@ -88,6 +88,7 @@ REFUSALS: list[tuple[Answer, str, str]] = [
         "NTP",
     ),
     (failure(501, "NotImplemented", "a header implies something else"), "does not know this request", "config check"),
+    (failure(501, "Unsupported", "not here"), "does not know this request", "config check"),
     (failure(400, "SomethingNew", "of next year"), "SomethingNew .of next year.", "config check"),
     (failure(403, "AccessDenied", "Access Denied"), "access denied", "makes the requester pay"),
     (Answer(404, b"<html>nothing here</html>", {"Content-Type": "text/html"}), "answered 404", "does not speak S3"),
