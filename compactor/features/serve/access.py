@@ -103,12 +103,15 @@ class Stage(Enum):
     NEW = auto()
     MECHANISM_CHOSEN = auto()
     AUTHENTICATED = auto()
+    REFUSED = auto()
+    """The connection ends: guessing passwords costs a connection, and a pause, for each."""
 
 
 ALLOWED: Final[Mapping[Stage, frozenset[int] | None]] = {
     Stage.NEW: frozenset({metadata.ApiVersionsRequest.API_KEY, sasl.SaslHandshakeRequest.API_KEY}),
     Stage.MECHANISM_CHOSEN: frozenset({sasl.SaslAuthenticateRequest.API_KEY}),
     Stage.AUTHENTICATED: None,
+    Stage.REFUSED: frozenset(),
 }
 """Request types that a connection may send at each stage; None for all."""
 
@@ -141,7 +144,7 @@ class Login:
         elif (user := self._find_user(bytes(request.body.auth_bytes))) is not None:
             self.user, self.stage = user, Stage.AUTHENTICATED
         else:
-            code, why, self.stage = ErrorCode.SASL_AUTHENTICATION_FAILED, "no such user, or another password", Stage.NEW
+            code, why, self.stage = ErrorCode.SASL_AUTHENTICATION_FAILED, "no such user, or another password", Stage.REFUSED
         return sasl.SaslAuthenticateResponse(error_code=code, error_message=why, auth_bytes=b"", session_lifetime_ms=0)
 
     def _find_user(self, token: bytes) -> User | None:

@@ -38,6 +38,8 @@ SLICE: Final = 256 << 10
 LEAST_RESPONSE: Final = 64 << 10
 """Bytes of records that a response may hold when all responses together have reached their budget."""
 LOAD_THREADS: Final = 16
+REFUSED_S: Final = 0.1
+"""Pause before the answer to a login that failed, as Kafka's connection.failed.authentication.delay.ms."""
 _MARK: Final = bytes.fromhex("5e7e0a7c16c34f0e9d21b4c8a3f06d11")
 """Stands for records while a Fetch response is encoded, so that megabytes are not copied through the encoder."""
 
@@ -50,7 +52,6 @@ class Connection:
     since_s: float
     user: str = ""
     client_id: str = ""
-    software: str = ""
     requests: int = 0
     bytes: int = 0
 
@@ -72,8 +73,13 @@ class State:
 def parse_nodes(settings: ServeSettings, listen: str) -> tuple[Node, list[Node]]:
     """Return this replica and all replicas, from ``advertised`` and ``nodes``. ``listen``: the address in use. Raises UsageError."""
     host, _, port = (settings.advertised or listen).rpartition(":")
-    me = Node(settings.node_id, host.strip("[]"), int(port))
+    me = Node(settings.node_id, host.strip("[]"), int(port) or int(listen.rpartition(":")[2]))
     if not settings.nodes:
+        if me.host in ("0.0.0.0", "::"):  # noqa: S104
+            raise UsageError(
+                f"clients cannot connect to {me.host}, and `serve` tells them where to connect",
+                hint="Set advertised under [serve] to the name or address of this machine, with its port",
+            )
         return me, [me]
     nodes = []
     for text in settings.nodes:
@@ -107,7 +113,7 @@ class Endpoint:
         self.me, self.nodes = parse_nodes(self.settings, self.address)
         self._pool = ThreadPoolExecutor(LOAD_THREADS, "loads")
         disk = DiskBudgetFolder(Path(settings.tier.state_dir, "serve"), self.settings.disk_cache_bytes)
-        self.cache = PieceCache(self.settings.cache_bytes, disk, self._pool)
+        self.cache = PieceCache(self.settings.cache_bytes, disk, self._pool, LOAD_THREADS)
         self.partitions = Partitions(tier, self.settings.refresh_ms / 1000, self._pool)
         self.reader = TierReader(self.partitions, self.cache, self.settings.read_ahead)
         self.requests: Requests | None = None
@@ -122,7 +128,7 @@ class Endpoint:
         asyncio.run(self._serve())
 
     def request_stop(self) -> None:
-        """Ask the endpoint to stop, and return at once. Requests that are being answered end first, for a few seconds."""
+        """Ask the endpoint to stop, and return at once. Connections are closed, as when a broker goes away: clients ask again."""
         if self._loop is not None and self._stop is not None:
             self._loop.call_soon_threadsafe(self._stop.set)
 
@@ -149,7 +155,7 @@ class Endpoint:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=3)
-            self.reader.close()
+            await self.reader.close()
             self.cache.close()
             self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -204,7 +210,7 @@ class Endpoint:
         """Answer requests until the client goes away. Raises InvalidFrame."""
         login = access.Login(self._users)
         while True:
-            frame = await self._read_frame(reader)
+            frame = await self._read_frame(reader, login)
             request = decode_request(frame)
             if not login.may_send(request):
                 raise InvalidFrame("it must authenticate first")
@@ -217,11 +223,19 @@ class Endpoint:
             name = APIS[request.key].request.__name__
             if self.requests is not None:
                 self.requests.counts.by_api[name] = self.requests.counts.by_api.get(name, 0) + 1
+            if login.stage is access.Stage.REFUSED:
+                await asyncio.sleep(REFUSED_S)
             if response is not None:
                 connection.bytes += await self._write(writer, request, response)
+            if login.stage is access.Stage.REFUSED:
+                return
 
-    async def _read_frame(self, reader: asyncio.StreamReader) -> bytes:
-        head = await asyncio.wait_for(reader.readexactly(4), self.settings.idle_ms / 1000)
+    async def _read_frame(self, reader: asyncio.StreamReader, login: access.Login) -> bytes:
+        # Who does not log in must not hold one of the connections for long.
+        is_known = login.stage is access.Stage.AUTHENTICATED
+        head = await asyncio.wait_for(
+            reader.readexactly(4), (self.settings.idle_ms if is_known else self.settings.request_timeout_ms) / 1000
+        )
         size = int.from_bytes(head, "big", signed=True)
         if not 0 < size <= self.settings.max_request_bytes:
             raise InvalidFrame(f"a request of {size} bytes; allowed are {self.settings.max_request_bytes} (max_request_bytes)")
@@ -242,7 +256,9 @@ class Endpoint:
         """Write a response in slices, and return its size. Raises TimeoutError if the client takes none of it for too long."""
         views = frame_of_fetch(request, response) if request.key == consumer.FetchRequest.API_KEY else [encode_response(request, response)]
         size = sum(map(len, views))
-        self.state.in_flight += size
+        # Until it is written, a response holds whole pieces, of which it shows parts.
+        held = sum({id(owner): memoryview(owner).nbytes for owner in (memoryview(part).obj for part in views)}.values())
+        self.state.in_flight += held
         try:
             for part in views:
                 view = memoryview(part)
@@ -250,7 +266,7 @@ class Endpoint:
                     writer.write(view[begin : begin + SLICE])
                     await asyncio.wait_for(writer.drain(), self.settings.request_timeout_ms / 1000)
         finally:
-            self.state.in_flight -= size
+            self.state.in_flight -= held
         return size
 
 
@@ -300,7 +316,8 @@ def _cluster_id(tier: Tier) -> str:
 
 def client_lines(endpoint: Endpoint, topics: Sequence[str]) -> list[str]:
     """Return lines that say how clients are pointed at the endpoint."""
-    address, topic = f"{endpoint.me.host}:{endpoint.me.port}", next(iter(topics), "TOPIC")
+    host = f"[{endpoint.me.host}]" if ":" in endpoint.me.host else endpoint.me.host
+    address, topic = f"{host}:{endpoint.me.port}", next(iter(topics), "TOPIC")
     return [
         f"serving {len(topics)} topics of {endpoint.tier.ports.layout.url} on {endpoint.address}, read only",
         f"kcat -b {address} -C -t {topic} -o beginning -e",

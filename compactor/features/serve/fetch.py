@@ -13,7 +13,7 @@ For one partition of a request:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from typing_extensions import override
 from compactor.cleaner.passes.outcomes import UNDECIDED
 from compactor.consumer.outcomes import UNKNOWN, TransactionOutcomeFinder
 from compactor.consumer.pieces import PiecePrefetcher, SegmentGone, SegmentPiece, SegmentReader
-from compactor.errors import BadData, CompactorError
+from compactor.errors import BadData, CompactorError, StoreError
 from compactor.features.serve.partitions import Partitions, RecordSource, View
 from compactor.features.serve.pieces import Bounds, Piece, PieceCache
 from compactor.features.serve.protocol import ErrorCode
@@ -32,6 +32,8 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, Int64s
 
+COPIED_BYTES = 64 << 10
+"""Records of at most this size are copied: a reader that is slow to take them must not hold a piece of megabytes."""
 _MAX_RETRIES = 5
 """Number of times that one read may find a segment replaced."""
 
@@ -75,13 +77,18 @@ class Aborted(NamedTuple):
 
 @dataclass
 class Read:
-    """Answer for one partition. chunks: whole batches, in order, as views of cached bytes."""
+    """Answer for one partition.
+
+    chunks: whole batches, in order, as views of cached bytes.
+    is_loading: whether records that follow are being loaded, and were not waited for.
+    """
 
     error: ErrorCode
     view: View | None
     chunks: list[memoryview]
     aborted: list[Aborted]
     size: int = 0
+    is_loading: bool = False
 
 
 class Damaged(Exception):
@@ -91,9 +98,11 @@ class Damaged(Exception):
 class _CachedPieces(PiecePrefetcher):
     """Source of pieces for ``TransactionOutcomeFinder``, which runs in a thread: the cache, where its pieces begin at the same bytes."""
 
-    def __init__(self, cache: PieceCache, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, cache: PieceCache, loop: asyncio.AbstractEventLoop, open_segment: Callable[[RemoteLogSegmentMetadata], SegmentReader]
+    ) -> None:
         super().__init__(0)
-        self._cache, self._loop = cache, loop
+        self._cache, self._loop, self._open_segment = cache, loop, open_segment
 
     @override
     def _fetch_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
@@ -102,7 +111,7 @@ class _CachedPieces(PiecePrefetcher):
 
     async def _find(self, reader: SegmentReader, position: int) -> SegmentPiece | None:
         while True:
-            bounds = await self._cache.bounds(reader.metadata.id, lambda: reader)
+            bounds = await self._cache.bounds(reader.metadata.id, lambda: self._open_segment(reader.metadata))
             number = int(np.searchsorted(bounds.positions, position))
             if number == len(bounds.positions) or bounds.positions[number] != position:
                 return None
@@ -125,17 +134,21 @@ class TierReader:
         self._read_ahead = read_ahead
         # Threads that wait for loads must not be those that load.
         self._pool = ThreadPoolExecutor(4, "outcomes")
+        self._is_closed = False
         self.replaced = 0
         self.damaged = 0
 
-    def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+    async def close(self) -> None:
+        """End the searches for markers. The loop goes on meanwhile, which they wait for."""
+        self._is_closed = True
+        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
     async def read(self, partition: TopicPartition, offset: int, max_bytes: int, *, committed: bool, at_least_one: bool) -> Read:
         """Return batches from the one that holds ``offset`` on.
 
         :param max_bytes: budget for the answer.
-        :param at_least_one: whether the first batch is returned even if it is larger than ``max_bytes`` (KIP-74).
+        :param at_least_one: whether the first batch is returned even if it is larger than ``max_bytes`` (KIP-74), and waited for. If not,
+            records that are not in memory are loaded in the background: partitions of a request must not wait one after the other.
         """
         view: View | None = None
         max_age_s: float | None = None
@@ -170,13 +183,23 @@ class TierReader:
         segments = view.segments_from(offset)
         open_runs: set[int] = set()
         for place, segment in enumerate(segments):
-            if segment.start_offset >= bound or read.size >= max_bytes:
+            may_wait = at_least_one and not read.chunks
+            if segment.start_offset >= bound or (read.size >= max_bytes and not may_wait):
                 break
-            bounds = await self._bounds(view, segment)
-            number = bounds.find(offset)
-            while number < len(bounds.positions) and offset <= segment.end_offset and read.size < max_bytes:
-                if read.chunks and not self._cache.has(bounds, number):
-                    self._prefetch(view, segments[place:], bounds, number)
+            known = await self._bounds(view, segment) if may_wait else self._cache.known_bounds(segment.id)
+            if known is None:
+                self._begin_prefetch(view, segments[place:], max(self._read_ahead, 1), offset)
+                read.is_loading = True
+                return read
+            bounds, number = known, known.find(offset)
+            while number < len(bounds.positions) and offset <= segment.end_offset:
+                may_wait = at_least_one and not read.chunks
+                if read.size >= max_bytes and not may_wait:
+                    return read
+                if not may_wait and not self._cache.has(bounds, number):
+                    self._cache.prefetch(bounds, number)
+                    self._prefetch(view, segments[place:], bounds, number + 1)
+                    read.is_loading = True
                     return read
                 piece = await self._cache.piece(bounds, number)
                 if piece is None:
@@ -223,7 +246,8 @@ class TierReader:
                 raise Damaged
             return None
         stop = int(piece.ends[last - 1])
-        read.chunks.append(piece.data[begin:stop])
+        chunk = piece.data[begin:stop]
+        read.chunks.append(memoryview(bytes(chunk)) if len(chunk) <= COPIED_BYTES else chunk)
         read.size += stop - begin
         if outcomes is not None:
             add_aborted(read.aborted, outcomes, first, last, open_runs)
@@ -242,13 +266,17 @@ class TierReader:
             self._cache.prefetch(bounds, ahead)
             left -= 1
         if left > 0 and len(segments) > 1:
-            task = asyncio.ensure_future(self._prefetch_segments(view, segments[1 : 1 + left], left))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._begin_prefetch(view, segments[1:], left, segments[1].start_offset)
 
-    async def _prefetch_segments(self, view: View, segments: Sequence[RemoteLogSegmentMetadata], left: int) -> None:
+    def _begin_prefetch(self, view: View, segments: Sequence[RemoteLogSegmentMetadata], left: int, offset: int) -> None:
+        task = asyncio.ensure_future(self._prefetch_segments(view, segments[:left], left, offset))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _prefetch_segments(self, view: View, segments: Sequence[RemoteLogSegmentMetadata], left: int, offset: int) -> None:
         for segment in segments:
             bounds = await self._bounds(view, segment)
-            for number in range(min(left, len(bounds.positions))):
+            first = bounds.find(offset)
+            for number in range(first, min(first + left, len(bounds.positions))):
                 self._cache.prefetch(bounds, number)
                 left -= 1
             if left <= 0:
@@ -263,12 +291,17 @@ class TierReader:
                 piece.outcomes = found
         return found
 
+    def _stop_if_closed(self) -> None:
+        if self._is_closed:
+            raise StoreError("the endpoint stops")
+
     def _find_outcomes(self, view: View, piece: Piece, loop: asyncio.AbstractEventLoop) -> Outcomes:
         """Find the outcomes of a piece's transactions, reading markers after it where they are needed. Runs in a thread."""
         tier = self._partitions.tier
         limit = tier.settings.cleaner.max_decompressed_batch_bytes
 
         def list_segments_from(offset: int) -> Sequence[RemoteLogSegmentMetadata]:
+            self._stop_if_closed()
             fresh = asyncio.run_coroutine_threadsafe(self._partitions.view(view.partition, 0), loop).result()
             if all(segment.id != piece.source.metadata.id for segment in fresh.segments):
                 # A round has replaced it before its markers were looked for: later rounds may have removed them.
@@ -276,9 +309,10 @@ class TierReader:
             return fresh.segments_from(offset)
 
         def open_segment(metadata: RemoteLogSegmentMetadata) -> SegmentReader:
+            self._stop_if_closed()
             return SegmentReader(tier.ports.layout, view.partition, metadata, limit)
 
-        finder = TransactionOutcomeFinder(list_segments_from, open_segment, _CachedPieces(self._cache, loop))
+        finder = TransactionOutcomeFinder(list_segments_from, open_segment, _CachedPieces(self._cache, loop, open_segment))
         return outcomes_of_batches(piece.source, finder.find_transaction_outcomes_of_batches(piece.source))
 
 

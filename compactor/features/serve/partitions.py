@@ -12,6 +12,7 @@ import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple, TypeVar
@@ -21,6 +22,7 @@ from compactor.access.tier import Tier
 from compactor.consumer.history import log_identity
 from compactor.consumer.reading import last_stable_offset
 from compactor.control.logs import PartitionLog
+from compactor.errors import BadData, CompactorError
 from compactor.features.serve.protocol import uuid_of_topic_id
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -129,19 +131,22 @@ class Partitions:
         self._logs: dict[TopicPartition, PartitionLog] = {}
         self._views: dict[TopicPartition, View] = {}
         self._reading: dict[TopicPartition, asyncio.Lock] = {}
+        self._failures: dict[TopicPartition | None, tuple[float, CompactorError]] = {}
+        """Last failure to read a partition, or the listing (None), and the time at which it was known."""
 
     async def topics(self, max_age_s: float | None = None) -> Mapping[str, Mapping[int, TopicPartition]]:
         """Return the partitions of each topic, of the topic that was created last under its name. Raises UsageError, StoreError."""
-        limit = self.max_age_s if max_age_s is None else max_age_s
+        limit, asked_s = self.max_age_s if max_age_s is None else max_age_s, self._clock_s()
         async with self._listing:
-            if self._clock_s() - self._listed_s >= limit:
-                names = await self._run(self.tier.list_partitions_in_latest_incarnation)
+            if self._clock_s() - self._listed_s >= limit and self._listed_s < asked_s:
+                self._raise_failure(None, asked_s, limit)
+                names = await self._attempt(None, self.tier.list_partitions_in_latest_incarnation)
                 topics: dict[str, dict[int, TopicPartition]] = {}
                 for name in names:
                     topics.setdefault(name.topic, {})[name.partition] = name
                 self._topics, self._listed_s = topics, self._clock_s()
                 for gone in self._views.keys() - set(names):
-                    for kept in (self._views, self._logs, self._reading):
+                    for kept in (self._views, self._logs, self._reading, self._failures):
                         kept.pop(gone, None)
         return self._topics
 
@@ -152,39 +157,77 @@ class Partitions:
     async def topic_name(self, topic_id: uuid.UUID) -> str | None:
         """Return the name of the topic that has an id now, or None: the topic was created again, or is not in the tier."""
         if topic_id not in self._names:
-            for topic, partitions in (await self.topics()).items():
-                view = await self.view(next(iter(partitions.values())))
-                self._names[view.topic_id] = topic
+            topics = await self.topics()
+            await self.refresh([next(iter(partitions.values())) for partitions in topics.values()])
+            for topic in topics:
+                if (known := await self.topic_id(topic)) is not None and known.int:
+                    self._names[known] = topic
         name = self._names.get(topic_id)
-        if name is None:
-            return None
         # The name may be another topic's by now.
-        partitions = (await self.topics()).get(name, {})
-        current = await self.view(next(iter(partitions.values()))) if partitions else None
-        return name if current is not None and current.topic_id == topic_id else None
+        return name if name is not None and await self.topic_id(name) == topic_id else None
+
+    async def topic_id(self, topic: str) -> uuid.UUID | None:
+        """Return the id of a topic, zero if it has none; None if the tier does not hold the topic, or all its control logs are damaged.
+
+        Raises StoreError.
+        """
+        for partition in (await self.topics()).get(topic, {}).values():
+            with suppress(BadData):
+                return (await self.view(partition)).topic_id
+        return None
 
     def views(self) -> list[View]:
         """Return the present views. May be called from any thread."""
         return list(self._views.copy().values())
+
+    def last_view(self, partition: TopicPartition) -> View | None:
+        """Return the last view of a partition, whatever its age; None if there is none."""
+        return self._views.get(partition)
+
+    async def refresh(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read the control logs of partitions whose views are old, at the same time. Their errors come from ``view``."""
+        now = self._clock_s()
+        old = [name for name in partitions if (view := self._views.get(name)) is None or now - view.taken_s >= self.max_age_s]
+        for done in await asyncio.gather(*map(self.view, old), return_exceptions=True):
+            if isinstance(done, BaseException) and not isinstance(done, CompactorError):
+                raise done
 
     async def view(self, partition: TopicPartition, max_age_s: float | None = None) -> View:
         """Return a view of a partition that is at most ``max_age_s`` old (None: the usual age; 0: now).
 
         Raises StoreError; BadData if the control log is damaged.
         """
-        limit = self.max_age_s if max_age_s is None else max_age_s
+        limit, asked_s = self.max_age_s if max_age_s is None else max_age_s, self._clock_s()
         found = self._views.get(partition)
-        if found is not None and self._clock_s() - found.taken_s < limit:
+        if found is not None and asked_s - found.taken_s < limit:
             return found
         async with self._reading.setdefault(partition, asyncio.Lock()):
             found = self._views.get(partition)
-            if found is not None and self._clock_s() - found.taken_s < limit:
+            # Clients that ask at the same time share one read, also where the view must be new.
+            if found is not None and (self._clock_s() - found.taken_s < limit or found.taken_s > asked_s):
                 return found
+            self._raise_failure(partition, asked_s, limit)
             if limit and found is not None and await self._is_unchanged(partition, found):
                 return found
-            view = await self._run(lambda: self._read(partition))
+            view = await self._attempt(partition, lambda: self._read(partition))
             self._views[partition] = view
             return view
+
+    def _raise_failure(self, subject: TopicPartition | None, asked_s: float, limit: float) -> None:
+        """Raise the last failure of a read if it is newer than the request, or no older than ``limit``: a store that does not answer must
+        not be waited for by one request after the other.
+        """
+        failed_s, error = self._failures.get(subject, (-UNHINTED_S, None))
+        if error is not None and (failed_s > asked_s or self._clock_s() - failed_s < limit):
+            raise error.with_traceback(None)
+
+    async def _attempt(self, subject: TopicPartition | None, work: Callable[[], T]) -> T:
+        self._failures.pop(subject, None)
+        try:
+            return await self.run(work)
+        except CompactorError as error:
+            self._failures[subject] = self._clock_s(), error
+            raise
 
     async def _is_unchanged(self, partition: TopicPartition, view: View) -> bool:
         """Return whether no hint says that a partition has changed since a view was taken."""
@@ -216,5 +259,6 @@ class Partitions:
             taken_s=taken,
         )
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns, called in a thread that may wait for the store."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

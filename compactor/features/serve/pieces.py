@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,11 +20,13 @@ import numpy as np
 
 from compactor.consumer.damage import flag_damaged_batches, read_whole_batches_before_damage
 from compactor.consumer.pieces import SegmentPiece, SegmentReader
-from compactor.errors import BadData
+from compactor.errors import BadData, StoreError
 from compactor.records.batches import Int64s
 
 T = TypeVar("T")
 PIECE_BYTES = 4 << 20
+MOST_QUEUED = 16
+"""Number of evicted pieces that wait for the disk: a disk that is slower than the store costs the cache, not the memory."""
 KEPT_SEGMENTS = 10_000
 """Number of segments whose piece bounds stay in memory: about 100 bytes for each 4 MiB of them."""
 
@@ -134,7 +137,7 @@ class DiskBudgetFolder:
     """Files of pieces within a budget of bytes; the oldest go first. Used by one thread at a time."""
 
     def __init__(self, folder: Path, budget: int) -> None:
-        self._folder, self._budget = folder, budget
+        self._folder, self.budget = folder, budget
         self._sizes: OrderedDict[PieceKey, int] = OrderedDict()
         self.used = 0
         if budget:
@@ -158,9 +161,9 @@ class DiskBudgetFolder:
 
     def write(self, key: PieceKey, data: memoryview) -> None:
         """Keep the bytes of a piece, and remove older ones beyond the budget. A full disk only costs the cache."""
-        if key in self._sizes or len(data) > self._budget:
+        if key in self._sizes or len(data) > self.budget:
             return
-        while self.used + len(data) > self._budget:
+        while self.used + len(data) > self.budget:
             old, size = self._sizes.popitem(last=False)
             self._path(old).unlink(missing_ok=True)
             self.used -= size
@@ -186,10 +189,11 @@ class CacheCounts:
 class PieceCache:
     """Pieces by segment and position. Whoever asks for a piece that is being loaded waits for that load (single flight).
 
-    memory_bytes: budget for pieces in memory. disk: the same on disk. pool: threads for loads.
+    memory_bytes: budget for pieces in memory. disk: the same on disk. pool: ``threads`` threads for
+    loads. No more than twice as many are begun in advance, so that what clients wait for is not far back in the queue.
     """
 
-    def __init__(self, memory_bytes: int, disk: DiskBudgetFolder, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, memory_bytes: int, disk: DiskBudgetFolder, pool: ThreadPoolExecutor, threads: int) -> None:
         self._budget = memory_bytes
         self._disk = disk
         self._pool = pool
@@ -197,6 +201,8 @@ class PieceCache:
         self._pieces: OrderedDict[PieceKey, Piece] = OrderedDict()
         self._bounds: OrderedDict[str, Bounds] = OrderedDict()
         self._loads: dict[object, asyncio.Future[Any]] = {}
+        self._most_loads = 2 * threads
+        self._queued = 0
         self.used = 0
         self.counts = CacheCounts()
 
@@ -204,11 +210,17 @@ class PieceCache:
     def disk_used(self) -> int:
         return self._disk.used
 
+    def known_bounds(self, segment_id: str) -> Bounds | None:
+        """Return the bounds of a segment if they are in memory."""
+        return self._bounds.get(segment_id)
+
     async def bounds(self, segment_id: str, reader: Callable[[], SegmentReader]) -> Bounds:
         """Return where the pieces of a segment begin. ``reader``: makes a reader of the segment."""
         found = self._bounds.get(segment_id)
         if found is None:
             found = await self._single_flight(segment_id, lambda: self._run(lambda: load_bounds(reader())))
+            # A new reader does not hold the entries of the offset index, which are megabytes for a large segment.
+            found = replace(found, reader=reader())
             self._bounds[segment_id] = found
             while len(self._bounds) > KEPT_SEGMENTS:
                 self._bounds.popitem(last=False)
@@ -246,7 +258,7 @@ class PieceCache:
     def prefetch(self, bounds: Bounds, number: int) -> None:
         """Begin to load a piece that will be asked for next, unless it is here or coming. Its errors wait until somebody asks for it."""
         key = bounds.key(number)
-        if key not in self._pieces and key not in self._loads:
+        if key not in self._pieces and key not in self._loads and len(self._loads) < self._most_loads:
             self._begin(key, self._load(bounds, number)).add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _rescan(self, bounds: Bounds) -> None:
@@ -267,21 +279,37 @@ class PieceCache:
 
     async def _load(self, bounds: Bounds, number: int) -> Piece:
         key = bounds.key(number)
-        data = await self._run(lambda: self._disk.read(key), self._disk_turn) if self._disk.used else None
-        if data is not None:
+        piece = await self._load_from_disk(bounds, number) if self._disk.used else None
+        if piece is not None:
             self.counts.disk += 1
         else:
             self.counts.store += 1
-        piece = await self._run(lambda: load_piece(bounds, number, data))
+            piece = await self._run(lambda: load_piece(bounds, number))
         self._pieces[key] = piece
         self.used += piece.nbytes
         while self.used > self._budget and len(self._pieces) > 1:
             old, evicted = self._pieces.popitem(last=False)
             self.used -= evicted.nbytes
             self.counts.evicted += 1
-            if evicted.damage is None:
-                self._disk_turn.submit(self._disk.write, old, evicted.data)
+            if evicted.damage is None and self._disk.budget and self._queued < MOST_QUEUED:
+                self._queued += 1
+                written = asyncio.ensure_future(self._run(partial(self._disk.write, old, evicted.data), self._disk_turn))
+                written.add_done_callback(self._note_written)
         return piece
+
+    def _note_written(self, written: asyncio.Future[None]) -> None:
+        self._queued -= 1
+
+    async def _load_from_disk(self, bounds: Bounds, number: int) -> Piece | None:
+        """Return a piece from the disk; None if it is not there, or anything in it is damaged: the store decides what is."""
+        data = await self._run(lambda: self._disk.read(bounds.key(number)), self._disk_turn)
+        if data is None:
+            return None
+        try:
+            piece = await self._run(lambda: load_piece(bounds, number, data))
+        except (BadData, StoreError):
+            return None
+        return piece if piece.damage is None and not len(piece.damaged) else None
 
     async def _single_flight(self, key: object, load: Callable[[], Awaitable[T]]) -> T:
         task = self._loads.get(key) or self._begin(key, load())

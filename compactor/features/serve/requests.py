@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from kafka.protocol import admin, consumer, metadata, producer
@@ -16,10 +18,10 @@ from kafka.protocol import admin, consumer, metadata, producer
 from compactor.access.tier import Tier
 from compactor.consumer.pieces import SegmentGone
 from compactor.consumer.reading import find_record_for_time
-from compactor.errors import BadData
+from compactor.errors import BadData, CompactorError
 from compactor.features.serve.access import User
 from compactor.features.serve.fetch import Read, TierReader
-from compactor.features.serve.partitions import UNDEFINED, Node, Partitions, View, leader_of
+from compactor.features.serve.partitions import UNDEFINED, Node, Partitions, RecordSource, View, leader_of
 from compactor.features.serve.protocol import ErrorCode, Request, api_versions
 from compactor.model.ids import TopicPartition
 
@@ -115,12 +117,16 @@ class Requests:
         if wanted is None or (request.version == 0 and not wanted):
             wanted = [name for name in sorted(topics) if user.may_read(name)]
         found = [await self._wanted_topic(topic, topics, user) for topic in wanted]
+        # A control log that cannot be read leaves its partition without a leader epoch: what is wrong is the answer to a fetch, and the
+        # other partitions are not affected.
+        names = {name for name, _, code in found if name is not None and code is ErrorCode.NONE}
+        await self._partitions.refresh([partition for name in names for partition in topics[name].values()])
         return response(
             throttle_time_ms=0,
             brokers=[response.MetadataResponseBroker(node_id=node.id, host=node.host, port=node.port, rack=None) for node in self._nodes],
             cluster_id=self._cluster_id,
             controller_id=min(node.id for node in self._nodes),
-            topics=[await self._topic_metadata(name, topic_id, code, topics) for name, topic_id, code in found],
+            topics=[self._topic_metadata(name, topic_id, code, topics) for name, topic_id, code in found],
         )
 
     async def _wanted_topic(self, topic: Any, topics: Collection[str], user: User) -> tuple[str | None, Any, ErrorCode]:
@@ -135,28 +141,27 @@ class Requests:
             return name, None, self.counts.error(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         return name, None, ErrorCode.NONE if name in topics else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-    async def _topic_metadata(
-        self, name: str | None, topic_id: Any, code: ErrorCode, topics: Mapping[str, Mapping[int, TopicPartition]]
-    ) -> Any:
+    def _topic_metadata(self, name: str | None, topic_id: Any, code: ErrorCode, topics: Mapping[str, Mapping[int, TopicPartition]]) -> Any:
         response = metadata.MetadataResponse
-        views: list[View] = []
+        partitions: list[TopicPartition] = []
         if code is ErrorCode.NONE and name is not None:
-            views = [await self._partitions.view(partition) for _, partition in sorted(topics[name].items())]
+            partitions = [partition for _, partition in sorted(topics[name].items())]
+        views = [self._partitions.last_view(partition) for partition in partitions]
         return response.MetadataResponseTopic(
             error_code=code,
             name=name,
-            topic_id=views[0].topic_id if views else topic_id,
+            topic_id=next((view.topic_id for view in views if view is not None), topic_id),
             is_internal=False,
-            partitions=[self._partition_metadata(view) for view in views],
+            partitions=[self._partition_metadata(partition, view) for partition, view in zip(partitions, views, strict=True)],
         )
 
-    def _partition_metadata(self, view: View) -> Any:
-        leader = leader_of(view.partition, self._nodes).id
+    def _partition_metadata(self, partition: TopicPartition, view: View | None) -> Any:
+        leader = leader_of(partition, self._nodes).id
         return metadata.MetadataResponse.MetadataResponseTopic.MetadataResponsePartition(
             error_code=ErrorCode.NONE,
-            partition_index=view.partition.partition,
+            partition_index=partition.partition,
             leader_id=leader,
-            leader_epoch=view.epoch,
+            leader_epoch=view.epoch if view is not None else UNDEFINED,
             replica_nodes=[leader],
             isr_nodes=[leader],
             offline_replicas=[],
@@ -209,22 +214,36 @@ class Requests:
         """Return the view of a partition that a client names, or the error: ``epoch`` is the leader epoch that it knows, -1 for none."""
         if not user.may_read(topic):
             return ErrorCode.TOPIC_AUTHORIZATION_FAILED, None
-        partition = await self._partitions.find(topic, number)
+        try:
+            partition = await self._partitions.find(topic, number)
+        except CompactorError as error:
+            return _code_of(error), None
         if partition is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None
         if not self._leads(partition):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER, None
-        view = await self._partitions.view(partition)
-        if epoch > view.epoch >= 0:
-            view = await self._partitions.view(partition, 0)
+        try:
+            view = await self._partitions.view(partition)
+            if epoch > view.epoch >= 0:
+                view = await self._partitions.view(partition, 0)
+        except CompactorError as error:
+            return _code_of(error), None
         if epoch >= 0 and view.epoch >= 0 and epoch != view.epoch:
             return (ErrorCode.FENCED_LEADER_EPOCH if epoch < view.epoch else ErrorCode.UNKNOWN_LEADER_EPOCH), view
         return ErrorCode.NONE, view
+
+    async def _refresh(self, wanted: Iterable[tuple[str, int]]) -> None:
+        """Read the control logs of the partitions of a request at the same time. What is wrong with one is told when it is read."""
+        with suppress(CompactorError):
+            topics = await self._partitions.topics()
+            found = [topics.get(topic, {}).get(number) for topic, number in wanted]
+            await self._partitions.refresh([partition for partition in found if partition is not None and self._leads(partition)])
 
     async def _list_offsets(self, request: Request, user: User) -> Any:
         response = consumer.ListOffsetsResponse
         topic_response = response.ListOffsetsTopicResponse
         committed = request.version >= 2 and request.body.isolation_level == 1
+        await self._refresh((topic.name, wanted.partition_index) for topic in request.body.topics for wanted in topic.partitions)
         topics = []
         for topic in request.body.topics:
             rows = []
@@ -248,8 +267,7 @@ class Requests:
     async def _find_offset(self, view: View, timestamp: int, *, committed: bool) -> tuple[ErrorCode, int, int]:
         """Return error, timestamp and offset for a timestamp of ListOffsets; -1 and -1 if there is no record."""
         if timestamp == LATEST:
-            fresh = await self._partitions.view(view.partition)
-            return ErrorCode.NONE, UNDEFINED, fresh.bound(committed=committed)
+            return ErrorCode.NONE, UNDEFINED, view.bound(committed=committed)
         if timestamp == EARLIEST:
             return ErrorCode.NONE, UNDEFINED, view.start
         if timestamp == _MAX_TIMESTAMP:
@@ -260,8 +278,8 @@ class Requests:
         try:
             for _ in range(5):
                 try:
-                    found = await asyncio.to_thread(
-                        find_record_for_time, self.tier, view.partition, view.segments, timestamp, limit, view.start
+                    found = await self._partitions.run(
+                        partial(find_record_for_time, self.tier, view.partition, view.segments, timestamp, limit, view.start)
                     )
                 except SegmentGone:
                     view = await self._partitions.view(view.partition, 0)
@@ -269,8 +287,8 @@ class Requests:
                 if found is None or found.offset >= view.bound(committed=committed):
                     return ErrorCode.NONE, UNDEFINED, UNDEFINED
                 return ErrorCode.NONE, found.timestamp_ms, found.offset
-        except BadData:
-            return ErrorCode.CORRUPT_MESSAGE, UNDEFINED, UNDEFINED
+        except CompactorError as error:
+            return _code_of(error), UNDEFINED, UNDEFINED
         return ErrorCode.KAFKA_STORAGE_ERROR, UNDEFINED, UNDEFINED
 
     async def _offsets_for_epochs(self, request: Request, user: User) -> Any:
@@ -302,31 +320,49 @@ class Requests:
             budget = min(body.max_bytes, self._response_budget())
             topics, size, is_urgent = await self._read_topics(request, user, budget, committed=committed)
             left = deadline - time.monotonic()
-            if size >= body.min_bytes or is_urgent or left <= 0:
+            if size >= min(body.min_bytes, budget) or is_urgent or left <= 0:
                 break
             await asyncio.sleep(min(left, max(NEXT_POLL_S, self._partitions.max_age_s)))
         self.counts.bytes += size
         return consumer.FetchResponse(throttle_time_ms=0, error_code=ErrorCode.NONE, session_id=0, responses=topics)
 
     async def _read_topics(self, request: Request, user: User, budget: int, *, committed: bool) -> tuple[list[Any], int, bool]:
-        """Return the topics of a Fetch response, the bytes of their records, and whether any partition has an error."""
+        """Return the topics of a Fetch response, the bytes of their records, and whether it must not wait for more:
+        a partition has an error, or records that are being loaded.
+        """
         topics, size, is_urgent = [], 0, False
-        for topic in request.body.topics:
-            name: str | None = topic.topic
-            if request.version >= 13:
-                name = await self._partitions.topic_name(topic.topic_id) if topic.topic_id is not None else None
+        names = [await self._topic_of_fetch(topic, request.version) for topic in request.body.topics]
+        asked = zip(names, request.body.topics, strict=True)
+        await self._refresh((name, wanted.partition) for name, topic in asked if isinstance(name, str) for wanted in topic.partitions)
+        for name, topic in zip(names, request.body.topics, strict=True):
             rows = []
             for wanted in topic.partitions:
-                if name is None or (request.version >= 13 and not user.may_read(name)):
+                if isinstance(name, ErrorCode):
+                    read = Read(name, None, [], [])
+                elif request.version >= 13 and not user.may_read(name):
                     read = Read(ErrorCode.UNKNOWN_TOPIC_ID, None, [], [])
                 else:
                     read = await self._read_partition(name, wanted, user, budget - size, committed=committed, is_first=not size)
                 size += read.size
-                is_urgent |= self.counts.error(read.error) is not ErrorCode.NONE
+                is_urgent |= read.is_loading or self.counts.error(read.error) is not ErrorCode.NONE
                 rows.append(self._partition_data(wanted.partition, read))
             response = consumer.FetchResponse.FetchableTopicResponse
-            topics.append(response(topic=name or "", topic_id=topic.topic_id if request.version >= 13 else None, partitions=rows))
+            topics.append(
+                response(
+                    topic=name if isinstance(name, str) else "", topic_id=topic.topic_id if request.version >= 13 else None, partitions=rows
+                )
+            )
         return topics, size, is_urgent
+
+    async def _topic_of_fetch(self, topic: Any, version: int) -> str | ErrorCode:
+        """Return the name of a topic in a Fetch request, which newer versions call by its id, or the error for its partitions."""
+        if version < 13:
+            return str(topic.topic)
+        try:
+            name = await self._partitions.topic_name(topic.topic_id) if topic.topic_id is not None else None
+        except CompactorError as error:
+            return _code_of(error)
+        return ErrorCode.UNKNOWN_TOPIC_ID if name is None else name
 
     async def _read_partition(self, topic: str, wanted: Any, user: User, left: int, *, committed: bool, is_first: bool) -> Read:
         code, view = await self._partition_view(topic, wanted.partition, wanted.current_leader_epoch, user)
@@ -334,7 +370,7 @@ class Requests:
             return Read(code, view, [], [])
         most = min(left, wanted.partition_max_bytes)
         read = await self._reader.read(view.partition, wanted.fetch_offset, most, committed=committed, at_least_one=is_first)
-        if read.error is ErrorCode.NONE and not read.size and read.view is not None:
+        if read.view is not None and read.view.source(wanted.fetch_offset, committed=committed) is RecordSource.END:
             self.counts.at_end[view.partition] = time.monotonic()
         return read
 
@@ -353,6 +389,11 @@ class Requests:
             preferred_read_replica=-1,
             records=read.chunks or b"",
         )
+
+
+def _code_of(error: CompactorError) -> ErrorCode:
+    """Return the code for a partition that cannot be read: damage stays, and a store that does not answer is asked again."""
+    return ErrorCode.CORRUPT_MESSAGE if isinstance(error, BadData) else ErrorCode.KAFKA_STORAGE_ERROR
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------------------
