@@ -19,6 +19,7 @@ from tests.broker_soak.broker_holes import MetadataReplay
 from tests.broker_soak.cluster import AGING, DELETE_RETENTION_MS, REBORN, RISKY, SoakCluster
 from tests.broker_soak.traffic import SERIAL, WrittenPartition
 from tests.read_checker import FoundRecord, Read, SentRecord, judge_read
+from tests.support.kafka_jars import BrokerJars
 from tests.support.kafka_traffic import READ_COMMITTED, READ_UNCOMMITTED, SILENT
 
 STALLED_S = 240.0
@@ -80,10 +81,22 @@ class LogReader(Protocol):
     def close(self) -> None: ...
 
 
+class ClientAddress(Protocol):
+    """Where clients connect, and the jars of Kafka's own."""
+
+    @property
+    def bootstrap(self) -> str: ...
+
+    @property
+    def jars(self) -> BrokerJars: ...
+
+    def client_settings(self) -> dict[str, str]: ...
+
+
 class LibrdkafkaReader:
     """librdkafka, as Python, Go, .NET and Node.js clients use it."""
 
-    def __init__(self, cluster: SoakCluster, *, is_committed: bool) -> None:
+    def __init__(self, cluster: ClientAddress, *, is_committed: bool) -> None:
         self.is_committed = is_committed
         isolation = READ_COMMITTED if is_committed else READ_UNCOMMITTED
         self.name = f"librdkafka, {isolation}"
@@ -153,7 +166,7 @@ class LibrdkafkaReader:
 class JavaReader:
     """Kafka's own client, in a process of its own."""
 
-    def __init__(self, cluster: SoakCluster, *, is_committed: bool) -> None:
+    def __init__(self, cluster: ClientAddress, *, is_committed: bool) -> None:
         self.is_committed = is_committed
         isolation = READ_COMMITTED if is_committed else READ_UNCOMMITTED
         self.name = f"Java, {isolation}"

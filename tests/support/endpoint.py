@@ -26,12 +26,12 @@ RecordTuple = tuple[int, bytes | None, bytes | None]
 
 
 @contextmanager
-def served(config: Path, change_tier: Callable[[Tier], Tier] = lambda tier: tier) -> Iterator[Endpoint]:
+def served(config: Path, change_tier: Callable[[Tier], Tier] = lambda tier: tier, *, listen: str = "127.0.0.1:0") -> Iterator[Endpoint]:
     """Run an endpoint over the tier of a configuration, on a free port. Its state of the tier is at most 10 ms old by default."""
     settings = load_settings(str(config), {})
     if "refresh_ms" not in settings.serve.model_fields_set:
         settings = settings.model_copy(update={"serve": settings.serve.model_copy(update={"refresh_ms": 10})})
-    endpoint = Endpoint(change_tier(read_only_copy_of_tier(open_tier(settings))), settings, "127.0.0.1:0")
+    endpoint = Endpoint(change_tier(read_only_copy_of_tier(open_tier(settings))), settings, listen)
     thread = threading.Thread(target=endpoint.run)
     thread.start()
     try:
@@ -63,7 +63,7 @@ class Client:
 
     def __init__(self, endpoint: Endpoint) -> None:
         host, _, port = endpoint.address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=20)
+        self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout=20)
         self._number = 0
 
     def __enter__(self) -> Self:

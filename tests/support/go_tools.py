@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -18,6 +19,13 @@ def go_tool(package: str, version: str) -> Path:
     """The binary of a package with a main function; the first time this takes minutes. Raises Unbuildable."""
     name = package.rsplit("/", 1)[-1]
     return _cached(f"{name}-{version}", name, "go", lambda cache: ["install", f"{package}@{version}"])
+
+
+def go_program(folder: Path) -> Path:
+    """The binary of a Go module in this repository. Raises Unbuildable."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.iterdir()))).hexdigest()[:16]
+    name = folder.name
+    return _cached(f"{name}-{digest}", name, "go", lambda cache: ["-C", str(folder), "build", "-o", str(cache / name), "."])
 
 
 def npm_tool(package: str, version: str) -> Path:

@@ -101,6 +101,8 @@ class Endpoint:
         self.state = State()
         self._log = log
         host, _, port = listen.rpartition(":")
+        if not host or not port.isascii() or not port.isdigit():
+            raise UsageError(f"{listen!r} is not HOST:PORT", hint="For example --listen 127.0.0.1:9192; port 0 is any free one")
         access.require_safe_listener(self.settings, host.strip("[]"))
         self._tls = access.tls_context(self.settings)
         self._users: Mapping[str, access.User] | None = access.load_users(self.settings.users_file) if self.settings.users_file else None

@@ -28,7 +28,7 @@ from compactor.model.ids import TopicPartition
 LATEST, EARLIEST, _MAX_TIMESTAMP = -1, -2, -3
 TOPIC_RESOURCE = 2
 _READ_ONLY = "this endpoint only reads a tier: write to the cluster itself"
-NO_GROUPS = "this endpoint keeps no consumer groups and no committed offsets: assign partitions, and leave group.id away or do not commit"
+
 NEXT_POLL_S = 0.25
 """Shortest time between two looks for new records while a fetch waits."""
 CONFIGS: Final[Mapping[str, str]] = {
@@ -87,6 +87,7 @@ class Requests:
             consumer.OffsetForLeaderEpochRequest.API_KEY: self._offsets_for_epochs,
             consumer.FetchRequest.API_KEY: self._fetch,
             admin.DescribeClusterRequest.API_KEY: self._describe_cluster,
+            metadata.FindCoordinatorRequest.API_KEY: self._find_coordinator,
             admin.DescribeConfigsRequest.API_KEY: self._describe_configs,
         }
 
@@ -178,6 +179,19 @@ class Requests:
             controller_id=min(node.id for node in self._nodes),
             brokers=[response.DescribeClusterBroker(broker_id=node.id, host=node.host, port=node.port, rack=None) for node in self._nodes],
         )
+
+    async def _find_coordinator(self, request: Request, user: User) -> Any:
+        """Name this replica, which refuses what a coordinator is asked. librdkafka, which cannot do without a group.id, looks for one also
+        where partitions are assigned, and would report an error to applications that commit nothing.
+        """
+        response, me = metadata.FindCoordinatorResponse, self._me
+        rows = [
+            response.Coordinator(key=key, node_id=me.id, host=me.host, port=me.port, error_code=ErrorCode.NONE, error_message=None)
+            for key in request.body.coordinator_keys or ()
+        ]
+        return response(
+            throttle_time_ms=0, error_code=ErrorCode.NONE, error_message=None, node_id=me.id, host=me.host, port=me.port, coordinators=rows
+        )  # fmt: skip
 
     async def _describe_configs(self, request: Request, user: User) -> Any:
         topics = await self._partitions.topics()
@@ -419,17 +433,6 @@ def _refuse_produce(body: Any) -> tuple[ErrorCode, Any]:
     return code, response(responses=topics, throttle_time_ms=0)
 
 
-def _refuse_coordinator(body: Any) -> tuple[ErrorCode, Any]:
-    code, response = ErrorCode.GROUP_AUTHORIZATION_FAILED, metadata.FindCoordinatorResponse
-    rows = [
-        response.Coordinator(key=key, node_id=-1, host="", port=-1, error_code=code, error_message=NO_GROUPS)
-        for key in body.coordinator_keys or ()
-    ]
-    return code, response(
-        throttle_time_ms=0, error_code=code, error_message=NO_GROUPS, node_id=-1, host="", port=-1, coordinators=rows
-    )  # fmt: skip
-
-
 def _refuse_committed_offsets(body: Any) -> tuple[ErrorCode, Any]:
     code, response = ErrorCode.GROUP_AUTHORIZATION_FAILED, consumer.OffsetFetchResponse
     groups = [response.OffsetFetchResponseGroup(group_id=group.group_id, topics=[], error_code=code) for group in body.groups or ()]
@@ -490,7 +493,6 @@ def _refuse_producer_id(body: Any) -> tuple[ErrorCode, Any]:
 
 REFUSALS: Final[Mapping[int, Callable[[Any], tuple[ErrorCode, Any]]]] = {
     producer.ProduceRequest.API_KEY: _refuse_produce,
-    metadata.FindCoordinatorRequest.API_KEY: _refuse_coordinator,
     consumer.OffsetFetchRequest.API_KEY: _refuse_committed_offsets,
     consumer.OffsetCommitRequest.API_KEY: _refuse_commit,
     consumer.JoinGroupRequest.API_KEY: _refuse_join,
