@@ -77,7 +77,7 @@ def test_clients_read_a_bucket(tmp_path: Path, s3_bucket: Bucket, name: str) -> 
         both(family, cli.export(tmp_path / "compacted"))
 
 
-@pytest.mark.parametrize("name", ("librdkafka", *FAMILIES))
+@pytest.mark.parametrize("name", ["librdkafka", *FAMILIES])
 def test_clients_stop_before_an_open_transaction_and_begin_at_a_raised_log_start(tmp_path: Path, name: str) -> None:
     cli = TierCli(tmp_path / "cli", SETTINGS)
     log = LogBuilder()
