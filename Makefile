@@ -36,10 +36,12 @@ agent-demo: setup ## A stock broker with short retention, the agent, the daemon,
 	@$(RUN) tests.support.agent_demo
 
 test: setup ## The tests that need nothing but Python, random ones with few seeds: about 10 minutes on two cores
+	@.venv/bin/python -c 'from compactor.cleaner.precompile import precompile_kernels; precompile_kernels()' # once, not in each worker
 	@$(RUN) pytest -n $(WORKERS) -m "not check and not slow" --hypothesis-profile quick $(TESTS)
 
 check: setup ## The other tests that CI requires, at full depth: brokers, Spark, browser, emulators (needs Java, Maven, Go, npm)
 	@sh .ci/java || true
+	@.venv/bin/python -c 'from compactor.cleaner.precompile import precompile_kernels; precompile_kernels()' # once, not in each worker
 	@$(RUN) tests.nightly --age
 	@$(RUN) pytest -n $(WORKERS) -m "(check or deep) and not slow" $(TESTS)
 

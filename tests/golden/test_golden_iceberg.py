@@ -49,7 +49,9 @@ def compare_table(case: Round, folder: Path, table: str = "orders") -> list[tupl
     """Import a log, run a round, and compare the table with two readers of other kinds. Return its offsets, keys and values."""
     properties = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": (folder / "warehouse").as_uri()}
     topic = {"table": f"kafka.{table}"}
-    cli = TierCli(folder / f"own-{table}", {"outputs.iceberg.catalog": properties, "outputs.iceberg.topics.orders": topic})
+    cleaner = {"keyless_records": "drop"}  # as Kafka does
+    outputs = {"outputs.iceberg.catalog": properties, "outputs.iceberg.topics.orders": topic}
+    cli = TierCli(folder / f"own-{table}", {"cleaner": cleaner, **outputs})
     cli.bring(case.log_dir)
     assert cli.run("--now", case.params["now"])["status"] == "cleaned"
     assert cli.do("outputs", "write")["partitions"][0]["status"] == "written"

@@ -155,14 +155,14 @@ def test_a_control_log_that_was_set_back_is_not_believed_from_memory(cli: TierCl
     (shown,) = cli.do("topics")["partitions"]
     assert [shown] != cleaned
     exported = cli.do("export", "orders-0", tmp_path / "out")
-    assert exported.pop("skipped") == []
+    assert (exported.pop("skipped"), exported.pop("open_transactions")) == ([], [])
     assert {field: shown[field] for field in exported} == exported
     (row,) = cli.do("run", "--force")["partitions"]
     assert row["status"] == "cleaned"
 
 
 @pytest.mark.damages
-@pytest.mark.parametrize(("field", "value", "word"), [("size_bytes", 999, "999 bytes"), ("max_timestamp_ms", 7, "of 7")])
+@pytest.mark.parametrize(("field", "value", "word"), [("size_bytes", 999, "999 bytes"), ("max_timestamp_ms", 7, "of 1970-01-01T00:00:00Z")])
 def test_metadata_that_does_not_fit_its_object(field: str, value: int, word: str, cli: TierCli) -> None:
     record = cli.tier / f".tiered-compactor/partitions/orders-0/log/{2:020}.json"
     document = json.loads(record.read_bytes())["record"]

@@ -72,7 +72,8 @@ def test_parts_come_out_as_wholes(first: list[Any], rounds: list[Any], least: in
         for number, (steps, passes) in enumerate(rounds):
             add(log, steps)
             now += passes
-            tier.bring(log.write(folder / f"log-{number}"))
+            # Offsets that the log skips are signs of a log cleaner.
+            tier.do("import", log.write(folder / f"log-{number}"), "--topic", "orders", "--partition", "0", "--accept-loss")
             twin, whole = run_whole_on_copy(tier, folder / f"twin-{number}", "--now", now)
             row = tier.run("--now", now)
             for figure in ("segments_out", "records_read", "records_kept", "bytes_written", "next_dirty_offset"):
