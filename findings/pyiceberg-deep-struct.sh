@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # pyiceberg 0.12.0: a schema update commits a struct of 70 levels, and the same version cannot load the table afterwards.
 #
+# Input: a schema with a column of nested structs.
 # Expected: what an update accepts and commits can be read again by the program that wrote it.
 # Seen:     union_by_name commits; load_table then fails with "recursion limit exceeded" of the JSON parser. 60 levels work.
 set -euo pipefail

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # pyiceberg 0.12.0, SQL catalog: expiring a snapshot drops a tag that somebody else has set on it meanwhile.
 #
+# Input: a table of two snapshots, a tag on the first one, and an expiry that was prepared before the tag.
 # Expected: the commit of the expiry is refused, or keeps the snapshot, because a tag protects it (Iceberg's specification: a snapshot that
 #           a tag names is kept until the tag is removed or its own age has passed).
 # Seen:     the expiry commits. ExpireSnapshots sends no requirement about references, and removing the snapshot removes the tag silently.
