@@ -11,7 +11,7 @@ trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet --disable-pip-version-check 'pyiceberg==0.12.0' 'pyarrow==21.0.0' 'sqlalchemy==2.0.43'
 cd "$folder"
-"$folder/venv/bin/python" - <<'PYTHON'
+"$folder/venv/bin/python" - <<'PYTHON' || { echo "changed: something else was seen before"; exit 1; }
 import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
 
