@@ -39,8 +39,9 @@ from compactor.tier.publishers import ControlLogPublisher, RefusingPublisherOfRe
 if TYPE_CHECKING:
     from compactor.brokers.conditions import ClusterConfirmations
     from compactor.brokers.metadata_topic.connection import KafkaConnection
-    from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
+    from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka, ClusterTopicIds
     from compactor.brokers.view import BrokerMetadata
+    from compactor.transfer.incarnations import TopicSettingsQuery
 
 
 def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[str, TopicId] | None = None) -> Tier:
@@ -224,11 +225,24 @@ def cluster_confirmations(settings: Settings) -> ClusterConfirmations:
 
 def create_topic_ids_query(settings: Settings) -> Callable[[Sequence[str]], ClusterTopicIds] | None:
     """Return a function that requests the ids of topics from the configured brokers by name; None if no brokers are configured."""
+    queries = _create_cluster_queries(settings)
+    return None if queries is None else queries.topic_ids
+
+
+def create_topic_settings_query(settings: Settings) -> TopicSettingsQuery | None:
+    """Return a function that requests from the configured brokers what is set for compaction on topics; None if no brokers are
+    configured.
+    """
+    queries = _create_cluster_queries(settings)
+    return None if queries is None else queries.compaction_settings
+
+
+def _create_cluster_queries(settings: Settings) -> AgentClusterQueriesOverKafka | None:
     if not settings.kafka.has_configured_brokers:
         return None
     from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka
 
-    return AgentClusterQueriesOverKafka(kafka_connection_settings(settings)).topic_ids
+    return AgentClusterQueriesOverKafka(kafka_connection_settings(settings))
 
 
 def kafka_connection_settings(settings: Settings) -> KafkaConnection:

@@ -62,11 +62,13 @@ class TierMetadataSource:
         """
         return 0
 
-    def topic_settings_in_kafka(self, topic: str) -> Mapping[str, str] | None:
-        """Return the settings that are set on the topic itself in Kafka, by Kafka's names: empty if no broker writes the tier, None if the
-        brokers have no such topic.
+    def topic_settings_in_kafka(self, topic: str, read_catalog: Callable[[], CatalogState]) -> Mapping[str, str] | None:
+        """Return the settings that are set on the topic itself in Kafka, by Kafka's names. On a compactor-managed tier, those that an agent
+        or import has recorded. None if brokers write the tier and have no such topic.
+
+        :param read_catalog: reads the catalog; called only if the settings are recorded there.
         """
-        return {}
+        return read_catalog().topic_settings.get(topic, {})
 
     def broker_retention_ms(self, topic: str) -> int | None:
         """Return the topic's ``retention.ms`` on the brokers (-1: unlimited). None if the brokers have no such topic, if they do not report
@@ -118,7 +120,7 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
         return max(0, self.brokers.topic_status(partition.topic).log_starts.get(partition.partition, 0))
 
     @override
-    def topic_settings_in_kafka(self, topic: str) -> Mapping[str, str] | None:
+    def topic_settings_in_kafka(self, topic: str, read_catalog: Callable[[], CatalogState]) -> Mapping[str, str] | None:
         return self.brokers.topic_status(topic).chosen if topic in self.brokers.topic_ids() else None
 
     @override
@@ -184,6 +186,10 @@ class ListedTierMetadataSource(TierMetadataSource):
     @override
     def catalog_from_object_listing(self) -> CatalogState:
         return CatalogState(layout=self._layout, partitions=dict.fromkeys(map(str, self.listed.list_topic_partitions()), 0))
+
+    @override
+    def topic_settings_in_kafka(self, topic: str, read_catalog: Callable[[], CatalogState]) -> Mapping[str, str] | None:
+        return {}
 
     @override
     def make_converter_of_log_to_reader_state(self, partition: TopicPartition) -> ControlLogStateToReaderState:

@@ -337,11 +337,24 @@ class Tier:
         if self.local is not None:
             self.local.close()
 
+    def topic_settings_in_kafka(self, topic: str) -> Mapping[str, str] | None:
+        """Return the settings of a topic in Kafka that apply to its cleaning, by Kafka's names; None if the tier has no such topic."""
+        return self.metadata.topic_settings_in_kafka(topic, lambda: self.catalog.state)
+
+    def source_of_topic_setting(self, topic: str, key: str) -> str:
+        """Return where the value of a topic's cleaner setting comes from: a file, an environment variable, ``topic NAME`` (set on the topic
+        in Kafka), or ``default``.
+        """
+        cleaner = self.settings.cleaner_settings_for_topic(topic)
+        if key == "retention_ms" and cleaner.cleanup_policy != "compact" and self.metadata.broker_retention_ms(topic) is not None:
+            return f"topic {topic}"
+        return self.settings.source_of_topic_setting(topic, key, self.topic_settings_in_kafka(topic) or {})
+
     def cleaner_settings_for_topic(self, topic: str) -> CleanerSettings:
-        """Return the cleaner settings of a topic. The topic's settings on the brokers override section [cleaner], and the matching [topics]
+        """Return the cleaner settings of a topic. The topic's settings in Kafka override section [cleaner], and the matching [topics]
         table overrides both. Raises UsageError if the settings contradict each other.
         """
-        cleaner = self.settings.cleaner_settings_for_topic(topic, self.metadata.topic_settings_in_kafka(topic) or {})
+        cleaner = self.settings.cleaner_settings_for_topic(topic, self.topic_settings_in_kafka(topic) or {})
         expires_ms = self.metadata.broker_retention_ms(topic) if cleaner.cleanup_policy != "compact" else None
         cleaner = cleaner if expires_ms is None else cleaner.model_copy(update={"retention_ms": expires_ms})
         if cleaner.min_cleanable_dirty_ratio != "auto":

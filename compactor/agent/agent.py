@@ -48,6 +48,7 @@ from compactor.agent.status import SHARED, AgentCounters, AgentStatus, with_uplo
 from compactor.agent.uploads import SegmentUploader
 from compactor.brokers.metadata_topic.leaders import ClusterPartitionLeaders, ClusterTopicIds, LeaderReportedLogEnd
 from compactor.config.settings import Settings
+from compactor.constants import TopicId
 from compactor.errors import CompactorError, StoreError, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.service.journal import EventLogger, ServiceEventLogger
@@ -55,6 +56,7 @@ from compactor.service.loop import PollingLoop
 from compactor.service.retry_delay import backoff_ms
 from compactor.service.stopping import Stopped
 from compactor.transfer.import_root import is_topic_chosen, topics_in_catalog
+from compactor.transfer.incarnations import unreadable_settings_message
 from compactor.transfer.log_directory import path_of_segment_staged_for_deletion
 from compactor.transfer.staged_file_rules import FileStagedForDeletion
 from compactor.transfer.staged_files import OpenFilesStagedForDeletion
@@ -64,6 +66,8 @@ UPLOADS_PER_THREAD = 4
 """Simultaneous uploads per thread of ``daemon.threads``. Uploads of small segments mostly wait for the store."""
 ASKED_AT_ONCE = 1_000
 """Number of due uploads, the next ones first, for which the leaders are asked in one request where their logs end."""
+TOPIC_SETTINGS_MS = 600_000
+"""Time after which the cluster is asked again what is set for compaction on the topics."""
 BROKER_RETRY_MS = 2_000
 MAX_BROKER_RETRY_MS = 60_000
 
@@ -87,6 +91,11 @@ class AgentClusterQueries(Protocol):
 
     def topic_ids(self, topics: Sequence[str]) -> ClusterTopicIds:
         """Return the ids that these topics have in the cluster now. May be called from several threads."""
+
+    def compaction_settings(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str] | None]:
+        """Return what is set for compaction on these topics, by Kafka's names: none if their brokers do not compact them, None if this user
+        may not read it.
+        """
 
     def retention_ms(self, topic: str) -> int | None:
         """Return the topic's ``retention.ms``, -1 if unlimited, or None if this user may not read it."""
@@ -118,6 +127,10 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         self._staged = OpenFilesStagedForDeletionByPartition()
         self._retentions: dict[str, int | None] = {}
         self._delete_delays: dict[str, int] = {}
+        self._topics_with_settings: Mapping[str, TopicId] = {}
+        self._settings_asked_ms = 0
+        self._unreadable_settings: set[str] = set()
+        self._left_out: set[str] = set()
         self._tallies = AgentCounters()
         self._problems: dict[str, str] = {}
         self._tier_ready = False
@@ -200,7 +213,8 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
                         hint="One agent, one broker",
                     )
                 whose = identity
-                seen |= {each.partition: each for each in scan_log_directory(Path(text), rules.topics, known, now_ms, held)}
+                listings = scan_log_directory(Path(text), rules.topics, known, now_ms, held, self._report_left_out)
+                seen |= {each.partition: each for each in listings}
             except CompactorError as error:
                 self._record_or_clear_agent_wide_problem(text, str(error))
                 lost = True
@@ -220,6 +234,12 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
             del self._upload_states[name]
             self._staged.close_staged_files_of_partition(name)
         return whose
+
+    def _report_left_out(self, topic: str) -> None:
+        """Log, once for each topic, that it is not uploaded because its name begins with ``__``."""
+        if topic not in self._left_out:
+            self._left_out.add(topic)
+            self._log(f"{topic} is left out: agent.topics chooses a name that begins with __ only by an expression that begins so")
 
     def _open_files_staged_for_deletion(self) -> None:
         """Open the files staged for deletion whose offsets are missing in the tier, and close those that are no longer needed."""
@@ -315,13 +335,21 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         for name, upload_state in self._upload_states.items():
             self._upload_states[name] = with_leadership(upload_state, reported.leaders.get(name) == identity.broker_id)
         with suppress(StoreError):  # asked again the next time; it matters only for a topic that is created again
-            self._uploads.record_topics_of_cluster_in_catalog(
-                {
-                    upload_state.partition.topic: upload_state.seen.topic_id
-                    for upload_state in self._upload_states.values()
-                    if upload_state.leads
-                }
-            )
+            led = {state.partition.topic: state.seen.topic_id for state in self._upload_states.values() if state.leads}
+            self._uploads.record_topics_of_cluster_in_catalog(led)
+            self._record_topic_settings_if_due(led, now_ms)
+
+    def _record_topic_settings_if_due(self, topic_ids: Mapping[str, TopicId], now_ms: int) -> None:
+        """Record what is set for compaction on the topics that this broker leads: when a topic is new, and every TOPIC_SETTINGS_MS. Raises
+        StoreError.
+        """
+        if topic_ids.items() <= self._topics_with_settings.items() and now_ms < self._settings_asked_ms + TOPIC_SETTINGS_MS:
+            return
+        refused = self._uploads.record_settings_of_topics_in_catalog(topic_ids, self._brokers.compaction_settings)
+        self._topics_with_settings, self._settings_asked_ms = topic_ids, now_ms
+        if new := sorted(set(refused) - self._unreadable_settings):
+            self._unreadable_settings.update(new)
+            self._log(unreadable_settings_message(new))
 
     def _record_failed_cluster_query_and_delay_next(self, reason: str, now_ms: int) -> None:
         """Record that the cluster gave no answer, or no usable one, and delay the next request to it."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -64,6 +64,7 @@ def scan_log_directory(
     last_listings: Mapping[TopicPartition, PartitionDirectoryListing],
     now_ms: int,
     topics_in_tier: Container[str] = (),
+    on_left_out: Callable[[str], None] = lambda topic: None,
 ) -> Iterator[PartitionDirectoryListing]:
     """Yield the listing of each partition directory whose topic is chosen (``is_topic_chosen``), in order of names.
 
@@ -73,6 +74,7 @@ def scan_log_directory(
     :param topics: regular expressions, each matched against whole topic names.
     :param last_listings: the latest listing of each partition.
     :param topics_in_tier: topics that the tier holds already.
+    :param on_left_out: called with the topic of each directory that is left out although an expression matches, as its name begins with __.
     :raises UsageError: if ``log_dir`` cannot be read.
     """
     try:
@@ -82,7 +84,11 @@ def scan_log_directory(
         raise UsageError(f"{log_dir} cannot be read: {error.strerror}", hint="Check its owner and its mode") from error
     for text in sorted(names):
         name = _parse_directory_name(text)
-        if name is None or name.topic == METADATA_LOG or not is_topic_chosen(name.topic, topics, topics_in_tier):
+        if name is None or name.topic == METADATA_LOG:
+            continue
+        if not is_topic_chosen(name.topic, topics, topics_in_tier):
+            if any(re.fullmatch(regex, name.topic) for regex in topics):
+                on_left_out(name.topic)
             continue
         path = log_dir / text
         try:

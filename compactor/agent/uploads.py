@@ -23,7 +23,13 @@ from compactor.round.compaction import disk_budget_bytes
 from compactor.service.stopping import InterruptibleStore, Stopped, StopRequest
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions, ImportReport, ImportResources
-from compactor.transfer.incarnations import TopicIdsQuery, TopicRecreationConfirmationSources, record_cluster_of_topics
+from compactor.transfer.incarnations import (
+    TopicIdsQuery,
+    TopicRecreationConfirmationSources,
+    TopicSettingsQuery,
+    record_cluster_of_topics,
+    record_settings_of_topics,
+)
 from compactor.transfer.log_identity import PARTITION_METADATA
 from compactor.transfer.staged_files import OpenFilesStagedForDeletion
 
@@ -67,6 +73,13 @@ class SegmentUploader:
         """Record in the catalog that these topics, with their ids, belong to the brokers' cluster. Raises StoreError."""
         with self._one_at_a_time:
             record_cluster_of_topics(self._tier.catalog, topic_ids, self._ask)
+
+    def record_settings_of_topics_in_catalog(self, topic_ids: Mapping[str, TopicId], ask_settings: TopicSettingsQuery) -> list[str]:
+        """Record in the catalog what is set for compaction on these topics, which have these ids. Return the topics whose settings may not
+        be read. Raises StoreError.
+        """
+        with self._one_at_a_time:
+            return record_settings_of_topics(self._tier.catalog, topic_ids, self._ask, ask_settings)
 
     def _import_new_segments(self, upload_state: PartitionUploadState, held_files: OpenFilesStagedForDeletion | None) -> UploadOutcome:
         """Import the partition's new segments below the high watermark. If no leader has answered, or this replica does not know the

@@ -236,6 +236,7 @@ class CleanerSettings(SettingsSection):
         return CleanerPolicy(**{name: getattr(self, name) for name in CleanerPolicy.model_fields})
 
 
+_MIN_LAG, _MAX_LAG = "min_compaction_lag_ms", "max_compaction_lag_ms"
 TOPIC_POLICY: Mapping[str, str] = {
     "min.cleanable.dirty.ratio": "min_cleanable_dirty_ratio",
     "delete.retention.ms": "delete_retention_ms",
@@ -381,8 +382,11 @@ class Settings(StrictFrozenModel):
         """Return the cleaner settings of a topic: [cleaner], overridden by the first [topics] table whose expression matches the topic's
         whole name.
 
+        A minimum lag above the maximum lag, which Kafka refuses, would stop all topics of a tier here. The one of the two that has
+        precedence holds, and the other one is set to it.
+
         :param topic_settings: settings of the topic in Kafka, by Kafka's names. They override [cleaner] and are overridden by [topics].
-        :raises UsageError: if the combination is invalid.
+        :raises UsageError: if a value is invalid.
         """
         pattern = self.matching_topic_pattern(topic)
         cleaner = self.cleaner if pattern is None else self.topics[pattern]
@@ -392,7 +396,12 @@ class Settings(StrictFrozenModel):
             return cleaner
         try:
             kinds = {key: float if key == "min_cleanable_dirty_ratio" else int for key in own}
-            return CleanerSettings(**{**cleaner.model_dump(), **{key: kinds[key](value) for key, value in own.items()}})
+            values = {**cleaner.model_dump(), **{key: kinds[key](value) for key, value in own.items()}}
+            if values[_MIN_LAG] > values[_MAX_LAG] and not {_MIN_LAG, _MAX_LAG} <= own.keys():
+                of_topic, other = (_MIN_LAG, _MAX_LAG) if _MIN_LAG in own else (_MAX_LAG, _MIN_LAG)
+                is_in_table = pattern is not None and other in self.overridden_setting_names(pattern)
+                values |= {of_topic: values[other]} if is_in_table else {other: values[of_topic]}
+            return CleanerSettings(**values)
         except ValueError as error:
             what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             hint = f"Set what shall hold under [topics.{json.dumps(re.escape(topic))}]"
@@ -404,13 +413,19 @@ class Settings(StrictFrozenModel):
 
     def source_of_topic_setting(self, topic: str, key: str, topic_settings: Mapping[str, str]) -> str:
         """Return where a topic's cleaner setting is set: a file, an environment variable, ``topic NAME`` (on the brokers), or ``default``.
+        For a lag that is set to the other lag, the name of the latter.
 
         :param topic_settings: settings of the topic in Kafka, by Kafka's names.
         """
         pattern = self.matching_topic_pattern(topic)
         if pattern is not None and key in self.overridden_setting_names(pattern):
             return f"{self.source_of_setting(topic_override_key(pattern, key))}, [topics.{json.dumps(pattern)}]"
-        if any(ours == key and theirs in topic_settings for theirs, ours in TOPIC_POLICY.items()):
+        chosen = next((topic_settings[theirs] for theirs, ours in TOPIC_POLICY.items() if ours == key and theirs in topic_settings), None)
+        if key in (_MIN_LAG, _MAX_LAG):
+            stated = getattr(self.cleaner_settings_for_topic(topic), key) if chosen is None else int(chosen)
+            if getattr(self.cleaner_settings_for_topic(topic, topic_settings), key) != stated:
+                return _MAX_LAG if key == _MIN_LAG else _MIN_LAG
+        if chosen is not None:
             return f"topic {topic}"
         return self.source_of_setting(f"cleaner.{key}")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from compactor.constants import NEVER_MS
+
 UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _STEPS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
@@ -71,3 +73,12 @@ def format_duration(milliseconds: float) -> str:
 def count_noun(count: int, singular: str, plural: str = "") -> str:
     """Return a count with its noun in singular or plural, such as ``1 partition`` or ``2 partitions``."""
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
+
+
+def format_setting(key: str, value: object) -> str:
+    """Return the value of the setting ``key`` as text. A size or duration is followed by the same value in larger units, in parentheses."""
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    is_size = key.endswith(("_bytes", "_bytes_per_s"))
+    words = "no limit" if value >= NEVER_MS else format_size(value) if is_size else format_duration(value) if key.endswith("_ms") else ""
+    return f"{value} ({words})" if words else str(value)

@@ -121,11 +121,15 @@ class TopicsConfirmed(StrictFrozenModel):
     exist.
 
     topic_ids: topic name -> topic id.
+    settings: topic name -> what applies to its compaction and is set on the topic itself, by Kafka's names; empty for a topic that the
+        cluster does not compact. A topic that is not named keeps what is recorded. Versions of the program without this field refuse a
+        record that has it.
     """
 
     type: Literal["topics_confirmed"] = "topics_confirmed"
     cluster_id: str
     topic_ids: dict[str, TopicId]
+    settings: dict[str, dict[str, str]] = Field(default_factory=dict, exclude_if=lambda value: not value)
 
 
 class TopicRecreated(StrictFrozenModel):

@@ -193,12 +193,25 @@ def check_deleted_topic_id_matches(state: PartitionState, record: ControlRecord[
     return "" if given in ("", state.topic_id) else f"topic id {given} was deleted, and the tier has the log of {state.topic_id or 'none'}"
 
 
+def may_cluster_report_settings(state: CatalogState, topic: str, topic_id: TopicId, cluster_id: str) -> bool:
+    """Return whether a cluster's settings for a topic apply to the topic in the tier: no later topic has superseded this topic id, and no
+    other cluster has it.
+    """
+    return topic_id not in state.superseded.get(topic, {}) and state.topic_clusters.get(topic_id, cluster_id) == cluster_id
+
+
 def catalog_changes_by_topic_record(state: CatalogState, body: TopicsConfirmed | TopicRecreated | TopicsInspected) -> dict[str, Any]:
     """Return the changed fields of the catalog after a record about topic ids; an empty dictionary if the record has no effect."""
     if isinstance(body, TopicsConfirmed):
         # The first cluster counts: topic ids are unique, so that a second one is a mistake or a copy.
         new = {topic_id: body.cluster_id for topic_id in body.topic_ids.values() if topic_id not in state.topic_clusters}
-        return {"topic_clusters": state.topic_clusters | new}
+        reported = {
+            topic: body.settings[topic]
+            for topic, topic_id in body.topic_ids.items()
+            if topic in body.settings and may_cluster_report_settings(state, topic, topic_id, body.cluster_id)
+        }
+        settings = {topic: chosen for topic, chosen in {**state.topic_settings, **reported}.items() if chosen}
+        return {"topic_clusters": state.topic_clusters | new, "topic_settings": settings}
     if isinstance(body, TopicRecreated):
         if topic_recreation_problem(state, body):
             return {}

@@ -45,7 +45,7 @@ VERSION = 8
 * 5 could not raise the log start;
 * 6 had one incarnation per topic name, no log start of brokers, and no groups that expired during their round;
 * 7 did not record that a log cleaner had compacted a log before its import, dropped records without a key, and had no log start of
-    brokers in plans.
+    brokers in plans and no settings of topics.
 """
 
 

@@ -403,6 +403,8 @@ class CatalogState(ControlLogState):
 
     topic_clusters: dict[TopicId, str] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """Topic id -> id of the cluster that has said that a topic name has this id. No other cluster can say what becomes of the topic."""
+    topic_settings: dict[str, dict[str, str]] = Field(default_factory=dict, exclude_if=_is_field_empty)
+    """Topic name -> what is set for its compaction on the topic itself, by Kafka's names, as its cluster has last reported."""
     superseded: dict[str, dict[TopicId, TopicId]] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """Topic name -> former topic id -> the topic id that superseded it."""
     withdrawn: dict[str, tuple[str, ...]] = Field(default_factory=dict, exclude_if=_is_field_empty)

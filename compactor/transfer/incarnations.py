@@ -23,6 +23,7 @@ from compactor.control.incarnations import (
     classify_topic_id,
     ids_that_superseded_topic,
     latest_incarnation_of_partition,
+    may_cluster_report_settings,
     newest_successor_topic_id,
     topic_recreation_problem,
 )
@@ -34,6 +35,10 @@ from compactor.model.ids import TopicPartition, partition_of_incarnation
 
 TopicIdsQuery = Callable[[Sequence[str]], ClusterTopicIds]
 """Asks a cluster for the ids of topics by name. Raises StoreError."""
+
+TopicSettingsQuery = Callable[[Sequence[str]], Mapping[str, Mapping[str, str] | None]]
+"""Asks a cluster which settings for compaction are set on topics themselves, by Kafka's names: none if it does not compact the topic, None
+if the user may not read them. Raises StoreError."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,47 @@ def record_cluster_of_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicI
 
     catalog.append_due_records(build_missing_topics_confirmed_record)
     write_snapshot_if_due(catalog)
+
+
+def record_settings_of_topics(
+    catalog: CatalogLog, topic_ids: Mapping[str, TopicId], ask: TopicIdsQuery, ask_settings: TopicSettingsQuery
+) -> list[str]:
+    """Record in the catalog what is set for compaction on these topics in their cluster, as far as it has changed, so that processes
+    without brokers clean the tier by it. Return the topics whose settings may not be read; what is recorded of them stays. Raises
+    StoreError.
+
+    :param topic_ids: ids of imported topics, by name. Topics that the cluster does not have now under this name and id are left out.
+    :param ask: requests topic ids from the cluster.
+    :param ask_settings: requests settings of topics from the same cluster.
+    """
+    named = sorted(topic for topic, given in topic_ids.items() if given)
+    answer = ask(named) if named else ClusterTopicIds("", {})
+    current = [topic for topic in named if answer.cluster_id and answer.topic_ids.get(topic) == topic_ids[topic]]
+    found = ask_settings(current) if current else {}
+
+    def build_changed_settings_record(state: CatalogState) -> TopicsConfirmed | None:
+        """Return the record to append to this state of the catalog, or None if everything is recorded, or another cluster has the topic."""
+        new = {
+            topic: dict(chosen)
+            for topic, chosen in found.items()
+            if chosen is not None
+            and state.topic_settings.get(topic, {}) != chosen
+            and may_cluster_report_settings(state, topic, topic_ids[topic], answer.cluster_id)
+        }
+        ids = {topic: topic_ids[topic] for topic in new}
+        return TopicsConfirmed(cluster_id=answer.cluster_id, topic_ids=ids, settings=new) if new else None
+
+    catalog.append_due_records(build_changed_settings_record)
+    write_snapshot_if_due(catalog)
+    return [topic for topic, chosen in found.items() if chosen is None]
+
+
+def unreadable_settings_message(topics: Sequence[str]) -> str:
+    """Return as text that this user may not read the settings of these topics, and what applies instead."""
+    return (
+        f"what is set for compaction on {', '.join(topics)} is unknown: DESCRIBE_CONFIGS is not allowed. What was recorded before, else "
+        "[cleaner], applies"
+    )
 
 
 def _has_equal_last_records(count_equal_records: Callable[[], int]) -> bool:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from compactor.access.tier import Tier
-from compactor.config.settings import CleanerSettings
+from compactor.config.settings import TOPIC_POLICY, CleanerSettings
+from compactor.config.units import format_setting
 from compactor.control.grace import grace_period_ms
 from compactor.control.leadership import LeaseInfo, current_lease
 from compactor.control.logs import retry_if_object_missing
@@ -94,6 +95,7 @@ def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Exp
     facts = (
         *_block_facts(block, summary),
         *_partition_status_facts(state, lease, now_ms),
+        _settings_fact(tier, partition.topic, cleaner),
         *_dirty_segment_facts(state, found, cleaner, transaction, now_ms),
         *_retention_facts(state, outlook, tier.first_readable_offset(state)),
         *_deletion_and_import_facts(state, tier, now_ms),
@@ -118,6 +120,13 @@ def _block_facts(block: Block | None, summary: PartitionSummary) -> Iterator[Exp
     text = f"no round can clean it{since}, {format_size(held)} wait: {block.reason}" + (f". {block.next_step}" if block.next_step else "")
     values = {"cause": block.cause.value, "since_ms": block.since_ms or None, "waiting_bytes": held, "next_step": block.next_step}
     yield ExplanationFact("blocked", text, values)
+
+
+def _settings_fact(tier: Tier, topic: str, cleaner: CleanerSettings) -> ExplanationFact:
+    """Return a fact about the settings that Kafka has per topic, too: values, and where each comes from."""
+    values = {key: {"value": getattr(cleaner, key), "source": tier.source_of_topic_setting(topic, key)} for key in TOPIC_POLICY.values()}
+    text = ", ".join(f"{key} {format_setting(key, one['value'])} from {one['source']}" for key, one in values.items())
+    return ExplanationFact("settings", text.replace("from default", "by default"), {"settings": values})
 
 
 def _explain_partition_known_only_by_listing(tier: Tier, partition: TopicPartition) -> Explanation:

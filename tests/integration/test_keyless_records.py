@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from compactor.access.rounds import compact
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.control.deletion import raise_log_start
@@ -17,6 +18,7 @@ from compactor.model.ids import TopicPartition
 from compactor.round import compaction
 from tests.builders import GZIP, LZ4, NONE, LogBuilder, entry, wrapper
 from tests.support.deployment import Deployment
+from tests.support.memory_brokers import MemoryBrokers
 
 NAME = TopicPartition("orders", 0)
 HOUR = 3_600_000
@@ -207,3 +209,17 @@ class TestInternalTopics:
         topics, remarks = imported()
         assert topics == ["__remote_log_metadata", "orders"]
         assert "__remote_log_metadata goes on because the tier holds it" in remarks[0]
+
+
+def test_brokers_get_no_record_about_a_round_that_would_drop_them(tmp_path: Path) -> None:
+    """Refused before the first COPY_SEGMENT_STARTED: nothing is in the metadata topic that somebody would have to undo."""
+    brokers = MemoryBrokers(tmp_path / "brokers", {"cleaner": {"min_cleanable_dirty_ratio": 0.0}})
+    brokers.topic("orders")
+    brokers.tier(NAME, mixed().write(tmp_path / "log"))
+    before = [len(log) for log in brokers.log.logs]
+    now_ms = brokers.clock_ms()
+    refused = compact(brokers.opened(), NAME, now_ms)
+    assert (refused.status, "have no key" in refused.reason) == ("quarantined", True)
+    assert [len(log) for log in brokers.log.logs] == before
+    assert compact(brokers.opened(cleaner={"keyless_records": "keep"}), NAME, now_ms).status == "cleaned"
+    assert [len(log) for log in brokers.log.logs] != before

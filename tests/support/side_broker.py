@@ -137,6 +137,7 @@ class SideCluster:
     retentions: dict[str, int] = field(default_factory=dict)
     delete_delays: dict[str, int] = field(default_factory=dict)
     topic_ids_of: dict[str, str] = field(default_factory=dict)
+    compaction_settings_of: dict[str, dict[str, str] | None] = field(default_factory=dict)
     down: bool = False
     cluster_id: str = CLUSTER
     asked: int = 0
@@ -158,6 +159,10 @@ class SideCluster:
         if self.down:
             raise Unavailable("no broker answers")
         return ClusterTopicIds(self.cluster_id, {name: TopicId(self.topic_ids_of[name]) for name in names if name in self.topic_ids_of})
+
+    def compaction_settings(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str] | None]:
+        self.asked += 1
+        return {topic: self.compaction_settings_of.get(topic, {}) for topic in topics}
 
     def retention_ms(self, topic: str) -> int | None:
         return self.retentions.get(topic)

@@ -142,6 +142,29 @@ def test_topics_tables_go_before_the_topic_and_that_before_cleaner(tmp_path: Pat
     assert loaded.cleaner_settings_for_topic("other").segment_bytes == 1000
 
 
+@pytest.mark.parametrize(
+    ("table", "chosen", "lags", "yields"),
+    [
+        ("", {"min.compaction.lag.ms": "200"}, (200, 200), "max_compaction_lag_ms"),
+        ("", {"max.compaction.lag.ms": "5"}, (5, 5), "min_compaction_lag_ms"),
+        ("max_compaction_lag_ms = 90", {"min.compaction.lag.ms": "200"}, (90, 90), "min_compaction_lag_ms"),
+        ("min_compaction_lag_ms = 60", {"max.compaction.lag.ms": "5"}, (60, 60), "max_compaction_lag_ms"),
+        ("", {"min.compaction.lag.ms": "20", "max.compaction.lag.ms": "30"}, (20, 30), ""),
+    ],
+)
+def test_of_two_lags_that_contradict_each_other_the_one_with_precedence_holds(
+    tmp_path: Path, table: str, chosen: dict[str, str], lags: tuple[int, int], yields: str
+) -> None:
+    path = tmp_path / "tiered-compactor.toml"
+    path.write_text(f"[cleaner]\nmin_compaction_lag_ms = 50\nmax_compaction_lag_ms = 100\n[topics.orders]\n{table}\n")
+    loaded = load_settings(str(path), {})
+    cleaner = loaded.cleaner_settings_for_topic("orders", chosen)
+    assert (cleaner.min_compaction_lag_ms, cleaner.max_compaction_lag_ms) == lags
+    names = ["min_compaction_lag_ms", "max_compaction_lag_ms"]
+    sources = {name: loaded.source_of_topic_setting("orders", name, chosen) for name in names}
+    assert [name for name in names if sources[name] in names] == ([yields] if yields else [])
+
+
 def test_settings_that_do_not_go_together_are_told() -> None:
     with pytest.raises(UsageError, match="the settings of topic orders and \\[cleaner\\] do not go together: .*min_compaction_lag_ms"):
         load_settings(None, {}).cleaner_settings_for_topic("orders", {"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"})

@@ -100,6 +100,17 @@ def test_a_program_of_format_version_6_refuses_what_version_7_has_added_by_the_v
     assert "Upgrade" in error.value.hint
 
 
+def test_a_program_of_format_version_7_refuses_settings_of_topics_by_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not clean by its file alone what a topic's settings protect."""
+    body = TopicsConfirmed(cluster_id="c", topic_ids={"t": ID}, settings={"t": {"min.compaction.lag.ms": "5"}})
+    record = CatalogRecord(version=VERSION, log="catalog", slot=7, incarnation="me", attempt=2, at_ms=5, body=body)
+    document = record.model_dump_json().encode()
+    assert decode_checksummed_json(CatalogRecord, append_checksum(document), WHERE) == record
+    monkeypatch.setattr(records, "VERSION", 7)
+    with pytest.raises(BadControlRecord, match="of format version 8, this program knows version 7"):
+        decode_checksummed_json(CatalogRecord, append_checksum(document.replace(b'"settings"', b'"unknown"')), WHERE)
+
+
 def test_an_unknown_field_or_type_is_refused_and_named() -> None:
     document = verify_and_strip_checksum(SEALED, WHERE)
     with pytest.raises(BadControlRecord, match="novelty"):

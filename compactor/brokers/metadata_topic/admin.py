@@ -179,13 +179,24 @@ class KafkaAdmin:
         offsets = self._request_leader_offsets(
             {name: [one.id for one in topic.partitions if one.leader is not None] for name, topic in described.items()}
         )
-        settings = self._request_topic_settings(list(described))
+        settings = self.read_topic_settings(list(described))
         return {
             name: self._describe_topic(
                 name, topic, offsets, settings[name], reports_missing_append_permission=reports_missing_append_permission
             )
             for name, topic in described.items()
         }
+
+    def read_topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, KafkaSetting] | Refused]:
+        """Return the settings by topic name, or Refused for a topic whose settings this user may not read. Sends one request, or one per
+        topic if the cluster refuses the joint one.
+        """
+        try:
+            return dict(self._request_settings_of_resources("TOPIC", topics))
+        except Refused as error:
+            if len(topics) == 1:
+                return {topics[0]: error}
+        return {name: found for one in topics for name, found in self.read_topic_settings([one]).items()}
 
     def describe_metadata_topic(self, *, reports_missing_append_permission: bool = False) -> TopicDescription:
         """Describe ``__remote_log_metadata``. Raises Refused if it does not exist, because nothing was ever tiered.
@@ -315,17 +326,6 @@ class KafkaAdmin:
             "list offsets", lambda: admin.list_offsets(requests, isolation_level=isolation, request_timeout=timeout)
         )
         return {(at.topic, at.partition): answer for at, answer in found.items()}
-
-    def _request_topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, KafkaSetting] | Refused]:
-        """Return the settings by topic name, or Refused for a topic whose settings this user may not read. Sends one request, or one per
-        topic if the cluster refuses the joint one.
-        """
-        try:
-            return dict(self._request_settings_of_resources("TOPIC", topics))
-        except Refused as error:
-            if len(topics) == 1:
-                return {topics[0]: error}
-        return {name: found for one in topics for name, found in self._request_topic_settings([one]).items()}
 
     def _request_settings_of_resources(self, resource_type: str, resource_names: Sequence[str]) -> dict[str, dict[str, KafkaSetting]]:
         """Return settings by resource name: those in TOPIC_SETTINGS for topics, all for brokers.

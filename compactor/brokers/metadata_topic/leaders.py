@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compactor.brokers.metadata_topic.admin import KafkaAdmin
+from compactor.brokers.metadata_topic.admin import KafkaAdmin, KafkaSetting
 from compactor.brokers.metadata_topic.codec import uuid_text
 from compactor.brokers.metadata_topic.confluent_topic import uuid_to_bytes
 from compactor.brokers.metadata_topic.connection import (
@@ -21,6 +21,9 @@ from compactor.brokers.metadata_topic.connection import (
 from compactor.constants import LeaderEpoch, TopicId
 from compactor.errors import Refused, StoreError
 from compactor.model.ids import TopicPartition
+
+RECORDED_SETTINGS = ("delete.retention.ms", "min.compaction.lag.ms", "max.compaction.lag.ms")
+"""Settings of topics by which their users decide how long records stay readable. The others only say how a broker works."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,17 @@ class AgentClusterQueriesOverKafka:
         """Return the topic's ``file.delete.delay.ms``, or None if this user may not read it. Raises StoreError."""
         return self._read_topic_setting_ms(topic, "file.delete.delay.ms")
 
+    def compaction_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str] | None]:
+        """Return by topic name which of RECORDED_SETTINGS are set on the topic itself: none if its cleanup policy has no ``compact``, None
+        if this user may not read them. Raises StoreError.
+        """
+        admin = KafkaAdmin(self._connection)
+        try:
+            found = admin.read_topic_settings(topics) if topics else {}
+        finally:
+            admin.close()
+        return {topic: None if isinstance(settings, Refused) else _chosen_for_compaction(settings) for topic, settings in found.items()}
+
     def _read_topic_setting_ms(self, topic: str, name: str) -> int | None:
         """Return a setting of a topic, or None if this user may not read it. Raises StoreError."""
         setting = KafkaAdmin(self._connection).describe_topics([topic])[topic].settings.get(name)
@@ -130,3 +144,10 @@ class AgentClusterQueriesOverKafka:
             else:
                 found[name] = LeaderReportedLogEnd(LeaderEpoch(-1 if answer.leader_epoch is None else answer.leader_epoch), answer.offset)
         return found
+
+
+def _chosen_for_compaction(settings: Mapping[str, KafkaSetting]) -> dict[str, str]:
+    """Return which of RECORDED_SETTINGS are set on a topic itself; none if its brokers do not compact it."""
+    if "compact" not in settings["cleanup.policy"].value:
+        return {}
+    return {name: settings[name].value for name in RECORDED_SETTINGS if name in settings and settings[name].source == "topic"}

@@ -6,11 +6,10 @@ import argparse
 import re
 
 from compactor.cli import command_parser
-from compactor.cli.output import Output, Table, format_size
+from compactor.cli.output import Output, Table
 from compactor.config.settings import SECTION_TYPES, Settings, setting_keys, topic_override_key
-from compactor.constants import NEVER_MS
+from compactor.config.units import format_setting
 from compactor.errors import UsageError
-from compactor.views.time_formats import format_duration
 
 _SECRET = re.compile(r"passw|secret|token|jaas|oauth|key\.pem|private|credential|account-key", re.IGNORECASE)
 """Names of properties of librdkafka and of catalogs whose values are not shown."""
@@ -25,7 +24,7 @@ def show_settings(args: argparse.Namespace, out: Output) -> None:
         "problems": [],
         "settings": [{"key": key, "value": value, "source": source} for key, value, source in rows],
     }
-    cells = [(key, _format_setting(key, value), "" if source == "default" else f"from {source}") for key, value, source in rows]
+    cells = [(key, format_setting(key, value), "" if source == "default" else f"from {source}") for key, value, source in rows]
     out.print_result(document, Table("", ("setting", "value", "unless it is the default"), cells, below=1))
 
 
@@ -44,24 +43,14 @@ def _setting_key_value_and_source_rows(settings: Settings) -> list[tuple[str, ob
 
 
 def _topic_setting_key_value_source_rows(args: argparse.Namespace, topic: str) -> list[tuple[str, object, str]]:
-    """Return a row (key, value, source) for each cleaner setting of one topic. On a broker-managed tier ``retention_ms`` may come from the
-    topic's own settings in Kafka.
-
-    Raises UsageError if the tier has no such topic.
-    """
+    """Return a row (key, value, source) for each cleaner setting of one topic. Raises UsageError if the tier has no such topic."""
     from compactor.cli import tiers
 
     tier = tiers.open_configured_tier(args)
-    chosen = tier.metadata.topic_settings_in_kafka(topic)
-    if chosen is None:
+    if tier.topic_settings_in_kafka(topic) is None:
         raise UsageError(f"the tier has no topic {topic}", hint="`topics` lists what it holds")
     values = tier.cleaner_settings_for_topic(topic).model_dump(mode="json")
-    expires = values["cleanup_policy"] != "compact" and tier.metadata.broker_retention_ms(topic) is not None
-    theirs = {"retention_ms": f"topic {topic}"} if expires else {}
-    return [
-        (f"cleaner.{key}", value, theirs.get(key) or tier.settings.source_of_topic_setting(topic, key, chosen))
-        for key, value in values.items()
-    ]
+    return [(f"cleaner.{key}", value, tier.source_of_topic_setting(topic, key)) for key, value in values.items()]
 
 
 def _hide_secrets(properties: dict[str, object]) -> dict[str, object]:
@@ -74,12 +63,3 @@ def _hide_secrets(properties: dict[str, object]) -> dict[str, object]:
         else value
         for name, value in properties.items()
     }
-
-
-def _format_setting(key: str, value: object) -> str:
-    """Return a setting's value as text. A size or duration is followed by the same value in larger units, in parentheses."""
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        return str(value).lower() if isinstance(value, bool) else str(value)
-    is_size = key.endswith(("_bytes", "_bytes_per_s"))
-    words = "no limit" if value >= NEVER_MS else format_size(value) if is_size else format_duration(value) if key.endswith("_ms") else ""
-    return f"{value} ({words})" if words else str(value)

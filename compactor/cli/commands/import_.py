@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from compactor.access.tier import Tier
-from compactor.bootstrap import create_topic_ids_query, open_tier
+from compactor.bootstrap import create_topic_ids_query, create_topic_settings_query, open_tier
 from compactor.cli import audit, command_parser, tiers
 from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
@@ -35,7 +35,12 @@ from compactor.transfer.import_root import (
     partition_of_directory,
     topics_in_catalog,
 )
-from compactor.transfer.incarnations import TopicRecreationConfirmationSources, record_cluster_of_topics
+from compactor.transfer.incarnations import (
+    TopicRecreationConfirmationSources,
+    record_cluster_of_topics,
+    record_settings_of_topics,
+    unreadable_settings_message,
+)
 from compactor.transfer.log_directory import is_locked_by_broker
 from compactor.transfer.log_identity import read_topic_id
 from compactor.views.checkpoints import read_only_copy_of_tier
@@ -101,16 +106,21 @@ def _audit_import_with_safety_overrides(
 def _record_cluster_of_imported_topics(
     tier: Tier, directories: Iterable[tuple[TopicPartition, Path]], options: ImportOptions, out: Output
 ) -> None:
-    """Record in the catalog to which Kafka cluster the topics of the imported directories belong.
+    """Record in the catalog to which Kafka cluster the topics of the imported directories belong, and what is set there for compaction.
 
     Does nothing if no brokers are configured. Prints a note if the brokers do not answer.
     """
-    if options.opening.ask is not None:
+    ask, ask_settings = options.opening.ask, create_topic_settings_query(tier.settings)
+    if ask is not None:
         tier.catalog.refresh()
+        topic_ids = {name.topic: read_topic_id(path) for name, path in directories}
         try:
-            record_cluster_of_topics(tier.catalog, {name.topic: read_topic_id(path) for name, path in directories}, options.opening.ask)
+            record_cluster_of_topics(tier.catalog, topic_ids, ask)
+            refused = record_settings_of_topics(tier.catalog, topic_ids, ask, ask_settings) if ask_settings else []
+            if refused:
+                out.print_note(f"note: {unreadable_settings_message(refused)}")
         except StoreError as error:
-            out.print_note(f"note: which cluster has these topics is not recorded: {error.message}")
+            out.print_note(f"note: which cluster has these topics, and what is set on them, is not recorded: {error.message}")
 
 
 def _import_directory(args: argparse.Namespace, out: Output, options: ImportOptions) -> None:
