@@ -18,6 +18,7 @@ from typing import Any, Self
 import pytest
 from kafka.errors import RequestTimedOutError
 
+from compactor.control.topic_ownership import OWNER_PREFIX
 from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin, wait_until
 from tests.support.kafka_broker import KafkaCluster
 from tests.support.kafka_story import FIRST_MS, TopicStory
@@ -194,8 +195,11 @@ def test_a_tier_is_compacted_under_a_running_broker(
     assert again["next_dirty_offset"] == done["next_dirty_offset"]
     assert_compacted(broker, "compacted", model, done["next_dirty_offset"])
     assert ours.process("verify")["ok"]
+    topic_id = broker_admin.topic_id("compacted")
+    assert [path.name for path in (broker.tier.parent / OWNER_PREFIX / topic_id).iterdir()] == ["000001.json"]
+    assert ours.process("orphans", "find")["orphans"] == []
     assert broker.errors()[errors:] == []
-    mine = [line for line in broker_admin.metadata_events() if f"{broker_admin.topic_id('compacted')}:compacted-0" in line]
+    mine = [line for line in broker_admin.metadata_events() if f"{topic_id}:compacted-0" in line]
     assert {name for name in STATES if any(name in line and "brokerId=2000000000" in line for line in mine)} == set(STATES)
 
 

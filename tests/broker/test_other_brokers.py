@@ -127,10 +127,15 @@ def test_an_untested_version_delays_rounds_and_no_command_that_reads(
     assert done.returncode == 5
     assert f"the version of broker 1 is newer than {list(TESTED_MINORS)[-2]}, the newest tested version" in done.stderr
     assert "allow_untested_brokers = true" in done.stderr
-    for command in (["topics"], ["plan"], ["status"], ["verify"], ["cat", "untested-0"], ["segments", "list", "untested-0"]):
+    for command in (["topics"], ["plan"], ["verify"], ["cat", "untested-0"], ["segments", "list", "untested-0"]):
         subprocess.run(ours.words(*command, before=NEWEST_UNTESTED), check=True, capture_output=True, cwd=Path(__file__).parents[2])
+    [blocked] = ours.process("status", code=3, before=NEWEST_UNTESTED)["needs_attention"]
+    assert (blocked["partition"], blocked["cause"]) == ("untested-0", "brokers")
+    assert "allow_untested_brokers = true" in blocked["next_step"]
     assert [one["kind"] for one in ours.process("doctor", before=NEWEST_UNTESTED)["problems"]] == ["untested-brokers"]
-    assert [one["kind"] for one in ours.process("config", "check", before=NEWEST_UNTESTED)["problems"]] == ["untested-brokers"]
+    checked = ours.process("config", "check", code=5, before=NEWEST_UNTESTED)
+    assert [(one["severity"], one["kind"]) for one in checked["problems"]] == [("warning", "untested-brokers"), ("error", "topic")]
+    assert checked["topics"] == [{"topic": "untested", "severity": "error", "exit_code": 5, "blocked": True}]
     allowed = cli(broker, "untested", kafka={"allow_untested_brokers": True})
     [cleaned] = allowed.process("run", before=NEWEST_UNTESTED)["partitions"]
     assert cleaned["status"] == "cleaned"

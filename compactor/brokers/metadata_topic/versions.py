@@ -11,8 +11,8 @@ METADATA_VERSION_FEATURE = "metadata.version"
 REMOTE_METADATA_FEATURE = "remote.log.metadata.version"
 """Feature of KIP-1266. From level 1 on, the metadata topic is keyed and compacted."""
 TESTED_MINORS: Mapping[str, int] = {"3.8": 20, "3.9": 21, "4.0": 25, "4.1": 27, "4.2": 29, "4.3": 30, "4.4": 33}
-"""Minor versions under which rounds were tested (tests/broker/test_versions.py) -> the highest level of ``metadata.version`` that their
-releases support (``MetadataVersion.LATEST_PRODUCTION``), ascending. Patch releases have the level of their minor.
+"""Minor versions under which rounds were tested (tests/broker/test_other_brokers.py) -> the highest level of ``metadata.version`` that
+their releases support (``MetadataVersion.LATEST_PRODUCTION``), ascending. Patch releases have the level of their minor.
 """
 OLDEST_TESTED, *_, NEWEST_TESTED = TESTED_MINORS
 OLDER = "3.7"
