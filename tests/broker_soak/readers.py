@@ -200,7 +200,7 @@ class JavaReader:
 
     def close(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()  # closes the pipes, too
 
 
 def _bytes(text: str) -> bytes | None:
