@@ -61,7 +61,7 @@ def test_show_keeps_secrets(settings: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_check_of_a_new_tier_leaves_only_the_result_of_the_race(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
-        assert run(capsys, "config", "check", "--config", str(settings)) == (0, {"ok": True, "problems": []})
+        assert run(capsys, "config", "check", "--config", str(settings)) == (0, {"ok": True, "problems": [], "topics": []})
     left = [
         str(file.relative_to(settings.parent))
         for file in settings.parent.rglob("*")
