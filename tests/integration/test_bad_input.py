@@ -364,7 +364,7 @@ def test_a_directory_of_somebody_else(cli: TierCli, tmp_path: Path) -> None:
 def test_a_file_where_a_directory_should_be(cli: TierCli, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    refused(cli.ask("export", cli.named, file / "out"), 2, str(file), "Not a directory")
+    refused(cli.ask("export", cli.named, file / "out"), 2, str(file), "File exists")
     before = cli.digest()
     cli.set(tier={"state_dir": str(file / "state")})
     refused(cli.ask("run", "--force"), 2, "state_dir", str(file))

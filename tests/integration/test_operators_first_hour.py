@@ -28,10 +28,10 @@ ANSWERS = {
     "a partition in place of a round": (
         "undo orders-0",
         2,
-        r"the latest round that can be undone is that of orders-0 at .*Z\. tiered-compactor undo \S{22}\n",
+        r"the latest round that can be undone is that of orders-0 at .*Z\. tiered-compactor undo \S{22} --config \S+\n",
     ),
-    "a topic in place of a round": ("undo orders", 2, r"is that of orders-0 at .*Z\. tiered-compactor undo \S{22}\n"),
-    "a pattern in place of a round": ("undo ord.*", 2, r"is that of orders-0 at .*Z\. tiered-compactor undo \S{22}\n"),
+    "a topic in place of a round": ("undo orders", 2, r"is that of orders-0 at .*Z\. tiered-compactor undo \S{22} --config \S+\n"),
+    "a pattern in place of a round": ("undo ord.*", 2, r"is that of orders-0 at .*Z\. tiered-compactor undo \S{22} --config \S+\n"),
     "a misspelt partition in place of a round": ("undo order-0", 2, r"no partition remembers a run order-0\. Did you mean orders-0\?\n"),
     "a topic without rounds in place of a round": ("undo payments", 2, r"no round of payments can be undone\. `runs list payments` shows"),
     "a pattern in place of a partition: reasons": ("explain .*", 0, r"(?s)^orders-0: .+^payments-0: .*the brokers move"),

@@ -23,6 +23,8 @@ from tests.support.tier_cli import MADE, typed
 PARTITIONS = 32
 MOST = 30.5
 """Half of the 61 that it took once."""
+RACE = 60
+"""Requests of the race that a machine runs before its first write to a store."""
 
 
 def two_segments(folder: Path) -> Path:
@@ -56,7 +58,7 @@ def test_a_small_partition_of_two_segments_takes_few_requests(tmp_path: Path, mo
     )
     assert not [finished.error for finished in done if finished.error]
     assert [finished.report.status for finished in done if finished.report] == ["cleaned"] * PARTITIONS
-    assert sum(asked.values()) <= MOST * PARTITIONS, asked
+    assert sum(asked.values()) <= MOST * PARTITIONS + RACE, asked
     # Before a round is published each of its five objects is compared with its receipt, digests of indexes included.
     assert asked["head"] == 5 * PARTITIONS
     assert asked["list"] == PARTITIONS, "before leading, whether the log has a gap"
