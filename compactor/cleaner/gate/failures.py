@@ -58,6 +58,9 @@ def source_rows_of_written_records(segment_name: str, source: GateRecords, writt
     """Return, for each record in the output (``written``), its row in ``source``. Raises GateFailed for a record that the source does not
     have, or has with another content.
     """
+    if not len(source.offset) and len(written.offset):
+        invented = np.ones(len(written.offset), np.bool_)
+        raise first_invalid_record_error("a record that no source has", segment_name, written, invented)
     at = np.minimum(np.searchsorted(source.offset, written.offset), len(source.offset) - 1)
     invented = source.offset[at] != written.offset
     if invented.any():
