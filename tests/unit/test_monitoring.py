@@ -13,13 +13,19 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from compactor.bootstrap import open_tier
+from compactor.config.settings import load_settings
 from compactor.daemon.status import BOUNDS_S, DurationHistogram
+from compactor.features.serve.endpoint import Endpoint
+from compactor.features.serve.pages import EndpointPages
 from compactor.service.metrics import MOST_LABELLED, OWN
 from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter
 from compactor.web.daemon_pages import DaemonPages
 from compactor.web.listing import PartitionListQuery
+from tests.builders import LogBuilder
 from tests.support import console_samples
+from tests.support.tier_cli import TierCli
 from tests.support.tools_for_tests import program
 
 ROOT = Path(__file__).parents[2]
@@ -132,8 +138,19 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in yaml.safe_load((CONF / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
 
 
-def test_every_metric_of_dashboard_and_alerts_exists() -> None:
-    known = samples(daemon_metrics("/metrics?names=own")) | samples(agent_metrics()) | {"up"}
+def serve_metrics(folder: Path) -> str:
+    cli = TierCli(folder)
+    log = LogBuilder()
+    log.put("a=1")
+    cli.bring(log.write(folder / "log"))
+    settings = load_settings(str(cli.config), {})
+    endpoint = Endpoint(open_tier(settings), settings, "127.0.0.1:0")
+    endpoint._socket.close()
+    return EndpointPages(endpoint).respond_to_request("/metrics").body.decode()
+
+
+def test_every_metric_of_dashboard_and_alerts_exists(tmp_path: Path) -> None:
+    known = samples(daemon_metrics("/metrics?names=own")) | samples(agent_metrics()) | samples(serve_metrics(tmp_path)) | {"up"}
     lost = {}
     for where, expression in queries():
         names = set(re.findall(r"\b(?:tiered_compactor_\w+|process_\w+|up\b(?=\{))", expression))

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - rows of tables are long
 """docs/stores.md is made from the table of stores: ``python -m tests.unit.test_stores_page`` writes it anew."""
 
 from __future__ import annotations
@@ -132,11 +133,25 @@ the port), one row in `schemes.py`, and one fixture in `tests/support/servers.py
 `pyproject.toml`. No other file of the program knows a scheme. Of the tests, `store_costs.py` has a column for it, the contract suite a
 parameter, and `fault_proxy.py` must know its interface if that is a new one. HDFS was added in this way.
 
-gofakes3 also copies no ranges, keeps the old metadata of an object that is overwritten, and answers with an error where there are no
-unfinished uploads. `config check` also refuses rclone 1.75.2 (`rclone serve s3`), tried by hand: it ignores all conditions.
+## S3 servers that people run at home and in CI
+
+Tried by hand on 2026-11-28, unless the table above names them. Where `config check` refuses a server, so does the first process that writes
+there, except for listings, which only `config check` and `demo --tier` try.
+
+| server | version | what it does otherwise than S3 | fit? |
+|---|---|---|---|
+| gofakes3 | 1.2.0 | ignores the condition when an upload in parts is completed; copies no ranges; keeps the old metadata of an object that is overwritten; answers with an error where there are no unfinished uploads | no, refused (`conditional-multipart`) |
+| `rclone serve s3` | 1.75.2 | ignores all conditions | no, refused (`conditional-puts`) |
+| Adobe S3Mock | 5.2.0 | honours `If-None-Match: *` everywhere (of 16 writers at once one wins), but **aborting an upload in parts deletes an object that exists under its key** | no, refused (`multipart-abort`) |
+| s3s-fs | 0.14.1 | create-only is not atomic: several writers at once win; an upload with a wrong checksum is answered 400, and the object exists afterwards; the condition of a copy's source is ignored | no, refused (`conditional-puts`) |
+| s3rver | 3.7.1 | ignores all conditions; lists by path segment; answers 500 to every continued listing | no, refused (`conditional-puts`) |
+| ministack | 1.5.33 | nothing that the main job needs | yes, in place of LocalStack |
+
+`config check` also lists three small keys, two on a page, and compares order and continuation (`listing`). A server that answers 501 or 400
+to the question whether it keeps versions (`versioning-unknown`) lacks the question, not a right: the finding says what it answered.
 
 Garage, MinIO and SeaweedFS were not built for the tests. Garage's documentation of PutObject names no condition, so that it would be
-refused. The Go modules of SeaweedFS and MinIO replace other modules, which `go install` refuses. S3Proxy 4.1.0 wants the CRC-32C of copied
+refused. SeaweedFS's Go module replaces other modules, which `go install` refuses; MinIO's newest one (2026-02-12) replaces none. S3Proxy 4.1.0 wants the CRC-32C of copied
 parts when an upload is completed, and does not give it when it copies them. The first such answer is noticed, and partially rewritten
 segments are sent whole from then on.
 """
