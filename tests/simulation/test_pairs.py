@@ -8,7 +8,7 @@ import pytest
 
 from compactor.control.deletion import delete_partition
 from tests.simulation.actors import LEASE
-from tests.simulation.pairs import AGAIN, ALIVE, GOES_ON, OPERATIONS, REFUSES, STOPPED, meet, perform, prepared, told
+from tests.simulation.pairs import AGAIN, ALIVE, GOES_ON, OPERATIONS, REFUSES, STOPPED, WAITS, meet, perform, prepared, told
 from tests.simulation.play import playing
 from tests.simulation.world import GRACE_MS, TTL_MS, UNDO_WINDOW_MS
 
@@ -50,7 +50,23 @@ def test_an_agent_does_not_refill_what_was_deleted() -> None:
         assert perform(play, "import", play.process("by hand")) == GOES_ON
 
 
+IN_WORDS = {
+    "both": f"both {GOES_ON.replace('goes', 'go')}",
+    "first refuses": f"{GOES_ON}; first {REFUSES}",
+    "both refuse": f"{REFUSES}; first {REFUSES}",
+    "waits": f"{WAITS}; first {GOES_ON}",
+}
+"""Cells of the page's tables -> how a pair ends."""
+
+
 @pytest.mark.parametrize(("title", "table"), [("The first is alive", ALIVE), ("The first was stopped", STOPPED)])
 def test_the_documentation_shows_the_pairs(title: str, table: dict[str, dict[str, str]]) -> None:
-    rows = [f"| **{first}** | {' | '.join(table[first][second] for second in OPERATIONS)} |" for first in OPERATIONS]
-    assert DOCUMENT.split(f"### {title}")[1].split("\n\n")[1].splitlines()[2:] == rows
+    """The page joins operations that end alike in one row or column."""
+    lines = next(part for part in DOCUMENT.split(f"### {title}")[1].split("\n\n") if part.startswith("|")).splitlines()
+    head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
+    shown = {
+        first: {second: IN_WORDS[cell] for names, cell in zip(head[1:], row[1:], strict=True) for second in names.split(", ")}
+        for row in rows
+        for first in row[0].split(", ")
+    }
+    assert shown == table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,7 +12,7 @@ import pytest
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset, first_dirty_offset_of_vector
 from compactor.constants import EMPTY_TOPIC_ID, CompactorEpoch, LeaderEpoch, Offset, TimestampMs, TopicId
-from compactor.control import fold, ordering, records
+from compactor.control import fold, incarnations, ordering, records
 from compactor.control.coverage import coverage_problem
 from compactor.control.leadership import Leadership, acquire_leadership
 from compactor.control.records import PartitionBody
@@ -29,6 +30,18 @@ from tests.simulation.world import Crash
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/publication.md").read_text(encoding="utf-8")
 BODIES = get_args(get_args(PartitionBody)[0])
+SHARED = {
+    ordering.check_writer_leads: "leads",
+    ordering.check_segment_ids_registered: "registered",
+    incarnations.check_topic_id_unchanged: "same topic",
+    ordering.check_no_open_intent: "no intent",
+    ordering.check_cleaner_offsets_unchanged: "same vector",
+    ordering.check_plan_sources_live: "live sources",
+    ordering.check_intent_is_open: "intent",
+    ordering.check_publication_not_begun: "not begun",
+    ordering.check_all_groups_have_receipts: "receipts",
+}
+"""Names that the page gives to conditions of several records."""
 
 
 class TestTables:
@@ -48,8 +61,14 @@ class TestTables:
         }
         assert free == {records.LeadershipAcquired, *importers}
 
+    def test_the_documentation_names_the_conditions_that_several_records_share(self) -> None:
+        uses = Counter(rule for rules in ordering.REQUIREMENTS.values() for rule in rules)
+        assert {rule for rule, count in uses.items() if count > 1} == set(SHARED)
+        rows = [f"| *{name}* | {_condition(rule)} |" for rule, name in SHARED.items()]
+        assert [re.sub(r" [^|]+ \|$", "", row) for row in _table("shared", DOCUMENT)] == rows
+
     def test_the_documentation_shows_the_conditions(self) -> None:
-        rows = [f"| `{_name(kind)}` | {'; '.join(_condition(rule) for rule in rules)} |" for kind, rules in ordering.REQUIREMENTS.items()]
+        rows = [f"| `{_name(kind)}` | {'; '.join(map(_named_condition, rules))} |" for kind, rules in ordering.REQUIREMENTS.items()]
         assert _table("record", DOCUMENT) == rows
 
     def test_the_documentation_shows_the_stages(self) -> None:
@@ -82,6 +101,10 @@ def _name(kind: type) -> str:
     assert issubclass(kind, StrictFrozenModel)
     name: str = kind.model_fields["type"].default
     return name
+
+
+def _named_condition(rule: fold.RuleCheck) -> str:
+    return f"*{SHARED[rule]}*" if rule in SHARED else _condition(rule)
 
 
 def _condition(rule: fold.RuleCheck) -> str:
