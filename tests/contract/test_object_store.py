@@ -59,14 +59,14 @@ FAULTS = [
         "memory",
         "moto",
         "faulty moto",
-        pytest.param("versitygw", marks=pytest.mark.slow),
+        "versitygw",
         pytest.param("faulty versitygw", marks=pytest.mark.slow),
-        pytest.param("S3Proxy", marks=pytest.mark.slow),
+        "S3Proxy",
         "fake-gcs-server",
         pytest.param("faulty fake-gcs-server", marks=pytest.mark.slow),
         "Azurite",
         pytest.param("faulty Azurite", marks=pytest.mark.slow),
-        pytest.param("HDFS", marks=pytest.mark.slow),
+        "HDFS",
         pytest.param("faulty HDFS", marks=pytest.mark.slow),
     ]
 )
@@ -538,7 +538,7 @@ class TestUnfinished:
         assert list(store.unfinished_uploads("")) == []
 
 
-@pytest.mark.parametrize("server", ["moto", "fake-gcs-server", "Azurite", pytest.param("HDFS", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("server", ["moto", "fake-gcs-server", "Azurite", "HDFS"])
 def test_each_use_costs_the_requests_that_the_page_says(request: pytest.FixtureRequest, tmp_path: Path, server: str) -> None:
     bucket: Bucket | CloudBucket = request.getfixturevalue(BUCKETS[server])
     scheme = bucket.url.partition(":")[0]
