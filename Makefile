@@ -81,7 +81,7 @@ soak: setup ## MINUTES=10 (an hour is meant) of faults around two daemons over o
 broker-soak: setup ## MINUTES=10 (an hour is meant) of faults around brokers with tiered storage and two daemons; every read is judged (needs Java and Maven)
 	@$(RUN) tests.broker_soak --minutes $(MINUTES)
 
-evidence: setup ## docs/reliability.md from the records in docs/evidence, which the test programs write (--record)
+evidence: setup ## the tables of docs/reliability.md from the records in docs/evidence, which the test programs write (--record)
 	@$(RUN) tests.evidence
 
 bench: setup ## All benchmarks, or BENCH=name: fails where documents differ by more than a third, WRITE=1 mends their tables (docs/benchmarks.md)
