@@ -73,7 +73,8 @@ def _violations(record: Record) -> int:
 
 def _when(record: Record) -> str:
     commit = record.get("commit", "")
-    return f"{record['when']}, {commit[:12]}" if commit else str(record["when"])
+    changed = "+" * commit.endswith("+")  # nightly records whole hashes, which are cut; that files differed must stay
+    return f"{record['when']}, {commit.removesuffix('+')[:12]}{changed}" if commit else str(record["when"])
 
 
 def _broker_soaks(records: Sequence[Record]) -> str:

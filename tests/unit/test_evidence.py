@@ -29,6 +29,11 @@ def test_tables_are_replaced_and_text_stays(tmp_path: Path) -> None:
     assert page(text, read_records(tmp_path)) == text
 
 
+def test_a_run_of_files_that_differ_from_their_commit_is_shown_as_such(tmp_path: Path) -> None:
+    write_record(tmp_path / "one.json", "simulation", SIMULATION | {"commit": "0123456789ab+"})
+    assert ", 0123456789ab+ | tiers in general" in page(EMPTY, read_records(tmp_path))
+
+
 def test_the_page_names_rules_whose_absence_nothing_notices(tmp_path: Path) -> None:
     rules = [
         {"name": "noticed", "seeds": [3], "violation": "a lost record", "covered_by": ""},
