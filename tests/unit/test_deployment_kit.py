@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -162,7 +163,9 @@ def started(tmp_path: Path, *arguments: str, **environ: str) -> list[str]:
     programs = [tmp_path / "bin" / "tini", tmp_path / "java" / "bin" / "java", tmp_path / "spark" / "bin" / "spark-submit"]
     for program in programs:
         program.parent.mkdir(parents=True, exist_ok=True)
-        program.write_text(f"#!{sys.executable}\nimport json, sys\njson.dump(sys.argv[1:], open({str(said)!r}, 'w'))\n")
+        # By way of a shell: a first line cannot name an interpreter whose path has spaces.
+        code = f"import json, sys; json.dump(sys.argv[1:], open({str(said)!r}, 'w'))"
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(code)} "$@"\n')
         program.chmod(0o755)
     places = {"PATH": f"{programs[0].parent}:{os.environ['PATH']}", "JAVA_HOME": f"{tmp_path}/java", "SPARK_HOME": f"{tmp_path}/spark"}
     ran = subprocess.run([ENTRYPOINT, *arguments], env={**places, **environ}, capture_output=True, text=True, timeout=60, check=False)
