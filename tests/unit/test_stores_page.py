@@ -14,26 +14,28 @@ from tests.support.store_costs import COSTS
 PAGE = Path(__file__).parents[2] / "docs" / "stores.md"
 HEAD = """# Object stores
 
-A tier lies in one of these stores. The table is made from `compactor/storage/schemes.py`; `tests/contract/test_object_store.py`
-tries each entry on the servers named in its last row. **Emulators, servers with the same interface and mini clusters only: neither S3
-nor Google Cloud Storage nor Azure Blob Storage was ever tried on the provider's own service, and HDFS never on more than one machine.**
+A tier lies in one of these stores. `tests/contract/test_object_store.py` tries each entry of the table on the servers of its last row. **These are
+emulators, servers with the same interface and mini clusters: neither S3 nor Google Cloud Storage nor Azure Blob Storage was ever tried on the
+provider's own service, and HDFS never on more than one machine.**
 
-Every store must create an object only if its key is free, also where an object is sent in parts. The first process on each machine
-that writes in a tier tries both on a key of its own (once, with eight requests on S3), and so does each `config check`; a store that
-ignores the condition is refused before anything else is written. `config check` also lets 32 writers create one key at once. A store
-that cannot copy ranges (an empty cell) receives partially rewritten segments whole. So does an Azure account that refuses a copy, as
-firewalls of accounts do, from the first refusal on.
+| store | extra | example | credentials |
+| --- | --- | --- | --- |
+| S3 | | `conf/s3.toml` | [S3](s3.md#credentials-and-permissions) |
+| Google Cloud Storage | `gcs` | `conf/gcs.toml` | `[gcs] credentials_file`, else the default credentials of the machine |
+| Azure Blob Storage | `azure` | `conf/azure.toml` | `[azure] credentials_file` (a connection string, an account key or a shared access signature), else `AZURE_STORAGE_CONNECTION_STRING`, `AZURE_STORAGE_KEY` or `AZURE_STORAGE_SAS_TOKEN`, else the default credentials of the machine (service principal, workload identity, managed identity) |
+| HDFS | `hdfs` | `conf/hdfs.toml` | [below](#hdfs) |
 
-Credentials: S3 as in [S3](s3.md). Google Cloud Storage: `[gcs] credentials_file`, or the default credentials of the machine;
-install the extra `gcs`. Azure: `[azure] credentials_file` (a connection string, an account key or a shared access signature), else
-`AZURE_STORAGE_CONNECTION_STRING`, `AZURE_STORAGE_KEY` or `AZURE_STORAGE_SAS_TOKEN`, else the default credentials of the machine
-(service principal, workload identity, managed identity); install the extra `azure`. `conf/s3.toml`, `conf/gcs.toml` and
-`conf/azure.toml` are worked configurations. HDFS: see [below](#hdfs).
+| store | right to work | right by which `config check` sees whether deleted objects are kept |
+| --- | --- | --- |
+| Google Cloud Storage | the role Storage Object User on the bucket | `storage.buckets.get` (soft delete, versioning, retention, holds) |
+| Azure Blob Storage | the role Storage Blob Data Contributor on the container | `Microsoft.Storage/storageAccounts/blobServices/read` (soft delete) |
 
-Rights: Google, the role Storage Object User on the bucket; `storage.buckets.get` lets `config check` see soft delete, versioning,
-retention and holds. Azure, the role Storage Blob Data Contributor on the container;
-`Microsoft.Storage/storageAccounts/blobServices/read` lets it see soft delete. Where deleted objects are kept, nothing is saved before
-they are gone.
+Where deleted objects are kept, compaction saves nothing before they are gone.
+
+A store must create an object only if its key is free, also where the object is sent in parts. The first process on each machine that
+writes in a tier tries both on a key of its own (once, with eight requests on S3), and so does each `config check`, which also lets 32 writers
+create one key at once. A store that ignores the condition is refused before anything else is written. If a store cannot copy ranges (an empty
+cell), or an Azure account refuses a copy, partially rewritten segments are sent whole.
 
 """
 NOUNS = {
@@ -59,9 +61,9 @@ def shown(value: object) -> str:
 
 SERVERS = [kind for kind in STORE_KINDS if kind.container]
 COSTS_HEAD = """
-A proxy before each server counts the requests, with parts of 5 MiB. The contract suite fails where they differ. `plan` multiplies
-them by the prices of the store. On S3 that was moto; a server that returns checksums of copied parts (versitygw) takes two less to compose.
-HDFS: a redirect to a datanode counts as a request of its own, and listings take one for each folder (here two).
+Requests with parts of 5 MiB, as a proxy before each server counts them. `plan` multiplies them by the prices of the store. S3 is moto; a server
+that returns checksums of copied parts (versitygw) takes two less to compose. On HDFS a redirect to a datanode counts as a request, and a listing
+takes one for each folder (here two).
 
 """
 TAIL = """
@@ -86,9 +88,8 @@ On fake-gcs-server and Azurite, tiers that plug-in 1.0.0 writes are read, checke
 ## HDFS
 
 `hdfs://namenode/path` speaks WebHDFS to the namenode and to the datanodes, which must be reachable under the names that the namenode
-gives. Install the extra `hdfs` (it brings `requests`: the packages `hdfs` and `fsspec` know neither options of a rename nor extended
-attributes). `[hdfs] webhdfs_url` is `http://NAMENODE:9870` if it is empty; `[hdfs] user` is who this program works as. HttpFS is refused,
-because its renames have no options.
+gives. `[hdfs] webhdfs_url` is `http://NAMENODE:9870` if it is empty; `[hdfs] user` is the user as whom this program works. HttpFS is refused,
+because its renames have no options. `dfs.namenode.xattrs.enabled` must be true, as it is by default.
 
 ```toml
 [tier]
@@ -98,40 +99,27 @@ user = "kafka-compactor"
 ```
 
 Kerberos: `kerberos = true`, and the extra `kerberos`, which pip builds (Debian: `apt install gcc libkrb5-dev`; the image does not have it).
-Tickets come from the cache, or from a keytab that `KRB5_CLIENT_KTNAME` names; they are renewed from the keytab. `[hdfs] user` is the
-principal, if it is not the default one. The namenode is `HTTP/HOST`, with the host of `webhdfs_url`, and is asked for a ticket once for
-each of its cookies. Datanodes get the namenode's delegation tokens. Tried with Apache Kerby, not with MIT's KDC or Active Directory.
+Tickets come from the cache, or from a keytab that `KRB5_CLIENT_KTNAME` names, and are renewed from the keytab. `[hdfs] user` is the
+principal, if it is not the default one. The namenode's principal is `HTTP/HOST`, with the host of `webhdfs_url`. Tried with Apache Kerby, not
+with MIT's KDC or Active Directory.
 
-These rules held on a mini cluster of Hadoop 3.5.0, and the adapter rests on them:
-
-- **An object is complete as soon as it is visible.** Each attempt stages a file of its own below `.object-store/staged`, reads it back,
-  and renames it to its key. WebHDFS takes no checksum with an upload, so that bytes which arrive damaged would stay damaged.
-- **It is created only if its key is free.** `RENAME` with `renameoptions=NONE`: of twelve at once, one succeeded and eleven were
-  answered 403 (FileAlreadyExistsException).
-- **Grace and undo window never count from staging.** A rename keeps the modification time. So a staged file is dated 2^43 ms (278
-  years) into the future, and gets the namenode's time after the rename. What a crash leaves undated is due for nobody; the next
-  reader who may write dates it.
-- **The time is never before publication.** It is the date of an answer to a request that began after the rename, and a second more,
-  because dates have whole seconds.
-- **A late writer changes nothing.** Versions are inode numbers, which HDFS never uses twice. Bytes are read, and times are set, by
-  `/.reserved/.inodes/NUMBER`.
-- **Metadata of an object** is one extended attribute, `user.tiered_compactor`. `dfs.namenode.xattrs.enabled` must be true, as it is by
-  default.
-- **What a crash leaves is swept.** `retire` deletes staged files that are older than `orphan_age_ms`, one hour at least.
-
-`config check` warns of snapshots of the directory or of one above it, because they keep deleted files. Deletion frees space as soon as
-the namenode has told the datanodes. Empty directories stay. Processes killed at random moments were tried there, too. A standby namenode
-is asked again until it is active, also in the middle of a round; so is one in safe mode. One namenode only can be named, so after a
-failover that lasts, `[hdfs] webhdfs_url` has to name the other one. A quota or a right that one partition's directory lacks holds up that
-partition only. Not tried: more than one machine.
+| subject | behaviour |
+| --- | --- |
+| upload | a file is staged below `.object-store/staged`, read back (WebHDFS takes no checksum) and renamed to its key. `retire` deletes staged files of dead processes when they are older than `orphan_age_ms`, and one hour at least |
+| times | a file gets the namenode's time after its rename, so that grace and undo window do not count from staging |
+| versions | inode numbers, which HDFS never uses twice: a late writer changes nothing |
+| metadata of an object | one extended attribute, `user.tiered_compactor` |
+| snapshots | `config check` warns of those of the directory or of one above it, because they keep deleted files |
+| deletion | frees space as soon as the namenode has told the datanodes; empty directories stay |
+| a standby namenode, or one in safe mode | is asked again until it is active, also in the middle of a round. Only one namenode can be named: after a failover that lasts, `[hdfs] webhdfs_url` has to name the other one |
+| a quota or a right that the directory of one partition lacks | holds up that partition only |
 
 ## Another store
 
-A store is one module below `compactor/storage` (a `SingleRequestObjectClient` of `cloud.py`, whose single requests `CloudStore` makes into
-the port), one row in `schemes.py`, and one fixture in `tests/support/servers.py`. If it has settings, they are a section of
-`config/store_sections.py`, named in `settings.py` and `conf/default.toml`; if it needs a library, an extra of `extras.py` and
-`pyproject.toml`. No other file of the program knows a scheme. Of the tests, `store_costs.py` has a column for it, the contract suite a
-parameter, and `fault_proxy.py` must know its interface if that is a new one. HDFS was added in this way.
+A store is one module below `compactor/storage` (a `SingleRequestObjectClient` of `cloud.py`), one row in `schemes.py`, and one fixture in
+`tests/support/servers.py`. Settings of its own are a section of `config/store_sections.py`, named in `settings.py` and `conf/default.toml`; a
+library is an extra of `extras.py` and `pyproject.toml`. Of the tests, `store_costs.py` has a column for it, the contract suite a parameter, and
+`fault_proxy.py` must know its interface. No other file knows a scheme.
 
 ## S3 servers that people run at home and in CI
 
@@ -147,13 +135,11 @@ there, except for listings, which only `config check` and `demo --tier` try.
 | s3rver | 3.7.1 | ignores all conditions; lists by path segment; answers 500 to every continued listing | no, refused (`conditional-puts`) |
 | ministack | 1.5.33 | nothing that the main job needs | yes, in place of LocalStack |
 
-`config check` also lists three small keys, two on a page, and compares order and continuation (`listing`). A server that answers 501 or 400
-to the question whether it keeps versions (`versioning-unknown`) lacks the question, not a right: the finding says what it answered.
+`config check` also lists three small keys, two on a page, and compares order and continuation (`listing`). If `versioning-unknown`
+shows an answer 501 or 400, the server does not know the request; no right is missing.
 
-Garage, MinIO and SeaweedFS were not built for the tests. Garage's documentation of PutObject names no condition, so that it would be
-refused. SeaweedFS's Go module replaces other modules, which `go install` refuses; MinIO's newest one (2026-02-12) replaces none. S3Proxy 4.1.0 wants the CRC-32C of copied
-parts when an upload is completed, and does not give it when it copies them. The first such answer is noticed, and partially rewritten
-segments are sent whole from then on.
+Not tried: Garage, MinIO and SeaweedFS. Garage's documentation of PutObject names no condition. S3Proxy 4.1.0 wants the CRC-32C of copied parts
+when an upload is completed, and does not give it when it copies them: from the first such answer on, partially rewritten segments are sent whole.
 """
 
 
