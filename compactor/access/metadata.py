@@ -41,6 +41,9 @@ class TierMetadataSource:
         """Return the catalog if it is made from a listing of the tier's objects, or None if it is read from the tier-wide control log."""
         return None
 
+    def refresh(self) -> None:
+        """Read what brokers have reported meanwhile. Nothing to do if no broker writes the tier."""
+
     def list_topic_partitions(self, read_catalog: Callable[[], CatalogState]) -> list[TopicPartition]:
         """Return the tier's partitions, ascending.
 
@@ -102,6 +105,12 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
 
     def __init__(self, brokers: BrokerMetadata) -> None:
         self.brokers = brokers
+
+    @override
+    def refresh(self) -> None:
+        from compactor.brokers.view import TOPICS_MAX_AGE_S
+
+        self.brokers.refresh(max_age_s=0.0, topics_max_age_s=TOPICS_MAX_AGE_S)
 
     @override
     def list_topic_partitions(self, read_catalog: Callable[[], CatalogState]) -> list[TopicPartition]:

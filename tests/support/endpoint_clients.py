@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+import aiokafka
 import pytest
 from kafka import KafkaConsumer, TopicPartition as KafkaPythonPartition
 
@@ -93,8 +94,6 @@ class Family:
         return found
 
     def _aiokafka(self, topic: str, committed: bool) -> list[RecordTuple]:
-        aiokafka = pytest.importorskip("aiokafka")
-
         async def read() -> list[RecordTuple]:
             isolation = READ_COMMITTED if committed else READ_UNCOMMITTED
             consumer = aiokafka.AIOKafkaConsumer(

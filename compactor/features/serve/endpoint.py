@@ -11,9 +11,9 @@ import logging
 import socket
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ from compactor.features.serve.fetch import TierReader
 from compactor.features.serve.partitions import Node, Partitions
 from compactor.features.serve.pieces import DiskBudgetFolder, PieceCache
 from compactor.features.serve.protocol import APIS, InvalidFrame, Request, decode_request, encode_response
-from compactor.features.serve.requests import Requests
+from compactor.features.serve.requests import Requests, longest_wait_s
 from compactor.service.journal import EventLogger, ServiceEventLogger
 
 JOURNAL = ServiceEventLogger(logging.getLogger(__name__))
@@ -145,7 +145,7 @@ class Endpoint:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         cluster_id = await asyncio.to_thread(_cluster_id, self.tier)
-        self.requests = Requests(self.partitions, self.reader, self.me, self.nodes, cluster_id, self._response_budget)
+        self.requests = Requests(self.partitions, self.reader, self.me, self.nodes, cluster_id, self._reserve)
         server = await asyncio.start_server(self._accept, sock=self._socket, ssl=self._tls, limit=SLICE)
         watch = asyncio.ensure_future(self._watch())
         try:
@@ -161,9 +161,18 @@ class Endpoint:
             self.cache.close()
             self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _response_budget(self) -> int:
-        """Return how many bytes of records a response may hold, so that all responses together keep their budget."""
-        return max(LEAST_RESPONSE, min(self.settings.max_response_bytes, self.settings.max_in_flight_bytes - self.state.in_flight))
+    @contextmanager
+    def _reserve(self, wanted: int) -> Iterator[int]:
+        """Reserve up to ``wanted`` bytes for the records of a response while they are read, and yield how many: all responses together keep
+        their budget.
+        """
+        left = max(LEAST_RESPONSE, self.settings.max_in_flight_bytes - self.state.in_flight)
+        size = min(wanted, self.settings.max_response_bytes, left)
+        self.state.in_flight += size
+        try:
+            yield size
+        finally:
+            self.state.in_flight -= size
 
     async def _watch(self) -> None:
         """Note that the loop comes round, and whether the tier can be read."""
@@ -246,8 +255,14 @@ class Endpoint:
     async def _answer(self, request: Request, user: access.User) -> Any:
         if self.requests is None:
             raise EOFError
+        limit_s = self.settings.request_timeout_ms / 1000 + longest_wait_s(request)
         try:
-            return await self.requests.answer(request, user)
+            async with asyncio.timeout(limit_s):
+                return await self.requests.answer(request, user)
+        except TimeoutError:
+            # What was begun goes on: the client finds it when it asks again.
+            self._log(f"a request is given up after {limit_s:.0f} s (request_timeout_ms)", level=logging.WARNING)
+            raise
         except CompactorError as error:
             # Nothing of the tier can be read. Clients try again on another connection, as when a broker goes away.
             self.state.problem = str(error)
@@ -256,14 +271,16 @@ class Endpoint:
 
     async def _write(self, writer: asyncio.StreamWriter, request: Request, response: Any) -> int:
         """Write a response in slices, and return its size. Raises TimeoutError if the client takes none of it for too long."""
-        views = frame_of_fetch(request, response) if request.key == consumer.FetchRequest.API_KEY else [encode_response(request, response)]
+        is_fetch = request.key == consumer.FetchRequest.API_KEY
+        views = frame_of_fetch(request, response) if is_fetch else [memoryview(encode_response(request, response))]
         size = sum(map(len, views))
         # Until it is written, a response holds whole pieces, of which it shows parts.
-        held = sum({id(owner): memoryview(owner).nbytes for owner in (memoryview(part).obj for part in views)}.values())
+        held = sum({id(view.obj): memoryview(view.obj).nbytes for view in views}.values())
+        if held > size and self.state.in_flight + held > self.settings.max_in_flight_bytes:
+            views, held = [memoryview(b"".join(views))], size
         self.state.in_flight += held
         try:
-            for part in views:
-                view = memoryview(part)
+            for view in views:
                 for begin in range(0, len(view), SLICE):
                     writer.write(view[begin : begin + SLICE])
                     await asyncio.wait_for(writer.drain(), self.settings.request_timeout_ms / 1000)
@@ -272,7 +289,7 @@ class Endpoint:
         return size
 
 
-def frame_of_fetch(request: Request, response: Any) -> list[bytes | bytearray | memoryview]:
+def frame_of_fetch(request: Request, response: Any) -> list[memoryview]:
     """Return the frame of a Fetch response in parts, in which the records are views of cached bytes.
 
     The response is encoded with a mark in place of each partition's records, whose length is put right afterwards: kafka-python would copy
@@ -284,20 +301,22 @@ def frame_of_fetch(request: Request, response: Any) -> list[bytes | bytearray | 
             if row.records:
                 records.append(row.records)
                 row.records = _MARK
-    whole = encode_response(request, response)
+    encoded = encode_response(request, response)
+    whole = memoryview(encoded)
     if not records:
         return [whole]
     is_flexible = request.version >= 12
     head = len(UnsignedVarInt32.encode(len(_MARK) + 1)) if is_flexible else 4
-    parts: list[bytes | bytearray | memoryview] = []
+    parts: list[memoryview] = []
     at = 4
     for chunks in records:
-        found = whole.index(_MARK, at)
+        found = encoded.index(_MARK, at)
         size = sum(map(len, chunks))
-        parts += [whole[at : found - head], UnsignedVarInt32.encode(size + 1) if is_flexible else size.to_bytes(4, "big"), *chunks]
+        length = UnsignedVarInt32.encode(size + 1) if is_flexible else size.to_bytes(4, "big")
+        parts += [whole[at : found - head], memoryview(length), *chunks]
         at = found + len(_MARK)
     parts.append(whole[at:])
-    return [sum(map(len, parts)).to_bytes(4, "big"), *parts]
+    return [memoryview(sum(map(len, parts)).to_bytes(4, "big")), *parts]
 
 
 def _open_socket(host: str, port: int, listen: str) -> socket.socket:

@@ -131,16 +131,19 @@ class Partitions:
         self._logs: dict[TopicPartition, PartitionLog] = {}
         self._views: dict[TopicPartition, View] = {}
         self._reading: dict[TopicPartition, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Future[View]] = set()
         self._failures: dict[TopicPartition | None, tuple[float, CompactorError]] = {}
         """Last failure to read a partition, or the listing (None), and the time at which it was known."""
 
     async def topics(self, max_age_s: float | None = None) -> Mapping[str, Mapping[int, TopicPartition]]:
         """Return the partitions of each topic, of the topic that was created last under its name. Raises UsageError, StoreError."""
         limit, asked_s = self.max_age_s if max_age_s is None else max_age_s, self._clock_s()
+        if self.tier.kind.listing is not None:
+            limit = max(limit, UNHINTED_S)  # it lists every object
         async with self._listing:
             if self._clock_s() - self._listed_s >= limit and self._listed_s < asked_s:
                 self._raise_failure(None, asked_s, limit)
-                names = await self._attempt(None, self.tier.list_partitions_in_latest_incarnation)
+                names = await self._attempt(None, self._list)
                 topics: dict[str, dict[int, TopicPartition]] = {}
                 for name in names:
                     topics.setdefault(name.topic, {})[name.partition] = name
@@ -201,6 +204,13 @@ class Partitions:
         found = self._views.get(partition)
         if found is not None and asked_s - found.taken_s < limit:
             return found
+        # A request that is given up must not end the read that others wait for, nor let a second one begin beside it.
+        task = asyncio.ensure_future(self._refresh_view(partition, limit, asked_s))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _refresh_view(self, partition: TopicPartition, limit: float, asked_s: float) -> View:
         async with self._reading.setdefault(partition, asyncio.Lock()):
             found = self._views.get(partition)
             # Clients that ask at the same time share one read, also where the view must be new.
@@ -209,7 +219,7 @@ class Partitions:
             self._raise_failure(partition, asked_s, limit)
             if limit and found is not None and await self._is_unchanged(partition, found):
                 return found
-            view = await self._attempt(partition, lambda: self._read(partition))
+            view = await self._attempt(partition, lambda: self._read(partition, found, now=not limit))
             self._views[partition] = view
             return view
 
@@ -236,24 +246,38 @@ class Partitions:
         await self.topics()
         return self.tier.change_notifier.latest_control_log_change_hint_number(partition) == view.hint
 
-    def _read(self, partition: TopicPartition) -> View:
-        """Read a partition's control log to its end. Runs in a thread, one for each partition."""
+    def _list(self) -> list[TopicPartition]:
+        self.tier.metadata.refresh()
+        return self.tier.list_partitions_in_latest_incarnation()
+
+    def _read(self, partition: TopicPartition, before: View | None, *, now: bool) -> View:
+        """Read a partition's control log to its end. Runs in a thread, one for each partition.
+
+        :param before: the view before; None if there is none.
+        :param now: whether what brokers report must not be a second old either.
+        """
         tier, taken = self.tier, self._clock_s()
         hint = tier.change_notifier.latest_control_log_change_hint_number(partition)
+        if now:
+            tier.metadata.refresh()
         log = self._logs.get(partition)
-        if log is None or not tier.kind.is_content_determined_by_control_logs:
-            # What brokers or another program write is read once for each opened log.
-            log = self._logs[partition] = tier.open_control_log_of_partition(partition)
-        state = log.refresh()
+        if log is None or log.name != tier.control_log_name(partition):
+            # As for a round: what brokers or another program write is not fixed with the log, but asked for each view.
+            log = self._logs[partition] = tier.open_control_log_of_partition(partition, caller_runs_round=True)
+        state = tier.state_with_segments_readers_see(log.refresh())
         identity = log_identity(tier, state)
+        topic_id = uuid_of_topic_id(identity.topic_id)
         start = tier.first_readable_offset(state)
+        # A segment never changes, nor does what is open at its end: only a new last one is asked.
+        is_same_end = before is not None and before.segments[-1:] == state.live[-1:] and before.topic_id.bytes == topic_id.bytes
+        stable = before.stable if before is not None and is_same_end else last_stable_offset(tier, state)
         return View(
             partition=partition,
             segments=state.live,
             start=start,
             end=max(start, state.end_offset + 1),
-            stable=max(start, last_stable_offset(tier, state)),
-            topic_id=uuid_of_topic_id(identity.topic_id),
+            stable=max(start, stable),
+            topic_id=topic_id,
             lineage=identity.lineage,
             hint=hint,
             taken_s=taken,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -29,6 +29,7 @@ LATEST, EARLIEST, _MAX_TIMESTAMP = -1, -2, -3
 TOPIC_RESOURCE = 2
 _READ_ONLY = "this endpoint only reads a tier: write to the cluster itself"
 
+_MAX_WAIT_MS = 60_000
 NEXT_POLL_S = 0.25
 """Shortest time between two looks for new records while a fetch waits."""
 CONFIGS: Final[Mapping[str, str]] = {
@@ -64,7 +65,7 @@ class Requests:
     """Handler of requests of authenticated clients.
 
     me: this replica. nodes: all replicas, this one included.
-    response_budget: returns how many bytes of records a response may hold now, a first batch that is larger aside.
+    reserve: takes bytes of records that a response may hold, a first batch that is larger aside, and says how many there are to be had.
     """
 
     def __init__(
@@ -74,12 +75,12 @@ class Requests:
         me: Node,
         nodes: Sequence[Node],
         cluster_id: str,
-        response_budget: Callable[[], int],
+        reserve: Callable[[int], AbstractContextManager[int]],
     ) -> None:
         self._partitions = partitions
         self._reader = reader
         self._me, self._nodes, self._cluster_id = me, tuple(nodes), cluster_id
-        self._response_budget = response_budget
+        self._reserve = reserve
         self.counts = Counts()
         self._handlers: dict[int, Callable[[Request, User], Awaitable[Any]]] = {
             metadata.MetadataRequest.API_KEY: self._metadata,
@@ -329,10 +330,11 @@ class Requests:
     async def _fetch(self, request: Request, user: User) -> Any:
         body = request.body
         committed = body.isolation_level == 1
-        deadline = time.monotonic() + min(max(body.max_wait_ms, 0), 60_000) / 1000
+        deadline = time.monotonic() + longest_wait_s(request)
+        wanted = sum(partition.partition_max_bytes for topic in body.topics for partition in topic.partitions)
         while True:
-            budget = min(body.max_bytes, self._response_budget())
-            topics, size, is_urgent = await self._read_topics(request, user, budget, committed=committed)
+            with self._reserve(max(0, min(body.max_bytes, wanted))) as budget:
+                topics, size, is_urgent = await self._read_topics(request, user, budget, committed=committed)
             left = deadline - time.monotonic()
             if size >= min(body.min_bytes, budget) or is_urgent or left <= 0:
                 break
@@ -403,6 +405,11 @@ class Requests:
             preferred_read_replica=-1,
             records=read.chunks or b"",
         )
+
+
+def longest_wait_s(request: Request) -> float:
+    """Return how long a request may wait for records that are not there yet, as the client asks for."""
+    return min(max(request.body.max_wait_ms, 0), _MAX_WAIT_MS) / 1000 if request.key == consumer.FetchRequest.API_KEY else 0
 
 
 def _code_of(error: CompactorError) -> ErrorCode:

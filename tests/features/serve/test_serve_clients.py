@@ -30,7 +30,7 @@ from tests.support.tier_cli import TierCli
 from tests.support.waiting import wait_for
 
 T = TypeVar("T")
-FAMILIES = ("Java", "Java 3.9.2", "kafka-python", "aiokafka", "franz-go")
+FAMILIES = ("librdkafka", "Java", "Java 3.9.2", "kafka-python", "aiokafka", "franz-go")
 SETTINGS: dict[str, dict[str, Any]] = {"publish": {"grace_ms": 0}, "cleaner": {"segment_bytes": 400, "delete_retention_ms": 0}}
 
 
@@ -77,7 +77,7 @@ def test_clients_read_a_bucket(tmp_path: Path, s3_bucket: Bucket, name: str) -> 
         both(family, cli.export(tmp_path / "compacted"))
 
 
-@pytest.mark.parametrize("name", ["librdkafka", *FAMILIES])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_clients_stop_before_an_open_transaction_and_begin_at_a_raised_log_start(tmp_path: Path, name: str) -> None:
     cli = TierCli(tmp_path / "cli", SETTINGS)
     log = LogBuilder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -16,13 +17,14 @@ from typing_extensions import override
 from compactor.config.settings import ServeSettings
 from compactor.errors import StoreError, UsageError
 from compactor.features.serve import pieces
-from compactor.features.serve.endpoint import parse_nodes
+from compactor.features.serve.endpoint import LEAST_RESPONSE, parse_nodes
 from compactor.features.serve.protocol import ErrorCode
+from compactor.model.ids import TopicPartition
 from compactor.storage.forwarding import ForwardingStore
 from tests.builders import LogBuilder
 from tests.features.serve.test_serve_fetch import TOPIC, all_records, committed_records, log_of_transactions
 from tests.plain_format import read_batches
-from tests.support.endpoint import Client, served
+from tests.support.endpoint import Client, fetch_request, served
 from tests.support.tier_cli import TierCli
 from tests.support.waiting import wait_for
 
@@ -226,3 +228,70 @@ def test_a_port_that_is_none_is_refused_with_words(cli: TierCli) -> None:
         answer = cli.ask("serve", "--listen", text)
         assert answer.code == 2
         assert "HOST:PORT" in answer.stderr or "host and port" in answer.stderr
+
+
+def test_bytes_are_reserved_while_they_are_read(cli: TierCli) -> None:
+    stores: list[Faulty] = []
+    cli.set(serve={"max_in_flight_bytes": 100_000, "max_response_bytes": 90_000})
+
+    def slow(tier: Any) -> Any:
+        stores.append(Faulty(tier.ports.data))
+        stores[0].waits_only = True
+        return tier.with_stores(data=stores[0])
+
+    with served(cli.config, slow) as endpoint, Client(endpoint) as first, Client(endpoint) as second:
+        stores[0].text, stores[0].seconds = ".log", 0.5
+        first.post(fetch_request(TOPIC, 0), 12)
+        wait_for(lambda: stores[0].asked > 0)
+        assert endpoint.state.in_flight == 90_000
+        second.post(fetch_request(TOPIC, 0, partition=1), 12)
+        wait_for(lambda: stores[0].asked > 1)
+        assert endpoint.state.in_flight == 90_000 + LEAST_RESPONSE
+        assert first.receive()
+        assert second.receive()
+        wait_for(lambda: not endpoint.state.in_flight)
+
+
+def test_a_response_holds_no_pieces_beyond_the_budget(tmp_path: Path) -> None:
+    log = LogBuilder()
+    for number in range(40):
+        log.put(f"k{number}={'x' * 10_000}")
+    cli = TierCli(tmp_path / "cli", {"serve": {"max_in_flight_bytes": 110_000}})
+    cli.bring(log.write(tmp_path / "log"))
+    with served(cli.config) as endpoint, Client(endpoint) as client:
+        most = [0]
+        write = endpoint._write
+
+        async def watched(writer: Any, request: Any, response: Any) -> int:
+            before = endpoint.state.in_flight
+            written = asyncio.ensure_future(write(writer, request, response))
+            await asyncio.sleep(0)
+            most[0] = max(most[0], endpoint.state.in_flight - before)
+            return await written
+
+        endpoint._write = watched  # type: ignore[method-assign]
+        client.post(fetch_request(TOPIC, 0, max_bytes=100_000), 12)
+        assert len(client.receive()) > 80_000
+        assert 80_000 < most[0] <= 100_000 + 1_000, "not the piece of 400,000 bytes"
+
+
+def test_a_request_that_takes_too_long_ends_its_connection_and_not_what_it_began(cli: TierCli) -> None:
+    stores: list[Faulty] = []
+    cli.set(serve={"request_timeout_ms": 300, "refresh_ms": 600_000})
+
+    def slow(tier: Any) -> Any:
+        stores.append(Faulty(tier.ports.control))
+        stores[0].waits_only = True
+        return tier.with_stores(control=stores[0])
+
+    with served(cli.config, slow) as endpoint:
+        stores[0].text, stores[0].seconds = "orders-1/", 1.0
+        with Client(endpoint) as client:
+            client.post(fetch_request(TOPIC, 0, partition=1), 12)
+            assert client.receive() == b""
+        with Client(endpoint) as client:
+            assert client.fetch(TOPIC, 0).records, "others are answered meanwhile"
+        stores[0].seconds = 0.0
+        wait_for(lambda: endpoint.partitions.last_view(TopicPartition(TOPIC, 1)) is not None)
+        with Client(endpoint) as client:
+            assert client.fetch(TOPIC, 0, partition=1).records
