@@ -1,4 +1,4 @@
-"""Programs that tests use and that no Python package brings: fetched once into the user's cache, by Go or by npm."""
+"""Programs that tests use and that do not belong to this environment: fetched once into the user's cache, by Go, npm or pip."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
@@ -35,6 +36,16 @@ def npm_tool(package: str, version: str) -> Path:
     return _cached(
         f"{package}-{version}", where, "npm", lambda cache: ["install", *options, "--prefix", str(cache), f"{package}@{version}"]
     )
+
+
+def pip_packages(name: str, requirements: Sequence[str]) -> Path:
+    """A folder for PYTHONPATH that holds Python packages; the first time this takes a minute. Raises Unbuildable."""
+    digest = hashlib.sha256(" ".join(requirements).encode()).hexdigest()[:16]
+    options = ["--quiet", "--disable-pip-version-check", "--upgrade"]
+    return _cached(
+        f"{name}-{digest}", "packages", sys.executable,
+        lambda cache: ["-m", "pip", "install", *options, "--target", str(cache / "packages"), *requirements],
+    )  # fmt: skip
 
 
 def _cached(folder: str, program: str, builder: str, arguments: Callable[[Path], list[str]]) -> Path:

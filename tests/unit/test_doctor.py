@@ -92,6 +92,7 @@ def test_a_deletion_that_never_ends_is_a_warning_with_its_price() -> None:
         (LONG_AGO - 1000, {"remote.copy.lag.ms": "1000"}, [("error", "not-tiered")]),
         (NOW - 9 * DAY_MS, {"remote.copy.lag.ms": "-1", "local.retention.ms": "-2"}, []),
         (NOW - 9 * DAY_MS, {"remote.copy.lag.ms": "-1", "local.retention.ms": str(DAY_MS)}, [("error", "not-tiered")]),
+        (LONG_AGO, {"remote.copy.lag.ms": "9999999999", "remote.copy.lag.bytes": "0"}, [("error", "not-tiered")]),  # 0 of either: at once
         (NOW - 9 * DAY_MS, {"remote.log.copy.disable": "true"}, [("note", "copy-disabled")]),
     ],
 )
@@ -150,10 +151,28 @@ def test_replicas_from_the_newest_tiered_segment_are_a_warning_if_brokers_differ
     assert [one.severity for one in known_kafka_problem_findings([both[0], replace(FIXED, id=2)], {})] == ["warning"]
 
 
-def test_delayed_uploads_are_noted() -> None:
-    late = topic(remote_copy_lag_ms="3600000", remote_copy_lag_bytes="-1")
-    assert [(one.severity, one.kind) for one in known_kafka_problem_findings([FIXED], {"orders": late})] == [("note", "copy-lag")]
-    assert known_kafka_problem_findings([FIXED], {"orders": topic(remote_copy_lag_ms="0", remote_copy_lag_bytes="1000")}) == []
+@pytest.mark.parametrize(
+    ("settings", "severity"),
+    [
+        ({}, ""),
+        ({"ms": "0", "bytes": "-1"}, ""),
+        ({"ms": "0", "bytes": "1000"}, ""),
+        ({"ms": "3600000", "bytes": "0"}, ""),
+        ({"ms": "3600000", "bytes": "-1"}, "note"),
+        ({"ms": "-1", "bytes": "1000"}, "note"),
+        ({"ms": "-1", "bytes": "-1"}, "warning"),
+        ({"ms": "-1", "bytes": "-1", "local_retention_ms": "60000"}, "note"),
+        ({"ms": "-1", "bytes": "-1", "local_retention_bytes": "60000"}, "note"),
+        ({"ms": "-1", "bytes": "-1", "local_retention_ms": "-2", "retention_ms": "60000"}, "note"),
+        ({"ms": "-1", "bytes": "-1", "local_retention_ms": "-1", "retention_ms": "60000"}, "warning"),
+        ({"ms": "-1", "bytes": "-1", "remote_storage_enable": "false"}, ""),
+    ],
+)
+def test_delayed_uploads_are_noted_and_those_that_never_begin_are_a_warning(settings: dict[str, str], severity: str) -> None:
+    late = topic(**{f"remote_copy_lag_{name}" if name in ("ms", "bytes") else name: value for name, value in settings.items()})
+    found = known_kafka_problem_findings([FIXED], {"orders": late})
+    assert [(one.severity, one.kind) for one in found] == ([(severity, "copy-lag")] if severity else [])
+    assert all("remote.copy.lag.ms=0" in one.todo for one in found if one.severity == "warning")
 
 
 def test_a_metadata_topic_that_has_grown_is_told_with_its_largest_partition() -> None:

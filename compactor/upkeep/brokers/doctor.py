@@ -13,7 +13,7 @@ from compactor.brokers.metadata_topic.admin import topic_settings_command
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import SegmentState
-from compactor.upkeep.brokers.known_problems import TierHealthFinding
+from compactor.upkeep.brokers.known_problems import TierHealthFinding, copy_lag
 from compactor.views.prices import PriceTable
 from compactor.views.time_formats import count_noun, format_duration, format_size
 
@@ -152,7 +152,8 @@ def _late_upload_findings(examined: PartitionHealthFacts, now_ms: int) -> Iterat
         )
         yield _finding_about_partition(examined, "note", "copy-disabled", words)
         return
-    lag_ms, closed_ms = _max_copy_lag_ms(examined.settings), examined.pending.closed_ms
+    lag_ms = 0 if copy_lag(examined.settings, "bytes") == 0 else copy_lag(examined.settings, "ms")
+    closed_ms = examined.pending.closed_ms
     if lag_ms is None or closed_ms is None or now_ms - closed_ms <= lag_ms + SLACK_MS:
         return
     age, closed = format_duration(now_ms - examined.pending.timestamp_ms), format_duration(now_ms - closed_ms)
@@ -176,17 +177,6 @@ def _failed_timestamp_lookup_findings(examined: PartitionHealthFacts) -> Iterato
             "Look for errors of RemoteLogManager's reads in the leader's log; `verify` names objects that are missing or damaged",
         )
         yield _finding_about_partition(examined, "error", "time-lookup", words)
-
-
-def _max_copy_lag_ms(settings: Mapping[str, str]) -> int | None:
-    """Return the time, in milliseconds, within which brokers must tier a closed segment: remote.copy.lag.ms, or local retention if that is
-    -1. None if there is no limit.
-    """
-    lag_ms = int(settings.get("remote.copy.lag.ms", "0"))
-    if lag_ms == -1:  # as long as local retention
-        lag_ms = int(settings.get("local.retention.ms", "-2"))
-        lag_ms = int(settings.get("retention.ms", "-1")) if lag_ms == -2 else lag_ms
-    return None if lag_ms < 0 else lag_ms
 
 
 def _overdue_deletion_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> Iterator[TierHealthFinding]:

@@ -15,12 +15,11 @@ from compactor.errors import NotFound, Refused
 LAST_TIERED_SETTING = "follower.fetch.last.tiered.offset.enable"
 """Of KIP-1023. A broker that has it is of version 4.3 or newer."""
 COPY_LAG_SETTINGS = ("remote.copy.lag.ms", "remote.copy.lag.bytes")
-"""Of KIP-1241. A topic has them from version 4.4 on."""
+"""Of KIP-1241. A topic has them from version 4.4 on: 0 and -1 by default."""
 FIRST_WITH_SIZE_FIX = (4, 4)
 """First version of which every release has the fix of KAFKA-20732. 4.3.2 has it too, but brokers do not report their patch version."""
 MANY_METADATA_RECORDS = 500_000
 """Records of one partition of the metadata topic, from which on a broker's start takes noticeably longer."""
-_IMMEDIATE_LAG = {"remote.copy.lag.ms": "0", "remote.copy.lag.bytes": "-1"}
 
 
 @dataclass(frozen=True)
@@ -141,16 +140,37 @@ def _last_tiered_offset_fetch_findings(brokers: Sequence[BrokerDescription]) -> 
 
 
 def _delayed_upload_findings(topics: Iterable[TopicDescription]) -> Iterator[TierHealthFinding]:
-    """Yield a finding for each topic whose settings delay the upload of closed segments (KIP-1241)."""
+    """Yield a finding for each topic whose settings delay the upload of closed segments, or prevent it (KIP-1241)."""
     for topic in topics:
-        found = {name: topic.settings[name].value for name in COPY_LAG_SETTINGS if name in topic.settings}
-        chosen = {name: value for name, value in found.items() if value != _IMMEDIATE_LAG[name]}
-        if not _has_remote_storage_enabled(topic) or "remote.copy.lag.ms" not in chosen:  # either condition makes a segment eligible
+        settings = {name: setting.value for name, setting in topic.settings.items()}
+        lags = copy_lag(settings, "ms"), copy_lag(settings, "bytes")
+        if not _has_remote_storage_enabled(topic) or 0 in lags:
             continue
-        detail = ", ".join(f"{name} is {value}" for name, value in found.items())
-        means = "tiered records are older by that time: compaction, exports and readers of the tier alone see them later"
-        todo = "Nothing if that is meant; otherwise remove the setting, or count it in when a maximum compaction lag is promised"
-        yield TierHealthFinding("note", "copy-lag", topic.topic, -1, "remote.copy.lag.ms", detail, means, todo)
+        detail = ", ".join(f"{name} is {settings[name]}" for name in COPY_LAG_SETTINGS if name in settings)
+        if lags == (None, None):
+            severity, detail = "warning", f"{detail}, and local retention is unlimited"
+            means = "no segment is ever tiered: all of it stays on the brokers' disks, which fill, and compaction never sees it"
+            todo = topic_settings_command(topic.topic, {"remote.copy.lag.ms": "0"})
+        else:
+            severity = "note"
+            means = "tiered records are older by that time: compaction, exports and readers of the tier alone see them later"
+            todo = "Nothing if that is meant; otherwise remove the setting, or count it in when a maximum compaction lag is promised"
+        yield TierHealthFinding(severity, "copy-lag", topic.topic, -1, "remote.copy.lag.ms", detail, means, todo)
+
+
+def copy_lag(settings: Mapping[str, str], unit: str) -> int | None:
+    """Return the age in milliseconds, or the number of newer local bytes, from which on brokers upload a closed segment (KIP-1241; Kafka's
+    ``RLMCopyTask.isEligibleForUpload``). Either check suffices, and 0 of either means at once. None: this check never applies.
+
+    :param settings: of the topic. -1 stands for local retention, whose -2 stands for the topic's.
+    :param unit: ms or bytes.
+    """
+    lag = int(settings.get(f"remote.copy.lag.{unit}", "0" if unit == "ms" else "-1"))
+    if lag == -1:
+        lag = int(settings.get(f"local.retention.{unit}", "-2"))
+    if lag == -2:
+        lag = int(settings.get(f"retention.{unit}", "-1"))
+    return None if lag < 0 else lag
 
 
 def cleanup_policy_findings(topics: Iterable[TopicDescription], bootstrap_servers: str = "") -> Iterator[TierHealthFinding]:
