@@ -110,8 +110,8 @@ with MIT's KDC or Active Directory.
 | versions | inode numbers, which HDFS never uses twice: a late writer changes nothing |
 | metadata of an object | one extended attribute, `user.tiered_compactor` |
 | snapshots | `config check` warns of those of the directory or of one above it, because they keep deleted files |
-| deletion | frees space as soon as the namenode has told the datanodes; empty directories stay |
-| a standby namenode, or one in safe mode | is asked again until it is active, also in the middle of a round. Only one namenode can be named: after a failover that lasts, `[hdfs] webhdfs_url` has to name the other one |
+| deletion | frees space as soon as the datanodes have their orders from the namenode; empty directories stay |
+| a standby namenode, or one in safe mode | is retried until it is active, also in the middle of a round. Only one namenode can be named: after a failover that lasts, `[hdfs] webhdfs_url` has to name the other one |
 | a quota or a right that the directory of one partition lacks | holds up that partition only |
 
 ## Another store
