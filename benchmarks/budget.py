@@ -27,8 +27,8 @@ from benchmarks.doc_tables import BenchmarkTable, report_table
 from benchmarks.logs import write_log
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
+from compactor.features.imports.import_ import import_directory
 from compactor.model.ids import TopicPartition
-from compactor.transfer.import_ import import_directory
 from tests.support.watching import Watch
 
 NAME = TopicPartition("orders", 0)

@@ -37,8 +37,8 @@ from benchmarks.cleaner_logs import NOW_MS, PROFILES, Profile, write_log
 from benchmarks.cleaner_plot import draw_cleaner_speed
 from benchmarks.doc_tables import ROOT, WRITE_VARIABLE, BenchmarkTable, report_table
 from compactor.cleaner.offline import OfflineCleanOptions, OfflineCleanSummary, clean_log_directory
-from compactor.cleaner.passes.source import open_source_segment
 from compactor.cleaner.precompile import precompile_kernels
+from compactor.cleaner.source import open_source_segment
 from compactor.records.batches import read_only_view
 from compactor.records.bulk import compress_bodies_into
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, GrowingByteBuffer, max_compressed_size

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from compactor.records.batches import HEADER
-from compactor.records.build import NO_PRODUCER, ProducerFields, RecordToEncode, encode_batch, encode_txn_marker, prepend_batch_header
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress_body
+from compactor.records.encode import NO_PRODUCER, ProducerFields, RecordToEncode, encode_batch, encode_txn_marker, prepend_batch_header
 
 CODECS = {"none": NONE, "lz4": LZ4, "snappy": SNAPPY, "zstd": ZSTD, "gzip": GZIP}
 VALUES = {"1k": 1024, "100b": 100}

@@ -28,9 +28,8 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.consumer import Place, TieredConsumer
+from compactor.features.imports.import_ import ImportOptions, import_directory
 from compactor.model.ids import TopicPartition
-from compactor.transfer.import_ import import_directory
-from compactor.transfer.import_options import ImportOptions
 from tests.support.kafka_admin import ClusterAdmin
 from tests.support.kafka_broker import KafkaCluster, prepare
 

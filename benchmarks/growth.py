@@ -26,7 +26,7 @@ from benchmarks.doc_tables import BenchmarkTable, report_table
 from benchmarks.logs import write_log
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
-from compactor.transfer.import_ import import_directory
+from compactor.features.imports.import_ import import_directory
 
 SEGMENT_RECORDS, VALUE_BYTES, PER_BATCH = 1_000_000, 34, 500
 MIB = 1 << 20

@@ -39,11 +39,11 @@ from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
+from compactor.features.iceberg.output import IcebergOutput
+from compactor.features.iceberg.table import PROPERTIES, SCHEMA
+from compactor.features.imports.import_ import import_directory
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
-from compactor.outputs.iceberg import IcebergOutput
-from compactor.outputs.iceberg_table import PROPERTIES, SCHEMA
-from compactor.transfer.import_ import import_directory
 from tests.support.iceberg_spark import Executed, run_statements
 
 NAME = TopicPartition("orders", 0)

@@ -22,11 +22,11 @@ from typing import NamedTuple
 from benchmarks.doc_tables import BenchmarkTable, report_table
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
+from compactor.features.imports.import_ import import_directory
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import HEADER, memory_map_file, parse_batch_headers_of_segment, verify_crcs_of_batches
-from compactor.records.build import RecordToEncode as Row, encode_batch
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, GrowingByteBuffer, decompress_body_into
-from compactor.transfer.import_ import import_directory
+from compactor.records.encode import RecordToEncode as Row, encode_batch
 
 SEGMENT_BYTES = 64 << 20
 CHUNK = 1 << 20

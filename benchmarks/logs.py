@@ -9,7 +9,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from compactor.records.build import RecordToEncode, encode_batch
+from compactor.records.encode import RecordToEncode, encode_batch
 
 BASE_MS = 1_700_000_000_000
 TOPIC_ID = "YmVuY2htYXJrLXRvcGljIQ"

@@ -20,8 +20,8 @@ from benchmarks.logs import write_log
 from benchmarks.partial_rewrite import on_disk, on_s3, opened
 from compactor.access.tier import Tier
 from compactor.daemon.daemon import Daemon
+from compactor.features.imports.import_ import import_directory
 from compactor.model.ids import TopicPartition
-from compactor.transfer.import_ import import_directory
 
 NAMES = (TopicPartition("orders", 0), TopicPartition("orders", 1))
 VALUE_BYTES, PER_BATCH, SEGMENTS = 1_000, 100, 8

@@ -31,9 +31,9 @@ from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
+from compactor.features.imports.import_ import import_directory
 from compactor.model.ids import TopicPartition
-from compactor.transfer.import_ import import_directory
-from compactor.views.prices import price_table_of_tier
+from compactor.views.forecast import price_table_of_tier
 from tests.support.s3_server import running_versitygw, versitygw_binary
 
 NAME = TopicPartition("orders", 0)

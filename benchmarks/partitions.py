@@ -19,16 +19,16 @@ from pathlib import Path
 
 from benchmarks.doc_tables import BenchmarkTable, report_table
 from compactor.access.tier import Tier
-from compactor.agent.agent import UploadAgent
+from compactor.adapters.brokers.chain import ClusterPartitionLeaders, ClusterTopicIds, LeaderReportedLogEnd
 from compactor.bootstrap import open_tier
-from compactor.brokers.metadata_topic.leaders import ClusterPartitionLeaders, ClusterTopicIds, LeaderReportedLogEnd
 from compactor.config.settings import load_settings
 from compactor.errors import StoreError
+from compactor.features.agent.agent import UploadAgent
+from compactor.features.imports.from_tier import import_partition_directories, list_partition_directories
+from compactor.features.imports.import_ import ImportOptions
 from compactor.model.ids import TopicPartition
-from compactor.records.build import RecordToEncode as Row, encode_batch
 from compactor.records.codecs import LZ4
-from compactor.transfer.import_options import ImportOptions
-from compactor.transfer.import_root import import_partition_directories, list_partition_directories
+from compactor.records.encode import RecordToEncode as Row, encode_batch
 
 RECORDS = 16
 SEALED = 2

@@ -26,11 +26,11 @@ from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
+from compactor.features.imports.import_ import import_directory
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.round.compaction import RoundReport
-from compactor.transfer.import_ import import_directory
-from compactor.upkeep.filters import rebuild_sidecars
+from compactor.upkeep.repair import rebuild_sidecars
 
 NAME = TopicPartition("orders", 0)
 NOW_MS = 1_900_000_000_000

@@ -32,8 +32,8 @@ from benchmarks import logs
 from benchmarks.doc_tables import BenchmarkTable, report_table
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
+from compactor.features.imports.import_ import import_directory
 from compactor.model.ids import TopicPartition
-from compactor.transfer.import_ import import_directory
 
 NAME = TopicPartition("orders", 0)
 NOW_MS = 1_900_000_000_000

@@ -28,9 +28,8 @@ from benchmarks.process_tree import below, cpu_seconds
 from benchmarks.spark_plain import TICKS
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
+from compactor.features.imports.import_ import ImportOptions, import_directory
 from compactor.model.ids import TopicPartition
-from compactor.transfer.import_ import import_directory
-from compactor.transfer.import_options import ImportOptions
 from tests.support.kafka_admin import ClusterAdmin
 from tests.support.kafka_broker import KafkaCluster, prepare
 from tests.support.kafka_jars import maven_jars

@@ -38,7 +38,7 @@ from benchmarks.process_tree import below
 from benchmarks.spark import NAME, NOW_MS, write_log
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
-from compactor.transfer.import_ import import_directory
+from compactor.features.imports.import_ import import_directory
 
 KAFKA = "4.4.0"
 SEGMENT_BYTES = 16 << 20

@@ -24,32 +24,36 @@ from typing import Any, cast
 import numpy as np
 
 from benchmarks.doc_tables import BenchmarkTable, report_table
-from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES, GATE_ROW_BYTES as GATE_ROW_BYTES
+from compactor.cleaner.gate.parser import GATE_KEY_BYTES as GATE_KEY_BYTES, GATE_ROW_BYTES as GATE_ROW_BYTES
 from compactor.config.settings import Settings, load_settings
 from compactor.control.records import ScratchObject
 from compactor.control.state import PartitionState
-from compactor.model.ids import TopicPartition
+from compactor.features.spark.exchange import (
+    PassOneResultOfSegment,
+    PassOneResultOfSegmentBundle,
+    StoredGateRows,
+    StoredKeyRows,
+    StoredSurvivorLocations,
+)
+from compactor.features.spark.jobs import JobListener, RoundJobRunner, RoundTaskSettings, SparkCluster, TaskCost, TaskOutcome
+from compactor.features.spark.pass_one import COMBINED_FETCH_BYTES, SurvivorBundle, WrittenSurvivors
+from compactor.features.spark.recompaction import (
+    RecompactionCandidate,
+    RecompactionResult,
+    assess_round_over_whole_log,
+    recompaction_result_row,
+)
+from compactor.features.spark.rewrite import PassOneSegmentResults, SegmentGroupRewriteWork
+from compactor.features.spark.worker import MAX_KEY_SET_BYTES, MAX_RANGES, RANGE_TASKS_PER_SLOT, HashRangeTask, locate_survivors
+from compactor.model.ids import RoundStatus, TopicPartition
 from compactor.model.plan import CompactionPlan, CompactionReceipt
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
-from compactor.model.status import RoundStatus
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
 from compactor.round.compaction import RoundActionOnSegment, RoundReport
 from compactor.round.pass_two import program_and_codec_versions_fingerprint
 from compactor.round.plan import PlanInputs, plan_round
-from compactor.spark.cluster.executor import RoundTaskSettings, TaskCost
-from compactor.spark.cluster.jobs import JobListener, SparkCluster, TaskOutcome
-from compactor.spark.cluster.round_jobs import RoundJobRunner
-from compactor.spark.recompaction import RecompactionCandidate, RecompactionResult, assess_round_over_whole_log, recompaction_result_row
-from compactor.spark.round.bundles import PassOneResultOfSegment, PassOneResultOfSegmentBundle, StoredSurvivorLocations
-from compactor.spark.round.exchange import StoredKeyRows
-from compactor.spark.round.gate_rows import StoredGateRows
-from compactor.spark.round.pass_one_tasks import SurvivorBundle, WrittenSurvivors
-from compactor.spark.round.range_rows import COMBINED_FETCH_BYTES
-from compactor.spark.round.rewrite_tasks import SegmentGroupRewriteWork
-from compactor.spark.round.segment_index import PassOneSegmentResults
-from compactor.spark.round.worker import MAX_KEY_SET_BYTES, MAX_RANGES, RANGE_TASKS_PER_SLOT, HashRangeTask, locate_survivors
-from compactor.views.prices import price_table_of_tier
+from compactor.views.forecast import price_table_of_tier
 
 MOST_DRIVER_BYTES = 1 << 30
 MOST_CLOSURE_BYTES = 1 << 20

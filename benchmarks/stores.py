@@ -23,7 +23,7 @@ import pytest
 from benchmarks.doc_tables import BenchmarkTable, report_table
 from benchmarks.logs import write_log
 from compactor import bootstrap
-from compactor.storage.counting import RequestCounters, StoreUsage
+from compactor.storage.wrappers import RequestCounters, StoreUsage
 from tests.support.bucket_cli import BucketCli
 from tests.support.cloud_servers import (
     AnyBucket,

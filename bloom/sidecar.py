@@ -183,7 +183,7 @@ class RemovableRecordCounts:
     tombstones_without_horizon: tombstones that get a delete horizon when the segment is next read; v0/v1 tombstones count as such.
     keyless_records: records without a key, which are removed when the segment is next read, unless the topic's rules keep them.
 
-    Transaction markers are not counted here (see compactor.records.producer_runs).
+    Transaction markers are not counted here (see compactor.records.producers).
     """
 
     tombstones: int = 0

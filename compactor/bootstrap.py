@@ -16,32 +16,27 @@ from compactor.access.metadata import BrokerManagedTierMetadataSource, ListedTie
 from compactor.access.tier import Tier, configured_object_retention
 from compactor.config.settings import RateLimitSettings, Settings
 from compactor.constants import TopicId
-from compactor.control.identity import DataRootOwnershipCheckByTierId
+from compactor.control.identity import DataRootOwnershipCheckByTierId, TopicOwnershipCheckByObjects
 from compactor.control.leadership import send_heartbeats_in_background
 from compactor.control.logs import open_catalog
 from compactor.control.ports import EnvironmentPorts
-from compactor.control.topic_ownership import TopicOwnershipCheckByObjects
-from compactor.local.cache import LocalState
-from compactor.local.rocks import RocksDatabase
+from compactor.local.cache import LocalState, RocksDatabase
 from compactor.model.ids import TopicPartition
-from compactor.storage.condition_check import ConditionalCreateCheck
-from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
-from compactor.storage.forwarding import ReadOnlyStore, UnconfiguredStore
 from compactor.storage.port import ObjectStore
-from compactor.storage.retrying import FirstAnswerTracker
+from compactor.storage.probe import ConditionalCreateCheck
 from compactor.storage.settings import RetrySettings, TransferSettings
+from compactor.storage.wrappers import FirstAnswerTracker, ReadOnlyStore, RequestCounters, UnconfiguredStore
+from compactor.tier.contents import TopicIdLookup
 from compactor.tier.kinds import TierKind, control_url, read_only_tier_error, tier_kind
-from compactor.tier.names import TopicIdLookup
-from compactor.tier.ports import SegmentPublisher
-from compactor.tier.publishers import ControlLogPublisher, RefusingPublisherOfReadOnlyTier
+from compactor.tier.ports import ControlLogPublisher, RefusingPublisherOfReadOnlyTier, SegmentPublisher
 
 if TYPE_CHECKING:
-    from compactor.brokers.conditions import ClusterConfirmations
-    from compactor.brokers.metadata_topic.connection import KafkaConnection
-    from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka, ClusterTopicIds
-    from compactor.brokers.view import BrokerMetadata
-    from compactor.transfer.incarnations import TopicSettingsQuery
+    from compactor.adapters.brokers.chain import AgentClusterQueriesOverKafka, ClusterTopicIds
+    from compactor.adapters.brokers.cluster import ClusterConfirmations
+    from compactor.adapters.brokers.view import BrokerMetadata
+    from compactor.adapters.kafka_client import KafkaConnection
+    from compactor.features.imports.incarnations import TopicSettingsQuery
 
 
 def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[str, TopicId] | None = None) -> Tier:
@@ -129,8 +124,9 @@ def _create_metadata_source(settings: Settings, kind: TierKind, data: ObjectStor
     """Return the object that lists the tier's partitions and live segments. It reads control logs, the brokers' metadata topic or a listing
     of the objects, by the tier's kind.
     """
-    if kind.listing is not None:
-        return ListedTierMetadataSource(kind.listing(settings, data), settings.tier.layout)
+    listed = kind.listing(settings, data)
+    if listed is not None:
+        return ListedTierMetadataSource(listed, settings.tier.layout)
     return (
         BrokerManagedTierMetadataSource(open_segment_metadata_of_brokers(settings, control))
         if kind.is_broker_managed
@@ -144,14 +140,14 @@ def _create_segment_publisher(settings: Settings, metadata: TierMetadataSource) 
     """
     if not isinstance(metadata, BrokerManagedTierMetadataSource):
         return RefusingPublisherOfReadOnlyTier() if metadata.exists_elsewhere else ControlLogPublisher()
-    from compactor.brokers.view import LiveBrokerMetadata
+    from compactor.adapters.brokers.view import LiveBrokerMetadata
 
     if not isinstance(metadata.brokers, LiveBrokerMetadata):
         return RefusingPublisherOfReadOnlyTier()
-    from compactor.brokers.conditions import ClusterSettingsCheckBeforePublication
-    from compactor.brokers.metadata_topic.admin import KafkaAdmin
-    from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
-    from compactor.brokers.publisher import MetadataTopicSegmentPublisher
+    from compactor.adapters.brokers.admin import KafkaAdmin
+    from compactor.adapters.brokers.cluster import ClusterSettingsCheckBeforePublication
+    from compactor.adapters.brokers.publisher import MetadataTopicSegmentPublisher
+    from compactor.adapters.brokers.topic import ConfluentKafkaMetadataTopicClient
 
     connection = kafka_connection_settings(settings)
     check = ClusterSettingsCheckBeforePublication(
@@ -175,11 +171,11 @@ def _create_broker_log_start_offset_reader(settings: Settings, metadata: TierMet
     """Return a function that requests a partition's log start offset from its leader. Return None if the tier is not broker-managed, or no
     broker is configured. Makes no request itself.
     """
-    from compactor.brokers.view import LiveBrokerMetadata
+    from compactor.adapters.brokers.view import LiveBrokerMetadata
 
     if not isinstance(metadata, BrokerManagedTierMetadataSource) or not isinstance(metadata.brokers, LiveBrokerMetadata):
         return None
-    from compactor.brokers.metadata_topic.admin import KafkaAdmin
+    from compactor.adapters.brokers.admin import KafkaAdmin
 
     admin = KafkaAdmin(kafka_connection_settings(settings))
     return lambda name: admin.log_start_offset(name.topic, name.partition)
@@ -196,15 +192,15 @@ def open_segment_metadata_of_brokers(settings: Settings, control: ObjectStore) -
     """
     kafka = settings.kafka
     if not kafka.bootstrap_servers.strip():
-        from compactor.brokers.metadata_snapshot import SnapshotBrokerMetadata, read_latest_metadata_snapshot
+        from compactor.adapters.brokers.view import SnapshotBrokerMetadata, read_latest_metadata_snapshot
 
         return SnapshotBrokerMetadata(read_latest_metadata_snapshot(control), kafka.topics, f"the metadata snapshot in {control.url}")
-    from compactor.brokers.cluster import AdminClusterQueries
-    from compactor.brokers.metadata_topic.admin import KafkaAdmin
-    from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
-    from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
-    from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
-    from compactor.brokers.view import LiveBrokerMetadata
+    from compactor.adapters.brokers.admin import KafkaAdmin
+    from compactor.adapters.brokers.cache import FoldedMetadataStore
+    from compactor.adapters.brokers.cluster import AdminClusterQueries
+    from compactor.adapters.brokers.follow import FoldingMetadataTopicReader
+    from compactor.adapters.brokers.topic import ConfluentKafkaMetadataTopicClient
+    from compactor.adapters.brokers.view import LiveBrokerMetadata
 
     connection = kafka_connection_settings(settings)
     place = hashlib.sha256(kafka.bootstrap_servers.encode()).hexdigest()[:16]
@@ -218,7 +214,7 @@ def open_segment_metadata_of_brokers(settings: Settings, control: ObjectStore) -
 
 def cluster_confirmations(settings: Settings) -> ClusterConfirmations:
     """Return what [kafka] confirms about the cluster."""
-    from compactor.brokers.conditions import ClusterConfirmations
+    from compactor.adapters.brokers.cluster import ClusterConfirmations
 
     return ClusterConfirmations(settings.kafka.metadata_manager_class, settings.kafka.allow_untested_brokers)
 
@@ -240,7 +236,7 @@ def create_topic_settings_query(settings: Settings) -> TopicSettingsQuery | None
 def _create_cluster_queries(settings: Settings) -> AgentClusterQueriesOverKafka | None:
     if not settings.kafka.has_configured_brokers:
         return None
-    from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka
+    from compactor.adapters.brokers.chain import AgentClusterQueriesOverKafka
 
     return AgentClusterQueriesOverKafka(kafka_connection_settings(settings))
 
@@ -249,7 +245,7 @@ def kafka_connection_settings(settings: Settings) -> KafkaConnection:
     """Return the connection settings that [kafka] configures. Raises UsageError if they name no broker, or set a property that must not be
     set.
     """
-    from compactor.brokers.metadata_topic.connection import KafkaConnection
+    from compactor.adapters.kafka_client import KafkaConnection
 
     properties = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings.kafka.properties.items()}
     return KafkaConnection(settings.kafka.bootstrap_servers, properties)

@@ -19,8 +19,8 @@ from typing_extensions import override
 
 from compactor.cleaner.offline import OfflineCleanOptions, OfflineCleanSummary, clean_log_directory
 from compactor.constants import TopicId
-from compactor.records.build import NO_PRODUCER, ProducerFields, RecordToEncode, encode_batch, encode_txn_marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress_body
+from compactor.records.encode import NO_PRODUCER, ProducerFields, RecordToEncode, encode_batch, encode_txn_marker
 from tests.compare import describe
 from tests.plain_format import Batch, read_batches, segment_paths
 from tests.plain_log import control_type, indexes_of

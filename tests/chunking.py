@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from compactor.cleaner import offline
-from compactor.cleaner.passes import source
+from compactor.cleaner import offline, source
 
 SIZES = (None, None, 1, 200, 3000)
 """Bytes of a chunk; None: as it is, megabytes."""

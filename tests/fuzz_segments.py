@@ -23,9 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compactor.cleaner.gate.failures import GateFailed
-from compactor.records.build import NO_PRODUCER, ProducerFields, RecordToEncode, encode_batch, encode_varint, prepend_batch_header
+from compactor.cleaner.gate.batch_checks import GateFailed
 from compactor.records.codecs import compress_body
+from compactor.records.encode import NO_PRODUCER, ProducerFields, RecordToEncode, encode_batch, encode_varint, prepend_batch_header
 from tests.against_naive import Outcome, compare_with_naive
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, snapshot, wrapper
 from tests.chunking import SIZES, chunks_of

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from compactor.cli.output import SCHEMA_VERSION, Output
 from compactor.cli.tiers import print_check_findings
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.brokers.doctor import FirstUntieredRecord, PartitionHealthFacts, partition_health_findings
-from compactor.views.prices import NO_PRICES
+from compactor.upkeep.broker_doctor import FirstUntieredRecord, PartitionHealthFacts, partition_health_findings
+from compactor.views.forecast import NO_PRICES
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
 

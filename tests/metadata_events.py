@@ -6,13 +6,13 @@ import random
 from typing import NamedTuple
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic.codec import (
+from compactor.constants import LeaderEpoch, Offset
+from compactor.model.remote_log import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
     RemoteLogSegmentMetadataUpdateRecord,
     TopicIdPartition,
 )
-from compactor.constants import LeaderEpoch, Offset
 from compactor.model.segment import SegmentState
 
 S = SegmentState

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic.codec import MetadataRecord, RemoteLogSegmentMetadataRecord, RemoteLogSegmentMetadataUpdateRecord
+from compactor.model.remote_log import MetadataRecord, RemoteLogSegmentMetadataRecord, RemoteLogSegmentMetadataUpdateRecord
 from compactor.model.segment import SegmentState
 
 S = SegmentState

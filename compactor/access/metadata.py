@@ -16,13 +16,12 @@ from compactor.control.mirror import state_with_broker_view
 from compactor.control.state import CatalogState, PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.tier.names import TopicIdLookup
+from compactor.tier.contents import TopicIdLookup
 
 if TYPE_CHECKING:
-    from compactor.brokers.metadata_topic.chain import BrokerView
-    from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord, TopicIdPartition
-    from compactor.brokers.view import BrokerMetadata
-    from compactor.tier.layouts.pinterest.listing import ListedTier
+    from compactor.adapters.brokers.view import BrokerMetadata
+    from compactor.model.remote_log import BrokerView, RemoteLogSegmentMetadataRecord, TopicIdPartition
+    from compactor.tier.ports import ListedTier
 
 ControlLogStateToReaderState = Callable[[PartitionState], PartitionState]
 """Takes the state that a control log folds to, and returns the state that readers see."""
@@ -141,8 +140,8 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
         """Return the segments of a partition that readers find through the brokers. New records of the metadata topic are read first if it
         was last read more than ``max_age_s`` seconds ago.
         """
-        from compactor.brokers.metadata_topic.chain import broker_view
-        from compactor.brokers.view import TOPICS_MAX_AGE_S
+        from compactor.adapters.brokers.chain import broker_view
+        from compactor.adapters.brokers.view import TOPICS_MAX_AGE_S
 
         self.brokers.refresh(max_age_s=max_age_s, topics_max_age_s=TOPICS_MAX_AGE_S)
         return broker_view(self.brokers.partition_metadata_from_records(partition).cache, partition)
@@ -165,7 +164,7 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
 
     def _state_with_current_broker_segments(self, state: PartitionState) -> PartitionState:
         """Return the state with the segments and the topic id that the brokers report, at most METADATA_MAX_AGE_S old."""
-        from compactor.brokers.view import METADATA_MAX_AGE_S
+        from compactor.adapters.brokers.view import METADATA_MAX_AGE_S
 
         # One command asks about many partitions.
         seen = state_with_broker_view(state, self.broker_view(state.topic_partition, METADATA_MAX_AGE_S))

@@ -12,9 +12,8 @@ from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError
 from compactor.local.budget import DiskBudget
-from compactor.model.ids import TopicPartition
+from compactor.model.ids import CHANGING, TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.model.status import CHANGING
 from compactor.round.compaction import (
     PartitionRound,
     RoundAssessmentFunction,
@@ -23,7 +22,7 @@ from compactor.round.compaction import (
     RoundStageCallback,
     disk_budget_bytes,
 )
-from compactor.round.engines import RemoteEngine
+from compactor.round.drive import RemoteEngine
 from compactor.round.plan import assess_round
 from compactor.round.sources import StagedSegmentReader, open_live_segment_reader, open_reader_of_segments, use_and_close_reader
 

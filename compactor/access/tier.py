@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from compactor.access.metadata import BrokerManagedTierMetadataSource, ListedTierMetadataSource, TierMetadataSource
+from compactor.config.sections import SegmentReplacementCosts
 from compactor.config.settings import CleanerSettings, Settings
-from compactor.config.store_sections import SegmentReplacementCosts
 from compactor.constants import TopicId
 from compactor.control.identity import DataRootOwnershipCheckByTierId, control_store_of_other_tier_problem
 from compactor.control.incarnations import latest_incarnation_of_each_partition, latest_incarnation_of_partition
@@ -36,17 +36,17 @@ from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import CompactorError, StoreError, UsageError
 from compactor.local.cache import LocalState
 from compactor.model.ids import TopicPartition
-from compactor.storage.counting import RequestCounters
 from compactor.storage.port import ObjectStore
 from compactor.storage.schemes import store_kind
+from compactor.storage.wrappers import RequestCounters
 from compactor.tier.kinds import TierKind, read_only_tier_error, tier_kind
 from compactor.tier.sidecars import SidecarStore
 
 if TYPE_CHECKING:
-    from compactor.brokers.view import BrokerMetadata
+    from compactor.adapters.brokers.view import BrokerMetadata
     from compactor.round.compaction import RoundReport
-    from compactor.round.engines import RemoteEngine
-    from compactor.tier.layouts.pinterest.listing import ListedTier
+    from compactor.round.drive import RemoteEngine
+    from compactor.tier.ports import ListedTier
 
 
 @dataclass(frozen=True)

@@ -11,24 +11,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from compactor.cleaner.gate.failures import GateFailed
-from compactor.cleaner.gate.gate import Gate
-from compactor.cleaner.gate.key_table import LatestRecordTable
-from compactor.cleaner.gate.new_segment_balance import NewSegmentBalanceBuilder
-from compactor.cleaner.gate.parameters import CleanedSegmentCheckParameters
-from compactor.cleaner.keys.key_set import BoundedOffsetMap, KeyHashSet
-from compactor.cleaner.keys.survivors import KeyScanParameters, SurvivorLookup, find_survivors_backwards, find_survivors_with_bounded_map
-from compactor.cleaner.passes.chunks import CleanedChunkCache
-from compactor.cleaner.passes.grouping import group_segments
-from compactor.cleaner.passes.retention import RetentionRules
-from compactor.cleaner.passes.rewrite import CleanedSegment, GroupRewriter, GroupSourceOpener
-from compactor.cleaner.passes.source import SourceSegment, open_source_segment
-from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
-from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerThreads
+from compactor.cleaner.gate.batch_checks import GateFailed
+from compactor.cleaner.gate.gate import CleanedSegmentCheckParameters, Gate, NewSegmentBalanceBuilder
+from compactor.cleaner.gate.parser import LatestRecordTable
+from compactor.cleaner.keys import (
+    BoundedOffsetMap,
+    KeyHashSet,
+    KeyScanParameters,
+    SurvivorLookup,
+    find_survivors_backwards,
+    find_survivors_with_bounded_map,
+)
+from compactor.cleaner.retention import CleanedChunkCache, RetentionRules, transaction_verdicts_by_source
+from compactor.cleaner.rewrite import CleanedSegment, GroupRewriter, GroupSourceOpener, group_segments
+from compactor.cleaner.source import SourceSegment, open_source_segment
+from compactor.cleaner.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.errors import BadData, OutOfBudget, UsageError
-from compactor.model.policy import MAX32
-from compactor.records.balance import BalanceDigestKey
+from compactor.model.plan import MAX32
 from compactor.records.batches import UNKNOWN_OFFSET, BatchTable, Bytes, memory_map_file
+from compactor.records.encode import BalanceDigestKey
 from compactor.records.indexes import encode_offset_and_time_index, read_txn_index
 from compactor.records.producers import ProducerStates, parse_producer_snapshot_file
 

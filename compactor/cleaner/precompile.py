@@ -19,8 +19,8 @@ from numba.core import event
 
 from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory
 from compactor.kernels.jit import COMPLETE, kernel_cache_folder
-from compactor.records.build import ProducerFields, RecordToEncode, encode_batch, encode_txn_marker
 from compactor.records.codecs import LZ4
+from compactor.records.encode import ProducerFields, RecordToEncode, encode_batch, encode_txn_marker
 
 ReportKernel = Callable[[str, int], None]
 KERNELS: Final = 41

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compactor.cli.command_parser import Command, argument, exclusive_arguments, parse_byte_count, parse_time_ms, whole_number_parser
-from compactor.cli.shared_arguments import (
+from compactor.cli.command_parser import (
     ACCEPT_ERASED_OPTION,
     CLOCK_OPTION,
     DRY_RUN_OPTION,
@@ -25,8 +24,14 @@ from compactor.cli.shared_arguments import (
     TOPIC_ID_ARGUMENT,
     TOPICS_OPTION,
     WATCH_SECONDS,
+    Command,
+    argument,
+    exclusive_arguments,
+    parse_byte_count,
     parse_offset_or_time,
+    parse_time_ms,
     parse_topic_id,
+    whole_number_parser,
 )
 from compactor.constants import MAX_OFFSET
 

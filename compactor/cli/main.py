@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import gc
 import importlib
@@ -10,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -24,9 +26,77 @@ from compactor.cli.command_parser import (
     is_json_requested,
     move_common_options_to_end,
 )
-from compactor.cli.lines import StderrLineFormat, StderrNoteLogHandler, StderrNotePrinter
-from compactor.cli.output import Output
+from compactor.cli.output import Output, StderrLineFormat, StderrNoteLogHandler, StderrNotePrinter, Table, format_size
 from compactor.errors import ExitCode
+from compactor.profiling import StageCost, StageCostRecorder, record_stage_costs_during_block
+
+# Option ``--profile``: the cost of each stage of a command's work.
+
+
+class CommandProfile:
+    """Recorder of what a command's work costs in CPU time, wall-clock time and bytes: by stage, outside the stages, and in total.
+
+    Records only if ``--profile`` was given.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._asked: bool = args.profile
+        self._costs: dict[str, StageCost] = {}
+
+    @contextmanager
+    def record_stage_costs_during_block(self) -> Iterator[None]:
+        """Record the costs of all threads while the block runs. Does nothing without ``--profile``."""
+        if not self._asked:
+            yield
+            return
+        recorder = StageCostRecorder(time.thread_time, time.perf_counter)
+        cpu, wall = time.process_time(), time.perf_counter()
+        with record_stage_costs_during_block(recorder):
+            yield
+        total = StageCost(time.process_time() - cpu, time.perf_counter() - wall)
+        staged = sum(cost.cpu for cost in recorder.costs.values())
+        self._costs = {
+            **{str(stage): cost for stage, cost in recorder.costs.items()},
+            "other": StageCost(max(0.0, total.cpu - staged)),
+            "total": total,
+        }
+
+    def stage_costs_document(self) -> list[dict[str, object]] | None:
+        """Return the costs of each stage for JSON output; None without ``--profile``, an empty list if no costs were recorded."""
+        rows = self._costs.items()
+        reported = [{"stage": name, "cpu": round(cost.cpu, 6), "seconds": round(cost.wall, 6), "bytes": cost.bytes} for name, cost in rows]
+        return reported if self._asked else None
+
+    def stage_cost_tables(self) -> list[Table]:
+        """Return a list with one table of the stages that cost anything; an empty list without ``--profile``."""
+        rows = [
+            (name, f"{cost.cpu:.3f}", f"{cost.wall:.3f}" if cost.wall else None, format_size(cost.bytes) if cost.bytes else None)
+            for name, cost in self._costs.items()
+            if cost != StageCost()
+        ]
+        return [Table("what it cost", ("stage", "CPU s", "seconds", "bytes"), rows)] if self._costs else []
+
+
+# Compilation of kernels before a command needs them. The first time on a machine it takes half a minute.
+
+
+def compile_numba_kernels(out: Output, *, load_into_process: bool = False) -> None:
+    """Compile all numba kernels, with a note to the user, if the cache on disk does not hold them yet.
+
+    :param load_into_process: also load them into this process, whether or not they were in the cache.
+    """
+    from compactor.kernels.jit import COMPLETE, kernel_cache_folder
+
+    folder = kernel_cache_folder()
+    compiled = folder is None or (folder / COMPLETE).exists()
+    if not compiled:
+        out.print_note("compiling kernels: up to half a minute, the first time only ...")
+    if load_into_process or not compiled:
+        from compactor.cleaner.precompile import KERNELS, precompile_kernels
+
+        with out.show_progress("compiling kernels", KERNELS, "kernels") as progress:
+            precompile_kernels(lambda name, done: progress.begin_progress_part_with_same_total(f"compiling {name.strip('_')}", done))
+
 
 SERVICES = ("daemon.run_daemon", "agent.run_upload_agent", "serve.serve_tier")
 """Functions of commands that run until they are stopped. Their lines on stderr carry time and level."""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from compactor.cli.output import Output
 from compactor.errors import ExitCode, UsageError, without_secrets
-from compactor.local import allocator
-from compactor.service.journal import EventLogger, ServiceEventLogger
+from compactor.local import budget as allocator
+from compactor.service import EventLogger, ServiceEventLogger
 
 if TYPE_CHECKING:
     from compactor.config.settings import Settings
@@ -109,7 +109,7 @@ def _reload_configuration(
 
     Settings that can only be changed by a restart keep their old values. If the configuration is invalid, all settings keep them.
     """
-    from compactor.service.reloading import settings_after_reload
+    from compactor.service import settings_after_reload
 
     try:
         found = settings_after_reload(current_settings, read_settings())

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import argparse
 import gc
+import getpass
 import os
 import re
+import secrets
+import socket
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
 from checkpoint.offsets import CleanerOffset
+from compactor import __version__
 from compactor.access.tier import Tier, no_such_partition_error
 from compactor.bootstrap import open_tier
 from compactor.cli import command_parser
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.settings import Settings
+from compactor.config.units import count_noun, format_duration
+from compactor.control.audit import ActionOutcome, ManualAction, record_action_and_return_key, record_outcome
 from compactor.control.incarnations import latest_incarnation_of_each_partition
-from compactor.control.logs import PartitionLog
-from compactor.control.pauses import pattern_matches
+from compactor.control.logs import PartitionLog, pattern_matches
 from compactor.control.summary import PartitionSummary
-from compactor.errors import BadData, CompactorError, ExitCode, Leased, UsageError, gravest_exit_code
+from compactor.errors import BadData, CompactorError, ExitCode, Leased, StoreError, UsageError, gravest_exit_code, without_secrets
 from compactor.model.ids import TopicPartition, partition_of_incarnation
-from compactor.storage.forwarding import ReadOnlyStore
+from compactor.storage.factory import open_store
+from compactor.storage.wrappers import ReadOnlyStore
 from compactor.tier.kinds import control_url, tier_kind
 from compactor.views.checkpoints import read_only_copy_of_tier
 from compactor.views.overview import read_partition_summaries_or_errors
-from compactor.views.time_formats import count_noun, format_duration
 
 READ_ONLY_HINT = "What only reads works without: topics, segments, plan, explain, checkpoints, verify, export"
 WRITERS = ("run", "retire", "daemon", "recompact", "undo", "topics takeover")
@@ -53,11 +59,11 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
     elif shared:
         tier = read_only_copy_of_tier(tier)
     if any(cleaner.map_engine == "spark" for cleaner in (settings.cleaner, *settings.topics.values())):
-        from compactor.spark.round.engine import SparkEngineFactory
+        from compactor.features.spark.recompaction import SparkEngineFactory
 
         tier = replace(tier, engines=SparkEngineFactory())
     if writing_command in ("run", "daemon"):
-        from compactor.spark.round.child import SparkChildRoundRunner
+        from compactor.features.spark.child import SparkChildRoundRunner
 
         tier = replace(tier, remote_rounds=SparkChildRoundRunner())
     return tier
@@ -306,3 +312,75 @@ class PartitionOutcomes:
         if self._leased and not self._codes:
             return Leased.exit_code
         return gravest_exit_code(self._codes)
+
+
+# Recording of what a person does to a tier (``compactor.control.audit``).
+
+
+def invoking_user_name() -> str:
+    """Return the name of the user who runs this process, such as ``alice``; with ``sudo`` both users, such as ``alice (as root)``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        user = str(os.getuid())
+    caller = os.environ.get("SUDO_USER")
+    return f"{caller} (as {user})" if caller and caller != user else user
+
+
+def operator_user_at_host() -> str:
+    """Return the person and the machine that run this command, as ``user@host``. Records of pauses and requests contain this text."""
+    return f"{invoking_user_name()}@{socket.gethostname()}"
+
+
+@contextmanager
+def record_action_and_outcome_in_audit_log(
+    args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int | bool
+) -> Iterator[None]:
+    """Record a manual action in the audit log before the ``with`` block, and its outcome after the block.
+
+    On a tier without a control store nothing is recorded, and a note on stderr says so.
+
+    :param command: command for the record, such as ``undo``.
+    :param targets: partitions, topics or patterns on which the command acts.
+    :param details: further values for the record.
+    :raises StoreError: before the block, if the action cannot be recorded.
+    """
+    url = control_url(settings)
+    if not url:
+        out.print_note("note: `audit list` will not show this: control_url under [tier] is not set")
+        yield
+        return
+    control = open_store(url, settings=settings)
+    action = ManualAction(
+        at_ms=int(time.time() * 1000),
+        user=invoking_user_name(),
+        host=socket.gethostname(),
+        process=os.getpid(),
+        command=command,
+        targets=tuple(targets),
+        details=details,
+        reason=getattr(args, "reason", ""),
+        version=__version__,
+    )
+    key = record_action_and_return_key(control, action, secrets.token_hex(8))
+    error = ""
+    try:
+        yield
+    except BaseException as raised:
+        error = without_secrets(str(raised)) or type(raised).__name__
+        raise
+    finally:
+        try:
+            record_outcome(control, key, ActionOutcome(at_ms=int(time.time() * 1000), error=error))
+        except StoreError as failed:
+            out.print_note(f"warning: the outcome is not in the audit: {failed}")
+
+
+def record_action_in_audit_log_if(
+    must_record: bool, args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int
+) -> AbstractContextManager[None]:
+    """Return ``record_action_and_outcome_in_audit_log`` with these arguments, or a context that does nothing if ``must_record`` is false.
+
+    For commands that are recorded only with some of their options.
+    """
+    return record_action_and_outcome_in_audit_log(args, settings, out, command, targets, **details) if must_record else nullcontext()

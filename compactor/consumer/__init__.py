@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from compactor.consumer.messages import (
+from compactor.features.consumer.sources import ConsumerOptions as ConsumerOptions
+from compactor.features.consumer.tiered import TieredConsumer as TieredConsumer, open_consumer as open_consumer
+from compactor.read.records import (
     OFFSET_BEGINNING as OFFSET_BEGINNING,
     OFFSET_END as OFFSET_END,
     OFFSET_INVALID as OFFSET_INVALID,
     MessageLike as MessageLike,
     Place as Place,
 )
-from compactor.consumer.opening import open_consumer as open_consumer
-from compactor.consumer.sources import ConsumerOptions as ConsumerOptions
-from compactor.consumer.tiered import TieredConsumer as TieredConsumer

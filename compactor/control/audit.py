@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from compactor.control.ports import EnvironmentPorts
 from compactor.errors import AlreadyExists, NotFound
-from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition
+from compactor.model.segment import StrictFrozenModel
 from compactor.storage.port import ObjectStore
 
 AUDIT_PREFIX = "audit/"

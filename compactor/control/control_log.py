@@ -31,7 +31,7 @@ from compactor.control import records
 from compactor.control.records import BadControlRecord, ControlRecord
 from compactor.control.state import ControlLogState
 from compactor.errors import AlreadyExists, NotFound, Unavailable
-from compactor.model.base import StrictFrozenModel
+from compactor.model.segment import StrictFrozenModel
 from compactor.storage.port import ObjectStore
 
 FOLD_ATTEMPTS = 6

@@ -29,8 +29,8 @@ from compactor.control.state import (
     RoundPause,
     RunHistoryEntry,
 )
+from compactor.model.ids import RunHistoryStatus
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
-from compactor.model.status import RunHistoryStatus
 
 TAIL = 16
 """Number of last imported batches that a state remembers."""

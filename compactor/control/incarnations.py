@@ -18,8 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
-from compactor.control.catalog_records import TopicRecreated, TopicsConfirmed, TopicsInspected
-from compactor.control.records import ControlRecord, TopicAdopted
+from compactor.control.records import ControlRecord, TopicAdopted, TopicRecreated, TopicsConfirmed, TopicsInspected
 from compactor.control.state import CatalogState, MissingTopicReports, PartitionState, RuleViolationOrEmpty
 from compactor.model.ids import TopicPartition
 

@@ -12,12 +12,10 @@ from typing import Any
 
 from checkpoint import offsets
 from checkpoint.lineage import first_divergent_offset
-from compactor.brokers.metadata_topic.cache import segment_lineage
-from compactor.brokers.metadata_topic.chain import BrokerView
-from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.constants import NO_COMPACTOR_EPOCH, CompactorEpoch, Offset, TimestampMs
 from compactor.control.records import SegmentsMirrored
 from compactor.control.state import PartitionState
+from compactor.model.remote_log import BrokerView, RemoteLogSegmentMetadataRecord, segment_lineage
 from compactor.model.segment import RemoteLogSegmentMetadata
 
 

@@ -16,20 +16,20 @@ from typing import Any
 from checkpoint import lineage, offsets
 from compactor.constants import CompactorEpoch
 from compactor.control import incarnations, log_start, mirror, records as r
-from compactor.control.coverage import (
+from compactor.control.fold import RuleCheck
+from compactor.control.log_start import (
     coverage_problem,
     invalid_segment_problem,
     new_segment_differs_from_task_problem,
     offset_gap_problem,
     task_coverage_problem,
 )
-from compactor.control.fold import RuleCheck
 from compactor.control.records import ControlRecord
 from compactor.control.state import GroupAwaitingDeletion, PartitionState, RoundIntent, RuleViolationOrEmpty
 from compactor.errors import CompactorError, Fenced
+from compactor.model.ids import RunHistoryStatus
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.model.status import RunHistoryStatus
 
 # --- who may write -----------------------------------------------------------------------------------------------------------
 

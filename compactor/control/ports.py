@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from compactor.brokers.metadata_topic.chain import BrokerView
 from compactor.model.ids import TopicPartition, encode_segment_id
+from compactor.model.remote_log import BrokerView
 from compactor.storage.port import ObjectStore
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
 

@@ -9,27 +9,38 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import NamedTuple
 
+from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control import ordering
-from compactor.control.broker_expiry import BrokerExpiredSegmentCache
-from compactor.control.leadership import Leadership
-from compactor.control.ports import EnvironmentPorts
+from compactor.control.leadership import (
+    BrokerExpiredSegmentCache,
+    Leadership,
+    RecordRefused,
+    hold_leadership,
+    require_record_would_take_effect,
+)
+from compactor.control.log_start import build_log_start_record, segments_removable_below
+from compactor.control.logs import PartitionLog, write_snapshot_if_due
+from compactor.control.ports import EnvironmentPorts, LeaseDurations
 from compactor.control.records import (
     IntentUndone,
+    LogStartRaised,
+    PartitionDeleted,
     PlanAnnounced,
     PublicationBegun,
     ReceiptsAdded,
     RoundPublished,
+    RoundUndone,
     RunEnded,
     ScratchObject,
     SurvivorsStored,
 )
-from compactor.control.state import PartitionState, RoundIntent, RuleViolationOrEmpty, sum_batch_digests
-from compactor.errors import NotFound
-from compactor.model.balance import Balance, CountAndDigestSum
+from compactor.control.state import PartitionState, RoundIntent, RoundStage, RoundStageTracker, RuleViolationOrEmpty, sum_batch_digests
+from compactor.errors import BadData, NotFound, UsageError
+from compactor.model.ids import RunHistoryStatus, TopicPartition
 from compactor.model.plan import CompactionPlan, CompactionReceipt, Replacement
-from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.model.status import RunHistoryStatus
+from compactor.model.segment import Balance, CountAndDigestSum, RemoteLogSegmentMetadata
 from compactor.tier.ports import AnnouncedSegment, SegmentCount, SegmentRef
 from compactor.tier.sidecars import sidecar_object_keys
 
@@ -310,3 +321,133 @@ def _has_publication_begun(state: PartitionState, run_id: str) -> bool:
 def _is_open_run(state: PartitionState, run_id: str) -> bool:
     """Return whether this run has the open intent."""
     return state.intent is not None and state.intent.plan.run_id == run_id
+
+
+# Removal of data from the view: a whole partition (``topics delete``), or its beginning (retention and ``topics delete-records``).
+#
+# The objects wait for grace, because readers may still be reading them.
+
+
+def restart_unrecoverable_log_as_empty(log: PartitionLog) -> PartitionState:
+    """Restart, as an empty log, a control log that cannot be recovered, and return its state. The tier then no longer knows which objects
+    belong to the partition's segments.
+    """
+    name = TopicPartition.parse_partition_store_prefix(log.name)
+    empty = PartitionState(topic=name.topic, partition=name.partition, incarnation=name.incarnation)
+    return log.restart_as_empty_log(lambda slot: empty.model_copy(update={"slot": slot, "deleted_slot": slot}))
+
+
+class PartitionStatesAroundDeletion(NamedTuple):
+    """States of a partition directly before its deletion (``before``) and directly after it."""
+
+    before: PartitionState
+    after: PartitionState
+
+
+def delete_partition(
+    ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations, deleted_topic_id: TopicId = EMPTY_TOPIC_ID
+) -> PartitionStatesAroundDeletion:
+    """Delete a partition, and return its states before and after. An open round is undone, and open imports become void.
+
+    :param deleted_topic_id: the topic that the cluster has deleted; empty if a person deletes the partition.
+
+    Raises UsageError if the partition holds nothing, Leased if another compactor leads it, and Fenced if another one takes over meanwhile.
+    """
+    with hold_leadership(ports, log, lease) as leadership:
+        before = leadership.state
+        try:
+            body = PartitionDeleted(leader_epoch=leadership.epoch, grace_ms=ports.grace_ms, deleted_topic_id=deleted_topic_id)
+            state = leadership.append_record(body, lambda state: state.deleted_slot > before.slot and not state.has_segments)
+        except RecordRefused as refused:
+            raise UsageError(
+                f"{log.state.topic_partition} cannot be deleted: {refused}", hint="`topics` lists what the tier holds"
+            ) from refused
+        write_snapshot_if_due(log)
+        return PartitionStatesAroundDeletion(before, state)
+
+
+def raise_log_start(leadership: Leadership, choose_offset: Callable[[PartitionState], int | None]) -> PartitionState:
+    """Raise the log start to the offset that ``choose_offset`` returns, remove the segments wholly below it, and return the new state.
+
+    :param choose_offset: called with the latest state, and again after each change. Returns the new log start, or None to leave it where it
+        is.
+
+    Nothing is written if the log start is there already and no segment can be removed. Raises Fenced, RecordRefused if an ordering rule
+    refuses the record, and StoreError if it is unknown whether the record was written.
+    """
+
+    def decide_record_to_append(state: PartitionState) -> LogStartRaised | None:
+        offset = choose_offset(state)
+        if offset is None or (offset == state.log_start and not segments_removable_below(state.live, offset)):
+            return None
+        leadership.require_leadership_in_state(state)
+        body = build_log_start_record(state, offset, leadership.epoch, leadership.ports.grace_ms)
+        require_record_would_take_effect(leadership.log, state, body)
+        return body
+
+    leadership.pulse.steps += 1
+    return leadership.log.append_due_records(decide_record_to_append)
+
+
+# Undo of the latest round, as long as the replaced objects exist: a publication of its own under a new compactor epoch.
+
+
+def undo_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations, run_id: str) -> PartitionState:
+    """Direct readers back to the segments that a run replaced, and return the new state. The cleaner offsets return to their earlier
+    value.
+
+    The run's outputs wait for grace, a period before ``retire`` deletes them. Raises UsageError if a rule refuses the undo, because a
+    round is open, a later round exists, or the deletion of the sources has begun. Raises BadData if a source is missing or damaged,
+    Leased if another compactor leads the partition, and Fenced if another one takes over meanwhile.
+    """
+    if log.refresh().find_run(run_id) is None:
+        raise UsageError(f"{log.state.topic_partition} has no run {run_id} that is remembered", hint="`runs list` shows those that are")
+    with hold_leadership(ports, log, lease) as leadership:
+        body = RoundUndone(leader_epoch=leadership.epoch, run_id=run_id, grace_ms=ports.grace_ms)
+
+        def append_round_undone_record() -> None:
+            """Append *round undone* unless the state shows that it has taken effect."""
+            leadership.append_record(body, lambda state: was_round_undone(state, run_id))
+
+        try:
+            leadership.require_record_appendable(body)
+            sources = _replaced_segments(leadership.state, run_id)
+            _require_intact_segments(ports, leadership.state, run_id, sources)
+            ports.publisher.restore_segments(
+                log.state.topic_partition, sources, _live_outputs(leadership.state, run_id), append_round_undone_record
+            )
+        except RecordRefused as refused:
+            raise UsageError(
+                f"run {run_id} of {log.state.topic_partition} cannot be undone: {refused}", hint="Nothing was changed"
+            ) from refused
+        RoundStageTracker(RoundStage.PUBLISHED).advance_to_stage(RoundStage.REVERTED)
+        return leadership.state
+
+
+def _replaced_segments(state: PartitionState, run_id: str) -> list[RemoteLogSegmentMetadata]:
+    """Return the segments that a run replaced and that still wait for grace."""
+    return [segment for group in state.waiting if group.run_id == run_id and not group.undone for segment in group.segments]
+
+
+def _live_outputs(state: PartitionState, run_id: str) -> list[RemoteLogSegmentMetadata]:
+    """Return the new segments of a run that readers still use."""
+    made = {name for group in state.waiting if group.run_id == run_id and not group.undone for name in group.replaced_by.values()}
+    return [segment for segment in state.live if segment.id in made]
+
+
+def _require_intact_segments(
+    ports: EnvironmentPorts, state: PartitionState, run_id: str, sources: Sequence[RemoteLogSegmentMetadata]
+) -> None:
+    """Raise BadData if a replaced segment is missing or damaged. Readers do not use replaced segments, so damage to them may not have been
+    noticed before.
+    """
+    problem = stored_segments_problem(ports, state, sources)
+    if problem:
+        hint = "Nothing was changed, readers have what the run made. Restore the object from the store's versions, then undo"
+        raise BadData(f"what run {run_id} replaced is damaged: {problem}", segment=str(state.topic_partition), hint=hint)
+
+
+def was_round_undone(state: PartitionState, run_id: str) -> bool:
+    """Return whether the control log shows that the run was undone, judged by the replayed state alone."""
+    run = state.find_run(run_id)
+    return run is not None and run.status == RunHistoryStatus.REVERTED

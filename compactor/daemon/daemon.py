@@ -19,26 +19,30 @@ from heapq import nsmallest
 from typing_extensions import override
 
 from compactor.access.tier import Tier
+from compactor.adapters.brokers.cluster import query_which_topic_ids_exist
 from compactor.bootstrap import kafka_connection_settings
-from compactor.brokers.topic_ids import query_which_topic_ids_exist
 from compactor.config.settings import CleanerSettings, Settings
+from compactor.config.units import count_noun, format_size
 from compactor.constants import HOUR_MS
-from compactor.daemon.change_feed import create_change_feed
-from compactor.daemon.jobs import JobResources, JobResult, check_stores_writable, execute_job, settings_for_parallel_job
-from compactor.daemon.partition_cache import PartitionSummaryCache
+from compactor.daemon.partition_cache import PartitionSummaryCache, create_change_feed
 from compactor.daemon.scheduling import (
     ROUND_HOLD_MS,
     DaemonAction,
     JobOutcome,
+    JobResources,
+    JobResult,
     OutputSchedule,
     PartitionJob,
     PartitionSchedule,
     PartitionStatus,
+    check_stores_writable,
     choose_jobs,
+    execute_job,
     idle_partition_poll_interval_ms,
     needs_poll,
     new_partition_schedule,
     schedule_restored_after_restart,
+    settings_for_parallel_job,
     with_change_hint,
     with_failed_poll,
     with_job_outcome,
@@ -46,8 +50,10 @@ from compactor.daemon.scheduling import (
     with_round_pause_and_round_request,
     with_round_suspension_set_or_ended,
 )
-from compactor.daemon.status import DaemonStatus, JobMonitor, PartitionDetails
-from compactor.daemon.trend import (
+from compactor.daemon.status import (
+    DaemonStatus,
+    JobMonitor,
+    PartitionDetails,
     TierStorageTrend,
     merged_storage_trend,
     read_storage_trend,
@@ -55,19 +61,12 @@ from compactor.daemon.trend import (
     write_storage_trend,
 )
 from compactor.errors import CompactorError, StoreError, bug_reason
-from compactor.local.budget import DiskBudget
-from compactor.local.spool import check_spool_folder_is_writable
-from compactor.model.ids import TopicPartition
-from compactor.model.status import PUBLISHING, RoundStatus
-from compactor.outputs.port import OutputReport, configured_output_writer
+from compactor.local.budget import DiskBudget, check_spool_folder_is_writable
+from compactor.model.ids import PUBLISHING, RoundStatus, TopicPartition
+from compactor.outputs import OutputReport, configured_output_writer
 from compactor.round.compaction import RoundReport, disk_budget_bytes
-from compactor.service.journal import EventLogger, ServiceEventLogger
-from compactor.service.loop import PollingLoop
-from compactor.service.stopping import InterruptibleStore, Stopped
-from compactor.upkeep.deleted_topics import delete_tiered_data_of_missing_topics
-from compactor.upkeep.retire import RetireReport
-from compactor.upkeep.uploads import LEAST_AGE_MS, abort_stale_multipart_uploads
-from compactor.views.time_formats import count_noun, format_size
+from compactor.service import EventLogger, InterruptibleStore, PollingLoop, ServiceEventLogger, Stopped
+from compactor.upkeep.retire import LEAST_AGE_MS, RetireReport, abort_stale_multipart_uploads, delete_tiered_data_of_missing_topics
 from compactor.views.verdict import Block
 
 ASK_TOPICS_MS = 1_200_000

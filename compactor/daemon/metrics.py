@@ -11,7 +11,7 @@ from compactor.constants import NEVER_MS
 from compactor.daemon.scheduling import PartitionSchedule
 from compactor.daemon.status import DaemonStatus
 from compactor.errors import BlockedCause
-from compactor.service.metrics import (
+from compactor.service_metrics import (
     MOST_LABELLED,
     OWN,
     make_counter,

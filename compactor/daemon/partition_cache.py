@@ -7,20 +7,233 @@ not keep the full state, which is rebuilt from local state (``Tier.open``) when 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
+from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
-from compactor.control.logs import PartitionLog, open_control_log_of_partition
+from compactor.adapters.brokers.view import BrokerMetadata, PartitionMetadataVersion
+from compactor.control.logs import (
+    PartitionLog,
+    move_queued_change_hints_into_catalog,
+    open_control_log_of_partition,
+    round_pause_reason_or_empty,
+)
+from compactor.control.state import CatalogState, CompactorEpochAndEnding, CompactorLeader, PartitionState, RunHistoryEntry
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
-from compactor.daemon.partition_history import PartitionHistory, deserialize_history, partition_history, serialize_history
 from compactor.daemon.scheduling import PartitionStatus, partition_status
+from compactor.errors import UsageError
 from compactor.local.cache import ControlLogReadProgress
 from compactor.model.ids import TopicPartition
+from compactor.model.segment import StrictFrozenModel
 from compactor.upkeep.retire import read_grace_start_ms_by_control_log_slot
 from compactor.views.overview import is_cached_summary_fresh
-from compactor.views.verdict import TransactionAtEnd, known_bootstrap_servers, read_open_transaction
+from compactor.views.verdict import Block, TransactionAtEnd, blocks_of_topics, known_bootstrap_servers, read_open_transaction
+
+# Change feed: reports which partitions a tier has and which of them have new records, without a request for each partition.
+#
+# On a compactor-managed tier the catalog holds change hints. On a broker-managed tier one reader of the metadata topic knows every
+# partition; topics whose settings forbid compaction are suspended.
+
+
+INBOX_POLL_MS = 60_000
+"""How often change hints are collected that could not be appended to the catalog. Costs one LIST."""
+REQUEST_EXPIRY_MS = 600_000
+"""Requests for a round that are older are ignored by a daemon that has just started."""
+POLICY_STEP = 1 << 48
+"""Added to a hint for each change of the topic's settings. Larger than any offset, so that no hint repeats an earlier one."""
+CatalogSlot = int
+"""Number of a record in the catalog's log."""
+
+
+@dataclass(frozen=True)
+class PartitionChangeReport:
+    """Report of the change feed about all partitions of a tier at one moment.
+
+    hints: change hint of every partition: a number that changes whenever the partition's log has new records.
+    recreated: partitions whose topic was deleted and created again.
+    suspended: why rounds of a topic are forbidden, by topic.
+    paused: who paused a partition and why, by partition.
+    requested: number of the catalog record (slot) in which a person last requested a round, by partition.
+    """
+
+    hints: Mapping[TopicPartition, int]
+    recreated: frozenset[TopicPartition] = frozenset()
+    suspended: Mapping[str, Block] = field(default_factory=dict)
+    paused: Mapping[TopicPartition, str] = field(default_factory=dict)
+    requested: Mapping[TopicPartition, CatalogSlot] = field(default_factory=dict)
+
+
+class ChangeFeed(Protocol):
+    """Source from which the daemon learns which partitions of a tier have changed."""
+
+    def poll_changes(self, tier: Tier) -> PartitionChangeReport | None:
+        """Return a report about all partitions, or None if nothing has changed since the last report. Raises StoreError, UsageError."""
+
+
+class CatalogChangeFeed:
+    """Change feed of a compactor-managed tier. Reads from the tier's catalog which partitions have changed."""
+
+    def __init__(self) -> None:
+        self._reported = False
+        self._inbox_ms = 0
+
+    def poll_changes(self, tier: Tier) -> PartitionChangeReport | None:
+        now = tier.ports.clock_ms()
+        taken = 0
+        if self._reported and now - self._inbox_ms >= INBOX_POLL_MS:
+            self._inbox_ms = now
+            taken = move_queued_change_hints_into_catalog(tier.catalog)
+        if self._reported and not taken and not tier.catalog.has_new_records():
+            return None
+        state = tier.identity.read_catalog()
+        hints = {name: state.partitions[str(name)] for name in state.topic_partitions}
+        self._reported = True
+        return PartitionChangeReport(
+            hints, paused=pause_reasons_by_partition(state, hints), requested=round_request_slots_by_partition(state, now)
+        )
+
+
+def pause_reasons_by_partition(catalog: CatalogState, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
+    """Return the paused partitions among ``partitions``, each with who paused it and why."""
+    if not catalog.paused:
+        return {}
+    return {name: reason for name in partitions if (reason := round_pause_reason_or_empty(catalog, name))}
+
+
+def round_request_slots_by_partition(catalog: CatalogState, now_ms: int) -> dict[TopicPartition, CatalogSlot]:
+    """Return the partitions for which a person requested a round in the last REQUEST_EXPIRY_MS, each with the number of the catalog record
+    (slot) of the request.
+    """
+    requests = catalog.wanted.items()
+    return {
+        TopicPartition.parse_partition_store_prefix(text): request.slot
+        for text, request in requests
+        if now_ms - request.at_ms < REQUEST_EXPIRY_MS
+    }
+
+
+class BrokerChangeFeed:
+    """Change feed of a broker-managed tier. Reads from the brokers' metadata which partitions have changed.
+
+    The change hint of a partition (a number that changes with every change) is the offset of the last metadata record about it, plus
+    POLICY_STEP for each change of its topic's settings.
+    """
+
+    def __init__(self, brokers: BrokerMetadata) -> None:
+        self._brokers = brokers
+        self._versions: Mapping[TopicPartition, PartitionMetadataVersion] = {}
+        self._chosen: dict[str, Mapping[str, str]] = {}
+        self._policies: dict[str, int] = {}
+
+    def poll_changes(self, tier: Tier) -> PartitionChangeReport | None:
+        if not self._versions or tier.catalog.has_new_records():
+            tier.identity.read_catalog()
+        brokers = self._brokers
+        brokers.refresh(max_age_s=0.0)
+        before, self._versions = self._versions, brokers.partition_metadata_versions()
+        topics = {name.topic for name in self._versions}
+        suspended = blocks_of_topics(tier, topics)
+        for topic in topics:
+            try:
+                now = brokers.topic_status(topic)
+            except UsageError:
+                continue  # the topic was deleted a moment ago
+            if self._chosen.setdefault(topic, now.chosen) != now.chosen:
+                self._chosen[topic] = now.chosen
+                self._policies[topic] = self._policies.get(topic, 0) + 1
+        recreated = {name for name, one in self._versions.items() if name in before and before[name].topic_id != one.topic_id}
+        hints = {name: self._compute_change_hint(name, one) for name, one in self._versions.items()}
+        state = tier.catalog.state
+        requested = round_request_slots_by_partition(state, tier.ports.clock_ms())
+        return PartitionChangeReport(hints, frozenset(recreated), suspended, pause_reasons_by_partition(state, hints), requested)
+
+    def _compute_change_hint(self, partition: TopicPartition, version: PartitionMetadataVersion) -> int:
+        return version.applied + self._policies.get(partition.topic, 0) * POLICY_STEP
+
+
+def create_change_feed(tier: Tier) -> ChangeFeed:
+    """Return a new change feed of the kind that this tier needs."""
+    return BrokerChangeFeed(tier.broker_metadata) if tier.kind.is_broker_managed else CatalogChangeFeed()
+
+
+# A partition's history as its page shows it: recent rounds, compactor epochs, lineage and replaced ranges. About 1 KB each.
+
+
+MOST_RUNS = 20
+MOST_EPOCHS = 12
+MAX_HISTORY_RANGES = 400
+MOST_LINEAGE = 100
+
+
+class ReplacedOffsetRange(StrictFrozenModel):
+    """Offset range of adjacent segments that were replaced together and wait for deletion. Offsets are inclusive.
+
+    run_id: the round that replaced them; empty if no round did (a truncation, a deleted partition).
+    """
+
+    start_offset: int
+    end_offset: int
+    segments: int
+    bytes: int
+    run_id: str
+    undone: bool
+
+
+class PartitionHistory(StrictFrozenModel):
+    """A partition's past for its web page: the newest runs, compactor epochs and leader epochs, newest last.
+
+    fenced: number of records in the control log that have no effect, because they were refused when it was replayed.
+    """
+
+    slot: int
+    leader: CompactorLeader | None
+    runs: tuple[RunHistoryEntry, ...]
+    epochs: tuple[CompactorEpochAndEnding, ...]
+    lineage: tuple[EpochEntry, ...]
+    replaced: tuple[ReplacedOffsetRange, ...]
+    fenced: int
+
+
+def partition_history(state: PartitionState) -> PartitionHistory:
+    """Return what a partition's page shows of its past: recent rounds, compactor epochs, lineage and replaced ranges."""
+    return PartitionHistory(
+        slot=state.slot,
+        leader=state.leader,
+        runs=state.runs[-MOST_RUNS:],
+        epochs=state.epochs[-MOST_EPOCHS:],
+        lineage=state.lineage[-MOST_LINEAGE:],
+        replaced=tuple(_replaced_ranges(state))[:MAX_HISTORY_RANGES],
+        fenced=len(state.fenced),
+    )
+
+
+def serialize_history(history: PartitionHistory) -> bytes:
+    """Serialize a partition's history as compressed JSON, about 1 KB."""
+    return zlib.compress(history.model_dump_json().encode(), 1)
+
+
+def deserialize_history(data: bytes) -> PartitionHistory:
+    """Parse the compressed JSON of a partition's history."""
+    return PartitionHistory.model_validate_json(zlib.decompress(data))
+
+
+def _replaced_ranges(state: PartitionState) -> list[ReplacedOffsetRange]:
+    """Return the replaced segments that wait for deletion. Adjacent segments that were replaced together are one range."""
+    found: list[ReplacedOffsetRange] = []
+    for group in state.waiting:
+        begun = len(found)
+        for segment in sorted(group.segments, key=lambda each: each.start_offset):
+            last = found[-1] if len(found) > begun else None
+            if last is not None and segment.start_offset <= last.end_offset + 1:
+                grown = {"end_offset": segment.end_offset, "segments": last.segments + 1, "bytes": last.bytes + segment.size_bytes}
+                found[-1] = last.model_copy(update=grown)
+            else:
+                one = {"start_offset": segment.start_offset, "end_offset": segment.end_offset, "bytes": segment.size_bytes}
+                found.append(ReplacedOffsetRange(**one, segments=1, run_id=group.run_id, undone=group.undone))
+    return found
 
 
 @dataclass(frozen=True)

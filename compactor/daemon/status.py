@@ -2,36 +2,287 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
+import zlib
 from bisect import bisect_left
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import Final, NamedTuple
+
+from pydantic import ValidationError
 
 from compactor.access.tier import Tier
-from compactor.control.pauses import round_pause_reason_or_empty
+from compactor.config.units import count_noun
+from compactor.constants import HOUR_MS
+from compactor.control.logs import round_pause_reason_or_empty
+from compactor.control.state import RoundStage
 from compactor.control.summary import SegmentSummary
-from compactor.daemon.jobs import JobResult
-from compactor.daemon.partition_cache import PartitionSummaryCache
-from compactor.daemon.partition_history import PartitionHistory
-from compactor.daemon.progress import JobProgressRecorder, RunningJobSnapshot
+from compactor.daemon.partition_cache import PartitionHistory, PartitionSummaryCache
 from compactor.daemon.scheduling import (
     DaemonAction,
+    JobResult,
     PartitionJob,
     PartitionSchedule,
+    PartitionStatus,
     new_partition_schedule,
     with_failed_poll,
     with_poll_result,
     with_round_pause_and_round_request,
 )
-from compactor.daemon.trend import NO_TREND, TierStorageTrend
-from compactor.errors import CompactorError
-from compactor.model.ids import TopicPartition
-from compactor.model.status import PUBLISHING, RoundStatus
+from compactor.errors import CompactorError, NotFound
+from compactor.model.ids import PUBLISHING, RoundStatus, TopicPartition
+from compactor.model.plan import CompactionPlan
+from compactor.model.segment import StrictFrozenModel
 from compactor.round.compaction import RoundReport
-from compactor.service.journal import EventLogger
-from compactor.service.service_status import ServiceStatus
+from compactor.service import EventLogger, ServiceStatus
+from compactor.storage.port import ObjectStore
 from compactor.upkeep.retire import RetireReport
 from compactor.views.verdict import blocks_of_topics
+
+# Progress of a job: reported by the round and the store while it runs, read by whoever shows it.
+
+
+LEAST_SHARE = 0.05
+"""Below this share of the work no expected end is shown."""
+
+
+@dataclass(frozen=True)
+class RunningJobSnapshot:
+    """A running job at one moment. Times are in milliseconds.
+
+    begun_ms: when it began.
+    phase: resume, index (pass 1), rewrite (pass 2 and upload), verify, publish or close; retire for a deletion, output for an output.
+    done, total: amounts of work in ``unit``; the total is 0 if unknown.
+    share: share of the whole job that is done, from 0 to 1.
+    expected_end_ms: 0 while less than LEAST_SHARE is done.
+    """
+
+    job: PartitionJob
+    begun_ms: int
+    phase: str
+    run_id: str = ""
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+    share: float = 0.0
+    expected_end_ms: int = 0
+
+
+class JobProgressRecorder:
+    """Recorder of one job's progress, which the job reports to it (a ``JobProgressObserver``). Thread-safe.
+
+    Pass 2 of a round is shown as the second half of the work, because both passes read about the same number of bytes.
+    """
+
+    def __init__(self, job: PartitionJob, status: PartitionStatus | None, begun_ms: int, log: EventLogger) -> None:
+        self._job = job
+        self._begun_ms = begun_ms
+        self._log = log
+        self._lock = threading.Lock()
+        self._dirty_bytes = status.dirty_bytes if status else 0
+        whole = {DaemonAction.RETIRE: "retire", DaemonAction.OUTPUT: "output"}
+        self._phase = whole.get(job.action) or ("resume" if status is not None and status.open_run else "index")
+        self._entered = time.monotonic()
+        self._seconds: dict[str, float] = {}
+        self._bytes = 0
+        self._groups = 0
+        self._plan: CompactionPlan | None = None
+
+    def record_transferred_bytes(self, size: int) -> None:
+        """Record a number of segment bytes that were read from the store or written to it."""
+        with self._lock:
+            self._bytes += size
+
+    def record_round_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
+        """Record that the round has reached this stage, and log it."""
+        groups = len(plan.tasks)
+        with self._lock:
+            self._plan = plan
+            self._groups += stage is RoundStage.UPLOADED
+            done = self._groups
+            if stage is RoundStage.ANNOUNCED:
+                self._enter_phase("rewrite")
+            elif stage is RoundStage.UPLOADED and done == groups:
+                self._enter_phase("verify")
+            elif stage is RoundStage.VERIFIED:
+                self._enter_phase("publish")
+            elif stage is RoundStage.PUBLISHED:
+                self._enter_phase("close")
+        name, run = str(self._job.partition), plan.run_id
+        if stage is RoundStage.ANNOUNCED:
+            segments = count_noun(len(plan.source_segment_ids), "segment")
+            what = f"{segments} to rewrite in {count_noun(groups, 'group')}, {len(plan.skipped)} skipped"
+            self._log(f"announced, {what}, to be clean up to offset {plan.next_dirty_offset}", partition=name, run=run)
+            for left in plan.skipped:
+                self._log(f"skipped: {left.reason}", level=logging.DEBUG, segment=left.id, partition=name, run=run)
+            for read in plan.read:
+                self._log(f"to rewrite: {read.reason}", level=logging.DEBUG, segment=read.id, partition=name, run=run)
+        elif stage is RoundStage.UPLOADED:
+            self._log(f"uploaded, group {done} of {groups}", level=logging.DEBUG, partition=name, run=run)
+        elif stage in (RoundStage.VERIFIED, RoundStage.PUBLISH_BEGUN, RoundStage.PUBLISHED):
+            self._log(stage.value, partition=name, run=run)
+
+    @property
+    def run_id(self) -> str:
+        """Return the id of the job's round; empty if it has none, or none yet."""
+        return self._plan.run_id if self._plan else ""
+
+    def running_job(self, now_ms: int) -> RunningJobSnapshot:
+        """Return the job's phase, amounts and expected end at this moment."""
+        with self._lock:
+            phase, moved, plan, groups = self._phase, self._bytes, self._plan, self._groups
+        if phase in ("index", "resume") and plan is None:
+            done, total, unit = (min(moved, self._dirty_bytes), self._dirty_bytes, "bytes") if phase == "index" else (moved, 0, "bytes")
+            share = done / total / 2 if total else 0.0
+        elif plan is not None and phase != "close":
+            done, total, unit = min(groups, len(plan.tasks)), len(plan.tasks), "groups"
+            share = 0.5 + done / total / 2 if total else 0.5
+        else:
+            done, total, unit, share = 0, 0, "", 1.0 if phase == "close" else 0.0
+        spent = max(0, now_ms - self._begun_ms)
+        ends = self._begun_ms + round(spent / share) if share >= LEAST_SHARE else 0
+        return RunningJobSnapshot(self._job, self._begun_ms, phase, self.run_id, done, total, unit, share, max(ends, now_ms) if ends else 0)
+
+    def phase_seconds(self) -> dict[str, float]:
+        """Return the seconds that each phase has taken, in order; the last one up to now."""
+        with self._lock:
+            return self._seconds | {self._phase: self._seconds.get(self._phase, 0.0) + time.monotonic() - self._entered}
+
+    def _enter_phase(self, phase: str) -> None:
+        """Begin a phase, and add the time of the one before to its total."""
+        now = time.monotonic()
+        self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._entered
+        self._phase, self._entered = phase, now
+
+
+# Seven days of stored, dirty and reclaimed bytes, by the hour, of the whole tier and of its largest topics. For pages only.
+#
+# The figures are one object of the control store, which any daemon overwrites once an hour. Daemons that write at the same time may lose
+# each other's latest hour.
+
+
+TREND_KEY: Final = "trend/week.json.z"
+MOST_HOURS: Final = 7 * 24
+MOST_TOPICS: Final = 100
+"""Largest number of topics with figures of their own, so that the object stays below a few hundred KiB."""
+RECLAIMED_KNOWN_MS: Final = 24 * HOUR_MS
+"""How far back partitions report what deletions have freed."""
+
+
+class HourlyStorageFigures(NamedTuple):
+    """Stored and reclaimed bytes of a tier or topic in one hour.
+
+    hour_ms: beginning of the hour, in milliseconds.
+    stored: bytes in the tier, including replaced segments that wait for deletion.
+    dirty: bytes of segments that are not clean.
+    reclaimed: bytes deleted in this hour.
+    """
+
+    hour_ms: int
+    stored: int
+    dirty: int
+    reclaimed: int
+
+
+class TierStorageTrend(StrictFrozenModel):
+    """Figures of a tier and of its largest topics, per hour, oldest first."""
+
+    hours: tuple[HourlyStorageFigures, ...] = ()
+    topics: dict[str, tuple[HourlyStorageFigures, ...]] = {}
+
+    @property
+    def start_of_latest_hour_ms(self) -> int:
+        """Return the beginning of the latest hour in milliseconds; -1 if there is none."""
+        return self.hours[-1].hour_ms if self.hours else -1
+
+
+NO_TREND: Final = TierStorageTrend()
+"""Trend of a tier of which no hour is known."""
+
+
+def with_current_hour_figures(trend: TierStorageTrend, statuses: Iterable[PartitionStatus], now_ms: int) -> TierStorageTrend:
+    """Return the trend with the figures of the current hour added, and with the bytes that were reclaimed in recent hours updated. Both are
+    computed from ``statuses``. Only the largest MOST_TOPICS topics have figures of their own.
+    """
+    hour_ms = now_ms - now_ms % HOUR_MS
+    by_topic: dict[str, list[PartitionStatus]] = defaultdict(list)
+    for status in statuses:
+        by_topic[status.partition.topic].append(status)
+    figures = {topic: _storage_figures_of_hour(found, hour_ms) for topic, found in by_topic.items()}
+    largest = sorted(figures, key=lambda topic: (-figures[topic].stored, topic))[:MOST_TOPICS]
+    everything = [status for found in by_topic.values() for status in found]
+    return TierStorageTrend(
+        hours=_with_current_hour_added(trend.hours, _storage_figures_of_hour(everything, hour_ms), everything),
+        topics={topic: _with_current_hour_added(trend.topics.get(topic, ()), figures[topic], by_topic[topic]) for topic in largest},
+    )
+
+
+def merged_storage_trend(older: TierStorageTrend, newer: TierStorageTrend) -> TierStorageTrend:
+    """Return a trend with the hours of two trends. For an hour that both have, the figures of ``newer`` are used. The topics are those of
+    ``newer``, or of ``older`` if ``newer`` has none.
+    """
+    topics = {topic: _merged_hourly_figures(older.topics.get(topic, ()), hours) for topic, hours in newer.topics.items()}
+    return TierStorageTrend(hours=_merged_hourly_figures(older.hours, newer.hours), topics=topics or older.topics)
+
+
+def read_storage_trend(control: ObjectStore) -> TierStorageTrend:
+    """Return the stored trend; an empty one if there is none or it is damaged. Raises StoreError."""
+    try:
+        return TierStorageTrend.model_validate_json(zlib.decompress(control.get(TREND_KEY)))
+    except (NotFound, ValidationError, zlib.error):
+        return TierStorageTrend()
+
+
+def write_storage_trend(control: ObjectStore, trend: TierStorageTrend) -> None:
+    """Overwrite the stored trend. Raises StoreError."""
+    control.put(TREND_KEY, zlib.compress(trend.model_dump_json().encode()))
+
+
+def _storage_figures_of_hour(statuses: Iterable[PartitionStatus], hour_ms: int) -> HourlyStorageFigures:
+    """Return the figures of one hour: the sums over these partitions."""
+    found = list(statuses)
+    stored, dirty = sum(status.bytes + status.waiting_bytes for status in found), sum(status.dirty_bytes for status in found)
+    return HourlyStorageFigures(hour_ms, stored, dirty, 0)
+
+
+def _with_current_hour_added(
+    hours: tuple[HourlyStorageFigures, ...], current: HourlyStorageFigures, statuses: Iterable[PartitionStatus]
+) -> tuple[HourlyStorageFigures, ...]:
+    """Return the hours with the current one added. In recent hours, the reclaimed bytes are replaced by what deletions in these partitions
+    have freed.
+    """
+    reclaimed = _reclaimed_bytes_by_hour(statuses)
+    known_ms = current.hour_ms - RECLAIMED_KNOWN_MS
+    return tuple(
+        each if each.hour_ms <= known_ms else each._replace(reclaimed=reclaimed.get(each.hour_ms, 0))
+        for each in _merged_hourly_figures(hours, (current,))
+    )
+
+
+def _reclaimed_bytes_by_hour(statuses: Iterable[PartitionStatus]) -> Mapping[int, int]:
+    """Return the bytes that deletions have freed, by the beginning of the hour in milliseconds."""
+    found: dict[int, int] = defaultdict(int)
+    for status in statuses:
+        for at_ms, size in status.freed:
+            found[at_ms - at_ms % HOUR_MS] += size
+    return found
+
+
+def _merged_hourly_figures(
+    older: tuple[HourlyStorageFigures, ...], newer: tuple[HourlyStorageFigures, ...]
+) -> tuple[HourlyStorageFigures, ...]:
+    """Return the hours of two lists, ascending, without those that are MOST_HOURS or more before the latest one.
+
+    For an hour in both lists, that of ``newer`` is used.
+    """
+    found = {each.hour_ms: each for each in (*older, *newer)}
+    latest = max(found, default=0)
+    return tuple(found[hour] for hour in sorted(found) if hour > latest - MOST_HOURS * HOUR_MS)
+
 
 BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)
 """Upper bounds of durations in seconds: rounds of small partitions take half a second, those of large ones hours."""

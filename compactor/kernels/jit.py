@@ -116,7 +116,7 @@ def kernel_source_files() -> list[Path]:
     """Return the files that contain kernels, and the files from which those files import constants."""
     root = Path(__file__).parents[2]
     files = sorted([*root.glob("bloom/*.py"), *root.glob("compactor/**/*.py")])
-    names = ("compactor/constants.py", "compactor/consumer/damage.py", "compactor/consumer/outcomes.py", "bloom/sidecar.py")
+    names = ("compactor/constants.py", "compactor/read/outcomes.py", "compactor/read/outcomes.py", "bloom/sidecar.py")
     constants = {root / name for name in names}
     return [
         path for path in files if path in constants or path.parent.name in _ALL_SOURCES or b"compactor.kernels.jit" in path.read_bytes()

@@ -27,7 +27,7 @@ from compactor.local.budget import (
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 from compactor.profiling import SegmentWorkStage, measure_stage
-from compactor.storage.parallel import write_at_position
+from compactor.storage.checks import write_at_position
 from compactor.tier import contents
 from compactor.tier.contents import FileStreamDigest
 from compactor.tier.ports import SegmentLayout

@@ -5,17 +5,97 @@ Everything that could make two executions differ (time, ids, settings, producers
 
 from __future__ import annotations
 
-from typing import Final
+import json
+import re
+from typing import Final, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from checkpoint.offsets import CleanerOffset as CleanerOffset
 from compactor.constants import CompactorEpoch, Offset, TimestampMs
-from compactor.model.balance import Balance
-from compactor.model.base import StrictFrozenModel
+from compactor.errors import BadData
 from compactor.model.ids import TopicPartition, partition_of_incarnation
-from compactor.model.policy import CleanerPolicy
-from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
+from compactor.model.segment import Balance, EpochEntry, RemoteLogSegmentMetadata, StrictFrozenModel
+
+# Cleaning settings that decide the bytes of a round, as one value (I7).
+
+
+MAX32 = 2**31 - 1
+
+
+class CleanerPolicy(StrictFrozenModel):
+    """Topic settings of Kafka's cleaner, in milliseconds and bytes.
+
+    keyless_records: the default is what plans of versions without this setting did.
+    """
+
+    delete_retention_ms: int = 86_400_000
+    segment_bytes: int = 1 << 30
+    segment_index_bytes: int = 10 * 1024 * 1024
+    index_interval_bytes: int = 4096
+    max_decompressed_batch_bytes: int = 1 << 30
+    keyless_records: KeylessPolicy = Field(default="drop", exclude_if=lambda value: value == "drop")
+
+
+# Records without a key: what a topic's policy does with them, how many a round has met, and the error that refuses them.
+#
+# Brokers refuse such records where they compact a topic themselves (LogValidator, "Compacted topic cannot accept message without key").
+# Here the topic's own policy is ``delete``, so that nothing stops a producer.
+
+
+KeylessPolicy = Literal["refuse", "drop", "keep"]
+"""refuse: no round is made over them; drop: removed, as Kafka's cleaner does; keep: each stays as if it had a key of its own."""
+
+
+class KeylessRecords(StrictFrozenModel):
+    """Number of committed, readable records without a key among those of a dirty range. Control records, data of aborted transactions and
+    records below the log start do not count.
+
+    records: number of all such records, with or without a key.
+    last_offset: offset of the newest one without a key; -1 if there is none.
+    """
+
+    count: int = 0
+    records: int = 0
+    last_offset: int = -1
+
+    def plus(self, other: KeylessRecords) -> KeylessRecords:
+        """Return the counts over both sets of records."""
+        return KeylessRecords(
+            count=self.count + other.count, records=self.records + other.records, last_offset=max(self.last_offset, other.last_offset)
+        )
+
+    @property
+    def share(self) -> float:
+        """Return the share of the records that have no key, from 0 to 1; 0 if there are no records."""
+        return self.count / max(self.records, 1)
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.count:,} of {self.records:,} records ({100 * self.share:.3g} %)"
+
+
+class KeylessRecordsRefused(BadData):
+    """Raised before a round is planned if its range has records without a key and the topic's setting ``keyless_records`` is ``refuse``.
+
+    keyless: how many there are.
+    """
+
+    def __init__(self, topic: str, keyless: KeylessRecords) -> None:
+        super().__init__("records without a key")
+        self.message = (
+            f'{keyless} have no key, up to offset {keyless.last_offset}, and keyless_records is "refuse": '
+            f'set it to "keep" or "drop" under [topics.{json.dumps(re.escape(topic))}]'
+        )
+        self.keyless = keyless
+
+
+def raise_if_keyless(topic: str, keyless: KeylessRecords) -> None:
+    """Raise KeylessRecordsRefused if there are records without a key."""
+    if keyless.count:
+        raise KeylessRecordsRefused(topic, keyless)
+
 
 REPAIR: Final = "repair"
 """Engine and fingerprint of a plan that replaces damaged segments one to one. No other executor has it, so that none resumes the plan."""

@@ -6,19 +6,45 @@ Each batch of a chunk is dropped, copied unchanged, rewritten with its remaining
 
 from __future__ import annotations
 
+import hashlib
 import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import crc32c as checksums
+import crc32c as crc32c_of_bytes
 import numpy as np
 import numpy.typing as npt
 
+from bloom.filter import siphash_key_halves
+from compactor.constants import NO_TIMESTAMP
 from compactor.errors import BadData
-from compactor.kernels.common import NO_HORIZON, BytePosition, FirstRowByBatch, Flags, ProblemAndBatch, ProblemNumber
+from compactor.kernels.common import (
+    NO_HORIZON,
+    BytePosition,
+    CodecId,
+    FirstRowByBatch,
+    Flags,
+    HashKeyHalf,
+    HashKeyHalves,
+    ProblemAndBatch,
+    ProblemNumber,
+)
 from compactor.kernels.crc import crc32c
 from compactor.kernels.jit import inline_kernel, kernel
-from compactor.kernels.memory import copy_bytes, read_varint, store_i16, store_i32, store_i64, varint_size_bytes, write_varint
+from compactor.kernels.memory import (
+    copy_bytes,
+    load_i32,
+    load_u64,
+    read_varint,
+    store_i16,
+    store_i32,
+    store_i64,
+    varint_size_bytes,
+    write_varint,
+)
+from compactor.model.segment import CountAndDigestSum
 from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.batches import (
@@ -27,6 +53,7 @@ from compactor.records.batches import (
     HEADER,
     HORIZON,
     LOG_APPEND,
+    NOT_CONTROL,
     TRANSACTIONAL,
     BatchTable,
     Bytes,
@@ -34,6 +61,7 @@ from compactor.records.batches import (
     read_only_view,
 )
 from compactor.records.bulk import compress_bodies_into
+from compactor.records.codecs import NONE, compress_body
 from compactor.records.rows import HEAD_LOOSE, LEGACY, TAIL_LOOSE, BatchChunk, RecordRows
 
 Actions = npt.NDArray[np.uint8]
@@ -549,3 +577,433 @@ def _encode_batches_until_first_problem(
         out_size[batch] = write - at
         at = write
     return 0, 0
+
+
+# Encoder of record batches for ``demo`` and tests. It is simple rather than fast (about 3 microseconds per record); the cleaner has its
+# own.
+#
+# It writes only the current message format, v2 (Kafka: DefaultRecordBatch, DefaultRecord, EndTransactionMarker).
+
+
+NO_PRODUCER_ID = -1
+NO_SEQUENCE = -1
+
+LOG_APPEND_TIME_BIT = 0x08
+TRANSACTIONAL_BIT = 0x10
+CONTROL_BIT = 0x20
+HORIZON_BIT = 0x40
+
+_TO_CRC = struct.Struct(">qiibI")
+_AFTER_CRC = struct.Struct(">hiqqqhii")
+_HEADER_BYTES_AFTER_LENGTH = 49
+
+
+class RecordToEncode(NamedTuple):
+    """A record to encode. ``timestamp`` is in milliseconds; ``key`` and ``value`` may be null; a header name may be bytes that are not
+    valid UTF-8.
+    """
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str | bytes, bytes | None]] = ()
+    attributes: int = 0
+
+
+class ProducerFields(NamedTuple):
+    """Producer fields of a batch header. ``sequence`` is that of the batch's first record."""
+
+    id: int = NO_PRODUCER_ID
+    epoch: int = -1
+    sequence: int = NO_SEQUENCE
+    transactional: bool = False
+
+
+NO_PRODUCER = ProducerFields()
+
+
+def encode_batch(
+    records: Sequence[RecordToEncode],
+    *,
+    codec: CodecId = NONE,
+    producer: ProducerFields = NO_PRODUCER,
+    leader_epoch: int = 0,
+    base_offset: int | None = None,
+    last_offset: int | None = None,
+    max_timestamp: int | None = None,
+    append_time_ms: int | None = None,
+    delete_horizon_ms: int | None = None,
+) -> bytes:
+    """Encode a data batch as brokers store it. Without records, encode the bare header that the cleaner leaves of an emptied batch.
+
+    :param base_offset, last_offset: by default those of the first and last record. A compacted batch may span more offsets than its
+        records.
+    :param max_timestamp: by default the highest timestamp of the records. An emptied batch keeps its former value.
+    :param append_time_ms: time of a LogAppendTime batch, in milliseconds, which is the timestamp of all its records; None for a CreateTime
+        batch. As brokers do, the records are written with timestamp deltas nevertheless.
+    :param delete_horizon_ms: time in milliseconds, stored in place of the base timestamp (KIP-534); None for no delete horizon.
+    """
+    if not records and (base_offset is None or last_offset is None):
+        raise ValueError("a batch without records needs its base and last offset")
+    base = records[0].offset if base_offset is None else base_offset
+    last = records[-1].offset if last_offset is None else last_offset
+    base_timestamp = records[0].timestamp if records else NO_TIMESTAMP
+    if delete_horizon_ms is not None:
+        base_timestamp = delete_horizon_ms
+    if append_time_ms is not None:
+        max_timestamp = append_time_ms
+    elif max_timestamp is None:
+        max_timestamp = max((row.timestamp for row in records), default=NO_TIMESTAMP)
+    body = b"".join(_encode_record(row, base, base_timestamp) for row in records)
+    if codec != NONE and records:
+        body = compress_body(codec, body)
+    attributes = (
+        (codec if records else NONE)
+        | (LOG_APPEND_TIME_BIT if append_time_ms is not None else 0)
+        | (TRANSACTIONAL_BIT if producer.transactional else 0)
+        | (HORIZON_BIT if delete_horizon_ms is not None else 0)
+    )
+    return prepend_batch_header(base, last - base, leader_epoch, attributes, base_timestamp, max_timestamp, producer, len(records), body)
+
+
+def encode_txn_marker(
+    offset: int,
+    timestamp_ms: int,
+    producer_id: int,
+    producer_epoch: int,
+    *,
+    is_commit: bool,
+    coordinator_epoch: int = 0,
+    leader_epoch: int = 0,
+    is_log_append_time: bool = False,
+    delete_horizon_ms: int | None = None,
+) -> bytes:
+    """Encode the control batch that ends a transaction with COMMIT or ABORT (Kafka: EndTransactionMarker).
+
+    :param is_log_append_time: whether the batch has the attribute of LogAppendTime.
+    :param delete_horizon_ms: time in milliseconds, stored in place of the base timestamp (KIP-534); None for no delete horizon.
+    """
+    base_timestamp = timestamp_ms if delete_horizon_ms is None else delete_horizon_ms
+    row = RecordToEncode(offset, timestamp_ms, struct.pack(">hh", 0, int(is_commit)), struct.pack(">hi", 0, coordinator_epoch))
+    attributes = TRANSACTIONAL_BIT | CONTROL_BIT
+    attributes |= LOG_APPEND_TIME_BIT if is_log_append_time else 0
+    attributes |= HORIZON_BIT if delete_horizon_ms is not None else 0
+    producer = ProducerFields(producer_id, producer_epoch, NO_SEQUENCE, True)
+    return prepend_batch_header(
+        offset, 0, leader_epoch, attributes, base_timestamp, timestamp_ms, producer, 1, _encode_record(row, offset, base_timestamp)
+    )
+
+
+def prepend_batch_header(
+    base_offset: int,
+    last_offset_delta: int,
+    leader_epoch: int,
+    attributes: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    producer: ProducerFields,
+    record_count: int,
+    body: bytes,
+) -> bytes:
+    """Prepend a batch header with its CRC-32C to a body that is compressed already. Accepts invalid values, so that tests can write corrupt
+    batches.
+    """
+    after = _AFTER_CRC.pack(
+        attributes, last_offset_delta, base_timestamp, max_timestamp, producer.id, producer.epoch, producer.sequence, record_count
+    )
+    crc = crc32c_of_bytes.crc32c(body, crc32c_of_bytes.crc32c(after))
+    return _TO_CRC.pack(base_offset, _HEADER_BYTES_AFTER_LENGTH + len(body), leader_epoch, 2, crc) + after + body
+
+
+def encode_varint(value: int) -> bytes:
+    """Encode a signed number as Kafka's varint or varlong: zigzag, then seven bits per byte, lowest first (Kafka: ByteUtils)."""
+    zigzag = (value << 1) ^ (value >> 63)
+    if zigzag < 0x80:
+        return _ONE_BYTE[zigzag]
+    out = bytearray()
+    while zigzag >= 0x80:
+        out.append(zigzag & 0x7F | 0x80)
+        zigzag >>= 7
+    out.append(zigzag)
+    return bytes(out)
+
+
+_ONE_BYTE = tuple(bytes([n]) for n in range(128))
+_NULL = encode_varint(-1)
+
+
+def _encode_record(record: RecordToEncode, base_offset: int, base_timestamp: int) -> bytes:
+    """Encode one record of a v2 batch."""
+    offset, timestamp, key, value, headers, attributes = record
+    parts = [
+        _ONE_BYTE[attributes],
+        encode_varint(timestamp - base_timestamp),
+        encode_varint(offset - base_offset),
+        *_encode_length_and_bytes(key),
+        *_encode_length_and_bytes(value),
+        encode_varint(len(headers)),
+    ]
+    if headers:
+        parts.extend(_encode_record_headers(headers))
+    content = b"".join(parts)
+    return encode_varint(len(content)) + content
+
+
+def _encode_length_and_bytes(field_bytes: bytes | None) -> tuple[bytes, bytes]:
+    """Return the varint length and the bytes of a field; null has the length -1."""
+    return (_NULL, b"") if field_bytes is None else (encode_varint(len(field_bytes)), field_bytes)
+
+
+def _encode_record_headers(headers: Sequence[tuple[str | bytes, bytes | None]]) -> Iterable[bytes]:
+    """Yield the encoded parts of a record's headers."""
+    for name, value in headers:
+        yield from _encode_length_and_bytes(name.encode() if isinstance(name, str) else name)
+        yield from _encode_length_and_bytes(value)
+
+
+# Sums over batches and records for the balance of a round (compactor.model.segment), which shows that no record was lost or
+# added.
+#
+# Each record contributes a digest of its offset, of the lengths of its key and value, and of the first and last eight bytes of both, mixed
+# with a key of the tier. That is enough to distinguish records, and takes a few nanoseconds. The bytes between are covered by the gate and
+# by checksums. The sums of new segments are computed by other code (compactor.cleaner.gate.gate), so that both sides cannot share a
+# mistake.
+
+
+DigestSumRows = npt.NDArray[np.uint64]
+"""One row per account: how many, and the two halves of their digests' sum."""
+
+(OPENED, RECORDS, BATCH_SUPERSEDED, BATCH_ABORTED, BATCH_MARKER, SUPERSEDED, TOMBSTONE, KEYLESS) = ACCOUNTS = range(8)
+BATCHES_DROPPED: Final = {"superseded": BATCH_SUPERSEDED, "aborted": BATCH_ABORTED, "marker": BATCH_MARKER}
+RECORDS_DROPPED: Final = {"superseded": SUPERSEDED, "tombstone": TOMBSTONE, "keyless": KEYLESS}
+
+_LEGACY_HEADER: Final = 26  # what every message of v0 and v1 has, its CRC included
+
+
+class BalanceDigestKey:
+    """Secret key of the record digests of a tier, derived from the tier's hash key."""
+
+    def __init__(self, hash_key: bytes) -> None:
+        """Derive a key of its own from the tier's 16-byte hash key, so that records that collide in an offset map differ here."""
+        self.halves = siphash_key_halves(hashlib.sha256(b"balance" + hash_key).digest()[:16])
+
+
+def allocate_zero_digest_sums_by_reason() -> DigestSumRows:
+    """Return sums of zero, one row for each account. An account is a reason for which batches or records are counted, such as a dropped
+    tombstone.
+    """
+    return np.zeros((len(ACCOUNTS), 3), np.uint64)
+
+
+def digest_sum_from_row(row_of_sums: DigestSumRows) -> CountAndDigestSum:
+    """Convert one row of an array of sums (number of items, and the two halves of the sum of their digests) to a CountAndDigestSum."""
+    return CountAndDigestSum.from_digest_halves(int(row_of_sums[0]), int(row_of_sums[1]), int(row_of_sums[2]))
+
+
+@measure_stage(SegmentWorkStage.GATE, lambda buf, _: len(buf))
+def batch_digest_sum_of_segment(buf: Bytes, key: BalanceDigestKey) -> CountAndDigestSum:
+    """Return the number of batches in a segment and the sum of their digests, computed from their headers. The bytes must be valid
+    batches.
+    """
+    out = np.zeros(3, np.uint64)
+    _add_digests_of_segment_batches(buf, *key.halves, out)
+    return digest_sum_from_row(out)
+
+
+def digest_sum_of_headers(headers: Bytes, key: BalanceDigestKey) -> CountAndDigestSum:
+    """Return the number of v2 batches and the sum of their digests, computed from their 61-byte headers, shape (batches, 61)."""
+    out = np.zeros(3, np.uint64)
+    _add_digests_of_batch_headers(read_only_view(np.ascontiguousarray(headers).reshape(-1)), *key.halves, out)
+    return digest_sum_from_row(out)
+
+
+@measure_stage(SegmentWorkStage.GATE)
+def digest_sums_of_uncopied_data_by_reason(
+    key: BalanceDigestKey,
+    segment_bytes: Bytes,
+    table: BatchTable,
+    chunk: BatchChunk,
+    rows: RecordRows,
+    first_row: FirstRowByBatch,
+    action_by_header: Actions,
+    decisions: CleaningDecisions,
+    superseded_flags: Flags,
+    aborted_flags: Flags,
+) -> DigestSumRows:
+    """Return the counts and digest sums of those batches and records of a chunk that the cleaner does not copy, one row for each account
+    (reason for which they are counted).
+
+    A batch whose records were filtered counts in the account OPENED, and all its records in RECORDS. Dropped batches and records count in
+    the account of the reason for which they were dropped. A record that was dropped for no valid reason is in no account of dropped
+    records.
+
+    :param segment_bytes: the segment's bytes.
+    :param action_by_header: action of each batch as decided by its header.
+    :param decisions: decisions on batches and records after the records were filtered.
+    :param superseded_flags: a flag per row: whether a later record has its key.
+    :param aborted_flags: a flag per batch: whether it is data of an aborted transaction.
+    """
+    sums = allocate_zero_digest_sums_by_reason()
+    if np.all(decisions.action == COPY):
+        return sums
+    batches = table.select_rows(slice(chunk.first, chunk.last))
+    _add_digests_of_uncopied_data_by_reason(
+        segment_bytes, chunk.buf, batches, rows, first_row, action_by_header, decisions, superseded_flags, aborted_flags, key.halves, sums
+    )
+    return sums
+
+
+@inline_kernel
+def _mix_digest(digest_state: np.uint64) -> np.uint64:
+    """Return the state of a digest after one mixing step."""
+    return (digest_state ^ (digest_state >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+
+
+@inline_kernel
+def _finish_digest(digest_state: np.uint64) -> np.uint64:
+    """Return the final value of a digest state: the last step of MurmurHash3, in which each bit changes half of the others."""
+    digest_state = (digest_state ^ (digest_state >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    digest_state = (digest_state ^ (digest_state >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return digest_state ^ (digest_state >> np.uint64(33))
+
+
+@inline_kernel
+def add_batch_digest(segment_bytes: Bytes, position: int, magic: int, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
+    """Add the batch at a byte position to a row of sums.
+
+    :param magic: message format of the batch.
+    :param k0, k1: halves of the balance key.
+    :param out_sums: number of batches, and the two halves of the sum of their digests.
+    """
+    end = position + (HEADER if magic == 2 else _LEGACY_HEADER)
+    state = _mix_digest(k0 ^ load_u64(segment_bytes, end - 8))
+    for at in range(position, end - 8, 8):
+        state = _mix_digest(state + load_u64(segment_bytes, at))
+    one = _finish_digest(state)
+    out_sums[0] += np.uint64(1)
+    out_sums[1] += one
+    out_sums[2] += second_half_of_digest(one, k1)
+
+
+@inline_kernel
+def _digest_key_or_value(buf: Bytes, start: int, length: int) -> np.uint64:
+    """Return a digest of a key or value from its length (-1 for null) and its first and last eight bytes."""
+    edges = np.uint64(length) * np.uint64(0x9E3779B97F4A7C15)
+    if length >= 8:
+        first: np.uint64 = load_u64(buf, start)
+        last: np.uint64 = load_u64(buf, start + length - 8)
+        return edges + first + ((last << np.uint64(29)) | (last >> np.uint64(35)))
+    for at in range(start, start + length):
+        edges = (edges ^ np.uint64(buf[at])) * np.uint64(0x100000001B3)
+    return edges
+
+
+@inline_kernel
+def first_half_of_record_digest(
+    buf: Bytes, offset: int, key_start: int, key_length: int, value_start: int, value_length: int, k0: HashKeyHalf
+) -> np.uint64:
+    """Return the first half of a record's digest. A length of -1 means null. ``k0`` is the first half of the balance key.
+
+    The timestamp is not included, because rewriting v0 and v1 batches as v2 changes its encoding; the gate checks timestamps.
+    """
+    state = k0 + _digest_key_or_value(buf, key_start, key_length)
+    state = _mix_digest(state) + _digest_key_or_value(buf, value_start, value_length)
+    return _finish_digest(_mix_digest(state) + np.uint64(offset))
+
+
+@inline_kernel
+def second_half_of_digest(first_half: np.uint64, k1: HashKeyHalf) -> np.uint64:
+    """Return the second half of a record's or batch's digest, computed from its first half. The second half of a sum of digests cannot be
+    derived from the sum of first halves. ``k1`` is the second half of the balance key.
+    """
+    state = (first_half ^ k1) * np.uint64(0x9FB21C651E98DF25)
+    return state ^ (state >> np.uint64(31))
+
+
+@kernel
+def _add_digests_of_batch_headers(headers: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
+    """Add to ``out_sums`` the number of v2 batches, and both halves of the sum of their digests. ``headers``: the headers of these batches,
+    one after the other.
+
+    :param k0, k1: halves of the balance key.
+    """
+    for position in range(0, headers.size, HEADER):
+        add_batch_digest(headers, position, 2, k0, k1, out_sums)
+
+
+@kernel
+def _add_digests_of_segment_batches(buf: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
+    """Add the digests of all batches in a segment to ``out_sums``: the number of batches, and the two halves of the sum of their digests.
+    :param k0, k1: halves of the balance key.
+    """
+    at = 0
+    while at + _LEGACY_HEADER <= buf.size:
+        size = 12 + load_i32(buf, at + 8)
+        magic = buf[at + 16]
+        if at + size > buf.size or size < (HEADER if magic == 2 else _LEGACY_HEADER):
+            break
+        add_batch_digest(buf, at, magic, k0, k1, out_sums)
+        at += size
+
+
+@kernel
+def _add_digests_of_uncopied_data_by_reason(
+    segment_bytes: Bytes,
+    buf: Bytes,
+    batches: BatchTable,
+    rows: RecordRows,
+    first_row: FirstRowByBatch,
+    action_by_header: Actions,
+    decisions: CleaningDecisions,
+    superseded_flags: Flags,
+    aborted_flags: Flags,
+    key_halves: HashKeyHalves,
+    out_sums: DigestSumRows,
+) -> None:
+    """Add the batches of a chunk that are not copied, and their records, to the sums of their accounts: the reasons for which they are
+    dropped, or OPENED and RECORDS for batches whose records were filtered.
+
+    :param buf: decompressed bytes of the chunk, to which the positions in ``rows`` refer.
+    :param action_by_header: action of each batch as decided by its header.
+    :param superseded_flags: a flag per row: whether a later record has its key.
+    :param aborted_flags: a flag per batch: whether it is data of an aborted transaction.
+    """
+    k0, k1 = key_halves
+    records = np.uint64(0)
+    first = np.uint64(0)
+    second = np.uint64(0)
+    for batch in range(decisions.action.size):
+        if decisions.action[batch] == COPY:
+            continue
+        if action_by_header[batch] != FILTER:
+            account = BATCH_ABORTED if aborted_flags[batch] else BATCH_SUPERSEDED
+            if batches.control[batch] != NOT_CONTROL:
+                account = BATCH_MARKER
+            add_batch_digest(segment_bytes, batches.position[batch], batches.magic[batch], k0, k1, out_sums[account])
+            continue
+        add_batch_digest(segment_bytes, batches.position[batch], batches.magic[batch], k0, k1, out_sums[OPENED])
+        for row in range(first_row[batch], first_row[batch + 1]):
+            one = first_half_of_record_digest(
+                buf, rows.offset[row], rows.key_start[row], rows.key_length[row], rows.value_start[row], rows.value_length[row], k0
+            )
+            two = second_half_of_digest(one, k1)
+            records += np.uint64(1)
+            first += one
+            second += two
+            if decisions.keep_flags[row]:
+                continue
+            if rows.key_length[row] < 0:
+                account = KEYLESS
+            elif superseded_flags[row]:
+                account = SUPERSEDED
+            elif rows.value_length[row] < 0:
+                account = TOMBSTONE
+            else:
+                continue
+            out_sums[account, 0] += np.uint64(1)
+            out_sums[account, 1] += one
+            out_sums[account, 2] += two
+    out_sums[RECORDS, 0] += records
+    out_sums[RECORDS, 1] += first
+    out_sums[RECORDS, 2] += second

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from compactor.errors import BadData
 from compactor.kernels.jit import kernel
-from compactor.model.base import ReasonOrEmpty
-from compactor.model.policy import MAX32
+from compactor.model.plan import MAX32
+from compactor.model.segment import ReasonOrEmpty
 from compactor.records.batches import BatchTable, Int64s
 
 OFFSET_ENTRY: Final = np.dtype([("offset", ">i4"), ("position", ">i4")])

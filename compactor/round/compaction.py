@@ -10,30 +10,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compactor.cleaner.passes.worker_threads import WorkerThreads
+from compactor.cleaner.worker_threads import WorkerThreads
 from compactor.config.settings import CleanerSettings
 from compactor.config.units import format_size
 from compactor.constants import CompactorEpoch, Offset
-from compactor.control import skipped_ranges
+from compactor.control import summary as skipped_ranges
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import EnvironmentPorts, LeaseDurations
-from compactor.control.stages import RoundStage
-from compactor.control.state import PartitionState, RoundIntent
+from compactor.control.state import PartitionState, RoundIntent, RoundStage
 from compactor.control.summary import PartitionStateOrSummary, PartitionSummary
 from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudget
 from compactor.local.budget import DiskBudget
 from compactor.local.staging import disk_bytes_to_rewrite_group
-from compactor.model.base import ReasonOrEmpty
-from compactor.model.ids import TopicPartition
+from compactor.model.ids import RoundStatus, TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
-from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.model.status import RoundStatus
-from compactor.records.balance import BalanceDigestKey
+from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
+from compactor.records.encode import BalanceDigestKey
 from compactor.records.producers import ProducerStates
-from compactor.round.drive import RoundResult, run_round
-from compactor.round.engines import RemoteEngine
-from compactor.round.expiry import find_expired_segments
-from compactor.round.keyless import keyless_stats_for_run_history, raise_if_known_keyless_records_are_refused
+from compactor.round.drive import RemoteEngine, RoundResult, run_round
 from compactor.round.mirroring import broker_log_start_offset
 from compactor.round.pass_one import (
     CleanSegmentSelectionInputs,
@@ -43,17 +37,32 @@ from compactor.round.pass_one import (
     scan_for_survivors,
 )
 from compactor.round.pass_two import LocalWorker, program_and_codec_versions_fingerprint, retention_rules_of_plan
-from compactor.round.plan import PlanInputs, RoundAssessment, assess_round, draft_plan, expected_metadata_record_count, plan_round
-from compactor.round.ports import OVERDUE, LeadershipCheck, RoundCosts, RoundDriverServicesForWorker, RoundPostponedError, Stats
-from compactor.round.roles import RoundRange
-from compactor.round.skip import (
+from compactor.round.plan import (
+    PlanInputs,
+    RoundAssessment,
+    assess_round,
+    draft_plan,
+    expected_metadata_record_count,
+    find_expired_segments,
+    keyless_stats_for_run_history,
+    plan_round,
+    raise_if_known_keyless_records_are_refused,
+)
+from compactor.round.ports import (
+    OVERDUE,
     BloomFilterUsageStatistics,
+    LeadershipCheck,
+    RoundCosts,
+    RoundDriverServicesForWorker,
+    RoundPostponedError,
+    Stats,
     bloom_filter_stats_for_run_history,
     bloom_filter_usage_of_run,
     bloom_filter_usage_of_runs,
     design_bloom_filter,
     expected_dirty_key_count_of_next_rounds,
 )
+from compactor.round.roles import RoundRange
 from compactor.round.sources import (
     StagedSegmentReader,
     open_live_segment_reader,

@@ -6,29 +6,74 @@ due? -> acquire -> open intent? -> resume it or record it undone
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
-from compactor.cleaner.gate.failures import GateFailed
+from compactor.cleaner.gate.batch_checks import GateFailed
 from compactor.control import ordering, publication
-from compactor.control.broker_expiry import BrokerExpiredSegmentCache, find_expired_segments
-from compactor.control.deletion import raise_log_start
-from compactor.control.leadership import Leadership, RecordRefused, hold_leadership
+from compactor.control.leadership import BrokerExpiredSegmentCache, Leadership, RecordRefused, find_expired_segments, hold_leadership
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
 from compactor.control.ports import EnvironmentPorts, LeaseDurations
+from compactor.control.publication import raise_log_start
 from compactor.control.records import BLOCKED_BY_STAT, NEXT_STEP_STAT, RunEnded, ScratchObject
-from compactor.control.stages import RoundStage, RoundStageTracker, stage_of_intent
-from compactor.control.state import PartitionState, RoundIntent
+from compactor.control.state import PartitionState, RoundIntent, RoundStage, RoundStageTracker, stage_of_intent
 from compactor.errors import BadData, CompactorError, Fenced, NotFound, OutOfBudget, Refused, StoreError, bug_reason
-from compactor.model.base import ReasonOrEmpty
-from compactor.model.keyless import KeylessRecords, KeylessRecordsRefused
-from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt
-from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.model.status import RoundStatus, RunHistoryStatus
+from compactor.model.ids import RoundStatus, RunHistoryStatus
+from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt, KeylessRecords, KeylessRecordsRefused
+from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
 from compactor.round import mirroring
-from compactor.round.ports import OVERDUE, RoundInputsT, RoundPostponedError, RoundSteps
+from compactor.round.plan import PlanInputs
+from compactor.round.ports import (
+    OVERDUE,
+    CleanSegmentVerdicts,
+    LeadershipCheck,
+    PlanWorker,
+    RoundCosts,
+    RoundInputsT,
+    RoundPostponedError,
+    RoundSteps,
+)
+
+# Port for engines that do a round's work outside of this process, such as Spark.
+
+
+DraftPlanAtTimeFunction = Callable[[int], CompactionPlan | None]
+"""Returns the plan that would be made at a time in milliseconds, or None if no round would be due then."""
+
+
+class RemoteWorker(PlanWorker, Protocol):
+    """Worker that runs outside of this process and finds the surviving records (pass 1) itself."""
+
+    def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_plan_at_time: DraftPlanAtTimeFunction) -> int:
+        """Return the cleaner's time for a new plan: the start of an interrupted pass 1 that can be resumed, else ``now_ms``.
+
+        :param draft_plan_at_time: returns the plan that would be made at a given time, to find out whether pass 1 was run for an equal
+            plan.
+        """
+        return now_ms
+
+    def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
+        """Run pass 1 and return which clean segments the plan can skip. Raises BadData, StoreError, OutOfBudget.
+
+        :param check: called from time to time; raises Fenced if leadership is lost.
+        """
+
+    def delete_unused_scan_results(self) -> None:
+        """Delete results of ``find_skippable_clean_segments`` that no plan used, if there are any. Raises nothing."""
+
+
+@dataclass(frozen=True)
+class RemoteEngine:
+    """Engine that runs a round's work outside of this process.
+
+    create_remote_worker: creates the worker, and receives the statistics that the worker fills in.
+    """
+
+    map_engine: str
+    create_remote_worker: Callable[[RoundCosts], RemoteWorker]
+
 
 PLANS = 3
 """How many plans a round makes before it gives up, if the log changes between gathering facts and announcing the plan."""

@@ -14,16 +14,14 @@ from typing import Final
 
 from checkpoint.files import parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, first_divergent_offset, leader_epoch_at
-from compactor.brokers.metadata_topic.chain import BrokerView
-from compactor.control.broker_expiry import BrokerExpiredSegmentCache, record_and_get_highest_broker_log_start
-from compactor.control.leadership import Leadership, RecordRefused
+from compactor.control.leadership import BrokerExpiredSegmentCache, Leadership, RecordRefused, record_and_get_highest_broker_log_start
 from compactor.control.mirror import build_broker_changes_record, segment_ids_of_open_round, state_with_broker_view
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, BlockedCause, NotFound, Refused
-from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
-from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.model.remote_log import BrokerView
+from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
 from compactor.records.producers import parse_producer_snapshot_file
 from compactor.tier.contents import read_and_verify_segment_file
 from compactor.tier.ports import SegmentLayout

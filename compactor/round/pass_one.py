@@ -21,33 +21,26 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bloom.directory import distinct_key_hash_prefixes
-from compactor.cleaner.gate.gate import Gate
-from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES, LatestRecordTable
-from compactor.cleaner.gate.parameters import CleanedSegmentCheckParameters
-from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, count_log_scans_to_fit_disk
-from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeyHashSet
-from compactor.cleaner.keys.spilling import KeyScanSpillingToDisk
-from compactor.cleaner.keys.survivors import KeyScanParameters
-from compactor.cleaner.passes.chunks import CleanedChunkCache
-from compactor.cleaner.passes.outcomes import find_txn_outcomes_and_update_next_outcomes
-from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import TransactionVerdicts
-from compactor.cleaner.passes.worker_threads import WorkerThreads
+from compactor.cleaner.disk_map import KEY_ROW_BYTES, DiskOffsetMap, KeyScanSpillingToDisk, count_log_scans_to_fit_disk
+from compactor.cleaner.gate.gate import CleanedSegmentCheckParameters, Gate
+from compactor.cleaner.gate.parser import GATE_KEY_BYTES as GATE_KEY_BYTES, LatestRecordTable
+from compactor.cleaner.keys import MIN_MAP_BYTES, KeyHashSet, KeyScanParameters
+from compactor.cleaner.retention import CleanedChunkCache, TransactionVerdicts, find_txn_outcomes_and_update_next_outcomes
+from compactor.cleaner.source import SourceSegment
+from compactor.cleaner.worker_threads import WorkerThreads
 from compactor.config.units import format_size
 from compactor.control.state import PartitionState
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import KEY_BYTES, Hashes, SegmentOrdinal
 from compactor.local.budget import DiskReservationExceeded, DiskSpaceReservation, round_up_to_disk_blocks
-from compactor.model.base import ReasonOrEmpty
-from compactor.model.keyless import raise_if_keyless
+from compactor.model.plan import raise_if_keyless
+from compactor.model.segment import ReasonOrEmpty
 from compactor.records.batches import ABORT, NOT_CONTROL
 from compactor.records.indexes import TXN_ENTRY
-from compactor.records.producer_runs import reason_to_read_segment_for_its_markers
-from compactor.round.partial.plan import reason_to_read_whole_segment
-from compactor.round.partial.rewrite import KeyDirectoryCache, PartToReadFinder, SegmentPartToRead
+from compactor.records.producers import reason_to_read_segment_for_its_markers
+from compactor.round.partial import KeyDirectoryCache, PartToReadFinder, SegmentPartToRead, reason_to_read_whole_segment
 from compactor.round.plan import RemainingSizeBound
-from compactor.round.roles import RoundRange, RoundSourceSegments, SegmentRoles
-from compactor.round.skip import (
+from compactor.round.ports import (
     BloomFilterUsageStatistics,
     CleanSegmentVerdicts,
     SegmentReadDecisionFromSidecar,
@@ -56,6 +49,7 @@ from compactor.round.skip import (
     decide_whether_to_read_clean_segment,
     delete_horizon_passed_reason,
 )
+from compactor.round.roles import RoundRange, RoundSourceSegments, SegmentRoles
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.sidecars import SidecarStore
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
 from collections import deque
@@ -19,47 +20,173 @@ from bloom.sizing import FilterDesign
 from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, truncate_lineage_at
 from compactor import __version__
-from compactor.cleaner.gate.failures import GateFailed
-from compactor.cleaner.gate.gate import Gate
-from compactor.cleaner.gate.new_segment_balance import NewSegmentBalanceBuilder
-from compactor.cleaner.keys.survivors import SurvivorLookup
-from compactor.cleaner.passes.chunks import CleanedChunkCache
-from compactor.cleaner.passes.describe import count_negative_timestamps
-from compactor.cleaner.passes.retention import RetentionRules
-from compactor.cleaner.passes.rewrite import CleanedSegment, GroupRewriter
-from compactor.cleaner.passes.sidecar_builder import SidecarBuilder, add_segment_to_sidecar_builder
-from compactor.cleaner.passes.source import SourceSegment, open_source_segment
-from compactor.cleaner.passes.transactions import TransactionVerdicts
-from compactor.cleaner.passes.worker_threads import WorkerThreads
-from compactor.cleaner.second_reader import SecondReader
+from compactor.cleaner.gate.batch_checks import GateFailed
+from compactor.cleaner.gate.gate import Gate, NewSegmentBalanceBuilder
+from compactor.cleaner.keys import SurvivorLookup
+from compactor.cleaner.retention import CleanedChunkCache, RetentionRules, TransactionVerdicts
+from compactor.cleaner.rewrite import CleanedSegment, GroupRewriter, SidecarBuilder, add_segment_to_sidecar_builder
+from compactor.cleaner.source import (
+    SecondReader,
+    SourceSegment,
+    count_negative_timestamps,
+    earliest_delete_horizon_ms,
+    open_source_segment,
+    read_earliest_delete_horizon_ms,
+    summarize_timestamps_and_record_count,
+)
+from compactor.cleaner.worker_threads import WorkerThreads
+from compactor.constants import TimestampMs
 from compactor.errors import CannotCopy, CopyDiffers
 from compactor.kernels.common import SegmentOrdinal
 from compactor.local.budget import BLOCK, DiskReservationExceeded, DiskSpaceReservation
 from compactor.local.staging import StagingFolder, disk_bytes_to_rewrite_group
-from compactor.model.balance import Balance
+from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
-from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata
+from compactor.model.segment import FILE_KINDS, Balance, CountAndDigestSum, ReasonOrEmpty, RemoteLogSegmentMetadata, SegmentFile
 from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records import codecs
-from compactor.records.balance import BalanceDigestKey
+from compactor.records.batches import BatchTable, copy_batch_headers, sha256_of_batch_headers
+from compactor.records.encode import BalanceDigestKey
 from compactor.records.indexes import encode_offset_and_time_index
 from compactor.records.producers import ENTRY, ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
-from compactor.round.delivery import RewrittenSegment, segment_file_size_and_sha256, upload_segment
-from compactor.round.partial.plan import is_key_directory_worthwhile, pieces_to_compose_new_log, sidecar_of_composed_segment
-from compactor.round.partial.rewrite import (
+from compactor.round.partial import (
     ComposedSegment,
     SegmentPartToRead,
     WholeSegmentReadNeededError,
     balance_including_copied_batches,
     describe_composed_segment,
+    is_key_directory_worthwhile,
+    pieces_to_compose_new_log,
+    sidecar_of_composed_segment,
 )
 from compactor.round.pass_one import CleanSegmentSelectionInputs, SurvivorScanResult, SurvivorScanSettings, scan_for_survivors
-from compactor.round.ports import RoundCosts, RoundDriverServicesForWorker
+from compactor.round.ports import BloomFilterUsageStatistics, RoundCosts, RoundDriverServicesForWorker
 from compactor.round.roles import RoundRange
-from compactor.round.skip import BloomFilterUsageStatistics
 from compactor.round.sources import StagedSegmentReader
+from compactor.storage.port import ComposeSource
+from compactor.tier.contents import file_sha256
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
 from compactor.tier.sidecars import SidecarStore
+
+# Upload of a finished segment: builds its metadata and creates its objects under the announced id.
+
+
+LayoutAndPublisher = tuple[SegmentLayout, SegmentPublisher]
+"""Layout that stores a segment, and publisher that is informed about it."""
+MetadataAndRefusalReason = tuple[RemoteLogSegmentMetadata, ReasonOrEmpty]
+"""Metadata of a segment, and the reason why the layout refused the upload."""
+
+
+@dataclass(frozen=True)
+class RewrittenSegment:
+    """New segment that is ready for upload.
+
+    table: the batches of the segment.
+    log: size and digests of its log.
+    contents: file or bytes of each kind of object; the log is missing if the store composes it.
+    due_ms: earliest delete horizon in the segment, in milliseconds.
+    pieces: ranges of existing objects, and new bytes, from which the store composes the log; empty if the log is uploaded.
+    """
+
+    table: BatchTable
+    log: SegmentFile
+    contents: Mapping[str, Path | bytes]
+    due_ms: int
+    pieces: Sequence[ComposeSource] = ()
+
+    @staticmethod
+    def from_local_files(
+        output: SourceSegment, contents_by_kind: Mapping[str, Path | bytes], max_inflated_bytes: int, *, should_record_batch_digests: bool
+    ) -> RewrittenSegment:
+        """Return a new segment whose files are all on this machine.
+
+        :param output: the segment's log, opened.
+        :param contents_by_kind: file or bytes of each kind, the log included.
+        :param max_inflated_bytes: bytes that one batch may inflate to.
+        :param should_record_batch_digests: whether to record the digest of the batch headers, too.
+        """
+        log = log_file_size_and_digests(output) if should_record_batch_digests else segment_file_size_and_sha256(contents_by_kind["log"])
+        return RewrittenSegment(output.table, log, contents_by_kind, read_earliest_delete_horizon_ms(output, max_inflated_bytes))
+
+    @staticmethod
+    def from_composed_pieces(
+        composed: ComposedSegment, sources: Sequence[ComposeSource], contents_by_kind: Mapping[str, Path | bytes]
+    ) -> RewrittenSegment:
+        """Return a new segment whose log the store composes from ranges of existing objects and new bytes.
+
+        :param composed: key directory and batches of the composed log.
+        :param sources: the ranges and new bytes, in the order in which the log consists of them.
+        :param contents_by_kind: file or bytes of each kind except the log.
+        """
+        size, due = int(composed.table.size.sum()), earliest_delete_horizon_ms(composed.table, composed.due)
+        log = SegmentFile(size=size, batches=sha256_of_batch_headers(composed.directory.headers))
+        return RewrittenSegment(composed.table, log, contents_by_kind, due, sources)
+
+
+def upload_segment(
+    destination: LayoutAndPublisher,
+    partition: TopicPartition,
+    task: CompactionTask,
+    segment: RewrittenSegment,
+    *,
+    open_txn_offset: int,
+    sum_of_batches: CountAndDigestSum,
+    negative_timestamp_count: int,
+    broker_log_start: int,
+) -> MetadataAndRefusalReason:
+    """Upload a new segment under its announced id, after informing the publisher. Return the segment's metadata, and the reason why the
+    layout refused the upload, or an empty string.
+
+    :param destination: layout that stores the segment, and publisher to inform.
+    :param open_txn_offset: first offset of the earliest transaction that is open at the segment's end; -1 if there is none.
+    :param sum_of_batches: count and digest sum of the segment's batches, for the balance.
+    :param negative_timestamp_count: number of records with a negative timestamp that is not -1.
+    :param broker_log_start: of the plan. Records below it do not count for the largest timestamp.
+    :raises StoreError: if the store fails.
+    :raises CannotCopy: if the store cannot compose the log from pieces.
+    """
+    layout, publisher = destination
+    about = summarize_timestamps_and_record_count(segment.table, broker_log_start)
+    metadata = RemoteLogSegmentMetadata(
+        id=task.new_segment_id,
+        start_offset=task.start_offset,
+        end_offset=task.end_offset,
+        size_bytes=segment.log.size,
+        max_timestamp_ms=TimestampMs(about.max_timestamp_ms),
+        mtime_ms=task.mtime_ms,
+        leader_epochs=task.leader_epochs,
+        files={"log": segment.log} | {kind: segment_file_size_and_sha256(data) for kind, data in segment.contents.items() if kind != "log"},
+        first_timestamp_ms=about.first_timestamp_ms,
+        due_ms=segment.due_ms,
+        open_txn_offset=open_txn_offset,
+        records=about.records,
+        content=sum_of_batches,
+        negative_timestamps=negative_timestamp_count,
+    )
+    reported = layout.custom_metadata(partition, metadata, segment.contents)
+    metadata = metadata.model_copy(update={"custom_metadata": reported}) if reported else metadata
+    publisher.announce_segment(partition, metadata)
+    if segment.pieces:
+        return metadata, layout.compose_segment(partition, metadata, segment.pieces, segment.contents)
+    return metadata, layout.upload_segment(partition, metadata, segment.contents)
+
+
+def segment_file_size_and_sha256(content: Path | bytes) -> SegmentFile:
+    """Return size and SHA-256 of an object, as segment metadata records them."""
+    if isinstance(content, bytes):
+        return SegmentFile(size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    return SegmentFile(size=content.stat().st_size, sha256=file_sha256(content))
+
+
+def log_file_size_and_digests(source: SourceSegment) -> SegmentFile:
+    """Return size and SHA-256 of a new log, and the digest of its batch headers unless it has batches of v0 or v1.
+
+    :param source: a log whose CRCs are known to be valid.
+    """
+    sha256 = hashlib.sha256(source.buf.data).hexdigest()
+    batches = sha256_of_batch_headers(copy_batch_headers(source.buf, source.table.position)) if (source.table.magic == 2).all() else ""
+    return SegmentFile(size=source.size, sha256=sha256, batches=batches)
+
 
 _log = logging.getLogger(__name__)
 

@@ -8,24 +8,270 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
+from math import ceil
 from typing import Generic, NamedTuple, TypeVar
 
+from typing_extensions import override
+
 from checkpoint.lineage import merge_segment_lineages
-from compactor.cleaner.passes.grouping import group_segments
-from compactor.config.settings import CleanerSettings
-from compactor.config.units import count_noun
-from compactor.constants import NO_COMPACTOR_EPOCH, CompactorEpoch, Offset, TimestampMs
+from compactor.cleaner.disk_map import count_log_scans_to_fit_disk
+from compactor.cleaner.rewrite import group_segments
+from compactor.config.settings import CleanerSettings, SparkSettings
+from compactor.config.units import count_noun, format_size
+from compactor.constants import NEVER_MS, NO_COMPACTOR_EPOCH, CompactorEpoch, Offset, TimestampMs
+from compactor.control.log_start import segments_removable_below
 from compactor.control.state import PartitionState
-from compactor.control.summary import PartitionStateOrSummary, SegmentMetadataOrSummary
-from compactor.kernels.common import SegmentOrdinal
-from compactor.model.base import ReasonOrEmpty
-from compactor.model.plan import ActiveProducer, CompactionPlan, CompactionTask, SegmentToRead, SkippedSegment
-from compactor.model.policy import MAX32
-from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.dirty_ratio import KAFKA_RATIO, DirtyRatioThreshold, dirty_ratio_threshold
-from compactor.round.skip import CleanSegmentVerdicts
+from compactor.control.summary import PartitionStateOrSummary, PartitionSummary, SegmentMetadataOrSummary
+from compactor.kernels.common import KEY_BYTES, SegmentOrdinal
+from compactor.model.plan import (
+    MAX32,
+    ActiveProducer,
+    CompactionPlan,
+    CompactionTask,
+    KeylessRecords,
+    KeylessRecordsRefused,
+    SegmentToRead,
+    SkippedSegment,
+)
+from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
+from compactor.round.ports import CleanSegmentVerdicts, Stats, estimate_record_count
+from compactor.storage.schemes import GIB
+
+# Records without a key in a round's dirty range: what is known of them without reading, and what the run history says of them.
+
+
+def raise_if_known_keyless_records_are_refused(state: PartitionState, cleaner: CleanerSettings, end: int) -> None:
+    """Raise KeylessRecordsRefused if an earlier round was refused for records without a key of which at least the newest is still in the
+    dirty range, which ends before offset ``end``. A blocked partition is not read again and again.
+    """
+    known = known_refused_keyless_records(state, cleaner, end)
+    if known is not None:
+        raise KeylessRecordsRefused(state.topic, known)
+
+
+def known_refused_keyless_records(state: PartitionState | PartitionSummary, cleaner: CleanerSettings, end: int) -> KeylessRecords | None:
+    """Return the records without a key for which the next round over offsets below ``end`` will be refused, as an earlier round has counted
+    them; None if none are known.
+    """
+    keyless = state.quarantine.keyless if state.quarantine else None
+    refused = cleaner.keyless_records == "refuse" and keyless is not None and state.first_dirty_offset <= keyless.last_offset < end
+    return keyless if refused else None
+
+
+def keyless_stats_for_run_history(keyless: KeylessRecords) -> Stats:
+    """Return how many records of the round's dirty range had no key, of how many, as figures for the run history; none if all had one."""
+    return {"keyless_records": keyless.count, "records_dirty": keyless.records} if keyless.count else {}
+
+
+# The dirty ratio above which a round is due: as set, or the cheapest one where ``min_cleanable_dirty_ratio`` is "auto". Pure.
+#
+# Superseded records cost storage until a round removes them, and a round costs requests. The more is dirty when a round begins, the fewer
+# rounds and the more storage. The choice goes by Kafka's rule: a round over a clean part of L bytes begins at D dirty bytes, reads both and
+# leaves about L. Between rounds half of D is stored in vain on average, and what a round replaces stays for grace and undo window.
+
+
+KAFKA_RATIO = 0.5
+"""Kafka's default, which holds as long as nothing can be computed."""
+CHOICES = tuple(step / 100 for step in range(60, 5, -5))
+"""Ratios to choose from, 0.6 to 0.1. Of equally cheap ones the first is taken, which has the fewest rounds."""
+MONTH_MS = 30 * 86_400_000
+
+
+@dataclass(frozen=True)
+class DirtyRatioThreshold:
+    """Dirty ratio above which a round is due.
+
+    why: how the threshold was chosen, or why Kafka's default is used; empty if a setting states it.
+    saved_usd_month: monthly saving in comparison with Kafka's default of 0.5; None if the threshold was not chosen by cost.
+    """
+
+    ratio: float
+    why: str = ""
+    saved_usd_month: float | None = None
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.ratio:g}" + (" (auto)" if self.why else "")
+
+
+def dirty_ratio_threshold(
+    cleaner: CleanerSettings,
+    clean_segments: Sequence[SegmentMetadataOrSummary],
+    dirty_segments: Sequence[SegmentMetadataOrSummary],
+    bytes_saved_per_dirty_byte: float | None,
+) -> DirtyRatioThreshold:
+    """Return the dirty ratio above which a round over the partition is due.
+
+    :param clean_segments: clean live segments below the round's end.
+    :param dirty_segments: the other live segments below the round's end.
+    :param bytes_saved_per_dirty_byte: bytes that the last round saved for each dirty byte; None if unknown, which is treated as 1.
+    """
+    if cleaner.min_cleanable_dirty_ratio != "auto":
+        return DirtyRatioThreshold(cleaner.min_cleanable_dirty_ratio)
+    costs = cleaner.segment_replacement_costs
+    if costs is None or not costs.prices.stored_gib_month_usd:
+        return DirtyRatioThreshold(KAFKA_RATIO, "storage costs nothing here")
+    stamps = [stamp for segment in dirty_segments for stamp in (segment.first_timestamp_ms, segment.max_timestamp_ms) if stamp > 0]
+    span_ms = max(stamps) - min(stamps) if stamps else 0
+    if not clean_segments or span_ms <= 0:
+        return DirtyRatioThreshold(
+            KAFKA_RATIO, "nothing was cleaned yet" if not clean_segments else "the timestamps do not show how fast it grows"
+        )
+    live, written = (sum(segment.size_bytes for segment in some) for some in (clean_segments, dirty_segments))
+    written_month = written / span_ms * MONTH_MS
+    segment_bytes = live / len(clean_segments)
+    in_vain = min(1.0, bytes_saved_per_dirty_byte) if bytes_saved_per_dirty_byte is not None else 1.0
+
+    def ratio_dependent_monthly_cost_usd(dirty_ratio: float) -> float:
+        """Return the part of the monthly costs of requests and storage that depends on the ratio."""
+        dirty_bytes = live * dirty_ratio / (1 - dirty_ratio)
+        rounds = written_month / dirty_bytes
+        stored = in_vain * dirty_bytes / 2 + rounds * (live + dirty_bytes) * costs.replaced_ms / MONTH_MS
+        requests = costs.prices.price_of_round_requests_usd(ceil((live + dirty_bytes) / segment_bytes), len(clean_segments))
+        return stored / GIB * costs.prices.stored_gib_month_usd + rounds * requests
+
+    ratio = min(CHOICES, key=ratio_dependent_monthly_cost_usd)
+    turnovers = f"{written_month / live:.1f} times its clean size are written a month"
+    return DirtyRatioThreshold(
+        ratio,
+        f"the cheapest, as {turnovers}",
+        round(ratio_dependent_monthly_cost_usd(KAFKA_RATIO) - ratio_dependent_monthly_cost_usd(ratio), 6),
+    )
+
+
+# Expiry of segments by retention: decides which segments are deleted from the front of a log, by Kafka's rules. Pure functions.
+#
+# Whole segments expire, in order, from the first one on (``UnifiedLog.deleteRetentionMsBreachedSegments`` and
+# ``deleteRetentionSizeBreachedSegments``): while a segment's largest timestamp is older than ``retention_ms``, then while at least
+# ``retention_bytes`` would remain without it. A segment without timestamps has its modification time instead.
+
 
 S = TypeVar("S", bound=SegmentMetadataOrSummary)
+
+
+@dataclass(frozen=True)
+class ExpiredSegments:
+    """Segments that retention removes now. The newest segment is never among them, even if its records expire.
+
+    log_start_offset: first offset that readers may read afterwards. It is unchanged if all removed segments were below it already.
+    segments, bytes: number and size of the removed segments.
+    reason: retention limits that the segments exceed, as text for people.
+    """
+
+    log_start_offset: int
+    segments: int
+    bytes: int
+    reason: str
+
+
+def is_retention_enabled(cleaner: CleanerSettings) -> bool:
+    """Return whether ``retention_ms`` and ``retention_bytes`` apply. As in Kafka, they do not under the cleanup policy "compact" alone."""
+    return cleaner.cleanup_policy != "compact"
+
+
+def find_expired_segments(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, now_ms: int) -> ExpiredSegments | None:
+    """Return the segments that retention deletes at this time, or None if none expires.
+
+    Segments that lie below the log start but could not be removed earlier are included, whatever the cleanup policy is.
+
+    :param state: the folded state, or its summary. For a broker-managed tier None is returned, because brokers expire its segments.
+    :param now_ms: the earlier of this machine's clock and the store's, so that a clock that is ahead deletes nothing.
+    """
+    if state.mirrored or not state.has_segments:
+        return None
+    readable = [segment for segment in state.live if segment.end_offset >= state.log_start]
+    aged = _count_segments_past_retention_time(readable, cleaner, now_ms)
+    surplus = _count_segments_past_retention_size(readable[aged:], cleaner)
+    count = aged + surplus
+    offset = readable[count - 1].end_offset + 1 if count else state.log_start
+    gone = segments_removable_below(state.live, offset)
+    if offset == state.log_start and not gone:
+        return None
+    why = [f"{count_noun(aged, 'segment is', 'segments are')} older than retention_ms"] if aged else []
+    why += [f"{surplus} {'exceeds' if surplus == 1 else 'exceed'} retention_bytes"] if surplus else []
+    return ExpiredSegments(
+        offset, len(gone), sum(segment.size_bytes for segment in gone), " and ".join(why) or "they lie below the log start"
+    )
+
+
+def next_retention_expiry_time_ms(state: PartitionStateOrSummary[S], cleaner: CleanerSettings) -> int:
+    """Return the first time, in milliseconds, at which a segment exceeds ``retention_ms`` by its timestamps; NEVER_MS if that never
+    happens.
+    """
+    if state.mirrored or not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
+        return NEVER_MS
+    first = next((segment for segment in state.live if segment.end_offset >= state.log_start), None)
+    return NEVER_MS if first is None else min(NEVER_MS, largest_or_modification_timestamp_ms(first) + cleaner.retention_ms + 1)
+
+
+def largest_or_modification_timestamp_ms(segment: SegmentMetadataOrSummary) -> int:
+    """Return the segment's largest timestamp, or its modification time if none of its records has one (Kafka's LogSegment)."""
+    return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.mtime_ms
+
+
+def _count_segments_past_retention_time(readable_segments: Sequence[S], cleaner: CleanerSettings, now_ms: int) -> int:
+    """Return how many of the oldest readable segments have no record younger than ``retention_ms``; 0 if this limit does not apply."""
+    if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
+        return 0
+    young = (
+        n for n, segment in enumerate(readable_segments) if now_ms - largest_or_modification_timestamp_ms(segment) <= cleaner.retention_ms
+    )
+    return next(young, len(readable_segments))
+
+
+def _count_segments_past_retention_size(readable_segments: Sequence[S], cleaner: CleanerSettings) -> int:
+    """Return how many of the oldest segments can be removed so that at least ``retention_bytes`` remain; 0 if this limit does not apply."""
+    if not is_retention_enabled(cleaner) or cleaner.retention_bytes < 0:
+        return 0
+    remaining = sum(segment.size_bytes for segment in readable_segments)
+    for number, segment in enumerate(readable_segments):
+        remaining -= segment.size_bytes
+        if remaining < cleaner.retention_bytes:
+            return number
+    return len(readable_segments)
+
+
+# Decision which partitions go to Spark under ``map_engine = "auto"``. Pure.
+
+
+FEW_PASSES = 3
+"""Number of passes over the keys up to which this process does the work, although it reads the dirty range as often."""
+
+
+def reason_to_run_on_spark(cleaner: CleanerSettings, spark: SparkSettings, assessment: RoundAssessment[S]) -> ReasonOrEmpty:
+    """Return the reason why a due round goes to the Spark cluster of [spark] master, or an empty string if this process does it.
+
+    :param assessment: decision that the round is due, with the segments it covers.
+    """
+    if cleaner.map_engine != "auto" or not spark.uses_spark_cluster or not assessment.due:
+        return ""
+    size = sum(segment.size_bytes for segment in assessment.covered_segments)
+    if 0 < spark.above_bytes < size:
+        return f"its {format_size(size)} are more than [spark] above_bytes"
+    budget = cleaner.disk_budget_bytes
+    if not isinstance(budget, int):
+        return ""
+    largest = max((segment.size_bytes for segment in assessment.covered_segments), default=0)
+    if 2 * largest > budget:
+        return f"its largest segment of {format_size(largest)} and the output do not fit disk_budget_bytes"
+    if sum(estimate_record_count(segment) for segment in assessment.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
+        return ""
+    passes = expected_scan_count_of_dirty_range(cleaner, assessment)
+    return f"the keys would need {passes} passes" if passes > FEW_PASSES else ""
+
+
+def expected_scan_count_of_dirty_range(cleaner: CleanerSettings, assessment: RoundAssessment[S]) -> int:
+    """Return how many times the partitioned engine would have to read the dirty range to collect its keys; 1 if the disk budget is
+    ``auto``.
+    """
+    if not isinstance(cleaner.disk_budget_bytes, int):
+        return 1
+    rows, largest = (
+        sum(estimate_record_count(s) for s in assessment.dirty),
+        max((s.size_bytes for s in assessment.covered_segments), default=0),
+    )
+    return count_log_scans_to_fit_disk(rows, max(1, cleaner.disk_budget_bytes - largest))
+
 
 MERGE_AT_LEAST = 8
 """Number of small clean neighbours from which a round merges them although nothing else requires reading them."""

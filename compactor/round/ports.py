@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
+from bloom import sizing
+from bloom.sidecar import Sidecar, estimate_distinct_keys_of_all
+from bloom.sizing import TRIAL, FilterDesign, should_partition_keep_using_filters
+from compactor.config.settings import CleanerSettings
+from compactor.config.units import count_noun, format_size
 from compactor.constants import CompactorEpoch
 from compactor.control.records import ScratchObject
-from compactor.control.stages import RoundStage
-from compactor.control.state import PartitionState, RoundIntent
-from compactor.model.base import ReasonOrEmpty
-from compactor.model.keyless import KeylessRecords
-from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
+from compactor.control.state import PartitionState, RoundIntent, RoundStage, RunHistoryEntry
+from compactor.control.summary import SegmentMetadataOrSummary
+from compactor.kernels.common import KEY_BYTES
+from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, KeylessRecords
+from compactor.model.segment import ReasonOrEmpty
+from compactor.tier.sidecars import SidecarHead
 
 OVERDUE: Final = "overdue"
 """Kind of the failure of a round that was open for too long. It is not tried again at once."""
@@ -169,3 +175,276 @@ class RoundSteps(Protocol[RoundInputsT]):
         """Handle the event that the round has reached a stage, for example to log it. An exception stops the round, which stays in that
         stage.
         """
+
+
+# Decisions which clean segments a round must read, and the record of what Bloom filters achieved. Pure functions.
+
+
+RECENT = 5
+"""Number of recent rounds whose key counts predict those of the next rounds."""
+
+DEFAULT_KEYS = 100_000
+"""Number of keys that filters are designed for before any round has run."""
+
+
+WRAPPED_BYTES = 50
+"""Assumed size in bytes of a message in a compressed wrapper."""
+
+WORTH_ASKING = 0.5
+"""Largest false positive rate, for the round's number of keys, at which a filter is still fetched."""
+
+KeyEngineName = str
+"""memory, partitioned or spark."""
+
+
+@dataclass(frozen=True)
+class BloomFilterUsageStatistics:
+    """Statistics of the segment reads that Bloom filters saved on a partition, summed over the rounds in its run history.
+
+    asked: number of segments whose filter was asked.
+    skipped: number of asked segments that were not read.
+    useless: number of asked segments that were read because of a false positive alone.
+    bytes_read: bytes of filters read and written.
+    bytes_saved: bytes of segments that were not read.
+    """
+
+    asked: int = 0
+    skipped: int = 0
+    useless: int = 0
+    bytes_read: int = 0
+    bytes_saved: int = 0
+
+    @property
+    def are_bloom_filters_worthwhile(self) -> bool:
+        """Return whether filters have saved more bytes on this partition than they cost. True as long as fewer than TRIAL filters were
+        asked.
+        """
+        return should_partition_keep_using_filters(self.asked, self.bytes_read, self.bytes_saved)
+
+    @property
+    def share_of_segments_without_dirty_key(self) -> float:
+        """Return the share of asked segments without a dirty key, from 0 to 1; a default if fewer than TRIAL filters were asked."""
+        return (self.skipped + self.useless) / self.asked if self.asked >= TRIAL else sizing.SKIP_RATE
+
+    @property
+    def false_positive_rate(self) -> float:
+        """Return the share of the asked segments without a dirty key that was read because of a false positive; 0 if there is no such
+        segment.
+        """
+        idle = self.skipped + self.useless
+        return self.useless / idle if idle else 0.0
+
+    def saved_reads_text(self) -> str:
+        """Return the statistics as a sentence for people."""
+        return (
+            f"of {count_noun(self.asked, 'filter')} asked, {self.skipped} saved a read, "
+            f"{count_noun(self.useless, 'was a false positive', 'were false positives')} ({100 * self.false_positive_rate:.2g} %); "
+            f"{format_size(self.bytes_read)} of filters were read, {format_size(self.bytes_saved)} of segments were not"
+        )
+
+
+def bloom_filter_usage_of_runs(runs: Iterable[RunHistoryEntry]) -> BloomFilterUsageStatistics:
+    """Return the reads that filters saved in the runs of the run history. Runs that the history no longer has are ignored, so that filters
+    are tried again.
+    """
+    records = [bloom_filter_usage_of_run(run.stats) for run in runs]
+    return BloomFilterUsageStatistics(
+        **{name: sum(getattr(each, name) for each in records) for name in BloomFilterUsageStatistics.__dataclass_fields__}
+    )
+
+
+def bloom_filter_usage_of_run(run_stats: Mapping[str, int | float | str]) -> BloomFilterUsageStatistics:
+    """Return the reads that filters saved in one run, from its figures in the run history."""
+    counts = {name: int(run_stats.get(f"filter_{name}", 0)) for name in ("asked", "skipped", "useless")}
+    read = int(run_stats.get("filter_bytes_read", 0)) + int(run_stats.get("filter_bytes_written", 0))
+    return BloomFilterUsageStatistics(**counts, bytes_read=read, bytes_saved=int(run_stats.get("bytes_skipped", 0)))
+
+
+def expected_dirty_key_count_of_next_rounds(
+    cleaner: CleanerSettings, runs: Sequence[RunHistoryEntry], dirty_keys_of_this_round: int
+) -> int:
+    """Return the expected number of dirty keys in the next rounds of a partition: the setting ``bloom_design_keys`` if it is set, else the
+    largest number in this round and the latest ones. Too high an estimate costs little, because a filter grows with the logarithm of the
+    number of keys.
+
+    :param dirty_keys_of_this_round: number of keys of the present round; 0 if unknown.
+    """
+    if cleaner.bloom_design_keys:
+        return cleaner.bloom_design_keys
+    brought = [int(run.stats["map_entries"]) for run in runs if run.stats.get("map_entries")][-RECENT:]
+    return max([dirty_keys_of_this_round, *brought]) or DEFAULT_KEYS
+
+
+def design_bloom_filter(
+    cleaner: CleanerSettings, filter_usage: BloomFilterUsageStatistics, lookups_per_round: int, record_count: int, segment_bytes: int
+) -> FilterDesign | None:
+    """Return the design of a new segment's filter, or None if filters are off or do not pay.
+
+    :param lookups_per_round: number of keys that a round will ask about.
+    :param record_count: records of the segment; after cleaning hardly a key occurs twice.
+    """
+    if not cleaner.bloom or not filter_usage.are_bloom_filters_worthwhile:
+        return None
+    return sizing.design_filter_if_worthwhile(
+        record_count,
+        lookups_per_round,
+        segment_bytes,
+        max(filter_usage.share_of_segments_without_dirty_key, 0.01),
+        max_useless_read_rate=cleaner.bloom_false_positive_rate,
+        max_bytes=cleaner.bloom_max_bytes or None,
+    )
+
+
+def choose_key_engine(engine_setting: str, key_count: int, map_budget_bytes: int) -> KeyEngineName:
+    """Return the engine for a number of keys: the setting, or for ``auto`` memory if the keys fit the map budget, else partitioned."""
+    if engine_setting != "auto":
+        return engine_setting
+    return "memory" if key_count * KEY_BYTES <= map_budget_bytes else "partitioned"
+
+
+def estimate_record_count(segment: SegmentMetadataOrSummary) -> int:
+    """Return the estimated number of records of a segment.
+
+    Compressed wrappers of v0 and v1 do not record how many messages they hold, and brokers record no number: such a segment is estimated by
+    its size. It has no more records than offsets.
+    """
+    return segment.records or min(segment.size_bytes // WRAPPED_BYTES, segment.end_offset - segment.start_offset + 1)
+
+
+def estimate_distinct_keys(sidecar_heads: Sequence[SidecarHead], record_counts: Sequence[int]) -> int:
+    """Return the estimated number of distinct keys of several segments: from their sidecars; one per record for segments without a sidecar.
+
+    :param record_counts: number of records of each segment, in the order of ``sidecar_heads``.
+    """
+    known = [head.sidecar for head in sidecar_heads if head.sidecar is not None]
+    rest = sum(count for head, count in zip(sidecar_heads, record_counts, strict=True) if head.sidecar is None)
+    # Three standard errors (1.6 % each) are added to the estimate; there are never more keys than records.
+    return min(sum(record_counts), int(estimate_distinct_keys_of_all(known) * 1.05) + rest)
+
+
+@dataclass(frozen=True)
+class SegmentReadDecisionFromSidecar:
+    """Decision about a clean segment by its sidecar, before its filter is asked.
+
+    must: why the segment must be read; empty if it need not be.
+    may: why the segment can be skipped; empty if that is not known. Never set together with ``must``.
+    askable: whether the segment's filter can show that it has no dirty key.
+    for_keys: whether ``must`` is set only because there is no usable filter, so that a key directory may overrule it.
+    """
+
+    sidecar: Sidecar | None = field(repr=False)
+    must: str = ""
+    may: str = ""
+    askable: bool = False
+    for_keys: bool = False
+
+
+def delete_horizon_passed_reason(segment: SegmentMetadataOrSummary, now_ms: int) -> ReasonOrEmpty:
+    """Return the reason why a segment must be read if its delete horizon has passed, else an empty string."""
+    return "a delete horizon has passed" if 0 <= segment.due_ms <= now_ms else ""
+
+
+def decide_whether_to_read_clean_segment(
+    head: SidecarHead,
+    due_reason: str,
+    *,
+    dirty_key_count: int,
+    filter_usage: BloomFilterUsageStatistics,
+    now_ms: int,
+    drops_keyless: bool = True,
+) -> SegmentReadDecisionFromSidecar:
+    """Return the decision about a clean segment that the header of its sidecar allows.
+
+    :param due_reason: why the segment must be read whatever its sidecar says; empty if there is no such reason.
+    :param dirty_key_count: number of keys of the dirty range, or a bound on it.
+    :param filter_usage: reads that filters have saved on this partition.
+    :param drops_keyless: whether the round removes records without a key.
+    """
+    sidecar = head.sidecar
+    if sidecar is None:
+        return SegmentReadDecisionFromSidecar(None, must=due_reason or head.problem)
+    must = due_reason or sidecar.due.reason_to_read_despite_filter(now_ms, drops_keyless=drops_keyless)
+    askable = sidecar.made_for is not None and sidecar.useless_read_probability(dirty_key_count) <= WORTH_ASKING
+    if must or dirty_key_count == 0 or sidecar.distinct_keys == 0:
+        return SegmentReadDecisionFromSidecar(
+            sidecar, must, "" if must else "it has no key" if dirty_key_count else "nothing is due in it", askable and dirty_key_count > 0
+        )
+    if sidecar.made_for is None:
+        return SegmentReadDecisionFromSidecar(sidecar, must="no filter pays for it", for_keys=True)
+    if not filter_usage.are_bloom_filters_worthwhile:
+        return SegmentReadDecisionFromSidecar(
+            sidecar, must=f"filters do not pay on this partition and are off: {filter_usage.saved_reads_text()}", for_keys=True
+        )
+    if not askable:
+        must = f"its filter is made for {sidecar.made_for.probes} keys, and this round brings up to {dirty_key_count}"
+        return SegmentReadDecisionFromSidecar(sidecar, must=must, for_keys=True)
+    return SegmentReadDecisionFromSidecar(sidecar, askable=True)
+
+
+@dataclass(frozen=True)
+class CleanSegmentVerdicts:
+    """Decision of pass 1 about each clean segment of a partition, by segment id.
+
+    read: segments to read, with the reason.
+    skip: segments that need not be read, with the reason.
+    due: segments that must be read because of outcomes of transactions, with the reason.
+    asked: segments about which only their Bloom filter could decide.
+    sidecar_bytes: bytes of sidecars that were fetched for these decisions.
+    in_part: segments of ``read`` of which reading a part is enough.
+    """
+
+    read: Mapping[str, str] = field(default_factory=dict)
+    skip: Mapping[str, str] = field(default_factory=dict)
+    due: Mapping[str, str] = field(default_factory=dict)
+    asked: frozenset[str] = frozenset()
+    sidecar_bytes: int = 0
+    in_part: frozenset[str] = frozenset()
+
+
+def build_clean_segment_verdicts(
+    decisions: Mapping[str, SegmentReadDecisionFromSidecar],
+    reasons_by_filter: Mapping[str, str],
+    reasons_by_transactions: Mapping[str, str],
+    *,
+    asked_segments: Iterable[str],
+    dirty_key_count: int,
+    sidecar_bytes: int,
+    partial_segments: Iterable[str] = (),
+) -> CleanSegmentVerdicts:
+    """Combine the decisions by sidecars and filters about clean segments, by segment id.
+
+    :param decisions: decisions by sidecars.
+    :param reasons_by_filter: why segments whose filter was asked must be read.
+    :param reasons_by_transactions: why segments must be read because of outcomes of transactions.
+    :param asked_segments: segments that only their filter could decide.
+    :param dirty_key_count: number of keys that the filters were asked about.
+    :param partial_segments: segments of which reading a part is enough.
+    """
+    read = {
+        name: decision.must or reasons_by_filter[name] for name, decision in decisions.items() if decision.must or name in reasons_by_filter
+    }
+    skip = {
+        name: decision.may or f"its filter matches none of {dirty_key_count} keys"
+        for name, decision in decisions.items()
+        if name not in read
+    }
+    return CleanSegmentVerdicts(read, skip, reasons_by_transactions, frozenset(asked_segments), sidecar_bytes, frozenset(partial_segments))
+
+
+def bloom_filter_stats_for_run_history(
+    verdicts: CleanSegmentVerdicts, plan: CompactionPlan, state: PartitionState, superseded_segments: AbstractSet[str]
+) -> Stats:
+    """Return how many reads the Bloom filters saved in a round, as figures for the run history (see ``bloom_filter_usage_of_runs``). All
+    groups of the round must be written.
+
+    :param superseded_segments: ids of segments in which the dirty range superseded a record.
+    """
+    skipped = {segment.id for segment in plan.skipped} & verdicts.asked
+    return {
+        "filter_asked": len(verdicts.asked),
+        "filter_skipped": len(skipped),
+        # No record of it was superseded, so a false positive of its filter made the round read it.
+        "filter_useless": len((verdicts.asked & verdicts.read.keys()) - superseded_segments),
+        "filter_bytes_read": verdicts.sidecar_bytes,
+        "bytes_skipped": sum(segment.size_bytes for segment in state.live if segment.id in skipped),
+    }

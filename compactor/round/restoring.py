@@ -15,30 +15,24 @@ from pathlib import Path
 import numpy as np
 
 from checkpoint.offsets import first_dirty_offset_of_vector
-from compactor.cleaner.passes.describe import count_negative_timestamps
-from compactor.cleaner.passes.source import open_source_segment
+from compactor.cleaner.source import count_negative_timestamps, open_source_segment
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.control.ordering import round_restoration_problem
 from compactor.control.ports import EnvironmentPorts
-from compactor.control.stages import RoundStage
-from compactor.control.state import GroupAwaitingDeletion, PartitionState, RoundIntent
+from compactor.control.state import GroupAwaitingDeletion, PartitionState, RoundIntent, RoundStage
 from compactor.errors import UsageError
 from compactor.kernels.common import SegmentOrdinal
 from compactor.local.budget import DiskBudget, DiskSpaceReservation
 from compactor.local.staging import disk_bytes_to_rewrite_group
-from compactor.model.base import ReasonOrEmpty
-from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
-from compactor.model.policy import MAX32
-from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.balance import BalanceDigestKey, batch_digest_sum_of_segment
+from compactor.model.plan import MAX32, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
+from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
 from compactor.records.batches import verify_crcs_of_batches
-from compactor.records.encode import encode_filler_batch
+from compactor.records.encode import BalanceDigestKey, batch_digest_sum_of_segment, encode_filler_batch
 from compactor.records.indexes import TXN_ENTRY, encode_offset_and_time_index
 from compactor.round.compaction import disk_budget_bytes
-from compactor.round.delivery import RewrittenSegment, upload_segment
 from compactor.round.mirroring import broker_log_start_offset
-from compactor.round.pass_two import program_and_codec_versions_fingerprint
+from compactor.round.pass_two import RewrittenSegment, program_and_codec_versions_fingerprint, upload_segment
 from compactor.round.ports import LeadershipCheck, RoundDriverServicesForWorker, Stats
 from compactor.round.sources import StagedSegmentReader, open_reader_of_segments
 

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compactor.cleaner.passes.retention import RetentionRules
-from compactor.cleaner.passes.sidecar_builder import NO_BYTES, create_substitute_segment_from_sidecar, txn_verdicts_from_substitute_segment
-from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
+from compactor.cleaner.retention import RetentionRules, TransactionVerdicts, transaction_verdicts_by_source
+from compactor.cleaner.rewrite import NO_BYTES, create_substitute_segment_from_sidecar, txn_verdicts_from_substitute_segment
+from compactor.cleaner.source import SourceSegment
 from compactor.errors import BadData
 from compactor.kernels.common import SegmentOrdinal
 from compactor.local.budget import DiskSpaceReservation, round_up_to_disk_blocks
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
-from compactor.round.partial.rewrite import SegmentPartToRead, WholeSegmentReadNeededError
-from compactor.round.skip import estimate_distinct_keys, estimate_record_count
+from compactor.round.partial import SegmentPartToRead, WholeSegmentReadNeededError
+from compactor.round.ports import estimate_distinct_keys, estimate_record_count
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.sidecars import SidecarHead, SidecarStore
 

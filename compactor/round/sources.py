@@ -10,15 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from compactor.cleaner.passes.sidecar_builder import NO_BYTES
-from compactor.cleaner.passes.source import SourceSegment, open_source_segment, segment_cut_after_offset
+from compactor.cleaner.rewrite import NO_BYTES
+from compactor.cleaner.source import SourceSegment, open_source_segment, segment_cut_after_offset
 from compactor.config.settings import CleanerSettings
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
 from compactor.kernels.common import SegmentOrdinal
-from compactor.local.budget import DiskBudget, DiskSpaceReservation
-from compactor.local.spool import spool_folder_of_this_process
+from compactor.local.budget import DiskBudget, DiskSpaceReservation, spool_folder_of_this_process
 from compactor.local.staging import FileToStage, StagingFolder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata

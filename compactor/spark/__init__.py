@@ -20,8 +20,8 @@ def register(spark: SparkSession) -> None:
 
     Raises UsageError if the installed PySpark version is not supported.
     """
-    from compactor.spark.cluster.versions import require_supported_pyspark
-    from compactor.spark.datasource import KafkaTieredSource
+    from compactor.features.spark.datasource import KafkaTieredSource
+    from compactor.features.spark.session import require_supported_pyspark
 
     require_supported_pyspark()
     _run_workers_with_this_python()
@@ -53,6 +53,6 @@ def recompact(
     :param now_ms: the cleaner's clock in milliseconds since the epoch; None means the store's clock.
     :raises UsageError: if no topic matches or Spark cannot start.
     """
-    from compactor.spark.recompaction import recompact_topics
+    from compactor.features.spark.recompaction import recompact_topics
 
     return recompact_topics(spark, config, topics, 0 if force else min_benefit, now_ms)

@@ -10,13 +10,27 @@ from importlib import import_module
 from typing import Protocol
 
 from compactor.config.settings import RateLimitSettings, Settings
+from compactor.errors import StoreError
 from compactor.extras import require_pip_extra
-from compactor.storage.counting import RequestCounters, RequestMeter
-from compactor.storage.options import StoreOptions
 from compactor.storage.port import ObjectStore
-from compactor.storage.retrying import FirstAnswerTracker
 from compactor.storage.schemes import store_kind
 from compactor.storage.settings import RetrySettings, TransferSettings
+from compactor.storage.wrappers import FirstAnswerTracker, RequestCounters, RequestMeter, StoreOptions
+
+# Answers of stores that only adapters understand. They never leave an adapter.
+
+
+class PreconditionFailed(StoreError):
+    """Raised if a condition of a request did not hold (HTTP 412). Callers decide what that means for their request."""
+
+
+class RangeNotSatisfiable(StoreError):
+    """Raised if the requested range begins at or after the object's end (HTTP 416)."""
+
+
+class NoSuchUpload(StoreError):
+    """Raised if a multipart upload or one of its parts no longer exists, because it was completed, was aborted or has expired."""
+
 
 SleptSeconds = float
 """Time for which a call has slept, in seconds; 0 if it has not."""
@@ -105,7 +119,7 @@ class RateLimitingRequestMeter:
 
 
 class StoreOpeningModule(Protocol):
-    """Interface of the modules of ``compactor.storage`` that open the stores of one kind (``StoreKind.adapter`` names the module)."""
+    """Interface of the modules that open the stores of one kind (``StoreKind.adapter`` names the module)."""
 
     def open_store_at(self, url: str, options: StoreOptions) -> ObjectStore:
         """Return the store at a URL of this kind. Makes no request. Raises UsageError if the URL names none."""
@@ -137,7 +151,7 @@ def open_store(
     kind = store_kind(url)
     if kind.extra:
         require_pip_extra(kind.extra, kind.example)
-    adapter: StoreOpeningModule = import_module(f"compactor.storage.{kind.adapter}")
+    adapter: StoreOpeningModule = import_module(kind.adapter)
     options = StoreOptions(
         settings=settings or Settings(),
         meter=RateLimitingRequestMeter(counters or RequestCounters(), _shared_rate_limits(limits or RateLimitSettings())),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from compactor.errors import Refused
-from compactor.model.base import ReasonOrEmpty
+from compactor.model.segment import ReasonOrEmpty
 
 RESERVED = ".object-store"
 """Folder in which a directory store keeps staged files and metadata. Not allowed as part of a key, and never listed."""

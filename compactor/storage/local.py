@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from compactor.errors import AlreadyExists, Refused, Unavailable
-from compactor.storage.copy_checks import require_copied_bytes_equal_source
-from compactor.storage.counting import RequestCounters, RequestMeter
+from compactor.storage.checks import FULL, os_errors_as_compactor_errors, require_copied_bytes_equal_source
 from compactor.storage.keys import (
     RESERVED,
     check_byte_range,
@@ -35,12 +34,10 @@ from compactor.storage.keys import (
     object_key_component_problem,
     require_storable_object_metadata,
 )
-from compactor.storage.options import StoreOptions
-from compactor.storage.os_errors import FULL, os_errors_as_compactor_errors
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectRangeToCopy, ObjectStore, UnfinishedUpload
-from compactor.storage.retrying import Retrier, RetryingStore
 from compactor.storage.schemes import directory_of_store_url
 from compactor.storage.settings import RetrySettings
+from compactor.storage.wrappers import RequestCounters, RequestMeter, Retrier, RetryingStore, StoreOptions
 
 _CHUNK = 1 << 20
 _LONGEST_NAME = 200

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from compactor.errors import UsageError
-from compactor.model.base import ReasonOrEmpty
+from compactor.model.segment import ReasonOrEmpty
 from compactor.storage.keys import MAX_KEY_BYTES, object_key_problem
 
 NO_CREDENTIALS = "no user and no password here: credentials come from the store's usual chain"
@@ -122,7 +122,7 @@ class StoreKind:
 DIRECTORY = StoreKind(
     scheme="file",
     example="file:///var/lib/tier",
-    adapter="local",
+    adapter="compactor.storage.local",
     can=StoreCapabilities(
         create_only="an exclusive hard link",
         conditional_delete="",
@@ -145,7 +145,7 @@ STORE_KINDS: tuple[StoreKind, ...] = (
     StoreKind(
         scheme="s3",
         example="s3://bucket/prefix",
-        adapter="s3",
+        adapter="compactor.adapters.stores.s3",
         section="s3",
         container=re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,254}"),
         naming_rule="3 to 255 letters, digits, dots, hyphens and underscores",
@@ -166,7 +166,7 @@ STORE_KINDS: tuple[StoreKind, ...] = (
     StoreKind(
         scheme="gs",
         example="gs://bucket/prefix",
-        adapter="gcs",
+        adapter="compactor.adapters.stores.gcs",
         section="gcs",
         extra="gcs",
         container=re.compile(r"[a-z0-9][a-z0-9._-]{2,221}"),
@@ -188,7 +188,7 @@ STORE_KINDS: tuple[StoreKind, ...] = (
     StoreKind(
         scheme="az",
         example="az://account/container/prefix",
-        adapter="azure",
+        adapter="compactor.adapters.stores.azure",
         section="azure",
         extra="azure",
         container=re.compile(r"[a-z0-9]{3,24}/[a-z0-9](?:-?[a-z0-9]){2,62}"),
@@ -212,7 +212,7 @@ STORE_KINDS: tuple[StoreKind, ...] = (
     StoreKind(
         scheme="hdfs",
         example="hdfs://namenode/path",
-        adapter="hdfs",
+        adapter="compactor.adapters.stores.hdfs",
         section="hdfs",
         extra="hdfs",
         container=re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]{1,5})?"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from compactor.model.base import StrictFrozenModel
+from compactor.model.segment import StrictFrozenModel
 
 
 class RetrySettings(StrictFrozenModel):

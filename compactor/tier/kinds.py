@@ -1,6 +1,6 @@
 """Table of tier kinds: capabilities of a tier of each kind and layout. Code asks for a capability, never for the name of a kind or layout.
 
-Modules of a single layout are imported on use, because every command imports this one.
+Modules of layouts are imported on use, because every command imports this one.
 """
 
 from __future__ import annotations
@@ -9,18 +9,14 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import Protocol
 
 from compactor.config.settings import CleanerSettings, Settings
 from compactor.errors import UsageError
 from compactor.storage.port import ObjectStore
-from compactor.tier.layouts.native import NativeLayout
-from compactor.tier.names import TopicIdOfPartition
-from compactor.tier.ports import SegmentLayout
-
-if TYPE_CHECKING:
-    from compactor.tier.layouts.pinterest.keys import PinterestObjectKeys
-    from compactor.tier.layouts.pinterest.listing import ListedTier
+from compactor.tier.contents import TopicIdOfPartition
+from compactor.tier.ports import ListedTier, SegmentLayout
 
 
 class MetadataSource(Enum):
@@ -37,11 +33,21 @@ class MetadataSource(Enum):
     """Nowhere but in the names of the objects: another program uploads them."""
 
 
+class LayoutModule(Protocol):
+    """Interface of the modules of layouts (``TierKind.layout_module`` names them). Its functions make no request."""
+
+    def open_layout(self, settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> SegmentLayout:
+        """Return the layout of the tier's objects. Raises UsageError if its settings are incomplete."""
+
+    def open_listing(self, settings: Settings, store: ObjectStore) -> ListedTier:
+        """Return the listing of a tier whose metadata source is LISTING; other layouts do not have this function."""
+
+
 @dataclass(frozen=True)
 class TierKind:
-    """Capabilities of one kind of tier, and factories of its layout and listing. The factories make no request.
+    """Capabilities of one kind of tier.
 
-    layout: makes the layout.
+    layout_module: name of the module that opens its layout and listing. It is imported on use.
     owns_root: whether only this program writes below tier.url. Then the tier's identity and, by default, its control store lie there,
         unknown objects are orphans that `retire` sweeps, segments can be imported, and outputs can be made of the tier.
     compacts: whether rounds run. If not, the tier is only read and has no control store.
@@ -50,21 +56,31 @@ class TierKind:
     undo_copies: whether `undo` uploads copies of the replaced segments under new ids, because readers never take up a deleted id again.
         If not, it restores the segments themselves.
     brokers_expire: whether brokers expire its segments, so that settings for retention are refused.
-    listing: lists the segments of a tier whose metadata source is LISTING.
     key_prefix: the beginning of every object key below tier.url.
     storage_class: the S3 storage class of new segments; empty for the bucket's default.
     """
 
-    layout: Callable[[Settings, ObjectStore, TopicIdOfPartition], SegmentLayout]
+    layout_module: str
     metadata: MetadataSource
     owns_root: bool = False
     compacts: bool = True
     describes_segments: bool = True
     undo_copies: bool = False
     brokers_expire: bool = False
-    listing: Callable[[Settings, ObjectStore], ListedTier] | None = None
     key_prefix: Callable[[Settings], str] = lambda settings: ""
     storage_class: Callable[[Settings], str] = lambda settings: ""
+
+    def layout(self, settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> SegmentLayout:
+        """Return the layout of the tier's objects. Makes no request. Raises UsageError if its settings are incomplete."""
+        return self._layout_module().open_layout(settings, store, topic_id)
+
+    def listing(self, settings: Settings, store: ObjectStore) -> ListedTier | None:
+        """Return the listing of the tier's segments, or None if its metadata source is not LISTING. Makes no request."""
+        return self._layout_module().open_listing(settings, store) if self.metadata is MetadataSource.LISTING else None
+
+    def _layout_module(self) -> LayoutModule:
+        module: LayoutModule = import_module(self.layout_module)
+        return module
 
     @property
     def is_broker_managed(self) -> bool:
@@ -77,60 +93,28 @@ class TierKind:
         return self.metadata is MetadataSource.CONTROL_LOG
 
 
-def _create_pinterest_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> SegmentLayout:
-    from compactor.tier.layouts.pinterest.layout import PinterestLayout
-
-    return PinterestLayout(store, pinterest_object_keys(settings))
-
-
-def _create_pinterest_listing(settings: Settings, store: ObjectStore) -> ListedTier:
-    from compactor.tier.layouts.pinterest.listing import ListedTier
-
-    return ListedTier(store, pinterest_object_keys(settings))
-
-
-def _create_kafka_local_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> SegmentLayout:
-    from compactor.tier.layouts.kafka_local import KafkaLocalLayout
-
-    return KafkaLocalLayout(store, topic_id)
-
-
-def _create_aiven_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> SegmentLayout:
-    from compactor.tier.layouts.aiven.layout import AivenLayout
-
-    return AivenLayout(store, topic_id, settings.tier.aiven)
-
-
 COMPACTOR_MANAGED = TierKind(
-    lambda settings, store, _: NativeLayout(store, settings.tier.key_entropy_bits),
+    "compactor.tier.plain",
     MetadataSource.CONTROL_LOG,
     owns_root=True,
     storage_class=lambda settings: settings.s3.storage_class,
 )
-BROKER_MANAGED = TierKind(_create_kafka_local_layout, MetadataSource.METADATA_TOPIC, undo_copies=True, brokers_expire=True)
+BROKER_MANAGED = TierKind("compactor.adapters.brokers.kafka_local", MetadataSource.METADATA_TOPIC, undo_copies=True, brokers_expire=True)
 
 KINDS: Mapping[tuple[str, str], TierKind] = {
     ("object-log", "native"): COMPACTOR_MANAGED,
     ("object-log", "pinterest"): TierKind(
-        _create_pinterest_layout, MetadataSource.LISTING, compacts=False, describes_segments=False, listing=_create_pinterest_listing
+        "compactor.features.pinterest.layout", MetadataSource.LISTING, compacts=False, describes_segments=False
     ),
     ("kafka", "kafka-local"): BROKER_MANAGED,
     ("kafka", "aiven"): replace(
         BROKER_MANAGED,
-        layout=_create_aiven_layout,
+        layout_module="compactor.adapters.brokers.aiven.layout",
         key_prefix=lambda settings: settings.tier.aiven.key_prefix,
         storage_class=lambda settings: settings.tier.aiven.storage_class,
     ),
 }
 """By ``tier.kind`` and ``tier.layout``. A new kind of tier is one row here."""
-
-
-def pinterest_object_keys(settings: Settings) -> PinterestObjectKeys:
-    """Return the object keys configured by [tier.pinterest]. Raises UsageError if no cluster is set."""
-    from compactor.tier.layouts.pinterest.keys import PinterestObjectKeys
-
-    pinterest = settings.tier.pinterest
-    return PinterestObjectKeys(pinterest.cluster, pinterest.entropy_bits)
 
 
 def tier_kind(settings: Settings) -> TierKind:

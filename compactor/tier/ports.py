@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
-from compactor.errors import CannotCopy
+from typing_extensions import override
+
+from compactor.errors import CannotCopy, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
@@ -312,3 +314,127 @@ class WholeLogUploadLayout:
 
 def _cannot_compose_error() -> CannotCopy:
     return CannotCopy("this tier's layout cannot compose logs of copied ranges", hint="This is a bug; please report it")
+
+
+# Publishers of tiers whose readers take no part: compactor-managed tiers, and tiers that are only read.
+#
+# The publisher of broker-managed tiers is in ``compactor.adapters.brokers.publisher``.
+
+
+class ControlLogPublisher:
+    """SegmentPublisher of compactor-managed tiers. Readers see exactly the segments that the control log names, so appending the record
+    *round published* is all that publishing takes. Most methods do nothing.
+    """
+
+    max_late_metadata_delivery_ms: int = 0
+
+    def check_publishing_allowed(self, partition: TopicPartition) -> None:
+        """Permit every round: only this program decides what readers of the tier see."""
+
+    def check_deletion_allowed(self) -> None:
+        """Permit every deletion: readers see what the control log says."""
+
+    def reserve_metadata_records(
+        self, partition: TopicPartition, record_count: int, max_records_per_hour: int
+    ) -> MetadataRecordRateLimitDelay | None:
+        return None
+
+    def release_reserved_metadata_records(self, partition: TopicPartition) -> None:
+        """Do nothing, because this kind of tier has no rate limit."""
+
+    def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
+        """Do nothing, because the plan in the control log names the segment's id already."""
+
+    def publish_replacements(
+        self,
+        partition: TopicPartition,
+        replacements: Sequence[Replacement],
+        record_begun: Callable[[], None],
+        record_published: Callable[[Collection[str]], None],
+        *,
+        find_segments_expired_by_brokers: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
+        last_group_first: bool = False,
+        is_begun_recorded: bool = False,
+    ) -> None:
+        """Call ``record_published``, which appends *round published* to the control log: by that all readers see the new segments."""
+        record_published(())
+
+    def restore_segments(
+        self,
+        partition: TopicPartition,
+        restored: Sequence[RemoteLogSegmentMetadata],
+        withdrawn: Sequence[SegmentRef],
+        record_undone: Callable[[], None],
+    ) -> None:
+        record_undone()
+
+    def withdraw_segments(
+        self, partition: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False
+    ) -> None:
+        """Do nothing, because the control log's record that closed the plan has withdrawn the segments already."""
+
+    def record_finished_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+        """Do nothing, because a record of the control log follows, and readers need no other."""
+
+    def find_segments_deleted_by_brokers(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
+        return frozenset()
+
+    def find_segments_unknown_to_control_log(
+        self, partition: TopicPartition, recorded_ids: Collection[str]
+    ) -> Sequence[AnnouncedSegment] | None:
+        return None
+
+    def withdraw_segments_unknown_to_control_log(
+        self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
+    ) -> SegmentCount:
+        return 0
+
+
+class RefusingPublisherOfReadOnlyTier(ControlLogPublisher):
+    """SegmentPublisher that refuses every change, for listed tiers and snapshots of a broker-managed tier."""
+
+    @override
+    def check_publishing_allowed(self, partition: TopicPartition, *args: Any, **options: Any) -> NoReturn:
+        """Raise UsageError, because this tier is only read."""
+        raise UsageError(
+            f"{partition} was opened for reading only",
+            hint="Nothing was changed. Listed tiers and snapshots of a broker-managed tier are only read",
+        )
+
+    announce_segment = publish_replacements = restore_segments = withdraw_segments = check_publishing_allowed
+    record_finished_segment_deletion = withdraw_segments_unknown_to_control_log = check_publishing_allowed
+
+    @override
+    def find_segments_unknown_to_control_log(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
+        return ()
+
+
+@dataclass(frozen=True)
+class OpenTransactionsAtSegmentEnd:
+    """Transactions that are open at the end of a segment: producer id -> first offset of its transaction.
+
+    base, size: base offset and size in bytes of the segment.
+    """
+
+    base: int
+    size: int
+    first_offsets: Mapping[int, int]
+
+    def is_transaction_state_of_segment_end(self, segment: RemoteLogSegmentMetadata) -> bool:
+        """Return whether these are the open transactions at the end of the given segment."""
+        return (segment.start_offset, segment.size_bytes) == (self.base, self.size)
+
+
+class ListedTier(Protocol):
+    """Tier whose partitions and live segments are found by listing objects, because no log records them. Every method makes LIST requests.
+
+    transactions: cache of the transactions open at a segment's end, for code that reads batches; uploaded segments never change.
+    """
+
+    transactions: dict[TopicPartition, OpenTransactionsAtSegmentEnd]
+
+    def list_topic_partitions(self) -> list[TopicPartition]:
+        """Return the partitions that have a log, by topic and number. Raises StoreError."""
+
+    def live_segments(self, partition: TopicPartition) -> tuple[RemoteLogSegmentMetadata, ...]:
+        """Return a partition's readable segments, ascending. Raises StoreError, or BadData if the end of the newest cannot be read."""

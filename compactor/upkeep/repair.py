@@ -10,41 +10,317 @@ Other files are built from the log where no source has them, but never from gues
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Any, Protocol
 
+import numpy as np
+
+from bloom.sidecar import Sidecar
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.offsets import first_dirty_offset_of_vector
+from compactor.access.rounds import open_reader_of_live_segments
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.source import SourceSegment, open_source_segment
-from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
-from compactor.constants import CompactorEpoch, Offset, TimestampMs
+from compactor.cleaner.retention import transaction_verdicts_by_source
+from compactor.cleaner.rewrite import SidecarBuilder, add_segment_to_sidecar_builder
+from compactor.cleaner.source import SourceSegment, open_source_segment
+from compactor.cleaner.worker_threads import WorkerThreads
+from compactor.constants import NEVER_MS, CompactorEpoch, Offset, TimestampMs
 from compactor.control.leadership import Leadership, hold_leadership
 from compactor.control.logs import write_snapshot_if_due
 from compactor.control.ordering import round_restoration_problem
-from compactor.control.stages import RoundStage
-from compactor.control.state import PartitionState, RoundIntent
-from compactor.control.undo import undo_round
+from compactor.control.publication import undo_round
+from compactor.control.state import PartitionState, RoundIntent, RoundStage
 from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable
-from compactor.local.spool import spool_folder_of_this_process
-from compactor.model.balance import Balance
-from compactor.model.ids import TopicPartition
+from compactor.local.budget import DiskBudget, spool_folder_of_this_process
+from compactor.model.ids import RoundStatus, RunHistoryStatus, TopicPartition
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
-from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.model.status import RoundStatus, RunHistoryStatus
-from compactor.records.balance import BalanceDigestKey, batch_digest_sum_of_segment
+from compactor.model.segment import Balance, RemoteLogSegmentMetadata
+from compactor.records.batches import memory_map_file, parse_batch_headers_of_segment
+from compactor.records.encode import BalanceDigestKey, batch_digest_sum_of_segment
 from compactor.records.indexes import encode_offset_and_time_index
 from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
-from compactor.round.delivery import segment_file_size_and_sha256
 from compactor.round.drive import run_round_as_leader
-from compactor.round.ports import LeadershipCheck, RoundDriverServicesForWorker, Stats
+from compactor.round.partial import is_key_directory_worthwhile
+from compactor.round.pass_two import segment_file_size_and_sha256
+from compactor.round.ports import (
+    LeadershipCheck,
+    RoundDriverServicesForWorker,
+    Stats,
+    bloom_filter_usage_of_runs,
+    design_bloom_filter,
+    expected_dirty_key_count_of_next_rounds,
+)
 from compactor.tier.contents import matches_recorded_content, read_and_verify_segment_file
-from compactor.upkeep.repair_sources import RepairSource, download_each_file_of_same_offsets
-from compactor.upkeep.segment_check import download_intact_files, raise_if_segment_exceeds_disk_budget
+from compactor.tier.sidecars import SidecarHead
+from compactor.upkeep.verify import download_intact_files, raise_if_segment_exceeds_disk_budget
+
+# Commands ``bloom show`` and ``bloom rebuild``: show a partition's sidecars, and build them again.
+#
+# A sidecar describes a segment that never changes, so neither command needs leadership. A sidecar that is written for a segment which is
+# retired meanwhile is swept with it.
+
+
+@dataclass(frozen=True)
+class SidecarRebuildReport:
+    """Result of rebuilding sidecars (Bloom filter, delete horizons and producer runs of a segment). Sizes are in bytes.
+
+    written: ids of the segments with a new sidecar.
+    kept: number of segments whose sidecar was usable and was left unchanged.
+    """
+
+    written: tuple[str, ...]
+    kept: int
+    bytes_read: int
+    bytes_written: int
+
+
+def sidecars_json(tier: Tier, partition: TopicPartition, now_ms: int) -> dict[str, Any]:
+    """Return the content of live segments' sidecars, and how many reads their filters have saved, as JSON for ``bloom show``. Raises
+    StoreError.
+    """
+    state = tier.open_control_log_of_partition(partition).refresh()
+    cleaner = tier.cleaner_settings_for_topic(partition.topic)
+    record = bloom_filter_usage_of_runs(state.runs)
+    sidecars = tier.open_sidecar_store(partition)
+    sizes = sidecars.stored_sidecar_bytes_by_segment()
+    heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
+    probes = expected_dirty_key_count_of_next_rounds(cleaner, state.runs, 0)
+    return {
+        "topic": partition.topic,
+        "partition": partition.partition,
+        "incarnation": partition.incarnation,
+        "on": cleaner.bloom and record.are_bloom_filters_worthwhile,
+        "reason": "bloom = false"
+        if not cleaner.bloom
+        else ""
+        if record.are_bloom_filters_worthwhile
+        else f"filters do not pay on this partition: {record.saved_reads_text()}",
+        "design_keys": probes,
+        "asked": record.asked,
+        "skipped": record.skipped,
+        "useless": record.useless,
+        "useless_rate": record.false_positive_rate,
+        "target_rate": cleaner.bloom_false_positive_rate,
+        "filter_bytes": record.bytes_read,
+        "segment_bytes_saved": record.bytes_saved,
+        "segments": [
+            _live_segment_sidecar_json(
+                segment,
+                state,
+                heads[segment.id],
+                sizes.get(segment.id, 0),
+                probes,
+                now_ms,
+                drops_keyless=cleaner.keyless_records == "drop",
+            )
+            for segment in state.live
+        ],
+    }
+
+
+def _live_segment_sidecar_json(
+    segment: RemoteLogSegmentMetadata,
+    state: PartitionState,
+    head: SidecarHead,
+    size: int,
+    filter_probe_count: int,
+    now_ms: int,
+    *,
+    drops_keyless: bool,
+) -> dict[str, Any]:
+    return {
+        "id": segment.id,
+        "start_offset": segment.start_offset,
+        "end_offset": segment.end_offset,
+        "bytes": segment.size_bytes,
+        "clean": segment.end_offset < state.first_dirty_offset,
+        "problem": head.problem,
+        "sidecar": None
+        if head.sidecar is None
+        else _sidecar_json(head.sidecar, size, filter_probe_count, now_ms, drops_keyless=drops_keyless),
+    }
+
+
+def _sidecar_json(sidecar: Sidecar, size: int, filter_probe_count: int, now_ms: int, *, drops_keyless: bool) -> dict[str, Any]:
+    made_for, due = sidecar.made_for, sidecar.due
+    return {
+        "bytes": size,
+        "records": sidecar.records,
+        "keys": sidecar.distinct_keys,
+        "filter_bytes": made_for.bytes if made_for else 0,
+        "bits_per_key": round(8 * made_for.bytes / max(1, made_for.keys), 1) if made_for else 0.0,
+        "rate_per_key": made_for.rate if made_for else None,
+        "made_for_keys": made_for.probes if made_for else None,
+        "useless_rate": sidecar.useless_read_probability(filter_probe_count),
+        "due": due.reason_to_read_despite_filter(now_ms, drops_keyless=drops_keyless),
+        "tombstones": due.tombstones,
+        "next_horizon_ms": due.earliest_tombstone_horizon_ms if due.earliest_tombstone_horizon_ms != NEVER_MS else None,
+        "producer_runs": len(sidecar.producer_runs),
+        "markers": len(sidecar.markers),
+    }
+
+
+def rebuild_sidecars(
+    tier: Tier, partition: TopicPartition, budget: DiskBudget, *, unusable_only: bool, on_segment: Callable[[int], None] = lambda size: None
+) -> SidecarRebuildReport:
+    """Read live segments and build their sidecars again, with one segment on disk at a time.
+
+    :param unusable_only: whether segments that have a usable sidecar are skipped.
+    :param on_segment: called with the size of each segment, in bytes, when it is done.
+    :raises BadData: if a segment is corrupt.
+    :raises OutOfBudget: if a segment does not fit within the disk budget.
+    :raises StoreError: if the store fails.
+    """
+    state = tier.open_control_log_of_partition(partition).refresh()
+    cleaner = tier.cleaner_settings_for_topic(partition.topic)
+    sidecars = tier.open_sidecar_store(partition)
+    heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
+    wanted = [n for n, segment in enumerate(state.live) if not unusable_only or heads[segment.id].sidecar is None]
+    record, probes = bloom_filter_usage_of_runs(state.runs), expected_dirty_key_count_of_next_rounds(cleaner, state.runs, 0)
+    written, size = [], 0
+    reading = open_reader_of_live_segments(tier, state, budget, "bloom")
+    try:
+        with WorkerThreads(tier.settings.daemon.threads) as workers:
+            for ordinal in wanted:
+                segment = state.live[ordinal]
+                try:
+                    with reading.open_segment(ordinal) as source:
+                        # A compressed v0/v1 wrapper does not show how many keys it has, so there is no filter; cleaning makes it v2.
+                        records = segment.records or int(source.table.count.sum())  # brokers do not record it
+                        counted = not np.any((source.table.magic < 2) & (source.table.codec_ids > 0))
+                        design = design_bloom_filter(cleaner, record, probes, records, segment.size_bytes) if counted else None
+                        directory = cleaner.splice and is_key_directory_worthwhile(
+                            segment, len(source.table), tier.ports.layout.log_file_copy_limits
+                        )
+                        builder = SidecarBuilder(
+                            source, design, tier.identity.hash_key(), counts_distinct_keys=True, collects_key_directory=directory
+                        )
+                        add_segment_to_sidecar_builder(builder, source, reading.inflate_limit, workers)
+                        keys = builder.build_key_directory(segment.id) if directory else None
+                except NotFound:
+                    if segment.id in tier.open_control_log_of_partition(partition).refresh().live_segments_by_id():
+                        raise
+                    continue  # replaced and retired meanwhile
+                reading.staging.delete_cached_copies([reading.log_file_to_stage(ordinal)])
+                size += sidecars.save_sidecar(builder.build_sidecar(segment.id), keys)
+                written.append(segment.id)
+                on_segment(segment.size_bytes)
+        return SidecarRebuildReport(tuple(written), len(state.live) - len(wanted), reading.staging.bytes_fetched, size)
+    finally:
+        reading.staging.close()
+
+
+# Sources of ``repair``: log directories and tiers that may have the bytes of a segment's files, also if their segments are cut at other
+# offsets. The caller compares digests.
+
+
+class RepairSource(Protocol):
+    """A place, such as a log directory or another tier, that may have the bytes of a segment's files."""
+
+    @property
+    def description(self) -> str:
+        """Return a text that names this source in messages."""
+
+    def write_each_copy_of_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
+        """Write the file of the segment to ``path`` once per copy that the source has, and yield after each. The caller compares the digest
+        of each copy with the recorded one, and stops at the first that matches. ``path`` does not exist before.
+        """
+
+
+@dataclass(frozen=True)
+class DirectoryRepairSource:
+    """A Kafka log directory of the partition. Its segments may be cut at other offsets than the tier's."""
+
+    folder: Path
+
+    @property
+    def description(self) -> str:
+        return str(self.folder)
+
+    def write_each_copy_of_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
+        if file_kind == "log":
+            logs = sorted(one for one in self.folder.glob("*.log") if one.stem.isdecimal() and len(one.stem) == 20)
+            bases = [int(one.stem) for one in logs]
+            wanted = [
+                one
+                for one, base, after in zip(logs, bases, [*bases[1:], segment.end_offset + 1], strict=True)
+                if base <= segment.end_offset and after > segment.start_offset
+            ]
+            _join_batches_of_offset_range(wanted, segment, path)
+            yield
+        beside = self.folder / (
+            f"{segment.end_offset + 1:020d}.snapshot" if file_kind == "snapshot" else f"{segment.start_offset:020d}.{file_kind}"
+        )
+        if file_kind != "log":
+            with suppress(FileNotFoundError):
+                shutil.copyfile(beside, path)
+                yield
+
+
+@dataclass(frozen=True)
+class TierRepairSource:
+    """Another tier that has the partition."""
+
+    tier: Tier
+    partition: TopicPartition
+
+    @property
+    def description(self) -> str:
+        return self.tier.ports.layout.url
+
+    def write_each_copy_of_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
+        state = self.tier.open_control_log_of_partition(self.partition).refresh()
+        yield from download_each_file_of_same_offsets(self.tier, state, segment, file_kind, path)
+        overlapping = [one for one in state.live if one.end_offset >= segment.start_offset and one.start_offset <= segment.end_offset]
+        if file_kind == "log" and overlapping:
+            with suppress(NotFound, BadData):
+                _join_batches_of_offset_range(self._download_logs_one_by_one(overlapping, path.with_name("piece")), segment, path)
+                yield
+
+    def _download_logs_one_by_one(self, segments: Sequence[RemoteLogSegmentMetadata], path: Path) -> Iterator[Path]:
+        for one in segments:
+            path.unlink(missing_ok=True)
+            self.tier.ports.layout.download_file(self.partition, one, "log", path)
+            yield path
+        path.unlink(missing_ok=True)
+
+
+def download_each_file_of_same_offsets(
+    tier: Tier, state: PartitionState, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path
+) -> Iterator[None]:
+    """Download to ``path``, one after the other, the files of one kind of all segments of a tier that have the same offsets as ``segment``,
+    whether live or replaced. Yield after each download. The file is removed when the caller continues.
+    """
+    layout = tier.ports.layout
+    for other in (*state.live, *(one for group in state.waiting for one in group.segments)):
+        if (other.start_offset, other.end_offset) == (segment.start_offset, segment.end_offset):
+            with suppress(NotFound, BadData):
+                if file_kind in layout.segment_files(state.topic_partition, other):
+                    layout.download_file(state.topic_partition, other, file_kind, path)
+                    yield
+            path.unlink(missing_ok=True)
+
+
+def _join_batches_of_offset_range(paths: Sequence[Path] | Iterator[Path], segment: RemoteLogSegmentMetadata, target: Path) -> None:
+    """Write one file with the batches of consecutive logs whose last offsets lie within a segment's offsets. A log that cannot be parsed is
+    left out; the caller notices it, because the digest of the result differs.
+    """
+    with target.open("wb") as file:
+        for path in paths:
+            with suppress(BadData, FileNotFoundError):  # a broker may delete its files meanwhile
+                buf = memory_map_file(path)
+                table = parse_batch_headers_of_segment(buf, path.name)
+                inside = np.flatnonzero((table.last_offset >= segment.start_offset) & (table.last_offset <= segment.end_offset))
+                if len(inside):
+                    last = inside[-1]
+                    file.write(buf[int(table.position[inside[0]]) : int(table.position[last] + table.size[last])].data)
+
 
 ReportSegmentBytesRead = Callable[[int], None]
 _LOCAL_COPIES = 3

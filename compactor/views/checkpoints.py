@@ -20,8 +20,8 @@ from compactor.control.logs import PartitionLog
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import CompactorEpochAndEnding, FencedAppend, PartitionState, RunHistoryEntry
 from compactor.errors import UsageError
-from compactor.storage.forwarding import ReadOnlyStore
-from compactor.tier.publishers import RefusingPublisherOfReadOnlyTier
+from compactor.storage.wrappers import ReadOnlyStore
+from compactor.tier.ports import RefusingPublisherOfReadOnlyTier
 
 
 def read_only_copy_of_tier(tier: Tier) -> Tier:

@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from checkpoint.offsets import CleanerOffset
+from compactor.config.times import format_iso_time
 from compactor.control.logs import PartitionLog
 from compactor.control.records import ControlRecord
 from compactor.control.state import PartitionState, RunHistoryEntry
 from compactor.errors import UsageError
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.views.time_formats import format_iso_time
 
 MILLISECONDS_FROM = 10**11
 """Whole numbers from here on are times in milliseconds (March 1973 and later); smaller ones are slots."""

@@ -12,27 +12,33 @@ from typing import Any, Final
 
 from compactor.access.tier import Tier
 from compactor.config.settings import TOPIC_POLICY, CleanerSettings
-from compactor.config.units import format_setting
-from compactor.control.grace import grace_period_ms
+from compactor.config.times import format_iso_time
+from compactor.config.units import count_noun, format_duration, format_setting, format_size
+from compactor.constants import NEVER_MS
 from compactor.control.leadership import LeaseInfo, current_lease
-from compactor.control.logs import retry_if_object_missing
-from compactor.control.pauses import round_pause_reason_or_empty
+from compactor.control.log_start import grace_period_ms
+from compactor.control.logs import retry_if_object_missing, round_pause_reason_or_empty
 from compactor.control.records import BLOCKED_BY_STAT, NEXT_STEP_STAT, PlanAnnounced
 from compactor.control.state import GroupAwaitingDeletion, PartitionState
-from compactor.control.summary import PartitionSummary, summarize_state
+from compactor.control.summary import PartitionStateOrSummary, PartitionSummary, summarize_state
 from compactor.errors import NotFound
-from compactor.model.ids import TopicPartition
-from compactor.model.keyless import KeylessPolicy, KeylessRecords
-from compactor.model.plan import CompactionPlan
+from compactor.model.ids import RunHistoryStatus, TopicPartition
+from compactor.model.plan import CompactionPlan, KeylessPolicy, KeylessRecords
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.model.status import RunHistoryStatus
 from compactor.round.compaction import OPEN_ROUND_MAX_MS
-from compactor.round.dirty_ratio import KAFKA_RATIO
-from compactor.round.plan import RoundAssessment, assess_round
+from compactor.round.plan import (
+    KAFKA_RATIO,
+    RoundAssessment,
+    S,
+    assess_round,
+    count_segments_expiring_soon,
+    find_expired_segments,
+    is_retention_enabled,
+    margin_before_broker_expiry_ms,
+    next_retention_expiry_time_ms,
+)
 from compactor.views.difference import PartitionHistoryInControlLog
-from compactor.views.retention import RetentionOutlook, retention_outlook
-from compactor.views.search import FoundRecord, RecordSearch
-from compactor.views.time_formats import count_noun, format_duration, format_iso_time, format_size
+from compactor.views.dump import FoundRecord, RecordSearch
 from compactor.views.verdict import (
     Block,
     TransactionAtEnd,
@@ -44,6 +50,78 @@ from compactor.views.verdict import (
     stored_block,
     with_recorded_time,
 )
+
+# Outlook on retention for `plan` and `explain`: which segments of a partition expire, in words and numbers. Decides nothing itself.
+
+
+@dataclass(frozen=True)
+class RetentionOutlook:
+    """Segments of a partition that the next round will find expired, and when further ones expire.
+
+    segments, bytes: number and size of the segments that the next `run` removes first; 0 where brokers remove segments themselves.
+    log_start_offset: first offset of the log after this removal.
+    reason: which retention limits were exceeded; empty if nothing expires now.
+    next_ms: when the next segment exceeds a limit, in milliseconds; None if that never happens or is not known.
+    one_to_one: number of segments that a round would rewrite one to one, because brokers expire them soon.
+    text: the whole outlook in words; empty if retention does not apply.
+    """
+
+    segments: int
+    bytes: int
+    log_start_offset: int
+    reason: str = ""
+    next_ms: int | None = None
+    one_to_one: int = 0
+    text: str = ""
+
+
+def retention_outlook(
+    state: PartitionStateOrSummary[S], assessment: RoundAssessment[S], cleaner: CleanerSettings, now_ms: int
+) -> RetentionOutlook:
+    """Return which segments of a partition expire now, and when the next one expires.
+
+    :param assessment: the segments that a round would cover now.
+    :param cleaner: the cleaner settings for the topic. On a broker-managed tier ``retention_ms`` is the topic's own.
+    :param now_ms: this machine's clock. If the store's clock is behind, segments expire later.
+    """
+    if not state.has_segments:
+        return RetentionOutlook(0, 0, state.log_start)
+    if state.mirrored:
+        return _retention_outlook_under_brokers(state, assessment, cleaner, now_ms)
+    expired, next_ms = find_expired_segments(state, cleaner, now_ms), next_retention_expiry_time_ms(state, cleaner)
+    if expired is not None:
+        kept = "" if expired.log_start_offset <= state.end_offset else "; the newest segment stays, unread, until another one has arrived"
+        text = f"the next `run` removes {count_noun(expired.segments, 'segment')}, {format_size(expired.bytes)}, before it cleans: "
+        text += f"{expired.reason}; the log then starts at offset {expired.log_start_offset}{kept}"
+        return RetentionOutlook(expired.segments, expired.bytes, expired.log_start_offset, expired.reason, None, 0, text)
+    sentences = []
+    if next_ms < NEVER_MS:
+        sentences.append(
+            f"the first segment expires at {format_iso_time(next_ms)}, by retention_ms ({format_duration(cleaner.retention_ms)})"
+        )
+    if is_retention_enabled(cleaner) and cleaner.retention_bytes >= 0:
+        limit, size = format_size(cleaner.retention_bytes), format_size(state.bytes)
+        sentences.append(f"segments expire as soon as {limit} remain without them, by retention_bytes; there are {size}")
+    return RetentionOutlook(0, 0, state.log_start, next_ms=next_ms if next_ms < NEVER_MS else None, text="; ".join(sentences))
+
+
+def _retention_outlook_under_brokers(
+    state: PartitionStateOrSummary[S], assessment: RoundAssessment[S], cleaner: CleanerSettings, now_ms: int
+) -> RetentionOutlook:
+    """Return when the brokers of a broker-managed tier expire the next segment, and how many segments a round therefore rewrites one to
+    one.
+    """
+    if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
+        return RetentionOutlook(0, 0, state.log_start)
+    next_ms = min(NEVER_MS, state.live[0].max_timestamp_ms + cleaner.retention_ms)
+    soon = count_segments_expiring_soon(state, assessment.covered_segments, cleaner, now_ms)
+    after = format_duration(cleaner.retention_ms)
+    text = f"brokers expire segments by retention.ms of the topic ({after}), the first at {format_iso_time(next_ms)}"
+    if soon:
+        text += f"; {count_noun(soon, 'segment')} expire within {format_duration(margin_before_broker_expiry_ms(state))} and are "
+        text += "rewritten one to one, so that each expires when it would have, and no group loses a part of its sources"
+    return RetentionOutlook(0, 0, state.log_start, next_ms=next_ms, one_to_one=soon, text=text)
+
 
 OnRead = Callable[[int], None]
 RecordDocument = dict[str, Any]

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from typing_extensions import override
 
 from compactor.access.tier import Tier
 from compactor.config.settings import CleanerSettings
 from compactor.config.units import count_noun
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
-from compactor.errors import BlockedCause
+from compactor.errors import BlockedCause, UsageError
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition, partition_of_incarnation
-from compactor.model.keyless import KeylessPolicy, KeylessRecords, KeylessRecordsRefused
-from compactor.round.keyless import known_refused_keyless_records
-from compactor.round.offload import expected_scan_count_of_dirty_range, reason_to_run_on_spark
-from compactor.round.plan import IsDueAndReason, RoundAssessment, assess_round
-from compactor.round.skip import (
+from compactor.model.plan import KeylessPolicy, KeylessRecords, KeylessRecordsRefused
+from compactor.round.plan import (
+    IsDueAndReason,
+    RoundAssessment,
+    assess_round,
+    expected_scan_count_of_dirty_range,
+    known_refused_keyless_records,
+    reason_to_run_on_spark,
+)
+from compactor.round.ports import (
     BloomFilterUsageStatistics,
     bloom_filter_usage_of_runs,
     choose_key_engine,
@@ -28,10 +37,9 @@ from compactor.round.skip import (
     estimate_record_count,
 )
 from compactor.storage.probe import does_delete_free_space
-from compactor.storage.schemes import CONTROL_WRITES
+from compactor.storage.schemes import CONTROL_WRITES, DIRECTORY, StorePrices, store_kind
 from compactor.tier.sidecars import NO_SIDECAR, SidecarHead
-from compactor.views.prices import PriceTable, price_table_of_tier
-from compactor.views.retention import RetentionOutlook, retention_outlook
+from compactor.views.explain import RetentionOutlook, retention_outlook
 from compactor.views.verdict import (
     Block,
     PartitionVerdict,
@@ -45,6 +53,48 @@ from compactor.views.verdict import (
     stored_block,
     with_recorded_time,
 )
+
+# Price tables of object stores, each with its date. Traffic inside a region is free and not counted.
+
+
+@dataclass(frozen=True)
+class PriceTable(StorePrices):
+    """Prices of requests and storage in one object store, in USD, with their date. Its ``str`` is one line for people."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the table for JSON output."""
+        return asdict(self)
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.of}, {self.as_of}: {self.stored_gib_month_usd:g} USD a GiB and month"
+
+
+NO_PRICES = PriceTable(**asdict(DIRECTORY.prices))
+"""Prices of a store that costs nothing."""
+
+
+def price_table_of_tier(tier_url: str, price_file: Path | None = None) -> PriceTable:
+    """Return the price table of a tier: from ``price_file`` (TOML with the fields of PriceTable), or that of its kind of store.
+
+    :raises UsageError: if the file cannot be read or a field is missing, unknown or invalid.
+    """
+    if price_file is None:
+        return PriceTable(**asdict(store_kind(tier_url).prices))
+    try:
+        given = tomllib.loads(price_file.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{price_file} cannot be read: {error}") from error
+    numbers = [field.name for field in fields(PriceTable) if field.name not in ("as_of", "of")]
+    wrong = [name for name in numbers if not isinstance(given.get(name), (int, float)) or given[name] < 0]
+    strange = given.keys() - {"as_of", "of", *numbers}
+    if wrong or strange or not given.get("as_of"):
+        message = (
+            f"{', '.join(wrong)} must be numbers" if wrong else f"unknown: {', '.join(sorted(strange))}" if strange else "as_of is missing"
+        )
+        raise UsageError(f"{price_file} is not a valid price table: {message}", hint=f"It has as_of, of, {', '.join(numbers)}")
+    return PriceTable(str(given["as_of"]), str(given.get("of", price_file.name)), **{name: float(given[name]) for name in numbers})
+
 
 TOMBSTONE_BYTES = 128
 """Upper bound on the size of a tombstone, unless its key is long."""

@@ -15,18 +15,17 @@ from enum import StrEnum
 from typing import Any
 
 from compactor.access.tier import Tier
-from compactor.brokers.conditions import REQUIRED_TOPIC_SETTINGS, topic_settings_correction, topic_settings_refusal_reason
-from compactor.brokers.metadata_topic.admin import kafka_tool_command
+from compactor.adapters.brokers.admin import kafka_tool_command
+from compactor.adapters.brokers.cluster import REQUIRED_TOPIC_SETTINGS, topic_settings_correction, topic_settings_refusal_reason
 from compactor.config.settings import CleanerSettings
+from compactor.config.times import format_iso_time
+from compactor.config.units import count_noun, format_duration, format_size
 from compactor.constants import DAY_MS, NEVER_MS
 from compactor.control.state import PartitionState
 from compactor.control.summary import PartitionSummary, SegmentMetadataOrSummary, SegmentSummary
 from compactor.errors import BlockedCause, CompactorError, UsageError
 from compactor.local.staging import disk_bytes_to_rewrite_group
-from compactor.round.expiry import largest_or_modification_timestamp_ms
-from compactor.round.keyless import known_refused_keyless_records
-from compactor.round.plan import RoundAssessment
-from compactor.views.time_formats import count_noun, format_duration, format_iso_time, format_size
+from compactor.round.plan import RoundAssessment, known_refused_keyless_records, largest_or_modification_timestamp_ms
 
 TRANSACTION_TIMEOUT_MS = 900_000
 """Kafka's transaction.max.timeout.ms: a coordinator aborts each transaction after this time, unless it has lost it."""

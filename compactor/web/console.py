@@ -3,25 +3,278 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from http import HTTPStatus
 from importlib import resources
-from typing import Any, ClassVar, NamedTuple, Protocol
-from urllib.parse import quote, unquote
+from itertools import pairwise
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from urllib.parse import parse_qs, quote, unquote, urlencode
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from checkpoint.lineage import EpochEntry
+from compactor.config import times, units
+from compactor.control.state import RunHistoryEntry
+from compactor.control.summary import SKIPPED_RANGES_STAT, SegmentSummary, SkippedSegmentRange, parse_skipped_ranges
+from compactor.daemon.partition_cache import PartitionHistory
+from compactor.daemon.scheduling import PartitionCondition, PartitionStatus
 from compactor.errors import UsageError
-from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition
-from compactor.service.service_status import ServiceStatus
-from compactor.views import time_formats
-from compactor.web.axis import offset_axis_ticks, offset_position_percent
-from compactor.web.documents import STATE_WORDS, OffsetAxis
-from compactor.web.listing import PartitionListQuery, parse_partition_list_query
+from compactor.model.segment import StrictFrozenModel
+from compactor.service import ServiceStatus
+from compactor.web.documents import (
+    STATE_WORDS,
+    LeaderEpochSpan,
+    OffsetAxis,
+    OffsetAxisSegmentSpan,
+    OffsetStateBand,
+    PartitionListPage,
+    ReplacedSegmentsSpan,
+    RowT,
+)
+
+# Offset axis of a partition's page: which offset ranges are clean, dirty or replaced, and their positions in percent of the width.
+# Pure.
+
+
+MOST_SPANS = 240
+"""Largest number of segments drawn one by one. More would be thinner than a pixel, so that similar neighbours are drawn as one."""
+
+
+def offset_axis(status: PartitionStatus, segments: Sequence[SegmentSummary], history: PartitionHistory | None) -> OffsetAxis:
+    """Return the data for the drawing of a partition's offset range, with its segments and their states.
+
+    :param segments: live segments, ascending.
+    :param history: None if only a summary of the control log is known; replaced segments and leader epochs are missing then.
+    """
+    replaced = history.replaced if history else ()
+    end = max(status.end_offset + 1, status.start_offset, *(each.end_offset + 1 for each in replaced), 0)
+    start = min([status.start_offset, *(each.start_offset for each in replaced)])
+    dirty = min(max(status.first_dirty_offset, status.start_offset), status.end_offset + 1)
+    uncleanable = min(max(status.first_uncleanable_offset, dirty), status.end_offset + 1)
+    cuts = (
+        ("cleaned", status.start_offset, dirty),
+        ("dirty", dirty, uncleanable),
+        ("uncleanable", uncleanable, status.end_offset + 1),
+    )
+    spared = offset_ranges_skipped_by_latest_round(history.runs) if history else []
+    return OffsetAxis(
+        start_offset=start,
+        end_offset=end,
+        first_dirty_offset=dirty,
+        first_uncleanable_offset=uncleanable,
+        bands=tuple(OffsetStateBand(state=state, start_offset=low, end_offset=high) for state, low, high in cuts if low < high),
+        segments=tuple(_segment_spans_on_offset_axis(segments, dirty, uncleanable, spared)),
+        replaced=tuple(ReplacedSegmentsSpan(run=each.run_id, **each.model_dump(exclude={"run_id"})) for each in replaced),
+        leader_epochs=tuple(_leader_epoch_spans(history.lineage if history else (), start, end)),
+    )
+
+
+def _segment_spans_on_offset_axis(
+    segments: Sequence[SegmentSummary],
+    first_dirty_offset: int,
+    first_uncleanable_offset: int,
+    skipped_ranges: Sequence[SkippedSegmentRange],
+) -> Iterable[OffsetAxisSegmentSpan]:
+    """Yield a span (drawn part of the axis) for each segment. If there are more than MOST_SPANS segments, draw neighbours with the same
+    state and the same reason as one.
+
+    :param segments: live segments, ascending.
+    :param first_uncleanable_offset: first offset that no round may clean yet.
+    :param skipped_ranges: offset ranges that the latest published round skipped, with the reasons.
+    """
+    step = -(-len(segments) // MOST_SPANS) if segments else 1
+    found: list[OffsetAxisSegmentSpan] = []
+    for segment in segments:
+        state = (
+            "cleaned"
+            if segment.end_offset < first_dirty_offset
+            else "dirty"
+            if segment.start_offset < first_uncleanable_offset
+            else "uncleanable"
+        )
+        reason = next((each.why for each in skipped_ranges if each.start_offset <= segment.start_offset <= each.end_offset), "")
+        decision = "left alone" if reason else ""
+        last = found[-1] if found else None
+        if last is not None and last.segments < step and (last.state, last.decision, last.why) == (state, decision, reason):
+            grown = {"end_offset": segment.end_offset, "segments": last.segments + 1, "bytes": last.bytes + segment.size_bytes}
+            found[-1] = last.model_copy(update=grown)
+        else:
+            found.append(
+                OffsetAxisSegmentSpan(
+                    start_offset=segment.start_offset,
+                    end_offset=segment.end_offset,
+                    segments=1,
+                    bytes=segment.size_bytes,
+                    state=state,
+                    decision=decision,
+                    why=reason,
+                )
+            )
+    return found
+
+
+def offset_ranges_skipped_by_latest_round(runs: Sequence[RunHistoryEntry]) -> list[SkippedSegmentRange]:
+    """Return the offset ranges that the latest published round skipped, with the reasons. Rounds that were undone do not count.
+
+    :param runs: oldest first.
+    """
+    last = next((run for run in reversed(runs) if run.is_published_and_not_reverted), None)
+    return parse_skipped_ranges(str(last.stats.get(SKIPPED_RANGES_STAT, ""))) if last else []
+
+
+def _leader_epoch_spans(lineage: Sequence[EpochEntry], start: int, end: int) -> Iterable[LeaderEpochSpan]:
+    """Yield the leader epochs that overlap the axis, each cut to the axis.
+
+    :param lineage: leader epochs with their start offsets, ascending.
+    :param start: first offset of the axis.
+    :param end: end offset of the axis, exclusive.
+    """
+    bounds = [(entry.epoch, entry.start_offset) for entry in lineage]
+    for (epoch, low), (_, high) in pairwise([*bounds, (-1, end)]):
+        if max(low, start) < min(high, end):
+            yield LeaderEpochSpan(epoch=epoch, start_offset=max(low, start), end_offset=min(high, end))
+
+
+def offset_position_percent(axis: OffsetAxis, offset: int) -> float:
+    """Return the position of an offset on the axis in percent of its width: 0 at the start offset, 100 at the end offset."""
+    width = axis.end_offset - axis.start_offset
+    return round(100 * (offset - axis.start_offset) / width, 4) if width > 0 else 0.0
+
+
+def offset_axis_ticks(axis: OffsetAxis) -> list[int]:
+    """Return a few round offsets as labels below the drawn axis. None is within 4 percent of an end. An empty axis has none."""
+    width = axis.end_offset - axis.start_offset
+    if width <= 0:
+        return []
+    step = 10 ** (len(str(width)) - 1)
+    while width / step > 5:
+        step *= 2
+    while width / step < 2 and step > 1:
+        step = max(1, step // 2)
+    first = -(-axis.start_offset // step) * step
+    return [offset for offset in range(first, axis.end_offset + 1, step) if 4 <= offset_position_percent(axis, offset) <= 96]
+
+
+# The list of partitions on a page: filters, order and page number from the URL's query string. Pure.
+
+
+PER_PAGE = 50
+MOST_PER_PAGE = 1_000
+
+
+class ListedPartitionEntry(Protocol):
+    """Partition with the values by which the list of partitions is sorted and filtered."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def condition(self) -> PartitionCondition: ...
+
+
+ItemT = TypeVar("ItemT", bound=ListedPartitionEntry)
+SortKey = Callable[[ItemT], tuple[object, ...]]
+
+
+@dataclass(frozen=True)
+class PartitionListQuery:
+    """Search, filter, order and page of a list, from a query string such as ``?q=orders&state=due&sort=dirty&dir=desc&page=2&per_page=50``.
+
+    Values that are not valid are ignored. An empty ``search``, ``condition`` or ``sort``, or None for ``descending``, stands for the
+    default.
+    """
+
+    search: str = ""
+    condition: str = ""
+    sort: str = ""
+    descending: bool | None = None
+    page: int = 1
+    per_page: int = PER_PAGE
+
+    def query_string_with_changes(self, **changes: object) -> str:
+        """Return the query string of this query with some fields changed. It begins with a question mark.
+
+        Any change of a field other than ``page`` leads to the first page.
+        """
+        new = replace(self, **({"page": 1} | changes))  # type: ignore[arg-type]  # templates name the fields
+        pairs = [
+            ("q", new.search),
+            ("state", new.condition),
+            ("sort", new.sort),
+            ("dir", "" if new.descending is None else "desc" if new.descending else "asc"),
+            ("page", new.page if new.page > 1 else ""),
+            ("per_page", new.per_page if new.per_page != PER_PAGE else ""),
+        ]
+        return "?" + urlencode([(name, value) for name, value in pairs if value != ""])
+
+
+def parse_partition_list_query(query: str) -> PartitionListQuery:
+    """Parse the query string of a URL into a list query. Unknown parameters and invalid values are ignored."""
+    values = {name: found[-1] for name, found in parse_qs(query, max_num_fields=50).items()}
+    return PartitionListQuery(
+        search=values.get("q", "").strip()[:300],
+        condition=values.get("state", ""),
+        sort=values.get("sort", ""),
+        descending={"asc": False, "desc": True}.get(values.get("dir", "")),
+        page=_parse_positive_number(values.get("page", ""), 1),
+        per_page=min(MOST_PER_PAGE, _parse_positive_number(values.get("per_page", ""), PER_PAGE)),
+    )
+
+
+def _parse_positive_number(text: str, default: int) -> int:
+    """Return the positive whole number that a text consists of; the default if it is anything else, or has ten digits or more."""
+    return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0 else default
+
+
+@dataclass(frozen=True)
+class PartitionListColumn(Generic[ItemT]):
+    """A column by which the list can be sorted.
+
+    key: returns the sort key of an item.
+    descending: whether the order is descending unless the query says otherwise.
+    """
+
+    key: SortKey[ItemT]
+    descending: bool = False
+
+
+def list_partitions_page(
+    items: Sequence[ItemT], query: PartitionListQuery, columns: Mapping[str, PartitionListColumn[ItemT]], make_row: Callable[[ItemT], RowT]
+) -> PartitionListPage[RowT]:
+    """Return the page of the list that the query asks for, or the last page if the list has fewer pages.
+
+    :param items: all partitions, from which the query selects.
+    :param columns: sortable columns by name. The first one is the default.
+    :param make_row: makes a row of the document from an item.
+    """
+    sort = query.sort if query.sort in columns else next(iter(columns))
+    condition = query.condition if query.condition in set(PartitionCondition) else ""
+    wanted = query.search.lower()
+    named = [item for item in items if wanted in item.name.lower()]
+    counts = Counter(item.condition for item in named)
+    found = [item for item in named if condition in ("", item.condition)]
+    descending = columns[sort].descending if query.descending is None else query.descending
+    found.sort(key=columns[sort].key, reverse=descending)
+    pages = max(1, -(-len(found) // query.per_page))
+    page = min(query.page, pages)
+    return PartitionListPage[RowT](
+        search=query.search,
+        condition=condition,
+        sort=sort,
+        descending=descending,
+        page=page,
+        pages=pages,
+        per_page=query.per_page,
+        matching=len(found),
+        conditions={each.value: counts[each] for each in PartitionCondition},
+        rows=tuple(map(make_row, found[(page - 1) * query.per_page : page * query.per_page])),
+    )
+
 
 # ---- pages: autoescaped templates; styles and script are our own, nothing is loaded from elsewhere -------------------------------
 
@@ -53,12 +306,12 @@ def _jinja_template_environment() -> Environment:
         auto_reload=False,
     )
     found.filters |= {
-        "size": time_formats.format_size,
-        "duration": time_formats.format_duration,
-        "moment": time_formats.format_utc_time,
-        "ago": time_formats.format_ago,
-        "until": time_formats.format_until,
-        "plural": time_formats.count_noun,
+        "size": units.format_size,
+        "duration": units.format_duration,
+        "moment": times.format_utc_time,
+        "ago": times.format_ago,
+        "until": times.format_until,
+        "plural": units.count_noun,
         "count": lambda number: f"{number:,}",
         "share": _format_percentage,
         "path": lambda text: quote(str(text), safe=""),

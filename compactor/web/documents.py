@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Generic, Literal, TypeVar
 
-from compactor.model.base import StrictFrozenModel
+from compactor.model.segment import StrictFrozenModel
 
 DOCUMENT_SCHEMA_VERSION = 1
 """Version of the documents. It rises when a field changes its meaning or is removed, not when a field is added."""

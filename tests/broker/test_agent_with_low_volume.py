@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka
+from compactor.adapters.brokers.chain import AgentClusterQueriesOverKafka
+from compactor.adapters.kafka_client import KafkaConnection
 from tests.support.agents import beside
 from tests.support.deployment import Deployment
 from tests.support.kafka_admin import ClusterAdmin, wait_until

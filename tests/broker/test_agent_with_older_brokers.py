@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka, LeaderReportedLogEnd
+from compactor.adapters.brokers.chain import AgentClusterQueriesOverKafka, LeaderReportedLogEnd
+from compactor.adapters.kafka_client import KafkaConnection
 from compactor.constants import LeaderEpoch
 from compactor.model.ids import TopicPartition
 from tests.support.agents import AgentBeside, beside

@@ -18,7 +18,7 @@ from typing import Any, Self
 import pytest
 from kafka.errors import RequestTimedOutError
 
-from compactor.control.topic_ownership import OWNER_PREFIX
+from compactor.control.identity import OWNER_PREFIX
 from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin, wait_until
 from tests.support.kafka_broker import KafkaCluster
 from tests.support.kafka_story import FIRST_MS, TopicStory
@@ -119,7 +119,7 @@ def cli(tmp_path: Path) -> Callable[..., BrokerTierCli]:
 
 KILLED = """
 import os
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
+from compactor.adapters.brokers.topic import ConfluentKafkaMetadataTopicClient
 plain, left = ConfluentKafkaMetadataTopicClient.append, [{after}]
 def append(topic, partition, value):
     if not left[0]:

@@ -26,9 +26,9 @@ pytestmark = [pytest.mark.slow_broker, pytest.mark.timeout(300)]
 
 STOPPED_BEFORE = """
 import os, signal, threading
-from compactor.brokers.metadata_topic.codec import decode_record
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
-from compactor.brokers.conditions import ClusterSettingsCheckBeforePublication
+from compactor.adapters.brokers.codec import decode_record
+from compactor.adapters.brokers.topic import ConfluentKafkaMetadataTopicClient
+from compactor.adapters.brokers.cluster import ClusterSettingsCheckBeforePublication
 ClusterSettingsCheckBeforePublication.__init__.__kwdefaults__["max_age_s"] = 0.0
 plain, left = ConfluentKafkaMetadataTopicClient.append, [1]
 def append(topic, partition, value):

@@ -18,13 +18,12 @@ from compactor.access.rounds import compact
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.consumer import Place, TieredConsumer, open_consumer
-from compactor.consumer.messages import MessageLike, TierMessage
 from compactor.control.ports import ObjectRetention
 from compactor.errors import UsageError
+from compactor.features.imports.import_ import ImportOptions, import_directory
 from compactor.model.ids import TopicPartition
-from compactor.transfer.import_ import import_directory
-from compactor.transfer.import_options import ImportOptions
-from compactor.upkeep.operator_changes import delete_records
+from compactor.read.records import MessageLike, TierMessage
+from compactor.upkeep.orphans import delete_records
 from compactor.upkeep.retire import GraceClock, retire_replaced_segments_and_orphans
 from tests.support.kafka_admin import ClusterAdmin, wait_until
 from tests.support.kafka_broker import KafkaCluster

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from compactor.access.tier import Tier
+from compactor.adapters.kafka_client import KafkaConnection
 from compactor.bootstrap import open_tier
-from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.config.settings import load_settings
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
-from compactor.consumer.broker import ConfluentBrokerClient
-from compactor.consumer.messages import MessageLike, TierMessage
+from compactor.features.consumer.group import ConfluentBrokerClient
+from compactor.features.imports.import_ import ImportOptions, import_directory
 from compactor.model.ids import TopicPartition
-from compactor.transfer.import_ import import_directory
-from compactor.transfer.import_options import ImportOptions
+from compactor.read.records import MessageLike, TierMessage
 from tests.support.kafka_admin import ClusterAdmin
 from tests.support.kafka_broker import KafkaCluster
 from tests.support.kafka_story import TopicStory

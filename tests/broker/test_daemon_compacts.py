@@ -134,7 +134,7 @@ def test_recompact_over_a_running_brokers_tier(broker: KafkaCluster, broker_admi
 
 BROKER_DIES = """
 import os, signal
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
+from compactor.adapters.brokers.topic import ConfluentKafkaMetadataTopicClient
 from compactor.daemon import scheduling
 plain, left, backoff = ConfluentKafkaMetadataTopicClient.append, [2], scheduling.backoff_ms
 def append(topic, partition, value):

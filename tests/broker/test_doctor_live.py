@@ -11,19 +11,14 @@ import pytest
 from confluent_kafka import Producer
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic.codec import (
-    RemoteLogSegmentMetadataRecord,
-    RemoteLogSegmentMetadataUpdateRecord,
-    TopicIdPartition,
-    encode_record,
-)
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
-from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.follow import metadata_partition
+from compactor.adapters.brokers.codec import encode_record
+from compactor.adapters.brokers.follow import metadata_partition
+from compactor.adapters.brokers.topic import ConfluentKafkaMetadataTopicClient
+from compactor.adapters.kafka_client import KafkaConnection
 from compactor.constants import Offset
+from compactor.model.remote_log import RemoteLogSegmentMetadataRecord, RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition
 from compactor.model.segment import SegmentState
-from compactor.upkeep.brokers.doctor import SLACK_MS
-from compactor.upkeep.brokers.known_problems import LAST_TIERED_SETTING, MANY_METADATA_RECORDS
+from compactor.upkeep.broker_doctor import LAST_TIERED_SETTING, MANY_METADATA_RECORDS, SLACK_MS
 from tests.broker.test_compaction import BrokerTierCli, cli
 from tests.broker.test_elections import readable_segments
 from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin, wait_until

@@ -9,12 +9,12 @@ from itertools import pairwise
 import pytest
 from kafka import KafkaAdminClient
 
-from compactor.brokers.metadata_topic.admin import KafkaAdmin
-from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
-from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
-from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
+from compactor.adapters.brokers.admin import KafkaAdmin
+from compactor.adapters.brokers.cache import FoldedMetadataStore
+from compactor.adapters.brokers.follow import FoldingMetadataTopicReader
+from compactor.adapters.brokers.topic import ConfluentKafkaMetadataTopicClient
+from compactor.adapters.kafka_client import KafkaConnection
+from compactor.model.remote_log import RemoteLogSegmentMetadataRecord
 from compactor.model.segment import SegmentState
 from tests.broker.test_compaction import BrokerTierCli, Onlooker, assert_compacted, cli
 from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin, wait_until

@@ -20,7 +20,7 @@ DAY_MS = 86_400_000
 TEN_YEARS_MS = 3650 * DAY_MS
 PAUSED_ONCE_BEGUN = """
 import pathlib, time
-from compactor.brokers.publisher import MetadataTopicSegmentPublisher
+from compactor.adapters.brokers.publisher import MetadataTopicSegmentPublisher
 plain = MetadataTopicSegmentPublisher._delete_unfinished_copies_and_unhide_segments
 def stopped(self, name, replacements):
     plain(self, name, replacements)

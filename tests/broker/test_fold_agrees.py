@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic import chain
-from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord, uuid_bytes
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
-from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
-from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
+from compactor.adapters.brokers import chain
+from compactor.adapters.brokers.cache import FoldedMetadataStore, RemoteLogMetadataCache
+from compactor.adapters.brokers.follow import FoldingMetadataTopicReader
+from compactor.adapters.brokers.topic import ConfluentKafkaMetadataTopicClient
+from compactor.adapters.kafka_client import KafkaConnection
 from compactor.constants import LeaderEpoch, Offset
-from compactor.local.rocks import RocksDatabase
+from compactor.local.cache import RocksDatabase
+from compactor.model.remote_log import RemoteLogSegmentMetadataRecord, uuid_bytes
 from compactor.model.segment import SegmentState
 from tests.plain_format import Batch, Record, read_batches
 from tests.support.broker_lookups import earliest_offset, latest_tiered, segment_by_timestamp, segment_for

@@ -12,7 +12,7 @@ import pytest
 
 from checkpoint.files import parse_cleaner_offset_checkpoint
 from compactor.constants import TopicId
-from compactor.transfer.fresh_cluster import write_topic_id
+from compactor.upkeep.export import write_topic_id
 from tests.builders import LogBuilder
 from tests.support.kafka_admin import ClusterAdmin, wait_until
 from tests.support.kafka_broker import KafkaCluster

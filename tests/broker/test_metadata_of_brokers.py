@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic import chain
-from compactor.brokers.metadata_topic.admin import KafkaAdmin, metadata_topic_write_refusal_reason
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
-from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
-from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore, FoldedPartitionMetadata
+from compactor.adapters.brokers import chain
+from compactor.adapters.brokers.admin import KafkaAdmin, metadata_topic_write_refusal_reason
+from compactor.adapters.brokers.cache import FoldedMetadataStore, FoldedPartitionMetadata
+from compactor.adapters.brokers.follow import FoldingMetadataTopicReader
+from compactor.adapters.brokers.topic import ConfluentKafkaMetadataTopicClient
+from compactor.adapters.kafka_client import KafkaConnection
 from compactor.constants import LeaderEpoch, Offset
 from compactor.errors import Refused, Unavailable
-from compactor.local.rocks import RocksDatabase
+from compactor.local.cache import RocksDatabase
 from tests.support.broker_lookups import latest_tiered, segment_by_timestamp
 from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin
 from tests.support.kafka_broker import KafkaCluster

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from compactor.brokers.conditions import KAFKA_METADATA_MANAGER
-from compactor.brokers.metadata_topic.admin import KafkaAdmin
-from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.versions import NEWEST_TESTED, TESTED_MINORS
+from compactor.adapters.brokers.admin import NEWEST_TESTED, TESTED_MINORS, KafkaAdmin
+from compactor.adapters.brokers.cluster import KAFKA_METADATA_MANAGER
+from compactor.adapters.kafka_client import KafkaConnection
 from tests.broker.test_compaction import BrokerTierCli, assert_compacted, cli
 from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin, wait_until
 from tests.support.kafka_broker import KafkaCluster
@@ -23,7 +22,7 @@ OTHER = "OtherMetadataManager"
 RELEASES = ("3.8.1", "3.9.2", "4.0.1", "4.1.1", "4.2.0", "4.3.1", "4.4.0")
 PASSWORD = "secret of the compactor"
 NEWEST_UNTESTED = """
-import compactor.brokers.metadata_topic.versions as versions
+import compactor.adapters.brokers.admin as versions
 versions.TESTED_MINORS = {name: level for name, level in versions.TESTED_MINORS.items() if name != versions.NEWEST_TESTED}
 versions.NEWEST_TESTED = list(versions.TESTED_MINORS)[-1]
 """

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from compactor.access.tier import Tier
-from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka
-from compactor.brokers.topic_ids import ExistingAndMissingTopicIds, query_which_topic_ids_exist
+from compactor.adapters.brokers.chain import AgentClusterQueriesOverKafka
+from compactor.adapters.brokers.cluster import ExistingAndMissingTopicIds, query_which_topic_ids_exist
+from compactor.adapters.kafka_client import KafkaConnection
 from compactor.control.incarnations import CONFIRMATION_MS
-from compactor.upkeep.deleted_topics import delete_tiered_data_of_missing_topics
+from compactor.upkeep.retire import delete_tiered_data_of_missing_topics
 from tests.support.agents import beside
 from tests.support.deployment import Deployment
 from tests.support.kafka_admin import ClusterAdmin, wait_until

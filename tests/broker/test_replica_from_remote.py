@@ -11,8 +11,8 @@ import pytest
 
 from checkpoint.files import parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.model.ids import COMPACTOR_BROKER_ID
+from compactor.model.remote_log import RemoteLogSegmentMetadataRecord
 from compactor.records.producers import parse_producer_snapshot_file
 from tests.broker.test_compaction import BrokerTierCli, assert_compacted, cli
 from tests.broker.test_elections import leaves, readable_segments

@@ -15,14 +15,9 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic.codec import (
-    RemoteLogSegmentMetadataRecord,
-    RemoteLogSegmentMetadataUpdateRecord,
-    TopicIdPartition,
-    uuid_bytes,
-)
 from compactor.constants import LeaderEpoch, Offset
 from compactor.model.ids import COMPACTOR_BROKER_ID
+from compactor.model.remote_log import RemoteLogSegmentMetadataRecord, RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition, uuid_bytes
 from compactor.model.segment import SegmentState
 from tests.plain_metadata_cache import PlainCache
 

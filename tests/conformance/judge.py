@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compactor.cleaner.gate.failures import GateFailed
+from compactor.cleaner.gate.batch_checks import GateFailed
 from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory
 from compactor.errors import BadData
 from tests import naive_cleaner

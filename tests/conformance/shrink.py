@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from compactor.records.build import ProducerFields, RecordToEncode, encode_batch
+from compactor.records.encode import ProducerFields, RecordToEncode, encode_batch
 from tests.compare import describe, show
 from tests.plain_format import Batch, Unreadable, read_batches, segment_paths
 

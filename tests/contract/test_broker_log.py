@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.consumer.broker import BrokerClient, ConfluentBrokerClient, LogStartAndEndOffset
-from compactor.consumer.messages import MessageLike
+from compactor.adapters.kafka_client import KafkaConnection
+from compactor.features.consumer.group import BrokerClient, ConfluentBrokerClient, LogStartAndEndOffset
 from compactor.model.ids import TopicPartition
+from compactor.read.records import MessageLike
 from tests.builders import LogBuilder, read
 from tests.support.plain_broker import PlainBroker
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.consumer.group import ConfluentGroupClient, GroupClient, OffsetWithLeaderEpoch
+from compactor.adapters.kafka_client import KafkaConnection
+from compactor.features.consumer.group import ConfluentGroupClient, GroupClient, OffsetWithLeaderEpoch
 from compactor.model.ids import TopicPartition
 from tests.support.memory_group import MemoryCoordinator
 from tests.support.waiting import wait_for

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
-from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.ports import MetadataTopic, PollResult, RawMetadataTopicRecord
+from compactor.adapters.brokers.topic import ConfluentKafkaMetadataTopicClient, MetadataTopic, PollResult, RawMetadataTopicRecord
+from compactor.adapters.kafka_client import KafkaConnection
 from compactor.errors import NotFound, Refused
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
 

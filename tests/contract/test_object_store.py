@@ -20,17 +20,16 @@ import google_crc32c
 import numpy as np
 import pytest
 
+from compactor.adapters.stores import s3_requests as s3_parts
+from compactor.adapters.stores.hdfs import HdfsStore, _RequestBody
+from compactor.adapters.stores.s3 import MultipartUpload, S3Store
 from compactor.errors import AlreadyExists, CannotCopy, NotFound, Refused, Unavailable
-from compactor.storage import s3_parts
-from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
-from compactor.storage.hdfs import HdfsStore, _RequestBody
 from compactor.storage.keys import RESERVED
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectRangeToCopy, ObjectStore, UnfinishedUpload
-from compactor.storage.s3 import S3Store
-from compactor.storage.s3_transfer import MultipartUpload
 from compactor.storage.schemes import DIRECTORY, UTF_8, StoreCapabilities, directory_of_store_url, store_kind_of_scheme
 from compactor.storage.settings import RetrySettings, TransferSettings
+from compactor.storage.wrappers import RequestCounters
 from tests.support.cloud_servers import AnyBucket, CloudBucket
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.memory_store import Clock, MemoryStore

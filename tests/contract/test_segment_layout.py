@@ -17,25 +17,22 @@ import pytest
 from Crypto.PublicKey import RSA
 from typing_extensions import override
 
+from compactor.adapters.brokers.aiven.layout import AivenLayout
+from compactor.adapters.brokers.kafka_local import KafkaLocalLayout
 from compactor.config.settings import AivenSettings, Settings, TierSettings
 from compactor.constants import LeaderEpoch, Offset, TimestampMs, TopicId
 from compactor.errors import BadData, CannotCopy, NotFound, Unavailable
+from compactor.features.pinterest.layout import PinterestLayout, PinterestObjectKeys, segment_id_from_base_offset
 from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.segment import FILE_KINDS, EpochEntry, RemoteLogSegmentMetadata, SegmentFile
-from compactor.records.build import NO_PRODUCER, prepend_batch_header
-from compactor.records.headers import verified_batch_header_digest_or_empty
-from compactor.storage.counting import RequestCounters
+from compactor.records.batches import verified_batch_header_digest_or_empty
+from compactor.records.encode import NO_PRODUCER, prepend_batch_header
 from compactor.storage.factory import open_store
 from compactor.storage.port import ComposeSource, FileRange, ObjectRangeToCopy, ObjectStore
-from compactor.tier.contents import download_segment_file, read_and_verify_segment_file
+from compactor.storage.wrappers import RequestCounters
+from compactor.tier.contents import TopicIdLookup, download_segment_file, read_and_verify_segment_file, segment_object_name_stem
 from compactor.tier.kinds import KINDS
-from compactor.tier.layouts.aiven.layout import AivenLayout
-from compactor.tier.layouts.kafka_local import KafkaLocalLayout
-from compactor.tier.layouts.native import NativeLayout
-from compactor.tier.layouts.pinterest.keys import PinterestObjectKeys, segment_id_from_base_offset
-from compactor.tier.layouts.pinterest.layout import PinterestLayout
-from compactor.tier.names import TopicIdLookup, segment_object_name_stem
-from compactor.tier.plain import ComposableLogLayout, ParsedFileName
+from compactor.tier.plain import ComposableLogLayout, NativeLayout, ParsedFileName
 from compactor.tier.ports import ListedObject, SegmentIdAndStartOffset, SegmentLayout, SegmentRef, WholeLogUploadLayout
 from tests.support.memory_store import Clock, MemoryStore
 

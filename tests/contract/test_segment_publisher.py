@@ -12,8 +12,7 @@ from compactor.constants import LeaderEpoch
 from compactor.errors import Unavailable, UsageError
 from compactor.model.plan import Replacement
 from compactor.model.segment import SegmentState
-from compactor.tier.ports import AnnouncedSegment, SegmentIdAndStartOffset, SegmentPublisher
-from compactor.tier.publishers import ControlLogPublisher
+from compactor.tier.ports import AnnouncedSegment, ControlLogPublisher, SegmentIdAndStartOffset, SegmentPublisher
 from tests.contract.test_segment_layout import NAME, contents_of, segment_of
 from tests.support.kafka_publishing import BrokerWorld, introduced, named
 

@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from compactor.adapters.brokers.aiven.layout import AivenLayout
+from compactor.adapters.brokers.aiven.manifest import CustomMetadata, SegmentManifest
+from compactor.adapters.brokers.kafka_local import KafkaLocalLayout
 from compactor.errors import NotFound, Refused
 from compactor.records.batches import parse_batch_headers_of_segment, read_only_view, verify_crcs_of_batches
-from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
-from compactor.tier.layouts.aiven.custom_metadata import CustomMetadata
-from compactor.tier.layouts.aiven.layout import AivenLayout
-from compactor.tier.layouts.aiven.manifest import SegmentManifest
-from compactor.tier.layouts.kafka_local import KafkaLocalLayout
+from compactor.storage.wrappers import RequestCounters
 from compactor.tier.ports import SegmentLayout
 from tests.golden_cases import names
 from tests.plain_format import read_batches

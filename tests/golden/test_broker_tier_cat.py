@@ -13,7 +13,7 @@ import pytest
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.consumer import OFFSET_BEGINNING, ConsumerOptions, MessageLike, Place, TieredConsumer
-from compactor.consumer.last_values import last_value_of_each_key_in_partition
+from compactor.read.ranges import last_value_of_each_key_in_partition
 from compactor.views.checkpoints import read_only_copy_of_tier
 from tests.golden_cases import names
 from tests.support.broker_metadata import broker_cli

@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
-from compactor.brokers.metadata_snapshot import read_latest_metadata_snapshot, save_metadata_snapshot
-from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
-from compactor.spark.datasource import KafkaTieredSource
+from compactor.adapters.brokers.view import read_latest_metadata_snapshot, save_metadata_snapshot
+from compactor.features.spark.datasource import KafkaTieredSource
+from compactor.model.remote_log import RemoteLogSegmentMetadataRecord
 from compactor.storage.factory import open_store
 from tests.golden_cases import names
 from tests.support.broker_metadata import broker_cli, golden_events

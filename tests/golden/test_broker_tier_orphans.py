@@ -13,9 +13,9 @@ import pytest
 from compactor.access.metadata import BrokerManagedTierMetadataSource
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
-from compactor.brokers.metadata_topic.codec import MetadataRecord, RemoteLogSegmentMetadataRecord, uuid_bytes
 from compactor.config.settings import load_settings
 from compactor.errors import BadData, UsageError
+from compactor.model.remote_log import MetadataRecord, RemoteLogSegmentMetadataRecord, uuid_bytes
 from compactor.upkeep.orphans import LIKELY, SURE, find_orphans, purge_orphans, read_orphan_list, write_orphan_list
 from tests.golden_cases import names
 from tests.metadata_events import S, update

@@ -12,13 +12,9 @@ from pathlib import Path
 import pytest
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic.codec import (
-    MetadataRecord,
-    RemoteLogSegmentMetadataRecord,
-    RemoteLogSegmentMetadataUpdateRecord,
-)
 from compactor.constants import LeaderEpoch, Offset
 from compactor.model.ids import COMPACTOR_BROKER_ID
+from compactor.model.remote_log import MetadataRecord, RemoteLogSegmentMetadataRecord, RemoteLogSegmentMetadataUpdateRecord
 from compactor.model.segment import SegmentState
 from tests.golden_cases import names
 from tests.support.broker_metadata import broker_cli, golden_events

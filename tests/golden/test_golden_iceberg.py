@@ -10,8 +10,8 @@ from pyiceberg.catalog import load_catalog
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
-from compactor.consumer.last_values import last_value_of_each_key_in_partition
 from compactor.model.ids import TopicPartition
+from compactor.read.ranges import last_value_of_each_key_in_partition
 from tests.golden_cases import Round, cleaner_round, client_rounds, names
 from tests.support.iceberg_spark import read_by_spark
 from tests.support.tier_cli import TierCli, visible

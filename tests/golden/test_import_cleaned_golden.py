@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from compactor.cleaner.offline import list_segment_base_offsets, open_segments_of_directory
-from compactor.transfer.broker_cleaning import CleaningSign, find_cleaning_signs
+from compactor.features.imports.log_directory import CleaningSign, find_cleaning_signs
 from tests.builders import next_directory
 from tests.golden_cases import Round, cleaner_round, client_rounds, names
 from tests.plain_format import read_batches, segment_paths

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic import chain
-from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.brokers.metadata_topic.codec import decode_record, encode_record
-from compactor.brokers.metadata_topic.follow import metadata_partition
+from compactor.adapters.brokers import chain
+from compactor.adapters.brokers.cache import RemoteLogMetadataCache
+from compactor.adapters.brokers.codec import decode_record, encode_record
+from compactor.adapters.brokers.follow import metadata_partition
 from compactor.constants import LeaderEpoch, Offset
 from compactor.model.segment import SegmentState
 from tests.golden_cases import names, unpack

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from compactor.agent.agent import UploadAgent
-from compactor.agent.plan import UploadFailureReason
-from compactor.brokers.metadata_topic.leaders import LeaderReportedLogEnd
+from compactor.adapters.brokers.chain import LeaderReportedLogEnd
 from compactor.constants import LeaderEpoch
 from compactor.errors import Refused
+from compactor.features.agent.agent import UploadAgent
+from compactor.features.agent.plan import UploadFailureReason
+from compactor.features.imports import import_
+from compactor.features.imports.log_directory import CheckedFilePart, check_file_parts
 from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectInfo
-from compactor.transfer import import_
-from compactor.transfer.log_directory import CheckedFilePart, check_file_parts
-from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter
+from compactor.web.pages import AgentPages
 from tests.support.side_broker import (
     ORDERS,
     PartitionStory,

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from compactor.agent.agent import BROKER_RETRY_MS
-from compactor.agent.plan import UPLOAD_RETRY_MS, UploadFailureReason
+from compactor.features.agent.agent import BROKER_RETRY_MS
+from compactor.features.agent.plan import UPLOAD_RETRY_MS, UploadFailureReason
+from compactor.features.imports import import_
+from compactor.features.imports.log_directory import CheckedFilePart, check_file_parts
 from compactor.model.ids import TopicPartition
-from compactor.transfer import import_
-from compactor.transfer.log_directory import CheckedFilePart, check_file_parts
-from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter
+from compactor.web.pages import AgentPages
 from tests.support.side_broker import (
     PartitionStory,
     SideBroker,

@@ -16,11 +16,11 @@ import pytest
 from typing_extensions import override
 
 from compactor.access.tier import Tier
-from compactor.agent import uploads as agent_jobs
-from compactor.agent.plan import UploadFailureReason
 from compactor.errors import Refused
+from compactor.features.agent import agent as agent_jobs
+from compactor.features.agent.plan import UploadFailureReason
+from compactor.features.pinterest.generations import configured_generation_target
 from compactor.model.ids import TopicPartition
-from compactor.outputs.pinterest import configured_generation_target
 from compactor.storage.port import ObjectInfo
 from tests.plain_format import read_batches
 from tests.support.plain_pinterest import PlainConsumer, folder_of

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from compactor.agent.plan import MAX_UPLOAD_RETRY_MS, UPLOAD_RETRY_MS, UploadFailureReason
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.errors import Refused
-from compactor.storage import options
+from compactor.features.agent.plan import MAX_UPLOAD_RETRY_MS, UPLOAD_RETRY_MS, UploadFailureReason
+from compactor.storage import wrappers as options
 from compactor.storage.settings import RetrySettings
-from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter
+from compactor.web.pages import AgentPages
 from tests.plain_format import read_batches
 from tests.support.cloud_servers import AnyBucket
 from tests.support.fault_proxy import Fault, FaultProxy

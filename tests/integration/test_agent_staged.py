@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from compactor.agent.agent import UploadAgent
-from compactor.agent.plan import UploadFailureReason, upload_lag
-from compactor.brokers.metadata_topic.leaders import LeaderReportedLogEnd
+from compactor.adapters.brokers.chain import LeaderReportedLogEnd
 from compactor.constants import LeaderEpoch
+from compactor.features.agent.agent import UploadAgent
+from compactor.features.agent.plan import UploadFailureReason, upload_lag
 from tests.support.side_broker import ORDERS, SideScene, metric, settle, stands, watch_of
 
 
@@ -121,7 +121,7 @@ def test_deleted_files_are_let_go_when_the_brokers_disk_is_almost_full(
     expire_all(scene)
     settle(agent)
     scene.replica.unlink_staged()
-    monkeypatch.setattr("compactor.agent.agent.has_free_space_to_keep_deleted_files", lambda log_dir: False)
+    monkeypatch.setattr("compactor.features.agent.agent.has_free_space_to_keep_deleted_files", lambda log_dir: False)
     confirm(scene, agent)
     assert stands(watch_of(agent)) == (8, None)
     assert metric(agent, "tiered_compactor_agent_staged_segments") == 0

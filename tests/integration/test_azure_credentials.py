@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
+from compactor.config.sections import AzureSettings
 from compactor.config.settings import Settings
-from compactor.config.store_sections import AzureSettings
 from compactor.errors import Refused
 from compactor.storage.factory import open_store
 from compactor.storage.port import FileRange, ObjectRangeToCopy, ObjectStore

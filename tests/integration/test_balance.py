@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compactor.cleaner.passes import chunks
+from compactor.cleaner import retention as chunks
 from compactor.control.logs import PartitionLog
 from compactor.control.state import ControlLogState, PartitionState
 from compactor.model.segment import SegmentFile

@@ -14,18 +14,17 @@ import pytest
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.constants import LeaderEpoch, Offset, TimestampMs
-from compactor.control.broker_expiry import find_expired_segments
+from compactor.control.leadership import find_expired_segments
 from compactor.control.records import RoundPublished
-from compactor.control.stages import RoundStage
-from compactor.control.state import PartitionState
+from compactor.control.state import PartitionState, RoundStage
 from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.round import compaction
 from compactor.round.compaction import RoundReport
-from compactor.transfer.export import export_partition
-from compactor.upkeep.operator_changes import undo_compaction_run_by_publishing_copies
+from compactor.upkeep.export import export_partition
+from compactor.upkeep.orphans import undo_compaction_run_by_publishing_copies
 from compactor.upkeep.retire import retire_replaced_segments_and_orphans
 from compactor.views.difference import PartitionHistoryInControlLog
 from compactor.views.explain import ExplanationFact, explain_partition

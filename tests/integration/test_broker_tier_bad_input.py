@@ -11,20 +11,21 @@ from typing_extensions import override
 
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
-from compactor.brokers import publisher as kafka
-from compactor.brokers.metadata_topic.chain import BrokerView, lineage_from_segments, segment_read_ranges
-from compactor.brokers.metadata_topic.ports import PollResult
-from compactor.brokers.publisher import MetadataTopicSegmentPublisher
+from compactor.adapters.brokers import publisher as kafka
+from compactor.adapters.brokers.chain import lineage_from_segments, segment_read_ranges
+from compactor.adapters.brokers.kafka_local import KafkaLocalLayout
+from compactor.adapters.brokers.publisher import MetadataTopicSegmentPublisher
+from compactor.adapters.brokers.topic import PollResult
 from compactor.constants import LeaderEpoch, Offset, TopicId
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Refused, Unavailable
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
+from compactor.model.remote_log import BrokerView
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.round import mirroring
 from compactor.round.mirroring import complete_metadata_from_segment_objects, raise_if_newest_segment_contradicts_lineage
 from compactor.storage.factory import open_store
-from compactor.tier.layouts.kafka_local import KafkaLocalLayout
 from tests.simulation.memory_topic import MemoryMetadataTopic
 from tests.support.kafka_publishing import NAME, BrokerWorld, described, named
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from compactor.access.rounds import compact
-from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition, uuid_bytes
-from compactor.control.stages import RoundStage
+from compactor.control.state import RoundStage
+from compactor.features.iceberg.plan import end_offset_of_unfinished_round
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
+from compactor.model.remote_log import RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition, uuid_bytes
 from compactor.model.segment import SegmentState
-from compactor.outputs.iceberg_plan import end_offset_of_unfinished_round
 from tests.support.deployment import GrowingLog
 from tests.support.memory_brokers import BROKER, MemoryBrokers
 

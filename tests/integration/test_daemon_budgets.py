@@ -11,8 +11,7 @@ import pytest
 
 from compactor.config.settings import Settings, TierSettings
 from compactor.daemon.daemon import Daemon
-from compactor.daemon.jobs import settings_for_parallel_job
-from compactor.daemon.scheduling import DaemonAction
+from compactor.daemon.scheduling import DaemonAction, settings_for_parallel_job
 from compactor.errors import UsageError
 from tests.support.deployment import Deployment, GrowingLog
 from tests.support.told import Told

@@ -12,9 +12,9 @@ import pytest
 from compactor.daemon.daemon import Daemon
 from compactor.daemon.metrics import daemon_metrics
 from compactor.errors import Refused
-from compactor.outputs import pinterest as generations, upkeep
-from compactor.outputs.pinterest import GenerationTarget, configured_generation_target
-from compactor.service.metrics import render_metrics
+from compactor.features.pinterest import generations, output as upkeep
+from compactor.features.pinterest.generations import GenerationTarget, configured_generation_target
+from compactor.service_metrics import render_metrics
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.tier.contents import FileContent, create_object_or_match_existing
 from tests.integration.test_pinterest_generations import ORDERS, House

@@ -11,9 +11,9 @@ import pytest
 
 from compactor.daemon.daemon import Daemon
 from compactor.errors import Unavailable, UsageError
-from compactor.outputs.iceberg_table import TopicTable
+from compactor.features.iceberg.table import TopicTable
 from compactor.web.console import RequestRouter
-from compactor.web.daemon_pages import DaemonPages
+from compactor.web.pages import DaemonPages
 from tests.integration.test_daemon_generations import idle, work
 from tests.integration.test_iceberg import ORDERS, House
 from tests.support.told import Told

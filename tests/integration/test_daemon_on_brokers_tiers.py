@@ -11,26 +11,27 @@ import pytest
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.brokers import publisher as kafka, view as brokers
-from compactor.brokers.conditions import ClusterProblem
-from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, decode_record
-from compactor.brokers.metadata_topic.follow import metadata_partition
+from compactor.adapters.brokers import publisher as kafka, view as brokers
+from compactor.adapters.brokers.cluster import ClusterProblem
+from compactor.adapters.brokers.codec import decode_record
+from compactor.adapters.brokers.follow import metadata_partition
 from compactor.constants import NEVER_MS
-from compactor.daemon.change_feed import BrokerChangeFeed
 from compactor.daemon.daemon import Daemon
 from compactor.daemon.metrics import daemon_metrics
+from compactor.daemon.partition_cache import BrokerChangeFeed
 from compactor.daemon.scheduling import ROUND_HOLD_MS, PartitionSchedule
 from compactor.daemon.status import read_daemon_status_from_control_logs
 from compactor.errors import Refused
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
+from compactor.model.remote_log import RemoteLogSegmentMetadataUpdateRecord
 from compactor.model.segment import SegmentState
-from compactor.service.retry_delay import RETRY_MS
-from compactor.transfer.export import export_partition
-from compactor.upkeep.operator_changes import undo_compaction_run_by_publishing_copies
-from compactor.views.history import reason_run_cannot_be_undone
+from compactor.service import RETRY_MS
+from compactor.upkeep.export import export_partition
+from compactor.upkeep.orphans import undo_compaction_run_by_publishing_copies
+from compactor.views.overview import reason_run_cannot_be_undone
 from compactor.views.verdict import VerdictKind
-from compactor.web.daemon_pages import DaemonPages
-from compactor.web.listing import PartitionListQuery
+from compactor.web.console import PartitionListQuery
+from compactor.web.pages import DaemonPages
 from tests.builders import LogBuilder
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic
 from tests.support.deployment import GrowingLog

@@ -11,8 +11,8 @@ import pytest
 
 from compactor.consumer import ConsumerOptions, Place, open_consumer
 from compactor.errors import BadData, UsageError
+from compactor.features.spark.datasource import parse_read_options
 from compactor.records.producers import parse_producer_snapshot_file
-from compactor.spark.options import parse_read_options
 from tests.builders import LogBuilder
 from tests.plain_format import read_batches
 from tests.support.tier_cli import Answer, TierCli, visible

@@ -18,10 +18,9 @@ from fastavro.schema import parse_schema
 from pyspark.sql.types import StructField, StructType
 
 from compactor.config.settings import load_settings
-from compactor.decoding.fields import KeyAndValueDecoder
+from compactor.decoding import KeyAndValueDecoder
 from compactor.errors import BadData, UsageError
-from compactor.spark.datasource import SPARK_TYPES, KafkaTieredBatchReader
-from compactor.spark.options import ALL_COLUMN_TYPES, parse_read_options
+from compactor.features.spark.datasource import ALL_COLUMN_TYPES, SPARK_TYPES, KafkaTieredBatchReader, parse_read_options
 from tests.builders import LogBuilder
 from tests.support.kafka_jars import BrokerUnavailable
 from tests.support.schema_registry import TestRegistry, running_registry

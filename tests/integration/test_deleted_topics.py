@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from compactor.access.tier import Tier
+from compactor.adapters.brokers.chain import ClusterTopicIds
+from compactor.adapters.brokers.cluster import ExistingAndMissingTopicIds, kafka_python_options
+from compactor.adapters.kafka_client import KafkaConnection
 from compactor.bootstrap import open_tier
-from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
-from compactor.brokers.topic_ids import ExistingAndMissingTopicIds, kafka_python_options
 from compactor.config.settings import load_settings
 from compactor.errors import Unavailable, UsageError
-from compactor.transfer.incarnations import record_cluster_of_topics
-from compactor.upkeep import deleted_topics
+from compactor.features.imports.incarnations import record_cluster_of_topics
+from compactor.upkeep import retire as deleted_topics
 from tests.builders import TOPIC_ID as ID, LogBuilder
 from tests.simulation.life_mutations import DELETION_MUTATIONS
 from tests.support.tier_cli import TierCli
@@ -141,7 +141,7 @@ def test_retire_asks_about_deleted_topics(cli: TierCli, monkeypatch: pytest.Monk
     assert cli.do("retire")["topics_deleted"] == []
     assert cli.do("retire", "--dry-run")["topics_deleted"] == []
     assert asked == [[ID]], "nothing is asked where nothing would be recorded"
-    monkeypatch.setattr("compactor.upkeep.deleted_topics.CONFIRMATION_MS", 0)
+    monkeypatch.setattr("compactor.upkeep.retire.CONFIRMATION_MS", 0)
     monkeypatch.setattr("compactor.control.incarnations.CONFIRMATION_MS", 0)
     cli.set(tier={"on_topic_deletion": "delete", "deleted_topic_retention_ms": 0})
     time.sleep(0.01)

@@ -14,7 +14,7 @@ from compactor.access.rounds import compact
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.control import importing
-from compactor.control.stages import RoundStage
+from compactor.control.state import RoundStage
 from compactor.errors import StoreError
 from compactor.model.ids import TopicPartition
 from compactor.storage.keys import RESERVED

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from compactor.access.tier import Tier
-from compactor.model.ids import TopicPartition
-from compactor.upkeep.erasure.partition import KeySearchRequest, survey_objects_holding_keys
-from compactor.upkeep.erasure.topic import (
+from compactor.features.erasure.partition import KeySearchRequest, survey_objects_holding_keys
+from compactor.features.erasure.topic import (
     ErasureReportHeader,
     erasure_report_json,
     partitions_of_topic,
     run_rounds_and_retire_to_erase_keys,
     survey_objects_holding_keys_in_topic,
 )
+from compactor.model.ids import TopicPartition
 from tests.builders import LogBuilder
 from tests.support.memory_brokers import MemoryBrokers
 

@@ -21,7 +21,7 @@ from compactor.local import budget as disk
 from compactor.local.budget import DiskBudget, retry_until_disk_has_space
 from compactor.model.ids import TopicPartition
 from compactor.round.mirroring import complete_metadata_from_segment_objects
-from compactor.round.skip import estimate_record_count
+from compactor.round.ports import estimate_record_count
 from compactor.storage.factory import open_store
 from compactor.storage.schemes import bucket_and_prefix
 from tests.builders import LogBuilder

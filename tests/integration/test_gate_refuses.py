@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.cleaner.gate.key_table import LatestRecordTable
+from compactor.cleaner.gate.parser import LatestRecordTable
 from compactor.round import pass_one
 from tests.builders import LZ4, LogBuilder
 from tests.plain_format import Batch

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from compactor.adapters.stores.hdfs import UNDATED_MS, HdfsClient, HdfsStore, _RequestBody
+from compactor.config.sections import HdfsSettings
 from compactor.config.settings import Settings
-from compactor.config.store_sections import HdfsSettings
 from compactor.errors import AlreadyExists, Refused, StoreError, Unavailable
-from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
-from compactor.storage.hdfs import UNDATED_MS, HdfsClient, HdfsStore, _RequestBody
 from compactor.storage.port import ObjectStore
 from compactor.storage.settings import RetrySettings
+from compactor.storage.wrappers import RequestCounters
 from tests.support.bucket_cli import BucketCli
 from tests.support.canned_s3 import Answer, answering
 from tests.support.cloud_servers import HDFS_ADMIN, HDFS_USER, CloudBucket

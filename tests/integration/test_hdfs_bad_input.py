@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from compactor.storage.hdfs import HdfsStore
+from compactor.adapters.stores.hdfs import HdfsStore
 from tests.builders import LogBuilder
 from tests.integration.test_s3_bad_input import VICTIM, Scene
 from tests.support.bucket_cli import BucketCli, Minutes, through

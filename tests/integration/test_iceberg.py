@@ -23,16 +23,16 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.constants import Offset
-from compactor.consumer.last_values import last_value_of_each_key_in_partition
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Unavailable, UsageError
+from compactor.features.iceberg import output as iceberg
+from compactor.features.iceberg.output import IcebergOutput
+from compactor.features.iceberg.plan import DataFileName, PartitionEntryInSnapshot, snapshot_summary_key_of_partition
+from compactor.features.iceberg.table import TopicTable, open_table_loader
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
-from compactor.outputs import iceberg
-from compactor.outputs.iceberg import IcebergOutput
-from compactor.outputs.iceberg_plan import DataFileName, PartitionEntryInSnapshot, snapshot_summary_key_of_partition
-from compactor.outputs.iceberg_table import TopicTable, open_table_loader
-from compactor.outputs.port import OutputReport
+from compactor.outputs import OutputReport
+from compactor.read.ranges import last_value_of_each_key_in_partition
 from tests.builders import LogBuilder
 from tests.support.tier_cli import GrowingTier, visible
 

@@ -36,8 +36,8 @@ def kill_in(module, owner, name, after):
 """Python that kills its own process when a method is called, or when it has returned."""
 
 MOMENTS = {
-    "between publication and commit": "kill_in('compactor.outputs.iceberg_table', 'TopicTable', 'commit_snapshot', False)",
-    "when a data file is written": "kill_in('compactor.outputs.iceberg_table', 'TopicTable', 'write_data_file', True)",
+    "between publication and commit": "kill_in('compactor.features.iceberg.table', 'TopicTable', 'commit_snapshot', False)",
+    "when a data file is written": "kill_in('compactor.features.iceberg.table', 'TopicTable', 'write_data_file', True)",
     "when manifests are written": "kill_in('pyiceberg.catalog.sql', 'SqlCatalog', 'commit_table', False)",
     "when metadata are written": "kill_in('pyiceberg.catalog', 'MetastoreCatalog', '_write_metadata', True)",
     "after the commit": "kill_in('pyiceberg.catalog.sql', 'SqlCatalog', 'commit_table', True)",

@@ -13,15 +13,15 @@ from pyiceberg.catalog import load_catalog
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition, uuid_bytes
-from compactor.consumer.last_values import last_value_of_each_key_in_partition
-from compactor.control.stages import RoundStage
+from compactor.control.state import RoundStage
 from compactor.errors import CompactorError, Unavailable
+from compactor.features.iceberg.output import IcebergOutput, read_table_status
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
+from compactor.model.remote_log import RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition, uuid_bytes
 from compactor.model.segment import SegmentState
-from compactor.outputs.iceberg import IcebergOutput, read_table_status
-from compactor.upkeep.operator_changes import undo_compaction_run_by_publishing_copies
+from compactor.read.ranges import last_value_of_each_key_in_partition
+from compactor.upkeep.orphans import undo_compaction_run_by_publishing_copies
 from tests.integration.test_undo_on_brokers_tiers import after
 from tests.simulation.memory_topic import MemoryMetadataTopic
 from tests.support.deployment import GrowingLog

@@ -19,13 +19,13 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType, StringType
 
 from compactor.errors import BadData, UsageError
+from compactor.features.iceberg import table as iceberg_table
+from compactor.features.iceberg.output import IcebergOutput
+from compactor.features.iceberg.plan import DataFileName
+from compactor.features.iceberg.table import TopicTable
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
-from compactor.outputs import iceberg_table
-from compactor.outputs.iceberg import IcebergOutput
-from compactor.outputs.iceberg_plan import DataFileName
-from compactor.outputs.iceberg_table import TopicTable
-from compactor.outputs.port import OutputReport
+from compactor.outputs import OutputReport
 from tests.builders import LogBuilder
 from tests.integration.test_iceberg import ORDERS, Crashed, House, house
 

@@ -9,20 +9,19 @@ import pytest
 
 import compactor.spark
 from compactor.access.tier import Tier
-from compactor.consumer.reading import LogChanged
 from compactor.errors import BadData
+from compactor.features.iceberg import output as iceberg
+from compactor.features.iceberg.columns import DataFileWriteTask, write_data_file_of_slice
+from compactor.features.iceberg.output import IcebergOutput
+from compactor.features.iceberg.plan import ViewSlice
+from compactor.features.iceberg.table import TopicTable
+from compactor.features.spark import table_files
+from compactor.features.spark.jobs import JobListener, SparkCluster, TaskCost
+from compactor.features.spark.session import start_cluster
+from compactor.features.spark.table_files import SparkTaskDataFileWriter
 from compactor.local.budget import DiskBudget
-from compactor.outputs import iceberg
-from compactor.outputs.iceberg import IcebergOutput
-from compactor.outputs.iceberg_files import DataFileWriteTask, write_data_file_of_slice
-from compactor.outputs.iceberg_plan import ViewSlice
-from compactor.outputs.iceberg_table import TopicTable
-from compactor.outputs.port import OutputReport
-from compactor.spark import table_files
-from compactor.spark.cluster.executor import TaskCost
-from compactor.spark.cluster.jobs import JobListener, SparkCluster
-from compactor.spark.cluster.session import start_cluster
-from compactor.spark.table_files import SparkTaskDataFileWriter
+from compactor.outputs import OutputReport
+from compactor.read.reading import LogChanged
 from tests.builders import LogBuilder
 from tests.integration.test_iceberg import ORDERS, House, show_view_below
 from tests.support.spark_tier import HereCluster

@@ -16,9 +16,9 @@ import pytest
 from fastavro import schemaless_writer
 from typing_extensions import override
 
-from compactor.decoding.registry import RegisteredSchema, SchemaRegistry
-from compactor.outputs import iceberg_table
-from compactor.outputs.port import OutputReport
+from compactor.decoding import RegisteredSchema, SchemaRegistry
+from compactor.features.iceberg import table as iceberg_table
+from compactor.outputs import OutputReport
 from tests.integration.test_iceberg import House
 from tests.integration.test_iceberg_recompact import update_on_cluster
 from tests.support.spark_tier import HereCluster

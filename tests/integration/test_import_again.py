@@ -12,10 +12,9 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.errors import BadData, UsageError
+from compactor.features.imports import staged_files as intake
+from compactor.features.imports.import_ import ImportOptions, import_directory
 from compactor.model.ids import TopicPartition
-from compactor.transfer import intake
-from compactor.transfer.import_ import import_directory
-from compactor.transfer.import_options import ImportOptions
 from tests.builders import LogBuilder, name_topic
 from tests.support.side_broker import PartitionStory, Replica, SideCluster
 from tests.support.tier_cli import TierCli, batches_of, latest

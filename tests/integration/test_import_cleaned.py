@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from compactor.agent.plan import UploadFailureReason
-from compactor.transfer import import_
+from compactor.features.agent.plan import UploadFailureReason
+from compactor.features.imports import import_
 from tests.builders import Life, LogBuilder, live
 from tests.support.side_broker import SideScene, settle, stands
 from tests.support.tier_cli import TierCli

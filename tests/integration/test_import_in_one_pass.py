@@ -14,15 +14,15 @@ import pytest
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.cleaner.offline import open_log_directory
-from compactor.cleaner.passes.sidecar_builder import build_sidecar
-from compactor.cleaner.passes.worker_threads import WorkerThreads
+from compactor.cleaner.rewrite import build_sidecar
+from compactor.cleaner.worker_threads import WorkerThreads
 from compactor.config.settings import load_settings
 from compactor.errors import Unavailable
+from compactor.features.imports import import_
+from compactor.features.imports.log_directory import check_file_parts
 from compactor.model.ids import TopicPartition
 from compactor.records import codecs
 from compactor.tier.ports import SegmentLayout
-from compactor.transfer import import_
-from compactor.transfer.log_directory import check_file_parts
 from tests.builders import GZIP, LZ4, NONE, LogBuilder, entry, wrapper
 from tests.support.tier_cli import TierCli
 

@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import pytest
 
-from compactor.transfer import seam
-from compactor.transfer.import_ import _DirectoryImport
-from compactor.transfer.staged_files import HeldFileStagedForDeletion, list_staged_files_before_live_log
+from compactor.features.imports import seam
+from compactor.features.imports.import_ import _DirectoryImport
+from compactor.features.imports.staged_files import HeldFileStagedForDeletion, list_staged_files_before_live_log
 from tests.support.side_broker import SideScene
 
 

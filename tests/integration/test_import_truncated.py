@@ -12,15 +12,14 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
-from compactor.agent.plan import UploadFailureReason
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.constants import LeaderEpoch, Offset
 from compactor.control import importing
 from compactor.errors import BadData, Fenced
-from compactor.transfer import import_, intake
-from compactor.transfer.import_ import import_directory
-from compactor.transfer.import_options import ImportOptions
+from compactor.features.agent.plan import UploadFailureReason
+from compactor.features.imports import import_, staged_files as intake
+from compactor.features.imports.import_ import ImportOptions, import_directory
 from tests.builders import TOPIC_ID, name_topic
 from tests.support.side_broker import ORDERS, PartitionStory, Replica, SideCluster, SideScene, settle, stands
 from tests.support.tier_cli import TierCli, batches_of, latest
@@ -493,7 +492,7 @@ def transferred(cli: TierCli, source: TierCli, *options: str) -> Any:
 def test_a_transfer_follows_a_truncation_of_the_other_tier(
     count: int, most: int, cli: TierCli, source: TierCli, first: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compactor.transfer.from_tier.MOST_AT_ONCE", most)
+    monkeypatch.setattr("compactor.features.imports.from_tier.MOST_AT_ONCE", most)
     source.do("import", first.path)
     assert transferred(cli, source)["status"] == "imported"
     second = first.replica_until(47, "second").lead(1, count)
@@ -524,7 +523,7 @@ def test_a_gap_that_only_the_fetched_segments_have_is_refused(
         lineage = (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(2), Offset(160)))
         return import_directory(*(*arguments[:5], replace(arguments[5], lineage=lineage), *arguments[6:]))
 
-    monkeypatch.setattr("compactor.transfer.from_tier.import_directory", late)
+    monkeypatch.setattr("compactor.features.imports.from_tier.import_directory", late)
     assert "were fetched from offset" in transferred(cli, source)["reason"]
     assert end_of(cli) == 39
 
@@ -582,7 +581,7 @@ def test_a_first_transfer_of_a_compacted_tier_that_was_cut_short_goes_on(
     source.set(cleaner={"segment_bytes": 4_000})
     compacted_source(source, log)
     assert len(opened(source).open_control_log_of_partition(ORDERS).refresh().live) > 1
-    monkeypatch.setattr("compactor.transfer.from_tier.MOST_AT_ONCE", 1)
+    monkeypatch.setattr("compactor.features.imports.from_tier.MOST_AT_ONCE", 1)
     calls: list[int] = []
 
     def dies_at_second(*arguments: Any) -> Any:
@@ -592,7 +591,7 @@ def test_a_first_transfer_of_a_compacted_tier_that_was_cut_short_goes_on(
         return import_directory(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("compactor.transfer.from_tier.import_directory", dies_at_second)
+        patch.setattr("compactor.features.imports.from_tier.import_directory", dies_at_second)
         assert "killed" in transferred(cli, source)["reason"]
     assert transferred(cli, source)["status"] == "imported"
     assert latest(cli.export(tmp_path / "out")) == latest(source.export(tmp_path / "theirs"))

@@ -11,9 +11,9 @@ import pytest
 from compactor.access.rounds import compact
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
-from compactor.control.deletion import raise_log_start
 from compactor.control.leadership import hold_leadership
 from compactor.control.ports import LeaseDurations
+from compactor.control.publication import raise_log_start
 from compactor.model.ids import TopicPartition
 from compactor.round import compaction
 from tests.builders import GZIP, LZ4, NONE, LogBuilder, entry, wrapper

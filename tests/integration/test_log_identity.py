@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from compactor.agent.plan import UploadFailureReason
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.control.state import PartitionState
+from compactor.features.agent.plan import UploadFailureReason
+from compactor.features.imports import import_, log_identity
 from compactor.model.ids import TopicPartition
-from compactor.transfer import import_, log_identity
 from tests.builders import TOPIC_ID, LogBuilder, name_topic
 from tests.support.side_broker import ORDERS, PartitionStory, SideScene, settle, stands
 from tests.support.tier_cli import Answer, TierCli
@@ -168,7 +168,7 @@ def test_records_are_compared_with_objects_where_no_batch_is_remembered(
     second: str, cli: TierCli, orders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tier of an earlier program has no tail; compaction has rewritten what it holds."""
-    monkeypatch.setattr("compactor.transfer.import_.describe_tail_batches", lambda sources, batches: ())
+    monkeypatch.setattr("compactor.features.imports.import_.describe_tail_batches", lambda sources, batches: ())
     cli.do("import", orders(0, 8, topic_id=NO_ID))
     cli.run()
     other = refused(cli, orders(0, 16, topic_id=second, word="second"))

@@ -13,19 +13,19 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
-from compactor.consumer.ranges import read_record_blocks
-from compactor.consumer.reading import offset_for_time, offset_for_time_or_end
 from compactor.control.ports import ObjectRetention
+from compactor.control.publication import undo_round
 from compactor.control.state import PartitionState
-from compactor.control.undo import undo_round
 from compactor.errors import UsageError
+from compactor.features.erasure.partition import KeySearchRequest, survey_objects_holding_keys
+from compactor.features.imports.import_ import import_directory
 from compactor.model.ids import TopicPartition
-from compactor.transfer.export import export_partition
-from compactor.transfer.import_ import import_directory
-from compactor.upkeep.erasure.partition import KeySearchRequest, survey_objects_holding_keys
-from compactor.upkeep.operator_changes import delete_records
+from compactor.read.ranges import read_record_blocks
+from compactor.read.reading import offset_for_time, offset_for_time_or_end
+from compactor.upkeep.export import export_partition
+from compactor.upkeep.orphans import delete_records
 from compactor.upkeep.retire import GraceClock, retire_replaced_segments_and_orphans
-from compactor.upkeep.verify_tier import verify_partition
+from compactor.upkeep.verify import verify_partition
 from compactor.views.explain import explain_key, explain_offset, explain_partition
 from compactor.views.forecast import forecast_next_round
 from tests.builders import LZ4, LogBuilder, read

@@ -16,16 +16,15 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.constants import LeaderEpoch, Offset
-from compactor.consumer.ranges import read_record_blocks
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
+from compactor.features.imports.from_tier import import_tier
+from compactor.features.imports.import_ import ImportOptions, import_directory
+from compactor.features.imports.log_directory import is_locked_by_broker
 from compactor.model.ids import TopicPartition
-from compactor.transfer.export import export_partition
-from compactor.transfer.from_tier import import_tier
-from compactor.transfer.import_ import import_directory
-from compactor.transfer.import_options import ImportOptions
-from compactor.transfer.log_directory import is_locked_by_broker
-from compactor.upkeep.operator_changes import delete_records
+from compactor.read.ranges import read_record_blocks
+from compactor.upkeep.export import export_partition
+from compactor.upkeep.orphans import delete_records
 from tests.builders import LogBuilder
 from tests.integration.test_import_truncated import end_of
 from tests.support.tier_cli import TierCli

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from compactor.cleaner.passes.source import SourceSegment, open_source_segment
+from compactor.cleaner.source import SourceSegment, open_source_segment
 from compactor.model.segment import SegmentFile
-from compactor.records.headers import verified_batch_header_digest_or_empty
-from compactor.round import delivery
+from compactor.records.batches import verified_batch_header_digest_or_empty
+from compactor.round import pass_two as delivery
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectInfo
 from tests.builders import LogBuilder, entry, live

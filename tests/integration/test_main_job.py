@@ -364,7 +364,7 @@ def test_a_killed_import_goes_on_where_it_stopped(cli: TierCli, tmp_path: Path) 
 
 def test_a_killed_import_with_other_settings(cli: TierCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it left cannot be used; it is left to be swept, and the import takes new ids."""
-    from compactor.transfer import intake
+    from compactor.features.imports import staged_files as intake
 
     log_dir = many_segments(tmp_path / "log", 4)
 
@@ -436,7 +436,7 @@ def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def test_demo_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from compactor.demo import data as demo_data
+    from compactor import demo as demo_data
 
     monkeypatch.setattr(demo_data.DemoTopicSettings, "__init__", _small(demo_data.DemoTopicSettings.__init__))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -449,8 +449,7 @@ def test_demo_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_demo_notices_a_lost_update(tmp_path: Path) -> None:
     """A value that is not the last one, a key that is gone, and a deleted key that is back."""
-    from compactor.demo.data import CustomersTable, DemoTopicSettings, write_demo_topic
-    from compactor.demo.demo import describe_last_value_differences
+    from compactor.demo import CustomersTable, DemoTopicSettings, describe_last_value_differences, write_demo_topic
 
     shape = DemoTopicSettings(now_ms=1_790_000_000_000, records=6_000, keys=300, segment_bytes=1 << 18)
     table = CustomersTable(shape)

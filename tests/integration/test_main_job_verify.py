@@ -12,10 +12,10 @@ import pytest
 
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
-from compactor.cleaner.passes.source import SourceSegment, open_source_segment
+from compactor.cleaner.source import SourceSegment, open_source_segment
 from compactor.constants import LeaderEpoch, Offset
 from compactor.control.records import append_checksum
-from compactor.upkeep.segment_check import index_and_checkpoint_file_problems
+from compactor.upkeep.verify import index_and_checkpoint_file_problems
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.brokers.metadata_topic.chain import without_empty_epochs
-from compactor.brokers.metadata_topic.codec import MetadataRecord, RemoteLogSegmentMetadataRecord, encode_record, uuid_text
-from compactor.brokers.metadata_topic.follow import metadata_partition
+from compactor.adapters.brokers.cache import RemoteLogMetadataCache
+from compactor.adapters.brokers.chain import without_empty_epochs
+from compactor.adapters.brokers.codec import encode_record
+from compactor.adapters.brokers.follow import metadata_partition
 from compactor.errors import BadData, NotFound
+from compactor.model.remote_log import MetadataRecord, RemoteLogSegmentMetadataRecord, uuid_text
 from tests.conformance.kafka import Kafka
 from tests.metadata_events import EPOCHS, LAST_OFFSET, LINEAGES, PARTITION, script
 from tests.support.broker_lookups import highest_offset, list_epoch, within_lineage

@@ -10,7 +10,7 @@ import pytest
 
 from compactor.daemon.metrics import daemon_metrics
 from compactor.daemon.status import read_daemon_status_from_control_logs
-from compactor.service.metrics import render_metrics
+from compactor.service_metrics import render_metrics
 from tests.support.deployment import Deployment, GrowingLog
 
 ANSWERS = {

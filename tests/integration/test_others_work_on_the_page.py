@@ -9,9 +9,9 @@ import pytest
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.daemon.daemon import Daemon
-from compactor.views.prices import price_table_of_tier
-from compactor.web.daemon_pages import DaemonPages
-from compactor.web.listing import PartitionListQuery
+from compactor.views.forecast import price_table_of_tier
+from compactor.web.console import PartitionListQuery
+from compactor.web.pages import DaemonPages
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
 

@@ -16,9 +16,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from compactor.daemon.status import DaemonStatus
-from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter
-from compactor.web.daemon_pages import DaemonPages
+from compactor.web.pages import AgentPages, DaemonPages
 from compactor.web.server import serve_pages
 from tests.support import console_samples
 from tests.support.tools_for_tests import program

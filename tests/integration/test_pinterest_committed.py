@@ -12,9 +12,9 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
-from compactor.consumer.ranges import read_record_blocks
-from compactor.consumer.reading import last_stable_offset
 from compactor.model.ids import TopicPartition
+from compactor.read.ranges import read_record_blocks
+from compactor.read.reading import last_stable_offset
 from tests.integration.test_pinterest_tier import Upstream
 from tests.plain_format import Batch
 from tests.support.tier_cli import batches_of

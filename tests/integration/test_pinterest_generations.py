@@ -15,18 +15,18 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.errors import AlreadyExists, Unavailable
-from compactor.model.ids import TopicPartition
-from compactor.outputs import pinterest_names as layout
-from compactor.outputs.pinterest import (
+from compactor.features.pinterest import generations as layout
+from compactor.features.pinterest.generations import (
     GenerationTarget,
     GenerationWriteOptions,
     configured_generation_target,
     switch_readers_to_current_generation,
     write_generation,
 )
-from compactor.outputs.upkeep import delete_generations_kept_long_enough, read_partition_generations
-from compactor.storage.forwarding import ReadOnlyStore
+from compactor.features.pinterest.output import delete_generations_kept_long_enough, read_partition_generations
+from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectInfo, ObjectStore
+from compactor.storage.wrappers import ReadOnlyStore
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.plain_pinterest import PlainConsumer, Stalled, upload
 from tests.support.tier_cli import GrowingTier, TierCli, batches_of

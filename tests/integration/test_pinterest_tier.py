@@ -10,10 +10,9 @@ import pytest
 
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
-from compactor.consumer.reading import OffsetRangeReader
+from compactor.features.spark.datasource import ReadRequest, ReadSplit, plan_splits
 from compactor.model.ids import TopicPartition
-from compactor.spark.datasource import ReadSplit, plan_splits
-from compactor.spark.options import ReadRequest
+from compactor.read.reading import OffsetRangeReader
 from tests.builders import LogBuilder
 from tests.support.plain_pinterest import upload, write_metadata
 from tests.support.tier_cli import TierCli, batches_of, latest

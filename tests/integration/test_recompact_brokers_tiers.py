@@ -8,15 +8,15 @@ from typing import Any, cast
 
 import pytest
 
-from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord, decode_record
-from compactor.brokers.view import LiveBrokerMetadata
+from compactor.adapters.brokers.codec import decode_record
+from compactor.adapters.brokers.view import LiveBrokerMetadata
 from compactor.control.state import PartitionState
+from compactor.features.spark import jobs as executor
+from compactor.features.spark.jobs import JobListener, SparkCluster, TaskCost
+from compactor.features.spark.recompaction import RecompactionListener, RecompactionResult, recompact_partitions
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
-from compactor.spark.cluster import executor
-from compactor.spark.cluster.executor import TaskCost
-from compactor.spark.cluster.jobs import JobListener, SparkCluster
-from compactor.spark.recompaction import RecompactionListener, RecompactionResult, recompact_partitions
-from compactor.transfer.export import export_partition
+from compactor.model.remote_log import RemoteLogSegmentMetadataRecord
+from compactor.upkeep.export import export_partition
 from tests.support.deployment import GrowingLog
 from tests.support.memory_brokers import MemoryBrokers
 from tests.support.spark_tier import HereCluster

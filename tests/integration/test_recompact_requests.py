@@ -10,12 +10,11 @@ import pytest
 
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
+from compactor.features.imports.import_ import import_directory
+from compactor.features.spark.jobs import JobListener, SparkCluster, TaskCost
+from compactor.features.spark.recompaction import RecompactionListener, recompact_partitions
 from compactor.model.ids import TopicPartition
-from compactor.spark.cluster.executor import TaskCost
-from compactor.spark.cluster.jobs import JobListener, SparkCluster
-from compactor.spark.recompaction import RecompactionListener, recompact_partitions
-from compactor.storage.counting import RequestCounters
-from compactor.transfer.import_ import import_directory
+from compactor.storage.wrappers import RequestCounters
 from tests.builders import LogBuilder
 from tests.support.spark_tier import NOW_MS, HereCluster
 from tests.support.tier_cli import MADE, typed

@@ -18,8 +18,7 @@ from compactor.errors import Fenced
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import parse_producer_snapshot_file
-from compactor.upkeep.repair import repair_partition
-from compactor.upkeep.repair_sources import DirectoryRepairSource
+from compactor.upkeep.repair import DirectoryRepairSource, repair_partition
 from tests.builders import TOPIC_ID, LogBuilder, name_topic
 from tests.integration.test_import_truncated import Log, end_of
 from tests.support.tier_cli import Answer, TierCli, visible

@@ -12,8 +12,8 @@ from Crypto.PublicKey import RSA
 
 from compactor.constants import TopicId
 from compactor.tier import kinds
-from compactor.tier.kinds import COMPACTOR_MANAGED, KINDS
-from compactor.tier.names import TopicIdLookup
+from compactor.tier.contents import TopicIdLookup
+from compactor.tier.kinds import COMPACTOR_MANAGED, KINDS, TierKind
 from tests.golden.test_import_tiers import as_log_directory
 from tests.golden_cases import unpack
 from tests.support.tier_cli import TierCli, latest, visible
@@ -24,9 +24,13 @@ TOPIC_ID = "R0AHqObxTZmsN-zsxr_0TQ"
 @pytest.fixture
 def cli(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TierCli:
     layout: str = request.param[0]
+    open_with = TierKind.layout
     aiven: Mapping[str, Any] = request.param[1]
-    made = KINDS["kafka", layout].layout
-    kind = replace(COMPACTOR_MANAGED, layout=lambda settings, store, _: made(settings, store, TopicIdLookup({"orders": TopicId(TOPIC_ID)})))
+    made = KINDS["kafka", layout]
+    kind = replace(COMPACTOR_MANAGED, layout_module=made.layout_module)
+    monkeypatch.setattr(
+        TierKind, "layout", lambda kind, settings, store, _: open_with(kind, settings, store, TopicIdLookup({"orders": TopicId(TOPIC_ID)}))
+    )
     # As long as a tier of brokers needs brokers, one without them stands in for it.
     monkeypatch.setattr(kinds, "KINDS", {("object-log", "native"): kind})
     settings = {f"TIERED_COMPACTOR__TIER__AIVEN__{key.upper()}": str(value) for key, value in aiven.items()}

@@ -10,13 +10,13 @@ from typing import Any
 import google_crc32c
 import pytest
 
+from compactor.adapters.stores import s3 as s3_transfer
+from compactor.adapters.stores.s3 import MultipartUpload
+from compactor.adapters.stores.s3_requests import range_header
 from compactor.errors import AlreadyExists, CannotCopy, CopyDiffers, Refused, Unavailable
-from compactor.storage import s3_transfer
-from compactor.storage.counting import RequestCounters
 from compactor.storage.port import FileRange, ObjectRangeToCopy, ObjectStore
-from compactor.storage.s3_requests import range_header
-from compactor.storage.s3_transfer import MultipartUpload
 from compactor.storage.settings import RetrySettings, TransferSettings
+from compactor.storage.wrappers import RequestCounters
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.s3_server import Bucket
 

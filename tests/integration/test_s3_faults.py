@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from compactor.adapters.stores.s3 import S3Store
+from compactor.adapters.stores.s3_requests import S3RequestClient
 from compactor.errors import AlreadyExists, NotFound, Refused, Unavailable
-from compactor.storage.counting import RequestCounters
-from compactor.storage.retrying import Retrier
-from compactor.storage.s3 import S3Store
-from compactor.storage.s3_requests import S3RequestClient
 from compactor.storage.settings import RetrySettings, TransferSettings
+from compactor.storage.wrappers import RequestCounters, Retrier
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.s3_server import ROOT, Bucket
 
@@ -153,7 +152,7 @@ class TestUploads:
             from pathlib import Path
             from compactor.storage.factory import open_store
             from compactor.config.settings import Settings
-            from compactor.config.store_sections import S3Settings
+            from compactor.config.sections import S3Settings
             from compactor.storage.settings import TransferSettings
             settings = S3Settings(endpoint_url=sys.argv[2], region="us-east-1")
             store = open_store(sys.argv[1], settings=Settings(s3=settings), transfers=TransferSettings(part_bytes=5 << 20, threads=1))

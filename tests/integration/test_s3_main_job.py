@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from compactor import demo, demo as demo_data
 from compactor.cli.main import entry
-from compactor.demo import data as demo_data, demo
 from compactor.errors import StoreError
 from tests.support.bucket_cli import BucketCli, through
 from tests.support.cloud_servers import AnyBucket

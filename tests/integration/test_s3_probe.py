@@ -13,18 +13,15 @@ import boto3
 import pytest
 from typing_extensions import override
 
+from compactor.adapters.stores import s3_requests
+from compactor.adapters.stores.s3 import MultipartUpload, S3Store, read_bucket_deletion_settings
 from compactor.errors import AlreadyExists, Refused, StoreError, Unavailable
-from compactor.storage import s3_requests
-from compactor.storage.condition_check import ConditionalCreateCheck
-from compactor.storage.counting import RequestCounters
+from compactor.storage.checks import StoreFinding
 from compactor.storage.factory import open_store
-from compactor.storage.findings import StoreFinding
 from compactor.storage.port import ObjectInfo
-from compactor.storage.probe import MARKER, find_unsafe_concurrent_creates, probe_store
-from compactor.storage.probe_s3 import read_bucket_deletion_settings
-from compactor.storage.s3 import S3Store
-from compactor.storage.s3_transfer import MultipartUpload
+from compactor.storage.probe import MARKER, ConditionalCreateCheck, find_unsafe_concurrent_creates, probe_store
 from compactor.storage.settings import RetrySettings
+from compactor.storage.wrappers import RequestCounters
 from tests.builders import LogBuilder
 from tests.support.bucket_cli import BucketCli
 from tests.support.fault_proxy import Fault, FaultProxy

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from benchmarks.logs import write_log
-from compactor.storage import s3
+from compactor.adapters.stores import s3
+from compactor.adapters.stores.s3 import MultipartUpload
 from compactor.storage.port import ObjectRangeToCopy
-from compactor.storage.s3_transfer import MultipartUpload
 from tests.support.bucket_cli import BucketCli, through
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.s3_server import Bucket

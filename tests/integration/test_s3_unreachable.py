@@ -11,10 +11,10 @@ from typing import NoReturn
 
 import pytest
 
-from compactor.brokers.metadata_topic.connection import KafkaConnection
+from compactor.adapters.kafka_client import KafkaConnection
+from compactor.adapters.stores import cloud
 from compactor.cli.commands import config_check
 from compactor.cli.commands.config_check import CHECK_FIRST_ANSWER_MS
-from compactor.storage import cloud
 from compactor.storage.schemes import store_kind
 from tests.support.cloud_servers import KEY
 from tests.support.tier_cli import TierCli

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import requests
 
-from compactor.storage.cloud import ErrorHints, connection_error
+from compactor.adapters.stores.cloud import ErrorHints, connection_error
 from compactor.storage.local import LocalStore
 from tests.builders import LogBuilder
 from tests.support.deployment import Deployment, Running

@@ -24,20 +24,19 @@ from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
-from compactor.consumer.columns import LATEST_MS
 from compactor.control.leadership import acquire_leadership, hold_leadership
 from compactor.control.ports import LeaseDurations
 from compactor.control.state import PartitionState
 from compactor.errors import Fenced, UsageError
+from compactor.features.imports.import_ import import_directory
+from compactor.features.spark.jobs import JobListener, TaskCost, TaskOutcome
+from compactor.features.spark.rewrite import PartitionCleaningWork
+from compactor.features.spark.session import StartedCluster, start_cluster
+from compactor.features.spark.shared_jobs import clean_partition_bin
 from compactor.model.ids import TopicPartition
-from compactor.round.engines import RemoteEngine
+from compactor.read.columns import LATEST_MS
+from compactor.round.drive import RemoteEngine
 from compactor.spark import register
-from compactor.spark.cluster.executor import TaskCost
-from compactor.spark.cluster.jobs import JobListener, TaskOutcome
-from compactor.spark.cluster.session import StartedCluster, start_cluster
-from compactor.spark.round.rewrite_tasks import PartitionCleaningWork
-from compactor.spark.round.shared_jobs import clean_partition_bin
-from compactor.transfer.import_ import import_directory
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder
 from tests.golden_cases import cleaner_round, client_rounds, unpack
 from tests.plain_format import Record
@@ -500,7 +499,7 @@ def test_a_partition_that_is_leased_does_not_hold_up_the_others(started: Started
 
 def test_where_spark_gives_up_the_others_are_done_alone(started: StartedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition that takes its Python worker with it, whenever it comes: Spark tries it four times and aborts the job."""
-    monkeypatch.setattr("compactor.spark.round.shared_jobs.clean_partition_bin", deadly_bin)
+    monkeypatch.setattr("compactor.features.spark.shared_jobs.clean_partition_bin", deadly_bin)
     cli = TierCli(tmp_path / "tier")
     for number in range(3):
         cli.named = f"orders-{number}"

@@ -137,7 +137,7 @@ COUNT = """
 import sys
 from compactor.config.settings import load_settings
 from compactor.spark import register
-from compactor.spark.cluster.session import start_cluster
+from compactor.features.spark.session import start_cluster
 with start_cluster(load_settings(sys.argv[1])) as started:
     register(started.cluster.spark)
     print("records:", started.cluster.spark.read.format("kafka-tiered").options(config=sys.argv[1], topic="orders").load().count())

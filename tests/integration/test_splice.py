@@ -16,7 +16,7 @@ from bloom import directory
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.errors import CannotCopy
-from compactor.round.partial import rewrite as splicing
+from compactor.round import partial as splicing
 from compactor.storage.local import LocalStore
 from compactor.tier.sidecars import SidecarStore
 from tests.builders import LZ4, LogBuilder

@@ -14,16 +14,16 @@ from typing import IO, Any, NoReturn
 import pytest
 
 from compactor.access.tier import Tier
+from compactor.cli.command_parser import WATCH_SECONDS
 from compactor.cli.commands import status
 from compactor.cli.main import entry
-from compactor.cli.shared_arguments import WATCH_SECONDS
+from compactor.config.units import format_size
 from compactor.constants import DAY_MS
 from compactor.daemon import status as daemon_status
 from compactor.daemon.status import DaemonStatus
 from compactor.errors import CompactorError, OutOfBudget, Refused, Unavailable
 from compactor.model.ids import TopicPartition
 from compactor.tier.plain import ComposableLogLayout
-from compactor.views.time_formats import format_size
 from tests.builders import LogBuilder
 from tests.support.deployment import Deployment, GrowingLog
 from tests.support.terminal import on_terminal

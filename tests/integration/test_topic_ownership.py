@@ -13,14 +13,14 @@ from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.cli import tiers
 from compactor.control.audit import AUDIT_PREFIX
+from compactor.control.identity import OWNER_PREFIX, read_topic_owner
 from compactor.control.leadership import acquire_leadership
 from compactor.control.logs import open_catalog
-from compactor.control.topic_ownership import OWNER_PREFIX, read_topic_owner
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.round.compaction import RoundReport
 from compactor.storage.factory import open_store
-from compactor.upkeep.brokers.objects import list_partition_objects_and_metadata
+from compactor.upkeep.broker_verify import list_partition_objects_and_metadata
 from compactor.upkeep.retire import retire_replaced_segments_and_orphans
 from tests.support.deployment import GrowingLog
 from tests.support.memory_brokers import MemoryBrokers

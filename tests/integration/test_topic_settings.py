@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from compactor.agent.agent import TOPIC_SETTINGS_MS
-from compactor.brokers.metadata_topic.admin import KafkaAdmin, KafkaSetting
-from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka, ClusterTopicIds
+from compactor.adapters.brokers.admin import KafkaAdmin, KafkaSetting
+from compactor.adapters.brokers.chain import AgentClusterQueriesOverKafka, ClusterTopicIds
+from compactor.adapters.kafka_client import KafkaConnection
 from compactor.cli.commands import import_ as import_command
 from compactor.constants import TopicId
-from compactor.control.catalog_records import TopicsConfirmed
 from compactor.control.incarnations import catalog_changes_by_topic_record
+from compactor.control.records import TopicsConfirmed
 from compactor.control.state import CatalogState
 from compactor.errors import Refused
+from compactor.features.agent.agent import TOPIC_SETTINGS_MS
 from tests.builders import LogBuilder
 from tests.support.deployment import Deployment
 from tests.support.side_broker import SideScene, settle

@@ -11,17 +11,17 @@ import pytest
 from checkpoint.lineage import EpochEntry
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.brokers.metadata_topic.chain import lineage_from_segments, offset_gaps, segment_read_ranges
-from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord, RemoteLogSegmentMetadataUpdateRecord, uuid_bytes
+from compactor.adapters.brokers.chain import lineage_from_segments, offset_gaps, segment_read_ranges
 from compactor.constants import LeaderEpoch, Offset
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Unavailable, UsageError
 from compactor.model.ids import TopicPartition, encode_segment_id
+from compactor.model.remote_log import RemoteLogSegmentMetadataRecord, RemoteLogSegmentMetadataUpdateRecord, uuid_bytes
 from compactor.model.segment import SegmentState
-from compactor.transfer.export import export_partition
-from compactor.upkeep.operator_changes import undo_compaction_run_by_publishing_copies
+from compactor.upkeep.export import export_partition
+from compactor.upkeep.orphans import undo_compaction_run_by_publishing_copies
 from compactor.upkeep.retire import retire_replaced_segments_and_orphans
-from compactor.views.history import reason_run_cannot_be_undone
+from compactor.views.overview import reason_run_cannot_be_undone
 from tests.builders import LogBuilder, read
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic
 from tests.support.deployment import GrowingLog

@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from compactor.adapters.stores.s3 import MultipartUpload, S3Store
 from compactor.config.settings import Settings
 from compactor.storage.factory import open_store
 from compactor.storage.keys import RESERVED
-from compactor.storage.s3 import S3Store
-from compactor.storage.s3_transfer import MultipartUpload
 from compactor.storage.settings import TransferSettings
 from tests.builders import LogBuilder
 from tests.support.bucket_cli import BucketCli

@@ -10,8 +10,8 @@ import pytest
 
 from compactor.errors import StoreError
 from compactor.storage.schemes import store_kind
-from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter
+from compactor.web.pages import AgentPages
 from tests.builders import LogBuilder
 from tests.support.bucket_cli import BucketCli, through
 from tests.support.cloud_servers import AnyBucket

@@ -9,9 +9,9 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from compactor.access.rounds import compact
-from compactor.brokers.conditions import ClusterProblem, UnsuitableCluster
-from compactor.brokers.metadata_topic.connection import NoSuchTopic
-from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
+from compactor.adapters.brokers.cluster import ClusterProblem, UnsuitableCluster
+from compactor.adapters.brokers.follow import FoldingMetadataTopicReader
+from compactor.adapters.kafka_client import NoSuchTopic
 from compactor.constants import LeaderEpoch, Offset
 from compactor.errors import Refused
 from compactor.model.ids import TopicPartition

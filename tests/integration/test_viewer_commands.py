@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from compactor.errors import CompactorError
-from compactor.storage.forwarding import ReadOnlyStore
 from compactor.storage.port import FileRange
+from compactor.storage.wrappers import ReadOnlyStore
 from tests.support.deployment import Deployment, GrowingLog, Running
 
 LOOKS = (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from compactor.agent.agent import UploadAgent
-from compactor.agent.plan import UploadFailureReason
+from compactor.features.agent.agent import UploadAgent
+from compactor.features.agent.plan import UploadFailureReason
 from tests.support.side_broker import ORDERS, PartitionStory, Replica, SideBroker, SideCluster, SideTier, settle, watch_of
 
 TOPIC_ID = "Zm9yLWFsbC1icm9rZXJzIQ"

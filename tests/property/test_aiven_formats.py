@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from compactor.errors import BadData, Refused
-from compactor.storage.counting import RequestCounters
-from compactor.tier.layouts.aiven.chunk_index import (
+from compactor.adapters.brokers.aiven.layout import AivenLayout
+from compactor.adapters.brokers.aiven.manifest import (
+    CustomMetadata,
     InvalidAivenDataError,
     chunk_index_of_compressed_log,
     chunk_index_of_uncompressed_log,
     decode_chunk_sizes,
     encode_chunk_sizes,
 )
-from compactor.tier.layouts.aiven.custom_metadata import CustomMetadata
-from compactor.tier.layouts.aiven.layout import AivenLayout
+from compactor.errors import BadData, Refused
+from compactor.storage.wrappers import RequestCounters
 from tests.support.broker_tiers import ORDERS, BrokerTier, aiven_tier
 from tests.support.memory_store import Clock, MemoryStore
 from tests.support.plain_aiven import codec

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from compactor.records.build import ProducerFields, encode_batch
+from compactor.records.encode import ProducerFields, encode_batch
 from tests.against_naive import compare_with_naive
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, snapshot, wrapper
 from tests.chunking import SIZES, chunks_of

@@ -12,11 +12,10 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, strategies as st
 
-from bloom.siphash import nonzero_32_bit_tag_of_key_hash
-from compactor.cleaner import row_spool
-from compactor.cleaner.keys import disk_map
-from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, count_log_scans_to_fit_disk
-from compactor.cleaner.keys.key_set import ENTRY_BYTES, SMALLEST, SPACE, KeyHashSet
+from bloom.filter import nonzero_32_bit_tag_of_key_hash
+from compactor.cleaner import disk_map, disk_map as row_spool
+from compactor.cleaner.disk_map import KEY_ROW_BYTES, DiskOffsetMap, count_log_scans_to_fit_disk
+from compactor.cleaner.keys import ENTRY_BYTES, SMALLEST, SPACE, KeyHashSet
 from compactor.errors import OutOfBudget
 from tests.support.depth import examples
 
@@ -195,7 +194,7 @@ def test_a_disk_that_is_full_is_an_error_that_says_what_to_do(number: int, tmp_p
     budget = DiskBudget()
     with DiskOffsetMap(tmp_path / "b", budget, map_budget_bytes=MEGABYTE, expected_row_count=1) as engine:
         engine.add_keys_of_dirty_rows(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
-        monkeypatch.setattr("compactor.cleaner.row_spool.os.pwrite", full)
+        monkeypatch.setattr("compactor.cleaner.disk_map.os.pwrite", full)
         with pytest.raises(OutOfBudget, match="no space is left for the keys of the offset map in .*/b") as error:
             engine.survivor_bitmap(100)
         assert "Free space there" in error.value.hint

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from compactor.cleaner.gate.batch_checks import transaction_outcomes_by_source
-from compactor.cleaner.gate.failures import GateFailed
-from compactor.cleaner.gate.gate import Gate
-from compactor.cleaner.gate.key_table import LatestRecordTable
-from compactor.cleaner.gate.parameters import CleanedSegmentCheckParameters
+from compactor.cleaner.gate.batch_checks import GateFailed, transaction_outcomes_by_source
+from compactor.cleaner.gate.gate import CleanedSegmentCheckParameters, Gate
+from compactor.cleaner.gate.parser import LatestRecordTable
 from compactor.cleaner.offline import open_log_directory_for_round
-from compactor.cleaner.passes.source import SourceSegment
+from compactor.cleaner.source import SourceSegment
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.damage import AMPLE, GATE_KEY, Round
 from tests.support.depth import examples

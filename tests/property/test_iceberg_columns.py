@@ -16,11 +16,10 @@ from hypothesis import given, settings, strategies as st
 from pyiceberg.catalog import Catalog, load_catalog
 
 from compactor.config.settings import load_settings
-from compactor.decoding.fields import KeyAndValueDecoder
-from compactor.decoding.registry import RegisteredSchema, SchemaRegistry
-from compactor.outputs import iceberg_table
-from compactor.outputs.iceberg_columns import MAX_DEPTH, TypedColumnBuilder
-from compactor.outputs.iceberg_table import SCHEMA, TopicTable
+from compactor.decoding import KeyAndValueDecoder, RegisteredSchema, SchemaRegistry
+from compactor.features.iceberg import table as iceberg_table
+from compactor.features.iceberg.columns import MAX_DEPTH, TypedColumnBuilder
+from compactor.features.iceberg.table import SCHEMA, TopicTable
 
 NAMES = st.sampled_from(["a", "b", "A", "x.y", "", "\ud800", "long name", "é"])
 VALUES = st.recursive(

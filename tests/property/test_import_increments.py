@@ -14,10 +14,9 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.control.state import PartitionState
+from compactor.features.imports.import_ import ImportOptions, import_directory
 from compactor.model.ids import TopicPartition
-from compactor.transfer.export import export_partition
-from compactor.transfer.import_ import import_directory
-from compactor.transfer.import_options import ImportOptions
+from compactor.upkeep.export import export_partition
 from tests.builders import LogBuilder, name_topic
 from tests.support.depth import examples
 from tests.support.tier_cli import TierCli, batches_of, visible

@@ -16,15 +16,14 @@ from dataclasses import dataclass, field
 import pytest
 from typing_extensions import override
 
-from compactor.brokers import publisher as kafka
-from compactor.brokers.metadata_topic import rules
-from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.brokers.metadata_topic.chain import lineage_from_segments, offset_gaps, segment_read_ranges
-from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord
-from compactor.brokers.publisher import MetadataTopicSegmentPublisher
+from compactor.adapters.brokers import chain as rules, publisher as kafka
+from compactor.adapters.brokers.cache import RemoteLogMetadataCache
+from compactor.adapters.brokers.chain import lineage_from_segments, offset_gaps, segment_read_ranges
+from compactor.adapters.brokers.publisher import MetadataTopicSegmentPublisher
 from compactor.errors import Refused, Unavailable
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.plan import Replacement
+from compactor.model.remote_log import RemoteLogSegmentMetadataUpdateRecord
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from compactor.tier.ports import AnnouncedSegment
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, strategies as st
 
-from compactor.cleaner.keys.key_set import ABSENT, ENTRY_BYTES, SMALLEST, SPACE, BoundedOffsetMap, KeyHashSet
+from compactor.cleaner.keys import ABSENT, ENTRY_BYTES, SMALLEST, SPACE, BoundedOffsetMap, KeyHashSet
 from tests.support.depth import examples
 
 # Few distinct values, at both ends and in the middle of the table, so that clusters meet, and tags that only differ after the empty marker.

@@ -14,8 +14,7 @@ from hypothesis import given, strategies as st
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control import fold, ordering, records
 from compactor.control.state import PartitionState
-from compactor.model.balance import CountAndDigestSum
-from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
+from compactor.model.segment import CountAndDigestSum, EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from tests.support.depth import examples
 
 Span = tuple[int, int]

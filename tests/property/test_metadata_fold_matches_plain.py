@@ -8,20 +8,22 @@ import pytest
 from hypothesis import given, strategies as st
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.brokers.metadata_topic.chain import offset_gaps, segment_read_ranges
-from compactor.brokers.metadata_topic.codec import (
-    PartitionDeleteState,
-    RemoteLogSegmentMetadataRecord,
-    RemoteLogSegmentMetadataUpdateRecord,
-    RemotePartitionDeleteMetadataRecord,
-    TopicIdPartition,
+from compactor.adapters.brokers.cache import RemoteLogMetadataCache
+from compactor.adapters.brokers.chain import offset_gaps, segment_read_ranges
+from compactor.adapters.brokers.codec import (
     decode_record,
     decode_unframed_segment_metadata,
     encode_record,
     encode_unframed_segment_metadata,
 )
 from compactor.errors import BadData, NotFound
+from compactor.model.remote_log import (
+    PartitionDeleteState,
+    RemoteLogSegmentMetadataRecord,
+    RemoteLogSegmentMetadataUpdateRecord,
+    RemotePartitionDeleteMetadataRecord,
+    TopicIdPartition,
+)
 from compactor.model.segment import SegmentState
 from tests.metadata_events import EPOCHS, LAST_OFFSET, LINEAGES, PARTITION, lineage_entries, script
 from tests.plain_metadata_cache import PlainCache, Stopped

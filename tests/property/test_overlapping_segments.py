@@ -10,15 +10,11 @@ from itertools import pairwise
 import pytest
 
 from checkpoint.lineage import EpochEntry, first_divergent_offset
-from compactor.brokers.metadata_topic import chain as chaining
-from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.brokers.metadata_topic.chain import (
-    SegmentReadRange,
-    lineage_from_segments,
-    read_ranges_with_each_segment_once,
-    segment_read_ranges,
-)
+from compactor.adapters.brokers import chain as chaining
+from compactor.adapters.brokers.cache import RemoteLogMetadataCache
+from compactor.adapters.brokers.chain import lineage_from_segments, read_ranges_with_each_segment_once, segment_read_ranges
 from compactor.constants import LeaderEpoch, Offset
+from compactor.model.remote_log import SegmentReadRange
 from tests.metadata_events import PARTITION, finished
 from tests.plain_metadata_cache import PlainCache
 from tests.support.replicas import Record, Replicas

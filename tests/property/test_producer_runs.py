@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from hypothesis import given, strategies as st
 
-from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
+from compactor.cleaner.retention import TransactionVerdicts, transaction_verdicts_by_source
 from compactor.records import batches as kafka
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
-from compactor.records.producer_runs import (
+from compactor.records.producers import (
+    ProducerStates,
     batch_table_from_runs_and_markers,
     extract_producer_runs_and_markers,
     reason_to_read_segment_for_its_markers,
 )
-from compactor.records.producers import ProducerStates
 from tests.support.depth import examples
 
 DATA, PLAIN, EMPTY, ABORT, COMMIT, EMPTIED = range(6)

@@ -8,17 +8,13 @@ from pathlib import Path
 import numpy as np
 from hypothesis import given, strategies as st
 
+from bloom.filter import hash_keys, siphash_key_halves
 from bloom.sidecar import decode_sidecar, encode_sidecar
-from bloom.siphash import hash_keys, siphash_key_halves
 from bloom.sizing import design_filter_if_worthwhile
 from compactor.cleaner.offline import open_log_directory
-from compactor.cleaner.passes.sidecar_builder import (
-    build_sidecar,
-    create_substitute_segment_from_sidecar,
-    txn_verdicts_from_substitute_segment,
-)
-from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
-from compactor.cleaner.passes.worker_threads import WorkerThreads
+from compactor.cleaner.retention import transaction_verdicts_by_source
+from compactor.cleaner.rewrite import build_sidecar, create_substitute_segment_from_sidecar, txn_verdicts_from_substitute_segment
+from compactor.cleaner.worker_threads import WorkerThreads
 from compactor.constants import NEVER_MS, TimestampMs
 from compactor.records.batches import NOT_CONTROL
 from tests.builders import GZIP, LZ4, NONE, LogBuilder, entry

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import event, example, given, strategies as st
 
-from compactor.cleaner.gate.key_table import LatestRecordTable
-from compactor.cleaner.keys import key_set
+from compactor.cleaner import keys as key_set
+from compactor.cleaner.gate.parser import LatestRecordTable
 from compactor.round import pass_one as index, roles
 from tests.builders import LZ4, NONE, LogBuilder, entry, wrapper
 from tests.plain_log import control_type

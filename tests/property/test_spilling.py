@@ -8,19 +8,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from compactor.cleaner import row_spool
-from compactor.cleaner.keys import key_set
-from compactor.cleaner.keys.disk_map import DiskOffsetMap
-from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeyHashSet
-from compactor.cleaner.keys.spilling import KeyScanSpillingToDisk
-from compactor.cleaner.keys.survivors import KeyScanParameters, SurvivorLookup, find_survivors_backwards
+from compactor.cleaner import disk_map as row_spool, keys as key_set
+from compactor.cleaner.disk_map import DiskOffsetMap, KeyScanSpillingToDisk
+from compactor.cleaner.keys import MIN_MAP_BYTES, KeyHashSet, KeyScanParameters, SurvivorLookup, find_survivors_backwards
 from compactor.cleaner.offline import open_log_directory
-from compactor.cleaner.passes.chunks import CleanedChunkCache
-from compactor.cleaner.passes.retention import RetentionRules
-from compactor.cleaner.passes.rewrite import GroupRewriter, GroupSourceOpener
-from compactor.cleaner.passes.source import open_source_segment, segment_of_batch_range
-from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
-from compactor.cleaner.passes.worker_threads import WorkerThreads
+from compactor.cleaner.retention import CleanedChunkCache, RetentionRules, transaction_verdicts_by_source
+from compactor.cleaner.rewrite import GroupRewriter, GroupSourceOpener
+from compactor.cleaner.source import open_source_segment, segment_of_batch_range
+from compactor.cleaner.worker_threads import WorkerThreads
 from compactor.errors import BadData
 from compactor.records.producers import ProducerStates
 from tests.builders import GZIP, LZ4, NONE, LogBuilder

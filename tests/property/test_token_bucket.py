@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import example, given, strategies as st
 
-from compactor.brokers.metadata_topic.token_bucket import (
+from compactor.adapters.brokers.topic import (
     _HOUR_MS,
     COUNTED_MINUTES,
     MAX_SILENCE_MS,

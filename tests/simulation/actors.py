@@ -9,20 +9,19 @@ from checkpoint.lineage import EpochEntry, first_contradicting_offset
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.config.settings import CleanerSettings
 from compactor.constants import Offset
-from compactor.control.deletion import raise_log_start
 from compactor.control.identity import DataRootOwnershipCheckByTierId
 from compactor.control.importing import record_tail_truncation, register_import
 from compactor.control.leadership import RecordRefused, hold_leadership
 from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_control_log_of_partition
 from compactor.control.ports import EnvironmentPorts, LeaseDurations, ObjectRetention
+from compactor.control.publication import raise_log_start, undo_round
 from compactor.control.records import BadControlRecord, LastImportedBatch, TailTruncated
 from compactor.control.state import PartitionState
-from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, NotFound, OutOfBudget, StoreError, UsageError
+from compactor.features.imports.staged_files import SegmentAddition, add_segments_to_tier_unless_present
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import finish_or_undo_open_intent, run_round
-from compactor.round.expiry import find_expired_segments
-from compactor.transfer.intake import SegmentAddition, add_segments_to_tier_unless_present
+from compactor.round.plan import find_expired_segments
 from compactor.upkeep.retire import retire_replaced_segments_and_orphans
 from tests.simulation.losses import Losses
 from tests.simulation.oracle import Oracle

@@ -15,28 +15,13 @@ from greenlet import getcurrent
 from typing_extensions import override
 
 from checkpoint.offsets import first_dirty_offset_of_vector
-from compactor.brokers.metadata_topic import rules
-from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_start_offsets, last_offset_of_epoch
-from compactor.brokers.metadata_topic.chain import (
-    BrokerView,
-    SegmentReadRange,
-    lineage_from_segments,
-    offset_gaps,
-    read_ranges_with_each_segment_once,
-    segment_read_ranges,
-)
-from compactor.brokers.metadata_topic.codec import (
-    MetadataRecord,
-    RemoteLogSegmentMetadataUpdateRecord,
-    RemotePartitionDeleteMetadataRecord,
-    TopicIdPartition,
-    decode_record,
-    uuid_text,
-)
-from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
-from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
-from compactor.brokers.metadata_topic.ports import PollResult
-from compactor.brokers.publisher import MetadataTopicSegmentPublisher
+from compactor.adapters.brokers import chain as rules
+from compactor.adapters.brokers.cache import FoldedMetadataStore, RemoteLogMetadataCache, last_offset_of_epoch
+from compactor.adapters.brokers.chain import lineage_from_segments, offset_gaps, read_ranges_with_each_segment_once, segment_read_ranges
+from compactor.adapters.brokers.codec import decode_record
+from compactor.adapters.brokers.follow import FoldingMetadataTopicReader
+from compactor.adapters.brokers.publisher import MetadataTopicSegmentPublisher
+from compactor.adapters.brokers.topic import PollResult
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, LeaderEpoch
 from compactor.control.logs import PartitionLog, open_control_log_of_partition
@@ -46,12 +31,22 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, Fenced, OutOfBudget, Refused, StoreError, Unavailable, UsageError
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition, encode_segment_id
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
+from compactor.model.remote_log import (
+    BrokerView,
+    MetadataRecord,
+    RemoteLogSegmentMetadataUpdateRecord,
+    RemotePartitionDeleteMetadataRecord,
+    SegmentReadRange,
+    TopicIdPartition,
+    epoch_start_offsets,
+    uuid_text,
+)
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, SegmentState
 from compactor.records.producers import ProducerStates, format_producer_snapshot
 from compactor.round.drive import run_round
 from compactor.round.plan import PlanInputs, assess_round, plan_round
 from compactor.round.ports import RoundDriverServicesForWorker
-from compactor.tier.layouts.native import NativeLayout
+from compactor.tier.plain import NativeLayout
 from compactor.upkeep.retire import retire_replaced_segments_and_orphans
 from tests.read_checker import FoundRecord, PartitionHistory, Read, SentRecord, judge_read
 from tests.simulation import symbolic

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing_extensions import override
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic.codec import TopicIdPartition
-from compactor.brokers.metadata_topic.leaders import LeaderReportedLogEnd
+from compactor.adapters.brokers.chain import LeaderReportedLogEnd
 from compactor.constants import EMPTY_TOPIC_ID, LeaderEpoch, Offset, TopicId
 from compactor.model.ids import encode_segment_id
-from compactor.records.build import RecordToEncode as BuiltRow, encode_batch
+from compactor.model.remote_log import TopicIdPartition
+from compactor.records.encode import RecordToEncode as BuiltRow, encode_batch
 from tests.simulation.symbolic import NAME, Row
 from tests.support.replicas import Record, Replica, Replicas
 

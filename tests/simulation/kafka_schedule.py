@@ -8,15 +8,14 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from compactor.brokers import publisher as kafka
-from compactor.brokers.metadata_topic import rules
-from compactor.brokers.metadata_topic.codec import uuid_bytes
-from compactor.brokers.publisher import MetadataTopicSegmentPublisher
-from compactor.control import broker_expiry, mirror, publication
+from compactor.adapters.brokers import chain as rules, publisher as kafka
+from compactor.adapters.brokers.publisher import MetadataTopicSegmentPublisher
+from compactor.control import leadership as broker_expiry, mirror, publication
 from compactor.control.leadership import Leadership, RecordRefused
 from compactor.errors import CompactorError
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
+from compactor.model.remote_log import uuid_bytes
 from tests.simulation import brokers
 from tests.simulation.brokers import Simulated
 from tests.simulation.mutations import noticed

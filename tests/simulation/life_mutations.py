@@ -16,9 +16,9 @@ from compactor.control import incarnations as rule
 from compactor.control.importing import record_topic_incarnation_opening
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError
+from compactor.features.imports import import_, incarnations
 from compactor.model.ids import TopicPartition, partition_of_incarnation as named
-from compactor.transfer import import_, incarnations
-from compactor.upkeep import deleted_topics
+from compactor.upkeep import retire as deleted_topics
 from tests.simulation import lives
 from tests.simulation.mutations import Mutation, noticed, together, without
 

@@ -20,25 +20,23 @@ from typing_extensions import override
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
-from compactor.brokers.topic_ids import ExistingAndMissingTopicIds
+from compactor.adapters.brokers.chain import ClusterTopicIds
+from compactor.adapters.brokers.cluster import ExistingAndMissingTopicIds
 from compactor.constants import TopicId
-from compactor.consumer.messages import Place
-from compactor.consumer.sources import ConsumerOptions
-from compactor.consumer.tiered import TieredConsumer
 from compactor.control import incarnations
+from compactor.control.publication import undo_round
 from compactor.control.records import IncarnationOpened, LogStartRaised, PartitionDeleted, RoundPublished, SegmentsTiered, TailTruncated
 from compactor.control.state import PartitionState
-from compactor.control.undo import undo_round
+from compactor.features.consumer.sources import ConsumerOptions
+from compactor.features.consumer.tiered import TieredConsumer
+from compactor.features.imports import staged_files
+from compactor.features.imports.import_ import ImportOptions, import_directory
+from compactor.features.imports.incarnations import TopicRecreationConfirmationSources, record_cluster_of_topics
 from compactor.model.ids import encode_segment_id, partition_of_incarnation
-from compactor.transfer import staged_files
-from compactor.transfer.import_ import import_directory
-from compactor.transfer.import_options import ImportOptions
-from compactor.transfer.incarnations import TopicRecreationConfirmationSources, record_cluster_of_topics
-from compactor.upkeep import deleted_topics
-from compactor.upkeep.deleted_topics import delete_tiered_data_of_missing_topics
-from compactor.upkeep.operator_changes import delete_records
-from compactor.upkeep.retire import retire_replaced_segments_and_orphans
+from compactor.read.records import Place
+from compactor.upkeep import retire as deleted_topics
+from compactor.upkeep.orphans import delete_records
+from compactor.upkeep.retire import delete_tiered_data_of_missing_topics, retire_replaced_segments_and_orphans
 from tests.simulation.actors import LEASE, RETENTION
 from tests.simulation.directories import DELETED, Directories, DiskReplica
 from tests.simulation.schedule import ZOMBIES, Outcome, watched

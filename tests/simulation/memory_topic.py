@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from compactor.brokers.metadata_topic.codec import TOPIC, MetadataRecord, encode_record
-from compactor.brokers.metadata_topic.follow import metadata_partition
-from compactor.brokers.metadata_topic.ports import FirstAndEndOffsets, PollResult, RawMetadataTopicRecord, TopicIdentity
+from compactor.adapters.brokers.codec import TOPIC, encode_record
+from compactor.adapters.brokers.follow import metadata_partition
+from compactor.adapters.brokers.topic import FirstAndEndOffsets, PollResult, RawMetadataTopicRecord, TopicIdentity
 from compactor.constants import TopicId
 from compactor.errors import NotFound, Refused, Unavailable
+from compactor.model.remote_log import MetadataRecord
 
 
 class MemoryTopicLog:

@@ -18,18 +18,18 @@ from checkpoint import offsets
 from compactor.constants import TopicId
 from compactor.control import (
     control_log,
-    deletion,
     fold,
-    grace,
     identity,
     importing,
     leadership,
     log_start,
+    log_start as grace,
     logs,
     ordering,
     publication,
+    publication as deletion,
+    publication as undoing,
     records as r,
-    undo as undoing,
 )
 from compactor.control.control_log import ControlLog
 from compactor.control.identity import DataRootOwnershipCheckByTierId
@@ -39,8 +39,8 @@ from compactor.control.ports import EnvironmentPorts, ObjectRetention
 from compactor.control.state import OpenImport, PartitionState
 from compactor.control.summary import GroupAwaitingDeletionSummary
 from compactor.errors import CompactorError
+from compactor.features.imports import staged_files as intake
 from compactor.tier.ports import SegmentIdAndStartOffset
-from compactor.transfer import intake
 from compactor.upkeep import retire
 from tests.simulation.schedule import run_schedule
 from tests.support.keys import object_key

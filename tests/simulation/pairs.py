@@ -11,10 +11,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from compactor.control import records
-from compactor.control.deletion import delete_partition
 from compactor.control.leadership import RecordRefused
+from compactor.control.publication import delete_partition, undo_round
 from compactor.control.records import PartitionRecord
-from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, Leased, NotFound, UsageError
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Actor, Play, playing

@@ -21,10 +21,10 @@ from compactor.control.ports import EnvironmentPorts, LeaseDurations
 from compactor.control.state import PartitionState
 from compactor.errors import Leased
 from compactor.round.drive import run_round
-from compactor.storage.counting import RequestCounters
+from compactor.storage.wrappers import RequestCounters
 from compactor.upkeep import retire as upkeep
 from compactor.upkeep.retire import retire_replaced_segments_and_orphans
-from compactor.upkeep.verify_offsets import verify_control_log
+from compactor.upkeep.verify import verify_control_log
 from tests.simulation.actors import LEASE, RETENTION, Actors
 from tests.simulation.losses import Losses
 from tests.simulation.oracle import Oracle

@@ -17,20 +17,18 @@ from unittest.mock import patch
 
 from typing_extensions import override
 
+from compactor.adapters.stores import cloud
+from compactor.adapters.stores.cloud import CloudStore, ObjectRangeContent, PartUploader, RequestRunnerWithRetries
+from compactor.adapters.stores.hdfs import UNDATED_MS
+from compactor.adapters.stores.s3_requests import UploadPart
 from compactor.config.settings import Settings
 from compactor.errors import AlreadyExists, Unavailable
-from compactor.storage import cloud
-from compactor.storage.answers import PreconditionFailed, RangeNotSatisfiable
-from compactor.storage.cloud import CloudStore, ObjectRangeContent, PartUploader, RequestRunnerWithRetries
-from compactor.storage.counting import RequestCounters
-from compactor.storage.findings import StoreFinding
-from compactor.storage.hdfs import UNDATED_MS
-from compactor.storage.options import StoreOptions
+from compactor.storage.checks import StoreFinding
+from compactor.storage.factory import PreconditionFailed, RangeNotSatisfiable
 from compactor.storage.port import CopyLimits, ObjectInfo, ObjectStore
-from compactor.storage.retrying import FirstAnswerTracker, Retrier
-from compactor.storage.s3_parts import UploadPart
 from compactor.storage.schemes import STORE_KINDS, StoreKind
 from compactor.storage.settings import RetrySettings, TransferSettings
+from compactor.storage.wrappers import FirstAnswerTracker, RequestCounters, Retrier, StoreOptions
 from tests.simulation.world import TRYING, SimStore, Stored, Unheard, World
 
 T = TypeVar("T")

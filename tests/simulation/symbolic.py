@@ -16,12 +16,10 @@ from checkpoint import lineage
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.records import ScratchObject
-from compactor.control.stages import RoundStage
-from compactor.control.state import PartitionState, RoundIntent
+from compactor.control.state import PartitionState, RoundIntent, RoundStage
 from compactor.errors import AlreadyExists
 from compactor.model.ids import TopicPartition
-from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, SkippedSegment
-from compactor.model.policy import CleanerPolicy
+from compactor.model.plan import CleanerPolicy, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, SkippedSegment
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.round.ports import PlanWorker, RoundDriverServicesForWorker
 from tests.simulation.world import RETENTION_MS

@@ -6,7 +6,7 @@ import pytest
 
 from compactor.control import importing, publication
 from compactor.control.leadership import acquire_leadership
-from compactor.control.undo import undo_round
+from compactor.control.publication import undo_round
 from compactor.errors import Fenced, StoreError, UsageError
 from compactor.model.plan import CompactionPlan
 from tests.simulation.actors import LEASE

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.control.deletion import delete_partition
+from compactor.control.publication import delete_partition
 from tests.simulation.actors import LEASE
 from tests.simulation.pairs import AGAIN, ALIVE, GOES_ON, OPERATIONS, REFUSES, STOPPED, WAITS, meet, perform, prepared, told
 from tests.simulation.play import playing

@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import pytest
 
-from compactor.storage.cloud import RequestRunnerWithRetries
-from compactor.storage.hdfs import UNDATED_MS
+from compactor.adapters.stores.cloud import RequestRunnerWithRetries
+from compactor.adapters.stores.hdfs import UNDATED_MS
 from compactor.storage.port import ObjectInfo
 from tests.simulation.schedule import run_schedule
 from tests.simulation.store_kinds import CLOUD_KINDS, SimulatedClient

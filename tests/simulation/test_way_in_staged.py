@@ -12,8 +12,8 @@ import pytest
 from compactor.access.tier import Tier
 from compactor.constants import TopicId
 from compactor.errors import CompactorError
-from compactor.transfer import staged_files
-from compactor.transfer.import_options import ImportOptions
+from compactor.features.imports import staged_files
+from compactor.features.imports.import_ import ImportOptions
 from tests.simulation.directories import DiskReplica
 from tests.simulation.symbolic import NAME
 from tests.simulation.way_in import made

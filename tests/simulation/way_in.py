@@ -12,8 +12,8 @@ from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.access.tier import Tier
 from compactor.config.settings import Settings
 from compactor.errors import CompactorError
-from compactor.transfer import staged_files
-from compactor.transfer.import_options import ImportOptions
+from compactor.features.imports import staged_files
+from compactor.features.imports.import_ import ImportOptions
 from tests.simulation.actors import RETENTION
 from tests.simulation.directories import Directories
 from tests.simulation.schedule import ZOMBIES, Outcome, watched

@@ -17,40 +17,39 @@ from typing_extensions import override
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.agent.agent import OpenFilesStagedForDeletionByPartition
-from compactor.agent.leadership import LeadershipAtDeletionRename, leadership_at_deletion_rename
-from compactor.agent.log_directories import scan_log_directory
-from compactor.agent.plan import (
+from compactor.adapters.brokers.chain import ClusterTopicIds
+from compactor.config.settings import Settings
+from compactor.consumer import ConsumerOptions, TieredConsumer
+from compactor.control.identity import DataRootOwnershipCheckByTierId
+from compactor.control.leadership import RecordRefused
+from compactor.control.logs import open_catalog
+from compactor.control.ports import EnvironmentPorts
+from compactor.control.publication import delete_partition, undo_round
+from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudget, StoreError, UsageError
+from compactor.features.agent.agent import OpenFilesStagedForDeletionByPartition, SegmentUploader
+from compactor.features.agent.log_directories import scan_log_directory
+from compactor.features.agent.plan import (
+    LeadershipAtDeletionRename,
     PartitionUploadState,
     UploadFailureReason,
     is_upload_due,
+    leadership_at_deletion_rename,
     with_directory_listing,
     with_leadership,
     with_log_end,
     with_upload_outcome,
 )
-from compactor.agent.uploads import SegmentUploader
-from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
-from compactor.config.settings import Settings
-from compactor.consumer import ConsumerOptions, TieredConsumer, sources, tiered
-from compactor.consumer.feed import PartitionPrefetchFailure, TierPrefetcher
-from compactor.consumer.messages import OFFSET_BEGINNING, Place
-from compactor.consumer.reading import LogChanged
-from compactor.control.deletion import delete_partition
-from compactor.control.identity import DataRootOwnershipCheckByTierId
-from compactor.control.leadership import RecordRefused
-from compactor.control.logs import open_catalog
-from compactor.control.ports import EnvironmentPorts
-from compactor.control.undo import undo_round
-from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudget, StoreError, UsageError
+from compactor.features.consumer import sources, tiered
+from compactor.features.consumer.sources import PartitionPrefetchFailure, TierPrefetcher
+from compactor.features.imports import from_tier as import_root
+from compactor.features.imports.from_tier import import_tier
+from compactor.features.imports.import_ import ImportOptions, import_directory
 from compactor.local import staging
+from compactor.read.reading import LogChanged
+from compactor.read.records import OFFSET_BEGINNING, Place
 from compactor.round import pass_two
-from compactor.service.stopping import StopRequest
-from compactor.storage.counting import RequestCounters
-from compactor.transfer import import_root
-from compactor.transfer.from_tier import import_tier
-from compactor.transfer.import_ import import_directory
-from compactor.transfer.import_options import ImportOptions
+from compactor.service import StopRequest
+from compactor.storage.wrappers import RequestCounters
 from compactor.upkeep.retire import retire_replaced_segments_and_orphans
 from tests.simulation.actors import LEASE, RETENTION, void
 from tests.simulation.directories import Directories, DiskReplica

@@ -12,15 +12,23 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from compactor.agent import leadership, plan
-from compactor.agent.leadership import LeadershipAtDeletionRename
-from compactor.consumer import feed, sources
 from compactor.control import importing, incarnations
 from compactor.errors import CompactorError
-from compactor.transfer import broker_cleaning, from_tier, import_, intake, log_identity, seam, staged_file_rules
-from compactor.transfer.import_ import _DirectoryImport
-from compactor.transfer.seam import Divergence
-from compactor.transfer.staged_file_rules import BrokerLiveLog, SegmentStagedForDeletion
+from compactor.features.agent import plan, plan as leadership
+from compactor.features.agent.plan import LeadershipAtDeletionRename
+from compactor.features.consumer import sources, sources as feed
+from compactor.features.imports import (
+    from_tier,
+    import_,
+    log_directory as broker_cleaning,
+    log_identity,
+    seam,
+    staged_files as intake,
+    staged_files as staged_file_rules,
+)
+from compactor.features.imports.import_ import _DirectoryImport
+from compactor.features.imports.seam import Divergence
+from compactor.features.imports.staged_files import BrokerLiveLog, SegmentStagedForDeletion
 from tests.simulation.mutations import Mutation, noticed, together
 from tests.simulation.way_in import run_way_in
 

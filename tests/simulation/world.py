@@ -20,12 +20,12 @@ from typing_extensions import override
 
 from compactor.control.ports import EnvironmentPorts, ObjectRetention
 from compactor.errors import AlreadyExists, NotFound, OutOfBudget, Unavailable
-from compactor.storage.answers import PreconditionFailed
+from compactor.storage.factory import PreconditionFailed
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
-from compactor.storage.retrying import FirstAnswerTracker, Retrier, RetryingStore
 from compactor.storage.settings import RetrySettings
-from compactor.tier.layouts.native import NativeLayout
-from compactor.tier.publishers import ControlLogPublisher
+from compactor.storage.wrappers import FirstAnswerTracker, Retrier, RetryingStore
+from compactor.tier.plain import NativeLayout
+from compactor.tier.ports import ControlLogPublisher
 
 TTL_MS = 1_000
 GRACE_MS = 500

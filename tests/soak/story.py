@@ -12,7 +12,7 @@ from compactor.access.tier import Tier
 from compactor.consumer import Place, TieredConsumer
 from compactor.control.state import PartitionState, sum_batch_digests
 from compactor.errors import CompactorError
-from compactor.transfer.export import export_partition
+from compactor.upkeep.export import export_partition
 from tests.builders import read
 from tests.support.deployment import Deployment, GrowingLog
 from tests.support.tier_cli import latest

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_start_offsets
-from compactor.brokers.metadata_topic.chain import epoch_for_offset, without_empty_epochs
-from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
+from compactor.adapters.brokers.cache import RemoteLogMetadataCache
+from compactor.adapters.brokers.chain import epoch_for_offset, without_empty_epochs
 from compactor.errors import NotFound
+from compactor.model.remote_log import RemoteLogSegmentMetadataRecord, epoch_start_offsets
 from compactor.model.segment import SegmentState
 
 

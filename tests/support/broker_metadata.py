@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from compactor.brokers.conditions import ClusterProblem
-from compactor.brokers.metadata_snapshot import save_metadata_snapshot, take_metadata_snapshot
-from compactor.brokers.metadata_topic.codec import MetadataRecord, decode_record
-from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
-from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
-from compactor.brokers.view import LiveBrokerMetadata, TopicStatus
-from compactor.local.rocks import RocksDatabase
+from compactor.adapters.brokers.cache import FoldedMetadataStore
+from compactor.adapters.brokers.cluster import ClusterProblem
+from compactor.adapters.brokers.codec import decode_record
+from compactor.adapters.brokers.follow import FoldingMetadataTopicReader
+from compactor.adapters.brokers.view import LiveBrokerMetadata, TopicStatus, save_metadata_snapshot, take_metadata_snapshot
+from compactor.local.cache import RocksDatabase
+from compactor.model.remote_log import MetadataRecord
 from compactor.storage.factory import open_store
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
 from tests.support.broker_tiers import BrokerTier

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from compactor.storage import options
-from compactor.storage.retrying import FirstAnswerTracker, Retrier
+from compactor.storage import wrappers as options
 from compactor.storage.settings import RetrySettings
+from compactor.storage.wrappers import FirstAnswerTracker, Retrier
 from tests.support.cloud_servers import AnyBucket
 from tests.support.fault_proxy import FaultProxy
 from tests.support.tier_cli import Answer, TierCli

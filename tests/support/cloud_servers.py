@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from compactor.config.sections import AzureSettings, GcsSettings, HdfsSettings
 from compactor.config.settings import Settings
-from compactor.config.store_sections import AzureSettings, GcsSettings, HdfsSettings
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.schemes import store_kind

@@ -7,20 +7,25 @@ from dataclasses import replace
 
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
-from compactor.agent.plan import PartitionDirectoryListing, PartitionUploadState, SealedSegmentFile, UploadFailureReason
-from compactor.agent.status import AgentCounters, AgentStatus
-from compactor.brokers.metadata_topic.leaders import LeaderReportedLogEnd
+from compactor.adapters.brokers.chain import LeaderReportedLogEnd
 from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch, Offset
-from compactor.control.skipped_ranges import SKIPPED_RANGES_STAT, SkippedSegmentRange, format_skipped_ranges
 from compactor.control.state import CompactorEpochAndEnding, CompactorLeader, RunHistoryEntry
-from compactor.control.summary import LastRoundSummary, SegmentSummary
-from compactor.daemon.partition_history import PartitionHistory, ReplacedOffsetRange
-from compactor.daemon.progress import RunningJobSnapshot
+from compactor.control.summary import SKIPPED_RANGES_STAT, LastRoundSummary, SegmentSummary, SkippedSegmentRange, format_skipped_ranges
+from compactor.daemon.partition_cache import PartitionHistory, ReplacedOffsetRange
 from compactor.daemon.scheduling import DaemonAction, PartitionJob, PartitionSchedule, PartitionStatus
-from compactor.daemon.status import DaemonStatus, DurationHistogram, JobTotals, PartitionDetails
-from compactor.daemon.trend import HourlyStorageFigures, TierStorageTrend
+from compactor.daemon.status import (
+    DaemonStatus,
+    DurationHistogram,
+    HourlyStorageFigures,
+    JobTotals,
+    PartitionDetails,
+    RunningJobSnapshot,
+    TierStorageTrend,
+)
+from compactor.features.agent.plan import PartitionDirectoryListing, PartitionUploadState, SealedSegmentFile, UploadFailureReason
+from compactor.features.agent.status import AgentCounters, AgentStatus
 from compactor.model.ids import TopicPartition, encode_segment_id
-from compactor.storage.counting import StoreUsage
+from compactor.storage.wrappers import StoreUsage
 
 NOW = 1_795_353_605_000
 MINUTE = 60_000

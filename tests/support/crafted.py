@@ -13,10 +13,9 @@ from compactor.control.logs import PartitionLog, open_control_log_of_partition
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
-from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask, Replacement
-from compactor.model.policy import CleanerPolicy
+from compactor.model.plan import CleanerPolicy, CompactionPlan, CompactionReceipt, CompactionTask, Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.storage.counting import RequestCounters
+from compactor.storage.wrappers import RequestCounters
 from tests.support.memory_store import Clock, MemoryStore, ports_on
 
 ORDERS = TopicPartition("orders", 0)

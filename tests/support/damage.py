@@ -13,16 +13,14 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from compactor.cleaner.gate.failures import GateFailed
-from compactor.cleaner.gate.gate import Gate
-from compactor.cleaner.gate.key_table import LatestRecordTable
-from compactor.cleaner.gate.parameters import CleanedSegmentCheckParameters, CleanedSegmentCheckReport
+from compactor.cleaner.gate.batch_checks import GateFailed
+from compactor.cleaner.gate.gate import CleanedSegmentCheckParameters, CleanedSegmentCheckReport, Gate
+from compactor.cleaner.gate.parser import LatestRecordTable
 from compactor.cleaner.offline import LogDirectoryWithRangeToClean, OfflineCleanOptions, clean_log_directory, open_log_directory_for_round
-from compactor.cleaner.passes.grouping import group_segments
-from compactor.cleaner.passes.rewrite import CleanedSegment, GroupRewriter
-from compactor.cleaner.passes.source import SourceSegment
-from compactor.records.build import ProducerFields, RecordToEncode, encode_batch, prepend_batch_header
+from compactor.cleaner.rewrite import CleanedSegment, GroupRewriter, group_segments
+from compactor.cleaner.source import SourceSegment
 from compactor.records.codecs import compress_body
+from compactor.records.encode import ProducerFields, RecordToEncode, encode_batch, prepend_batch_header
 from compactor.round import pass_two as worker
 from tests.builders import read
 from tests.plain_format import Batch, Record, read_batches, segment_paths

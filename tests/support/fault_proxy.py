@@ -27,7 +27,7 @@ from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 from typing_extensions import override
 
-from compactor.storage import azure, gcs, hdfs
+from compactor.adapters.stores import azure, gcs, hdfs
 from tests.support.cloud_servers import ACCOUNT
 
 S3 = {

@@ -14,7 +14,7 @@ from compactor.daemon.daemon import Daemon
 from compactor.local.cache import LocalState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.storage.counting import RequestCounters, StoreUsage
+from compactor.storage.wrappers import RequestCounters, StoreUsage
 from tests.support.memory_store import Clock, MemoryStore, ports_on
 
 HOUR = 3_600_000

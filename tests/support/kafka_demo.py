@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compactor.cli.output import Table, table_lines
-from compactor.views.time_formats import format_size
+from compactor.config.units import format_size
 from tests.support.kafka_admin import ClusterAdmin
 from tests.support.kafka_broker import KafkaCluster, exit_code_or_failure, prepare
 from tests.support.kafka_jars import VERSIONS, BrokerUnavailable

@@ -6,22 +6,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.brokers.metadata_topic.chain import lineage_from_segments, segment_read_ranges
-from compactor.brokers.metadata_topic.codec import (
+from compactor.adapters.brokers.cache import FoldedMetadataStore, RemoteLogMetadataCache
+from compactor.adapters.brokers.chain import lineage_from_segments, segment_read_ranges
+from compactor.adapters.brokers.codec import decode_record
+from compactor.adapters.brokers.follow import FoldingMetadataTopicReader, metadata_partition
+from compactor.adapters.brokers.publisher import MetadataTopicSegmentPublisher
+from compactor.constants import LeaderEpoch, Offset, TimestampMs
+from compactor.model.ids import TopicPartition, encode_segment_id
+from compactor.model.remote_log import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
     RemoteLogSegmentMetadataUpdateRecord,
     TopicIdPartition,
-    decode_record,
     uuid_bytes,
     uuid_text,
 )
-from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader, metadata_partition
-from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
-from compactor.brokers.publisher import MetadataTopicSegmentPublisher
-from compactor.constants import LeaderEpoch, Offset, TimestampMs
-from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, SegmentState
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic, MemoryTopicLog
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, last_offset_of_epoch
+from compactor.adapters.brokers.cache import RemoteLogMetadataCache, last_offset_of_epoch
 from compactor.constants import LeaderEpoch
 
 

@@ -14,9 +14,19 @@ from typing import Any
 
 from compactor.access.metadata import BrokerManagedTierMetadataSource
 from compactor.access.tier import Tier
+from compactor.adapters.brokers.cache import FoldedMetadataStore
+from compactor.adapters.brokers.cluster import UnsuitableCluster, topic_settings_refusal_reason
+from compactor.adapters.brokers.follow import FoldingMetadataTopicReader
+from compactor.adapters.brokers.kafka_local import KafkaLocalLayout
+from compactor.adapters.brokers.publisher import MetadataTopicSegmentPublisher
+from compactor.adapters.brokers.view import LiveBrokerMetadata, TopicStatus
 from compactor.bootstrap import open_tier
-from compactor.brokers.conditions import UnsuitableCluster, topic_settings_refusal_reason
-from compactor.brokers.metadata_topic.codec import (
+from compactor.config.settings import load_settings
+from compactor.control.identity import TopicOwnershipCheckByObjects
+from compactor.errors import BlockedCause, Refused
+from compactor.features.imports.import_ import import_directory
+from compactor.model.ids import TopicPartition
+from compactor.model.remote_log import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
     RemoteLogSegmentMetadataUpdateRecord,
@@ -24,18 +34,8 @@ from compactor.brokers.metadata_topic.codec import (
     uuid_bytes,
     uuid_text,
 )
-from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
-from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
-from compactor.brokers.publisher import MetadataTopicSegmentPublisher
-from compactor.brokers.view import LiveBrokerMetadata, TopicStatus
-from compactor.config.settings import load_settings
-from compactor.control.topic_ownership import TopicOwnershipCheckByObjects
-from compactor.errors import BlockedCause, Refused
-from compactor.model.ids import TopicPartition
 from compactor.model.segment import SegmentState
-from compactor.tier.layouts.kafka_local import KafkaLocalLayout
 from compactor.tier.ports import SegmentIdAndStartOffset
-from compactor.transfer.import_ import import_directory
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
 from tests.support.broker_metadata import MemoryCluster
 from tests.support.kafka_publishing import KeptNowhere

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from compactor.consumer.group import OffsetWithLeaderEpoch, RebalanceListener
+from compactor.features.consumer.group import OffsetWithLeaderEpoch, RebalanceListener
 from compactor.model.ids import TopicPartition
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from compactor.control.ports import EnvironmentPorts
 from compactor.errors import AlreadyExists, CannotCopy, NotFound, Unavailable
-from compactor.storage.counting import RequestCounters
 from compactor.storage.keys import check_byte_range, check_object_key, check_object_key_prefix, require_storable_object_metadata
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, UnfinishedUpload
-from compactor.tier.layouts.native import NativeLayout
-from compactor.tier.publishers import ControlLogPublisher
+from compactor.storage.wrappers import RequestCounters
+from compactor.tier.plain import NativeLayout
+from compactor.tier.ports import ControlLogPublisher
 
 
 class Clock:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from compactor.constants import MAX_OFFSET, TopicId
-from compactor.consumer.broker import FetchResult, LogStartAndEndOffset
-from compactor.consumer.messages import TierMessage
+from compactor.features.consumer.group import FetchResult, LogStartAndEndOffset
 from compactor.model.ids import TopicPartition
+from compactor.read.records import TierMessage
 from tests.plain_format import Batch, Record
 from tests.plain_log import control_type
 

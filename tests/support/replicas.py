@@ -9,14 +9,14 @@ import random
 from dataclasses import dataclass, field
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.brokers.metadata_topic.codec import (
+from compactor.adapters.brokers.cache import RemoteLogMetadataCache
+from compactor.constants import LeaderEpoch, Offset
+from compactor.model.remote_log import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
     RemoteLogSegmentMetadataUpdateRecord,
     TopicIdPartition,
 )
-from compactor.constants import LeaderEpoch, Offset
 from compactor.model.segment import SegmentState
 from tests.support.broker_lookups import latest_tiered
 

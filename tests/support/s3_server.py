@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compactor.config.sections import S3Settings
 from compactor.config.settings import Settings
-from compactor.config.store_sections import S3Settings
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from tests.support.go_tools import Unbuildable, go_tool

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from compactor.access.tier import Tier
-from compactor.agent.agent import UploadAgent
-from compactor.agent.plan import PartitionUploadState, UploadFailureReason
+from compactor.adapters.brokers.chain import ClusterPartitionLeaders, ClusterTopicIds, LeaderReportedLogEnd
 from compactor.bootstrap import open_tier
-from compactor.brokers.metadata_topic.leaders import ClusterPartitionLeaders, ClusterTopicIds, LeaderReportedLogEnd
 from compactor.config.settings import load_settings
 from compactor.constants import LeaderEpoch, TopicId
 from compactor.errors import StoreError, Unavailable
+from compactor.features.agent.agent import UploadAgent
+from compactor.features.agent.plan import PartitionUploadState, UploadFailureReason
 from compactor.model.ids import TopicPartition
-from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter
+from compactor.web.pages import AgentPages
 from tests.builders import LogBuilder
 from tests.support.deployment import Deployment
 from tests.support.tier_cli import batches_of

@@ -15,18 +15,16 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import CleanerSettings, Settings, load_settings
 from compactor.control.state import PartitionState
+from compactor.features.imports.import_ import import_directory
+from compactor.features.spark.jobs import JobListener, SparkCluster, TaskCost, TaskOutcome, TaskWork, run_task
+from compactor.features.spark.worker import SparkRoundWorker
 from compactor.model.ids import TopicPartition
-from compactor.model.keyless import KeylessPolicy
-from compactor.model.plan import CompactionPlan
+from compactor.model.plan import CompactionPlan, KeylessPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.compaction import RoundReport
-from compactor.round.engines import RemoteEngine
+from compactor.round.drive import RemoteEngine
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.ports import RoundCosts
-from compactor.spark.cluster.executor import TaskCost
-from compactor.spark.cluster.jobs import JobListener, SparkCluster, TaskOutcome, TaskWork, run_task
-from compactor.spark.round.worker import SparkRoundWorker
-from compactor.transfer.import_ import import_directory
 from tests.support.tier_cli import MADE, typed
 
 NAME = TopicPartition("orders", 0)

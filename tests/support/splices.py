@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from compactor.round.partial import plan as splice
-from compactor.round.partial.rewrite import SegmentPartToRead, WholeSegmentReadNeededError
+from compactor.round import partial as splice
+from compactor.round.partial import SegmentPartToRead, WholeSegmentReadNeededError
 from tests.support.tier_cli import TierCli
 
 

@@ -10,35 +10,32 @@ from unittest.mock import patch
 
 import pytest
 
-from compactor.agent import plan
-from compactor.agent.agent import OpenFilesStagedForDeletionByPartition
-from compactor.agent.leadership import (
+from compactor.adapters.brokers.chain import LeaderReportedLogEnd
+from compactor.constants import LeaderEpoch
+from compactor.errors import BadData
+from compactor.features.agent import plan
+from compactor.features.agent.agent import OpenFilesStagedForDeletionByPartition
+from compactor.features.agent.plan import (
     MAX_INTERVALS,
     TICK_MS,
     LeadershipAtDeletionRename,
     LeadershipInterval,
-    leadership_at_deletion_rename,
-    leadership_intervals_with_answer_added,
-    make_upload_refusal_check_by_leadership,
-)
-from compactor.agent.plan import (
     PartitionDirectoryListing,
     PartitionUploadState,
     SealedSegmentFile,
     UploadLag,
     choose_uploads,
     is_upload_due,
+    leadership_at_deletion_rename,
+    leadership_intervals_with_answer_added,
+    make_upload_refusal_check_by_leadership,
     needs_log_end_query,
     upload_lag,
     with_leadership,
     with_log_end,
 )
-from compactor.brokers.metadata_topic.leaders import LeaderReportedLogEnd
-from compactor.constants import LeaderEpoch
-from compactor.errors import BadData
+from compactor.features.imports.staged_files import FileStagedForDeletion, OpenFilesStagedForDeletion, list_staged_files_before_live_log
 from compactor.model.ids import TopicPartition
-from compactor.transfer.staged_file_rules import FileStagedForDeletion
-from compactor.transfer.staged_files import OpenFilesStagedForDeletion, list_staged_files_before_live_log
 
 NOW = 1_000_000
 ORDERS = TopicPartition("orders", 0)

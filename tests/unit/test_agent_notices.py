@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from compactor.agent.file_events import watch_log_dirs_for_new_segments
+from compactor.features.agent.agent import watch_log_dirs_for_new_segments
 from tests.support.told import Told
 
 

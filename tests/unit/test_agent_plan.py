@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from compactor.agent.leadership import TICK_MS
-from compactor.agent.log_directories import BrokerIdentity, read_broker_identity, scan_log_directory, scan_partition_directory
-from compactor.agent.plan import (
+from compactor.adapters.brokers.chain import LeaderReportedLogEnd
+from compactor.constants import LeaderEpoch, TopicId
+from compactor.errors import UsageError
+from compactor.features.agent.log_directories import BrokerIdentity, read_broker_identity, scan_log_directory, scan_partition_directory
+from compactor.features.agent.plan import (
     CHECK_MS,
     MAX_UPLOAD_RETRY_MS,
+    TICK_MS,
     UPLOAD_RETRY_MS,
     PartitionDirectoryListing,
     PartitionUploadState,
@@ -29,9 +32,6 @@ from compactor.agent.plan import (
     with_log_end,
     with_upload_outcome,
 )
-from compactor.brokers.metadata_topic.leaders import LeaderReportedLogEnd
-from compactor.constants import LeaderEpoch, TopicId
-from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 
 NOW = 1_000_000

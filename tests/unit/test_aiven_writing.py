@@ -11,17 +11,17 @@ import pytest
 from Crypto.PublicKey import RSA
 from typing_extensions import override
 
+from compactor.adapters.brokers.aiven.layout import AivenLayout
+from compactor.adapters.brokers.aiven.manifest import CustomMetadata
 from compactor.config.settings import AivenSettings
 from compactor.constants import TopicId
 from compactor.errors import BadData, NotFound, Refused, UsageError
 from compactor.model.ids import TopicPartition
-from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.local import LocalStore
 from compactor.storage.port import ObjectInfo
-from compactor.tier.layouts.aiven.custom_metadata import CustomMetadata
-from compactor.tier.layouts.aiven.layout import AivenLayout
-from compactor.tier.names import TopicIdLookup
+from compactor.storage.wrappers import RequestCounters
+from compactor.tier.contents import TopicIdLookup
 from tests.support.plain_aiven import data_key, read_segment
 from tests.support.segments import files_of, segment_of
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only 
 
 HEAPS = """
 import ctypes, threading
-from compactor.local import allocator
+from compactor.local import budget as allocator
 
 if {few}:
     assert allocator.limit_malloc_heaps_if_glibc()
@@ -28,7 +28,7 @@ ctypes.CDLL(None).malloc_stats()
 """
 GIVEN_BACK = """
 from pathlib import Path
-from compactor.local import allocator
+from compactor.local import budget as allocator
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

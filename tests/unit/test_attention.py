@@ -10,10 +10,12 @@ import pytest
 
 from compactor.constants import HOUR_MS, NEVER_MS
 from compactor.control.fold import apply_catalog_record
-from compactor.control.logs import move_queued_change_hints_into_catalog, open_catalog, publish_partition_change_hints
-from compactor.control.pauses import (
+from compactor.control.logs import (
     add_round_pause_unless_present,
     end_round_pause_with_pattern,
+    move_queued_change_hints_into_catalog,
+    open_catalog,
+    publish_partition_change_hints,
     request_round,
     round_pause_reason_or_empty,
 )

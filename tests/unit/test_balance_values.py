@@ -7,9 +7,8 @@ import pytest
 from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.control import publication
 from compactor.control.state import PartitionState, RoundIntent, sum_batch_digests
-from compactor.model.balance import Balance, CountAndDigestSum, total_of_count_and_digest_sums
-from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask, Replacement
-from compactor.model.policy import CleanerPolicy
+from compactor.model.plan import CleanerPolicy, CompactionPlan, CompactionReceipt, CompactionTask, Replacement
+from compactor.model.segment import Balance, CountAndDigestSum, total_of_count_and_digest_sums
 from tests.support.crafted import LINEAGE, segment
 
 ONE, TWO = CountAndDigestSum.from_digest_halves(1, 2**64 - 1, 5), CountAndDigestSum.from_digest_halves(2, 3, 2**64 - 2)

@@ -11,8 +11,7 @@ from typing_extensions import override
 
 from compactor.access.metadata import BrokerManagedTierMetadataSource
 from compactor.access.tier import Tier
-from compactor.brokers.conditions import KAFKA_METADATA_MANAGER, ClusterConfirmations
-from compactor.brokers.metadata_topic.admin import (
+from compactor.adapters.brokers.admin import (
     BrokerDescription,
     ClusterDescription,
     KafkaSetting,
@@ -20,13 +19,14 @@ from compactor.brokers.metadata_topic.admin import (
     PartitionLeaderAndOffsets,
     TopicDescription,
 )
-from compactor.brokers.metadata_topic.codec import TOPIC
+from compactor.adapters.brokers.cluster import KAFKA_METADATA_MANAGER, ClusterConfirmations
+from compactor.adapters.brokers.codec import TOPIC
 from compactor.config.settings import PublishSettings, Settings, TierSettings
 from compactor.constants import LeaderEpoch
 from compactor.control.logs import open_catalog
 from compactor.errors import Refused
-from compactor.storage.counting import RequestCounters
-from compactor.upkeep.brokers.check import (
+from compactor.storage.wrappers import RequestCounters
+from compactor.upkeep.broker_doctor import (
     check_brokers_and_metadata_topic,
     check_metadata_record_rate_limit,
     check_topic_settings_and_permissions,

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from compactor.brokers.conditions import (
+from compactor.adapters.brokers.admin import (
+    NEWEST_TESTED,
+    OLDER,
+    TESTED_MINORS,
+    BrokerDescription,
+    ClusterDescription,
+    KafkaSetting,
+    TopicDescription,
+    minor_version,
+)
+from compactor.adapters.brokers.cluster import (
     KAFKA_METADATA_MANAGER,
     NOTHING_CONFIRMED,
     ClusterConfirmations,
@@ -17,8 +27,6 @@ from compactor.brokers.conditions import (
     broker_problem,
     topic_settings_refusal_reason,
 )
-from compactor.brokers.metadata_topic.admin import BrokerDescription, ClusterDescription, KafkaSetting, TopicDescription
-from compactor.brokers.metadata_topic.versions import NEWEST_TESTED, OLDER, TESTED_MINORS, minor_version
 from compactor.config.settings import load_settings
 from compactor.errors import NotFound, Refused, UsageError
 from compactor.model.ids import TopicPartition

@@ -12,9 +12,16 @@ from typing import Any
 import pytest
 from kafka.protocol.metadata.api_versions import ApiVersionsResponse
 
-from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.features import BrokerFeatures, query_broker_features
-from compactor.brokers.metadata_topic.versions import NEWEST_TESTED, OLDER, TESTED_MINORS, is_newer_than_tested, minor_version
+from compactor.adapters.brokers.admin import (
+    NEWEST_TESTED,
+    OLDER,
+    TESTED_MINORS,
+    BrokerFeatures,
+    is_newer_than_tested,
+    minor_version,
+    query_broker_features,
+)
+from compactor.adapters.kafka_client import KafkaConnection
 
 UNSUPPORTED_VERSION = 35
 

@@ -1,10 +1,10 @@
-"""What compactor.records.build writes, the plain reader reads."""
+"""What compactor.records.encode writes, the plain reader reads."""
 
 from __future__ import annotations
 
 import pytest
 
-from compactor.records.build import ProducerFields, RecordToEncode, encode_batch, encode_txn_marker, encode_varint
+from compactor.records.encode import ProducerFields, RecordToEncode, encode_batch, encode_txn_marker, encode_varint
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from tests.plain_format import Record, read_batches, varint as read_varint
 from tests.plain_log import control_type

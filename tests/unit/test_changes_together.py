@@ -11,8 +11,8 @@ import pytest
 
 from compactor.control.logs import publish_partition_change_hints
 from compactor.errors import Unavailable
+from compactor.features.imports.from_tier import CatalogChangeBatcher
 from compactor.model.ids import TopicPartition
-from compactor.transfer.import_root import CatalogChangeBatcher
 from tests.support.spark_tier import Twins
 from tests.support.waiting import wait_for
 

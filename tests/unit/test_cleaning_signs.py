@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compactor.cleaner.offline import list_segment_base_offsets, open_segments_of_directory
-from compactor.transfer.broker_cleaning import CleaningSign, describe_cleaning_signs, find_cleaning_signs
+from compactor.features.imports.log_directory import CleaningSign, describe_cleaning_signs, find_cleaning_signs
 from tests.builders import GZIP, LogBuilder, entry, wrapper
 
 

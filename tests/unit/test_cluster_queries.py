@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from compactor.brokers.cluster import AdminClusterQueries
-from compactor.brokers.metadata_topic.admin import KafkaAdmin
-from compactor.brokers.metadata_topic.connection import KafkaConnection
+from compactor.adapters.brokers.admin import KafkaAdmin
+from compactor.adapters.brokers.cluster import AdminClusterQueries
+from compactor.adapters.kafka_client import KafkaConnection
 from compactor.errors import Unavailable
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.records.build import NO_PRODUCER, ProducerFields, RecordToEncode, encode_batch, prepend_batch_header
+from compactor.records.encode import NO_PRODUCER, ProducerFields, RecordToEncode, encode_batch, prepend_batch_header
 from tests.builders import GZIP, ZSTD, LogBuilder, read, txn_index
 from tests.compare import directories_differ, segments_differ
 from tests.plain_format import fix_crc, read_batches

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from compactor.config import settings as config
 from compactor.config.settings import Settings, load_settings
 from compactor.errors import UsageError
-from compactor.model.policy import CleanerPolicy
+from compactor.model.plan import CleanerPolicy
 from compactor.tier.kinds import control_url
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from compactor.config import settings as config
-from compactor.config.allowed_values import describe_allowed_values
-from compactor.config.settings import Settings, load_settings
+from compactor.config.settings import Settings, describe_allowed_values, load_settings
 
 ROOT = Path(__file__).parents[2]
 DEFAULTS = ROOT / "conf" / "default.toml"

@@ -11,14 +11,15 @@ import pytest
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.consumer import OFFSET_BEGINNING, OFFSET_END, ConsumerOptions, Place, TieredConsumer, feed as feeding
-from compactor.consumer.messages import MessageLike
-from compactor.consumer.pieces import SegmentReader
-from compactor.consumer.serving import Mode
+from compactor.consumer import OFFSET_BEGINNING, OFFSET_END, ConsumerOptions, Place, TieredConsumer
 from compactor.control.ports import ObjectRetention
 from compactor.errors import BadData, StoreError, UsageError
+from compactor.features.consumer import sources as feeding
+from compactor.features.consumer.sources import Mode
+from compactor.features.imports.import_ import import_directory
 from compactor.model.ids import TopicPartition
-from compactor.transfer.import_ import import_directory
+from compactor.read.pieces import SegmentReader
+from compactor.read.records import MessageLike
 from compactor.upkeep.retire import GraceClock, retire_replaced_segments_and_orphans
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, read
 from tests.plain_format import Batch, Record

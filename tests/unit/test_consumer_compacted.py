@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from compactor.access.tier import Tier
 from compactor.consumer import ConsumerOptions, TieredConsumer
-from compactor.consumer.broker import FetchResult
-from compactor.consumer.messages import Place
-from compactor.consumer.serving import Mode
+from compactor.features.consumer.group import FetchResult
+from compactor.features.consumer.sources import Mode
+from compactor.read.records import Place
 from tests.builders import LogBuilder
 from tests.support.plain_broker import PlainBroker
 from tests.support.spark_tier import NAME, Twins

@@ -14,7 +14,11 @@ from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
 from compactor.constants import EMPTY_TOPIC_ID, LeaderEpoch, Offset, TopicId
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
-from compactor.consumer.history import (
+from compactor.control.ports import ObjectRetention
+from compactor.control.publication import delete_partition
+from compactor.errors import BadData
+from compactor.features.imports.import_ import ImportOptions, import_directory
+from compactor.read.outcomes import (
     ConsumedLogHistory,
     HistoryMismatchReason,
     LeaderEpochEnd,
@@ -23,13 +27,8 @@ from compactor.consumer.history import (
     find_log_mismatch,
     log_identity,
 )
-from compactor.consumer.messages import MessageLike
-from compactor.consumer.reading import LogChanged, OffsetRangeReader, OffsetRangeToRead, ReadOptions
-from compactor.control.deletion import delete_partition
-from compactor.control.ports import ObjectRetention
-from compactor.errors import BadData
-from compactor.transfer.import_ import import_directory
-from compactor.transfer.import_options import ImportOptions
+from compactor.read.reading import LogChanged, OffsetRangeReader, OffsetRangeToRead, ReadOptions
+from compactor.read.records import MessageLike
 from compactor.upkeep.retire import GraceClock, retire_replaced_segments_and_orphans
 from tests.builders import TOPIC_ID, LogBuilder, read
 from tests.support.plain_broker import PlainBroker
@@ -224,7 +223,7 @@ def test_a_stream_refuses_a_checkpoint_of_a_truncated_log(tier: Tier, tmp_path: 
     pytest.importorskip("pyspark")
     from pyspark.sql.types import LongType, StructField, StructType
 
-    from compactor.spark.datasource import KafkaTieredSource
+    from compactor.features.spark.datasource import KafkaTieredSource
 
     import_log(tier, write_log(tmp_path / "old", (0, 0, 100)))
     schema = StructType([StructField("offset", LongType())])

@@ -9,14 +9,13 @@ import pytest
 
 from compactor.access.tier import Tier
 from compactor.consumer import OFFSET_INVALID, ConsumerOptions, Place, TieredConsumer, open_consumer
-from compactor.consumer.group import OffsetWithLeaderEpoch
-from compactor.consumer.membership import AutoCommitOptions
-from compactor.consumer.messages import BrokerMessage, MessageLike, PartitionReadError, TierMessage, to_broker_messages
-from compactor.consumer.opening import parse_consumer_settings
-from compactor.consumer.serving import MODES, NEXT_SOURCE, compute_assignment_change
 from compactor.errors import UsageError
+from compactor.features.consumer.group import AutoCommitOptions, OffsetWithLeaderEpoch
+from compactor.features.consumer.sources import MODES, NEXT_SOURCE, compute_assignment_change
+from compactor.features.consumer.tiered import parse_consumer_settings
+from compactor.features.imports.import_ import import_directory
 from compactor.model.ids import TopicPartition
-from compactor.transfer.import_ import import_directory
+from compactor.read.records import BrokerMessage, MessageLike, PartitionReadError, TierMessage, to_broker_messages
 from tests.builders import LogBuilder, read
 from tests.support.memory_group import MemoryCoordinator
 from tests.support.plain_broker import PlainBroker

@@ -16,14 +16,14 @@ from typing_extensions import override
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
-from compactor.consumer.broker import LogStartAndEndOffset
-from compactor.consumer.pieces import SegmentReader
-from compactor.consumer.ranges import read_record_blocks
-from compactor.consumer.reading import OffsetRangeReader, OffsetRangeToRead, ReadOptions
 from compactor.errors import Unavailable
+from compactor.features.consumer.group import LogStartAndEndOffset
+from compactor.features.imports.import_ import import_directory
 from compactor.model.ids import TopicPartition
+from compactor.read.pieces import SegmentReader
+from compactor.read.ranges import read_record_blocks
+from compactor.read.reading import OffsetRangeReader, OffsetRangeToRead, ReadOptions
 from compactor.tier.ports import SegmentLayout
-from compactor.transfer.import_ import import_directory
 from tests.builders import LZ4, NONE, LogBuilder, read
 from tests.support.plain_broker import PlainBroker, consumed
 from tests.support.spark_tier import NAME, NOW_MS, Twins, state_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.control.grace import earliest_deletion_time_ms, grace_period_ms, import_abandoned_at_ms
+from compactor.control.log_start import earliest_deletion_time_ms, grace_period_ms, import_abandoned_at_ms
 from compactor.control.ports import ObjectRetention
 from compactor.control.summary import GroupAwaitingDeletionSummary, ImportSummary
 

@@ -14,7 +14,7 @@ from compactor.control.leadership import acquire_leadership, current_lease, hold
 from compactor.control.logs import open_control_log_of_partition
 from compactor.control.ports import LeaseDurations
 from compactor.errors import Fenced, Leased, StoreError
-from compactor.tier.publishers import ControlLogPublisher
+from compactor.tier.ports import ControlLogPublisher
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Play, playing
 from tests.simulation.symbolic import NAME

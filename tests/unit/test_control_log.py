@@ -17,8 +17,8 @@ from compactor.control.state import CatalogState
 from compactor.errors import Unavailable
 from compactor.model.ids import TopicPartition
 from compactor.storage.local import LocalStore
-from compactor.tier.layouts.native import NativeLayout
-from compactor.tier.publishers import ControlLogPublisher
+from compactor.tier.plain import NativeLayout
+from compactor.tier.ports import ControlLogPublisher
 from tests.simulation.play import Play
 
 

@@ -12,9 +12,8 @@ from compactor.control import fold, ordering, records
 from compactor.control.log_start import build_log_start_record, check_groups_expired_at_brokers, segments_removable_below
 from compactor.control.state import PartitionState, sum_batch_digests
 from compactor.errors import BadData
-from compactor.model.balance import CountAndDigestSum, total_of_count_and_digest_sums
 from compactor.model.ids import TopicPartition
-from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
+from compactor.model.segment import CountAndDigestSum, EpochEntry, RemoteLogSegmentMetadata, SegmentFile, total_of_count_and_digest_sums
 
 NAME = TopicPartition("orders", 0)
 EPOCH = 0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
-from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.brokers.metadata_topic.chain import BrokerView, lineage_from_segments, segment_read_ranges
-from compactor.brokers.metadata_topic.codec import MetadataRecord
+from compactor.adapters.brokers.cache import RemoteLogMetadataCache
+from compactor.adapters.brokers.chain import lineage_from_segments, segment_read_ranges
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset
 from compactor.control.mirror import build_broker_changes_record, state_with_broker_view
 from compactor.control.ordering import check_broker_changes_leave_no_gap, check_open_round_keeps_sources
 from compactor.control.records import VERSION, PartitionRecord, SegmentsMirrored
 from compactor.control.state import PartitionState
+from compactor.model.remote_log import BrokerView, MetadataRecord
 from compactor.model.segment import SegmentState
 from tests.metadata_events import PARTITION, finished, raw_id, segment, update
 

@@ -13,16 +13,13 @@ from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset, first_dirty_offset_of_vector
 from compactor.constants import EMPTY_TOPIC_ID, CompactorEpoch, LeaderEpoch, Offset, TimestampMs, TopicId
 from compactor.control import fold, incarnations, ordering, records
-from compactor.control.coverage import coverage_problem
 from compactor.control.leadership import Leadership, acquire_leadership
+from compactor.control.log_start import coverage_problem
 from compactor.control.records import PartitionBody
-from compactor.control.stages import STAGES, RoundStage, RoundStageTracker
-from compactor.control.state import PartitionState
+from compactor.control.state import STAGES, PartitionState, RoundStage, RoundStageTracker
 from compactor.errors import CompactorError, Fenced
-from compactor.model.base import StrictFrozenModel
-from compactor.model.plan import CompactionPlan, CompactionTask, SkippedSegment
-from compactor.model.policy import CleanerPolicy
-from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
+from compactor.model.plan import CleanerPolicy, CompactionPlan, CompactionTask, SkippedSegment
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, StrictFrozenModel
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Actor, Play
 from tests.simulation.symbolic import SymbolicPlanner

@@ -8,7 +8,6 @@ import pytest
 
 from compactor.constants import CompactorEpoch, Offset, TopicId
 from compactor.control import records
-from compactor.control.catalog_records import TopicRecreated, TopicsConfirmed, TopicsInspected
 from compactor.control.records import (
     VERSION,
     BadControlRecord,
@@ -17,6 +16,9 @@ from compactor.control.records import (
     IncarnationOpened,
     PartitionRecord,
     RunEnded,
+    TopicRecreated,
+    TopicsConfirmed,
+    TopicsInspected,
     append_checksum,
     decode_checksummed_json,
     verify_and_strip_checksum,

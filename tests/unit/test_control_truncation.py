@@ -11,14 +11,13 @@ from checkpoint.lineage import EpochEntry, first_contradicting_offset, restore_e
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.constants import LeaderEpoch, Offset
 from compactor.control import ordering
-from compactor.control.deletion import delete_partition
 from compactor.control.fold import apply_partition_record
 from compactor.control.importing import record_prepended_segments, record_tail_truncation, record_tiered_segments, register_import
 from compactor.control.ports import ObjectRetention
+from compactor.control.publication import delete_partition, undo_round
 from compactor.control.records import LastImportedBatch, SegmentsPrepended, TailTruncated
-from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, UsageError
-from compactor.transfer.intake import SegmentAddition, add_segments_to_tier_unless_present
+from compactor.features.imports.staged_files import SegmentAddition, add_segments_to_tier_unless_present
 from tests.simulation.actors import LEASE, SymbolicIncoming
 from tests.simulation.play import Actor, Play, playing, uploaded
 from tests.simulation.symbolic import NAME, describe, encode, upload

@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from compactor.config.settings import CleanerSettings, Settings
-from compactor.control.logs import open_catalog, publish_partition_change_hints
-from compactor.control.pauses import add_round_pause_unless_present, end_round_pause_with_pattern, request_round
+from compactor.control.logs import (
+    add_round_pause_unless_present,
+    end_round_pause_with_pattern,
+    open_catalog,
+    publish_partition_change_hints,
+    request_round,
+)
 from compactor.daemon.daemon import Daemon
 from compactor.daemon.scheduling import (
     DaemonAction,

@@ -10,15 +10,15 @@ import pytest
 
 from compactor.access.metadata import BrokerManagedTierMetadataSource
 from compactor.access.tier import Tier
-from compactor.brokers.metadata_topic.codec import TopicIdPartition
-from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
-from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore, FoldedPartitionMetadata
-from compactor.brokers.view import LiveBrokerMetadata, TopicStatus
+from compactor.adapters.brokers.cache import FoldedMetadataStore, FoldedPartitionMetadata
+from compactor.adapters.brokers.follow import FoldingMetadataTopicReader
+from compactor.adapters.brokers.view import LiveBrokerMetadata, TopicStatus
 from compactor.config.settings import CleanerSettings, DaemonSettings, Settings, TierSettings
 from compactor.control.logs import open_catalog
 from compactor.daemon.daemon import Daemon
 from compactor.model.ids import TopicPartition
-from compactor.storage.counting import RequestCounters, StoreUsage
+from compactor.model.remote_log import TopicIdPartition
+from compactor.storage.wrappers import RequestCounters, StoreUsage
 from tests.metadata_events import finished
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
 from tests.support.broker_metadata import MemoryCluster

@@ -13,7 +13,7 @@ from compactor.control.ports import LeaseDurations
 from compactor.daemon.daemon import Daemon
 from compactor.daemon.metrics import daemon_metrics
 from compactor.model.ids import TopicPartition
-from compactor.service.metrics import render_metrics
+from compactor.service_metrics import render_metrics
 from tests.support.idle_tier import HOUR, INTERVAL, Idle
 from tests.support.told import Told
 

@@ -45,13 +45,11 @@ from compactor.daemon.scheduling import (
     with_round_suspension_set_or_ended,
 )
 from compactor.errors import BlockedCause
-from compactor.model.ids import TopicPartition
-from compactor.model.plan import CompactionPlan
-from compactor.model.policy import CleanerPolicy
+from compactor.model.ids import RunHistoryStatus, TopicPartition
+from compactor.model.plan import CleanerPolicy, CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.model.status import RunHistoryStatus
 from compactor.round.plan import assess_round
-from compactor.service.retry_delay import MAX_RETRY_MS, RETRY_MS, backoff_ms
+from compactor.service import MAX_RETRY_MS, RETRY_MS, backoff_ms
 from compactor.views.verdict import Block, PartitionVerdict
 
 NOW = 1_770_000_000_000

@@ -11,7 +11,7 @@ import lz4.frame
 import pytest
 import zstandard
 
-from compactor.records.build import NO_PRODUCER, prepend_batch_header
+from compactor.records.encode import NO_PRODUCER, prepend_batch_header
 from tests.builders import GZIP, LZ4, SNAPPY, ZSTD, LogBuilder, entry
 
 ROOT = Path(__file__).parents[2]

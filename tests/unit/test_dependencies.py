@@ -84,8 +84,8 @@ def test_what_everybody_installs_is_imported() -> None:
 def test_spark_is_imported_by_its_own_room_only() -> None:
     """Arrow alone may be asked for elsewhere: by consumers that want it, and only then."""
     strangers = {(file, module) for file, module in imported("compactor") if EXTRA_OF.get(module) == "spark"}
-    outside = {(file, module) for file, module in strangers if not file.startswith("compactor/spark/")}
-    assert outside <= {(f"compactor/consumer/{name}.py", "pyarrow") for name in ("columns", "last_values")}
+    outside = {(file, module) for file, module in strangers if not file.startswith(("compactor/spark/", "compactor/features/spark/"))}
+    assert outside <= {(f"compactor/read/{name}.py", "pyarrow") for name in ("columns", "ranges")}
 
 
 def test_an_extra_s_modules_come_with_it() -> None:

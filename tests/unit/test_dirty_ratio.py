@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from compactor.config.sections import SegmentReplacementCosts
 from compactor.config.settings import CleanerSettings, Settings
-from compactor.config.store_sections import SegmentReplacementCosts
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.dirty_ratio import CHOICES, DirtyRatioThreshold, dirty_ratio_threshold
-from compactor.round.plan import assess_round
+from compactor.round.plan import CHOICES, DirtyRatioThreshold, assess_round, dirty_ratio_threshold
 from compactor.storage.schemes import DIRECTORY, StorePrices, store_kind
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli

@@ -26,8 +26,8 @@ from compactor.local.budget import (
     is_disk_full_error,
     retry_until_disk_has_space,
     round_up_to_disk_blocks,
+    spool_folder_of_this_process,
 )
-from compactor.local.spool import spool_folder_of_this_process
 
 
 class TestGrants:
@@ -222,7 +222,7 @@ class TestFullDisk:
 
 class TestSpool:
     PROGRAM = (
-        "import sys, time, pathlib; from compactor.local.spool import spool_folder_of_this_process; "
+        "import sys, time, pathlib; from compactor.local.budget import spool_folder_of_this_process; "
         "p = spool_folder_of_this_process(pathlib.Path(sys.argv[1])); (p / 'data').write_bytes(bytes(9)); print(p, flush=True); {}"
     )
 

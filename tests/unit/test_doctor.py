@@ -11,27 +11,36 @@ import pytest
 
 from compactor.access.metadata import BrokerManagedTierMetadataSource
 from compactor.access.tier import Tier
-from compactor.brokers.conditions import KAFKA_METADATA_MANAGER, ClusterConfirmations
-from compactor.brokers.metadata_topic.admin import (
+from compactor.adapters.brokers.admin import (
     BrokerDescription,
     ClusterDescription,
     KafkaSetting,
     PartitionLeaderAndOffsets,
     TopicDescription,
 )
-from compactor.brokers.metadata_topic.codec import TOPIC, RemoteLogSegmentMetadataRecord
+from compactor.adapters.brokers.cluster import KAFKA_METADATA_MANAGER, ClusterConfirmations
+from compactor.adapters.brokers.codec import TOPIC
 from compactor.config.settings import Settings, TierSettings
 from compactor.constants import LeaderEpoch
 from compactor.control.logs import open_catalog
 from compactor.errors import Refused
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
+from compactor.model.remote_log import RemoteLogSegmentMetadataRecord
 from compactor.model.segment import SegmentState
-from compactor.storage.counting import RequestCounters
-from compactor.upkeep.brokers.check import check_known_kafka_problems, check_topic_settings_and_permissions
-from compactor.upkeep.brokers.checkup import find_tier_health_problems
-from compactor.upkeep.brokers.doctor import SLACK_MS, FirstUntieredRecord, PartitionHealthFacts, partition_health_findings
-from compactor.upkeep.brokers.known_problems import MANY_METADATA_RECORDS, known_kafka_problem_findings, metadata_growth_findings
-from compactor.views.prices import NO_PRICES, PriceTable
+from compactor.storage.wrappers import RequestCounters
+from compactor.upkeep.broker_doctor import (
+    MANY_METADATA_RECORDS,
+    SLACK_MS,
+    FirstUntieredRecord,
+    PartitionHealthFacts,
+    check_known_kafka_problems,
+    check_topic_settings_and_permissions,
+    find_tier_health_problems,
+    known_kafka_problem_findings,
+    metadata_growth_findings,
+    partition_health_findings,
+)
+from compactor.views.forecast import NO_PRICES, PriceTable
 from tests.metadata_events import segment, update
 from tests.support.broker_metadata import brokers_of
 from tests.support.memory_store import Clock, MemoryStore, ports_on

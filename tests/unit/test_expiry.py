@@ -14,8 +14,7 @@ from compactor.control.state import PartitionState
 from compactor.control.summary import summarize_state
 from compactor.errors import UsageError
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.expiry import ExpiredSegments, find_expired_segments, next_retention_expiry_time_ms
-from compactor.round.plan import assess_round
+from compactor.round.plan import ExpiredSegments, assess_round, find_expired_segments, next_retention_expiry_time_ms
 from compactor.tier.kinds import tier_kind
 
 NOW = 1_000_000

@@ -13,11 +13,11 @@ from compactor.errors import BadData
 from compactor.local.staging import DiskBudget, FileToStage, StagingFolder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.records.headers import BatchHeaderDigestBuilder
-from compactor.storage.counting import RequestCounters
+from compactor.records.batches import BatchHeaderDigestBuilder
+from compactor.storage.wrappers import RequestCounters
 from compactor.tier import contents
 from compactor.tier.contents import stored_file_problem
-from compactor.tier.layouts.native import NativeLayout
+from compactor.tier.plain import NativeLayout
 from tests.builders import LogBuilder
 from tests.support.keys import object_key
 from tests.support.memory_store import Clock, MemoryStore

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from compactor.cleaner.gate.batch_checks import transaction_outcomes_by_source
-from compactor.cleaner.gate.failures import GateFailed
-from compactor.cleaner.gate.key_table import (
+from compactor.cleaner.gate.batch_checks import GateFailed, transaction_outcomes_by_source
+from compactor.cleaner.gate.gate import CleanedSegmentCheckParameters
+from compactor.cleaner.gate.parser import (
     ABSENT_KEY,
     DUE,
     LatestRecordTable,
@@ -20,9 +20,8 @@ from compactor.cleaner.gate.key_table import (
     pack_latest_record_rows,
     record_fingerprints,
 )
-from compactor.cleaner.gate.parameters import CleanedSegmentCheckParameters
 from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory, open_log_directory, open_log_directory_for_round
-from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
+from compactor.cleaner.retention import transaction_verdicts_by_source
 from compactor.errors import BadData, CompactorError, OutOfBudget
 from compactor.records.batches import NOT_CONTROL
 from tests.builders import GZIP, LogBuilder, entry, wrapper

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from compactor.cleaner.gate.failures import GateFailed
-from compactor.records.build import NO_PRODUCER, RecordToEncode, encode_batch
-from compactor.records.encode import encode_filler_batch
+from compactor.cleaner.gate.batch_checks import GateFailed
+from compactor.records.encode import NO_PRODUCER, RecordToEncode, encode_batch, encode_filler_batch
 from tests.builders import LZ4, LogBuilder
 from tests.plain_format import Batch, Record, fix_crc, read_batches
 from tests.support.damage import AMPLE, TINY, Round, changed, settled

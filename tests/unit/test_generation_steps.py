@@ -8,11 +8,17 @@ import pytest
 from typing_extensions import override
 
 from compactor.errors import NotFound
+from compactor.features.pinterest.generations import (
+    GenerationStep,
+    GenerationStepLog,
+    PartitionGenerations,
+    PublishedSegment,
+    generation_name,
+)
+from compactor.features.pinterest.layout import PinterestObjectKeys
 from compactor.model.ids import TopicPartition
-from compactor.outputs.pinterest_names import GenerationStep, GenerationStepLog, PartitionGenerations, PublishedSegment, generation_name
-from compactor.storage.counting import RequestCounters
 from compactor.storage.port import ObjectInfo
-from compactor.tier.layouts.pinterest.keys import PinterestObjectKeys
+from compactor.storage.wrappers import RequestCounters
 from tests.support.memory_store import Clock, MemoryStore
 
 NAME = TopicPartition("orders", 0)

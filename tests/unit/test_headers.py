@@ -14,17 +14,18 @@ import pytest
 from hypothesis import given, strategies as st
 
 from compactor.kernels.crc import combine_crc32c, crc_after_zero_bytes, crc_tables_for_power_of_two_zero_bytes
-from compactor.records import headers
-from compactor.records.batches import parse_batch_headers_of_segment, read_only_view
-from compactor.records.build import NO_PRODUCER, prepend_batch_header
-from compactor.records.headers import (
+from compactor.records import batches as headers
+from compactor.records.batches import (
     HEADER_BYTES,
     BatchHeaderDigestBuilder,
     copy_batch_headers,
     crc32c_of_batches_from_headers,
+    parse_batch_headers_of_segment,
+    read_only_view,
     sha256_of_batch_headers,
     verified_batch_header_digest_or_empty,
 )
+from compactor.records.encode import NO_PRODUCER, prepend_batch_header
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, wrapper
 from tests.plain_format import Batch, read_batches
 

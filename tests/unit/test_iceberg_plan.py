@@ -8,9 +8,7 @@ from checkpoint.offsets import CleanerOffset
 from compactor.constants import CompactorEpoch, Offset
 from compactor.control.state import PartitionState, RunHistoryEntry
 from compactor.errors import BadData
-from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.model.status import RunHistoryStatus
-from compactor.outputs.iceberg_plan import (
+from compactor.features.iceberg.plan import (
     DataFileName,
     PartitionEntryInSnapshot,
     SnapshotCommitTime,
@@ -22,6 +20,8 @@ from compactor.outputs.iceberg_plan import (
     snapshot_entry_of_partition_view,
     view_slices,
 )
+from compactor.model.ids import RunHistoryStatus
+from compactor.model.segment import RemoteLogSegmentMetadata
 
 NONCE = "0" * 32
 A, B, C = ("A" * 22, "B" * 22, "c_-" * 7 + "c")

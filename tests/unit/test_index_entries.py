@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from compactor.model.policy import MAX32
+from compactor.model.plan import MAX32
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, encode_offset_and_time_index
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from compactor.adapters.brokers.kafka_local import KafkaLocalLayout
 from compactor.constants import TopicId
 from compactor.errors import NotFound, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.storage.factory import open_store
-from compactor.tier.layouts.kafka_local import KafkaLocalLayout
-from compactor.tier.names import TopicIdLookup
+from compactor.tier.contents import TopicIdLookup
 from tests.support.segments import files_of, segment_of
 
 NAME = TopicPartition("orders", 1)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from compactor.brokers.metadata_topic import rules
-from compactor.brokers.metadata_topic.chain import lineage_from_segments
-from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, uuid_text
+from compactor.adapters.brokers import chain as rules
+from compactor.adapters.brokers.chain import lineage_from_segments
 from compactor.errors import Refused, Unavailable
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.plan import Replacement
+from compactor.model.remote_log import RemoteLogSegmentMetadataUpdateRecord, uuid_text
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from compactor.tier.ports import AnnouncedSegment, SegmentIdAndStartOffset
 from tests.simulation.memory_topic import Loss

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from compactor.cleaner.keys import key_set
-from compactor.cleaner.keys.key_set import ENTRY_BYTES, SMALLEST, SPACE, BoundedOffsetMap, KeyHashSet
+from compactor.cleaner import keys as key_set
+from compactor.cleaner.keys import ENTRY_BYTES, SMALLEST, SPACE, BoundedOffsetMap, KeyHashSet
 from compactor.errors import OutOfBudget
 
 MEGABYTE = 1 << 20

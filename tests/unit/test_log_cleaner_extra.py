@@ -13,7 +13,7 @@ import zstandard
 
 from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory
 from compactor.errors import BadData
-from compactor.records.build import NO_PRODUCER, RecordToEncode, encode_batch, encode_txn_marker, encode_varint, prepend_batch_header
+from compactor.records.encode import NO_PRODUCER, RecordToEncode, encode_batch, encode_txn_marker, encode_varint, prepend_batch_header
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, Life, LogBuilder, entry, live, read, snapshot, txn_index, wrapper
 from tests.plain_format import fix_crc
 from tests.plain_log import transaction_index

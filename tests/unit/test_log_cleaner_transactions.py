@@ -12,7 +12,7 @@ import pytest
 
 from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory
 from compactor.errors import BadData
-from compactor.records.build import ProducerFields, RecordToEncode, encode_batch, encode_varint
+from compactor.records.encode import ProducerFields, RecordToEncode, encode_batch, encode_varint
 from tests.builders import Life, LogBuilder, live, snapshot, txn_index
 from tests.plain_format import fix_crc
 from tests.plain_log import load, transaction_index, unexpired_producers

@@ -12,7 +12,7 @@ import pytest
 
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
-from compactor.transfer.log_root import CheckpointLine, publish_directory, unfinished_directory
+from compactor.upkeep.log_root import CheckpointLine, publish_directory, unfinished_directory
 
 STARTS, CLEANED = "log-start-offset-checkpoint", "cleaner-offset-checkpoint"
 
@@ -77,7 +77,7 @@ KILLS = {
 def test_after_a_kill_no_directory_lacks_its_lines_and_a_second_export_completes(step: str, tmp_path: Path) -> None:
     (tmp_path / STARTS).write_text("0\n1\nother 1 7\n")
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom compactor.transfer import log_root\nfrom tests.unit import test_log_root as test\n"
+        "import os, sys\nfrom pathlib import Path\nfrom compactor.upkeep import log_root\nfrom tests.unit import test_log_root as test\n"
         f"{KILLS[step]}\ntest.publish_directory = log_root.publish_directory\ntest.export(Path(sys.argv[1]), 'killed', 5)\n"
     )
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "orders-0")], cwd=Path(__file__).parents[2], check=False)

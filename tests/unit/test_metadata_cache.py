@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic import chain
-from compactor.brokers.metadata_topic.cache import MAX_FINISHED_IDS, RemoteLogMetadataCache, SuspiciousRecordFindingKind
-from compactor.brokers.metadata_topic.codec import MetadataRecord, PartitionDeleteState, RemotePartitionDeleteMetadataRecord
+from compactor.adapters.brokers import chain
+from compactor.adapters.brokers.cache import MAX_FINISHED_IDS, RemoteLogMetadataCache, SuspiciousRecordFindingKind
 from compactor.constants import LeaderEpoch, Offset
 from compactor.errors import BadData
+from compactor.model.remote_log import MetadataRecord, PartitionDeleteState, RemotePartitionDeleteMetadataRecord
 from compactor.model.segment import SegmentState
 from tests.metadata_events import PARTITION, finished, raw_id, segment, update
 from tests.support.broker_lookups import highest_offset, list_epoch, segment_for

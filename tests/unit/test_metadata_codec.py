@@ -5,20 +5,19 @@ from __future__ import annotations
 import pytest
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic.codec import (
+from compactor.adapters.brokers.codec import decode_record, encode_record
+from compactor.adapters.brokers.follow import java_objects_hash_code, metadata_partition
+from compactor.constants import LeaderEpoch, Offset
+from compactor.errors import BadData
+from compactor.model.remote_log import (
     MetadataRecord,
     PartitionDeleteState,
     RemoteLogSegmentMetadataRecord,
     RemoteLogSegmentMetadataUpdateRecord,
     RemotePartitionDeleteMetadataRecord,
     TopicIdPartition,
-    decode_record,
-    encode_record,
     uuid_bytes,
 )
-from compactor.brokers.metadata_topic.follow import java_objects_hash_code, metadata_partition
-from compactor.constants import LeaderEpoch, Offset
-from compactor.errors import BadData
 from compactor.model.segment import SegmentState
 
 PARTITION = TopicIdPartition(uuid_bytes("lZ6vvmajTWKDBUTV6SQAtQ"), "topic1", 42)

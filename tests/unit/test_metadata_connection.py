@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from compactor.brokers.metadata_topic import connection
-from compactor.brokers.metadata_topic.admin import (
+from compactor.adapters import kafka_client as connection
+from compactor.adapters.brokers.admin import (
     KafkaAdmin,
     KafkaSetting,
     PartitionLeaderAndOffsets,
     TopicDescription,
     metadata_topic_write_refusal_reason,
 )
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
-from compactor.brokers.metadata_topic.connection import ClientErrorRecorder, KafkaConnection, NoSuchTopic, store_error_from_kafka_error
-from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka
+from compactor.adapters.brokers.chain import AgentClusterQueriesOverKafka
+from compactor.adapters.brokers.topic import ConfluentKafkaMetadataTopicClient
+from compactor.adapters.kafka_client import ClientErrorRecorder, KafkaConnection, NoSuchTopic, store_error_from_kafka_error
 from compactor.constants import LeaderEpoch
 from compactor.errors import CompactorError, NotFound, Refused, Unavailable, UsageError
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, SuspiciousRecordFindingKind
-from compactor.brokers.metadata_topic.codec import MetadataRecord, TopicIdPartition, decode_record, encode_record
-from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader, metadata_partition
-from compactor.brokers.metadata_topic.persisted_state import MAX_FINDINGS, FoldedMetadataStore
-from compactor.brokers.metadata_topic.ports import PollResult
+from compactor.adapters.brokers.cache import MAX_FINDINGS, FoldedMetadataStore, RemoteLogMetadataCache, SuspiciousRecordFindingKind
+from compactor.adapters.brokers.codec import decode_record, encode_record
+from compactor.adapters.brokers.follow import FoldingMetadataTopicReader, metadata_partition
+from compactor.adapters.brokers.topic import PollResult
 from compactor.errors import BadData, Unavailable
-from compactor.local.rocks import RocksDatabase
+from compactor.local.cache import RocksDatabase
 from compactor.model.ids import COMPACTOR_BROKER_ID
+from compactor.model.remote_log import MetadataRecord, TopicIdPartition
 from compactor.model.segment import SegmentState
 from tests.metadata_events import finished, raw_id, script, segment, update
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog

@@ -6,9 +6,8 @@ from collections.abc import Collection
 
 import pytest
 
-from compactor.brokers.metadata_topic.confluent_topic import ConfluentKafkaMetadataTopicClient
-from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.ports import FirstAndEndOffsets
+from compactor.adapters.brokers.topic import ConfluentKafkaMetadataTopicClient, FirstAndEndOffsets
+from compactor.adapters.kafka_client import KafkaConnection
 from compactor.errors import Unavailable
 
 TIMEOUT_S = 30.0
@@ -27,8 +26,8 @@ def test_bounds_wait_no_longer_for_one_answer_than_for_all(monkeypatch: pytest.M
     monkeypatch.setattr(topic, "_leaders", {0: 1})
     monkeypatch.setattr(topic, "_fetch_first_and_end_offsets", refuse)
     monkeypatch.setattr(topic, "identity", lambda: None)
-    monkeypatch.setattr("compactor.brokers.metadata_topic.confluent_topic.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("compactor.brokers.metadata_topic.confluent_topic.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr("compactor.adapters.brokers.topic.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("compactor.adapters.brokers.topic.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     with pytest.raises(Unavailable):
         topic.bounds()
     assert len(waits) > 100

@@ -18,11 +18,9 @@ from compactor.config.settings import load_settings
 from compactor.daemon.status import BOUNDS_S, DurationHistogram
 from compactor.features.serve.endpoint import Endpoint
 from compactor.features.serve.pages import EndpointPages
-from compactor.service.metrics import MOST_LABELLED, OWN
-from compactor.web.agent_pages import AgentPages
-from compactor.web.console import RequestRouter
-from compactor.web.daemon_pages import DaemonPages
-from compactor.web.listing import PartitionListQuery
+from compactor.service_metrics import MOST_LABELLED, OWN
+from compactor.web.console import PartitionListQuery, RequestRouter
+from compactor.web.pages import AgentPages, DaemonPages
 from tests.builders import LogBuilder
 from tests.support import console_samples
 from tests.support.tier_cli import TierCli

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compactor.config.settings import CleanerSettings, SparkSettings
-from compactor.round.offload import reason_to_run_on_spark
-from compactor.round.plan import assess_round
+from compactor.round.plan import assess_round, reason_to_run_on_spark
 from tests.unit.test_round_plan import NOW, segment, state
 
 MIB = 1 << 20

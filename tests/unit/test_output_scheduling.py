@@ -19,7 +19,7 @@ from compactor.daemon.scheduling import (
     with_poll_result,
 )
 from compactor.model.ids import TopicPartition
-from compactor.service.retry_delay import RETRY_MS
+from compactor.service import RETRY_MS
 
 NOW = 1_770_000_000_000
 TTL = 30_000

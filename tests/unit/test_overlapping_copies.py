@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from checkpoint.offsets import CleanerOffset
-from compactor.brokers.metadata_topic.chain import (
-    BrokerView,
-    lineage_from_segments,
-    read_ranges_with_each_segment_once,
-    segment_read_ranges,
-)
+from compactor.adapters.brokers.chain import lineage_from_segments, read_ranges_with_each_segment_once, segment_read_ranges
 from compactor.constants import CompactorEpoch, Offset
 from compactor.control.mirror import build_broker_changes_record, state_with_broker_view
 from compactor.control.state import PartitionState
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.plan import Replacement
+from compactor.model.remote_log import BrokerView
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from tests.support.kafka_publishing import NAME, BrokerWorld, described, introduced, named
 

@@ -20,7 +20,7 @@ from compactor.control.logs import open_control_log_of_partition
 from compactor.control.records import RoundPublished
 from compactor.control.summary import PartitionSummary, summarize_state
 from compactor.model.ids import TopicPartition
-from compactor.storage.counting import StoreUsage
+from compactor.storage.wrappers import StoreUsage
 from compactor.views import overview as overview_module
 from compactor.views.overview import MAX_AGE_MS, read_partition_summaries_or_errors
 from tests.unit.test_local_cache import segment

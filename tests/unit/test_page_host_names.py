@@ -9,9 +9,9 @@ import pytest
 
 from compactor.config.settings import load_settings
 from compactor.errors import UsageError
-from compactor.service.reloading import settings_after_reload
+from compactor.service import settings_after_reload
 from compactor.web.console import RequestRouter
-from compactor.web.daemon_pages import DaemonPages
+from compactor.web.pages import DaemonPages
 from compactor.web.server import is_host_known, serve_pages
 from tests.support import console_samples
 

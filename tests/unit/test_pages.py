@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from compactor.config import times, units
 from compactor.constants import NEVER_MS
 from compactor.daemon.daemon import Daemon
-from compactor.daemon.partition_history import deserialize_history, partition_history, serialize_history
+from compactor.daemon.partition_cache import deserialize_history, partition_history, serialize_history
 from compactor.daemon.scheduling import (
     DaemonAction,
     PartitionCondition,
@@ -24,13 +25,17 @@ from compactor.daemon.scheduling import (
 )
 from compactor.errors import BlockedCause
 from compactor.model.ids import TopicPartition
-from compactor.views import time_formats
 from compactor.views.verdict import Block
-from compactor.web.axis import MOST_SPANS, offset_axis_ticks, offset_position_percent
-from compactor.web.console import SILENT_MS, RequestRouter
-from compactor.web.daemon_pages import DaemonPages
-from compactor.web.listing import PartitionListQuery, parse_partition_list_query
-from compactor.web.status_page import RUNBOOK_FILE, service_verdict
+from compactor.web.console import (
+    MOST_SPANS,
+    SILENT_MS,
+    PartitionListQuery,
+    RequestRouter,
+    offset_axis_ticks,
+    offset_position_percent,
+    parse_partition_list_query,
+)
+from compactor.web.pages import RUNBOOK_FILE, DaemonPages, service_verdict
 from tests.support import console_samples
 from tests.support.console_samples import NOW
 from tests.support.idle_tier import HOUR, Idle
@@ -134,8 +139,8 @@ def test_states_are_named_with_their_time_and_reasons_linked_to_the_runbook() ->
     ]
     (waiting, *_) = [row for row in documents[0].partitions.rows if row.condition == "waiting"]
     assert waiting.next.at_ms is not None
-    until = time_formats.format_clock_time(waiting.next.at_ms, status.now_ms)
-    assert waiting.state == f"Clean, {time_formats.format_size(waiting.waiting_bytes)} in grace until {until}"
+    until = times.format_clock_time(waiting.next.at_ms, status.now_ms)
+    assert waiting.state == f"Clean, {units.format_size(waiting.waiting_bytes)} in grace until {until}"
     headings = Path("docs/operating.md").read_text(encoding="utf-8").lower()
     for each in documents[0].needs_attention:
         assert f"# {each.runbook.partition('#')[2]}".replace("-", " ") in headings.replace(":", "")
@@ -297,11 +302,11 @@ def test_a_story_is_small_and_comes_back(tmp_path: Path) -> None:
     ],
 )
 def test_durations(milliseconds: float, text: str) -> None:
-    assert time_formats.format_duration(milliseconds) == text
+    assert units.format_duration(milliseconds) == text
 
 
 def test_sizes() -> None:
-    assert [time_formats.format_size(count) for count in (0, 1023, 1024, 1_048_575, 5 << 40)] == [
+    assert [units.format_size(count) for count in (0, 1023, 1024, 1_048_575, 5 << 40)] == [
         "0 B",
         "1023 B",
         "1.0 KiB",

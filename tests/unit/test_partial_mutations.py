@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 
 from bloom.directory import KeyDirectory
-from compactor.cleaner.passes.source import SourceSegment
-from compactor.model.balance import CountAndDigestSum
-from compactor.model.segment import SegmentFile
-from compactor.round.partial.plan import flag_batches_that_may_change, reason_to_read_whole_segment, removable_counts_of_composed_segment
-from compactor.round.partial.rewrite import KeyDirectoryCache, SegmentPartToRead, balance_including_copied_batches
+from compactor.cleaner.source import SourceSegment
+from compactor.model.segment import CountAndDigestSum, SegmentFile
+from compactor.round.partial import (
+    KeyDirectoryCache,
+    SegmentPartToRead,
+    balance_including_copied_batches,
+    flag_batches_that_may_change,
+    reason_to_read_whole_segment,
+    removable_counts_of_composed_segment,
+)
 from tests.simulation.mutations import Mutation, edited
 from tests.unit import test_partial_rounds as near
 from tests.unit.test_partial_rounds import directory, source

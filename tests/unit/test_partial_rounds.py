@@ -12,28 +12,22 @@ import pytest
 
 from bloom.directory import HAS_TOMBSTONE, KeyDirectory
 from bloom.sidecar import RemovableRecordCounts, Sidecar
-from compactor.cleaner.passes.retention import BatchRetentionDecisions
-from compactor.cleaner.passes.source import SourceSegment, open_source_segment
-from compactor.cleaner.passes.transactions import TransactionVerdicts
+from compactor.cleaner.retention import BatchRetentionDecisions, TransactionVerdicts
+from compactor.cleaner.source import SourceSegment, open_source_segment
 from compactor.constants import NEVER_MS, LeaderEpoch, Offset, TimestampMs
-from compactor.model.balance import Balance, CountAndDigestSum
-from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
-from compactor.records.balance import BalanceDigestKey, digest_sum_of_headers
-from compactor.records.batches import HORIZON, BatchTable, select_batches_of_table
-from compactor.records.encode import COPY
-from compactor.records.headers import copy_batch_headers, sha256_of_batch_headers
-from compactor.round.partial.plan import (
+from compactor.model.segment import Balance, CountAndDigestSum, EpochEntry, RemoteLogSegmentMetadata, SegmentFile
+from compactor.records.batches import HORIZON, BatchTable, copy_batch_headers, select_batches_of_table, sha256_of_batch_headers
+from compactor.records.encode import COPY, BalanceDigestKey, digest_sum_of_headers
+from compactor.round.partial import (
     BatchRange,
-    PartialRewritePlan,
-    flag_batches_that_may_change,
-    reason_to_read_whole_segment,
-    removable_counts_of_composed_segment,
-)
-from compactor.round.partial.rewrite import (
     KeyDirectoryCache,
+    PartialRewritePlan,
     SegmentPartToRead,
     WholeSegmentReadNeededError,
     balance_including_copied_batches,
+    flag_batches_that_may_change,
+    reason_to_read_whole_segment,
+    removable_counts_of_composed_segment,
 )
 from compactor.storage.port import CopyLimits
 from compactor.tier.sidecars import SidecarStore

@@ -10,22 +10,25 @@ from pydantic import ValidationError
 
 from compactor.config.settings import PinterestSettings
 from compactor.errors import BadData, UsageError
-from compactor.model.ids import TopicPartition
-from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.outputs.pinterest_names import (
+from compactor.features.pinterest.generations import (
     Generation,
     PublishedSegment,
     rebase_offset_index_to_lower_offset,
     rebase_time_index_to_lower_offset,
 )
-from compactor.tier.layouts.pinterest.keys import PinterestObjectKeys, entropy_prefix, parse_file_name, segment_id_from_base_offset
-from compactor.tier.layouts.pinterest.metadata import (
+from compactor.features.pinterest.layout import (
+    PinterestObjectKeys,
     SegmentTimestampBound,
     encode_metadata_file,
+    entropy_prefix,
     format_watermark_file,
+    parse_file_name,
     parse_metadata_file,
     parse_watermark_base_offset,
+    segment_id_from_base_offset,
 )
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
 from tests.support.plain_pinterest import Endless, byte_position
 from tests.support.segments import files_of, segment_of
 

@@ -12,7 +12,7 @@ import pytest
 
 from compactor.cleaner import precompile
 from compactor.kernels.jit import COMPLETE
-from compactor.records.build import RecordToEncode, encode_batch
+from compactor.records.encode import RecordToEncode, encode_batch
 from tests.support.deployment import Deployment, GrowingLog
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,8 @@ print(sum(sum(each.stats.cache_misses.values()) for each in kernels), sum(sum(ea
 print(*[each.__qualname__ for each in kernels if len(each.signatures) > 1])
 """
 NOT_FOR_A_SMALL_RUN = (
-    "boto3", "botocore", "compactor.cleaner.precompile", "compactor.storage.s3", "compactor.tier.layouts.aiven.layout", "confluent_kafka",
+    "boto3", "botocore", "compactor.cleaner.precompile", "compactor.adapters.stores.s3", "compactor.adapters.brokers.aiven.layout",
+    "confluent_kafka",
     "cryptography", "jinja2", "prometheus_client", "pyarrow", "pyspark", "watchdog",
 )  # fmt: skip
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compactor.cleaner.passes.source import open_source_segment, segment_cut_after_offset
+from compactor.cleaner.source import open_source_segment, segment_cut_after_offset
 from compactor.errors import BadData
 from compactor.records.producers import ENTRY, ProducerStates
 from tests.builders import LogBuilder

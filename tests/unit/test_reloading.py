@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from compactor.config.settings import Settings, load_settings
-from compactor.service.reloading import settings_after_reload
+from compactor.service import settings_after_reload
 
 
 def written(tmp_path: Path, text: str) -> Settings:

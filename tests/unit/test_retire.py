@@ -9,7 +9,7 @@ import pytest
 
 from compactor.constants import NEVER_MS
 from compactor.control.ports import ObjectRetention
-from compactor.control.undo import undo_round
+from compactor.control.publication import undo_round
 from compactor.errors import StoreError
 from compactor.upkeep.retire import GraceClock, retire_replaced_segments_and_orphans
 from tests.simulation.actors import LEASE

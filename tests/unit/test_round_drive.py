@@ -12,18 +12,15 @@ from typing_extensions import override
 from checkpoint.offsets import CleanerOffset, first_dirty_offset_of_vector
 from compactor.constants import CompactorEpoch, Offset
 from compactor.control import publication
-from compactor.control.broker_expiry import BrokerExpiredSegmentCache
-from compactor.control.deletion import raise_log_start
 from compactor.control.fold import apply_partition_record
-from compactor.control.leadership import RecordRefused, acquire_leadership, hold_leadership
+from compactor.control.leadership import BrokerExpiredSegmentCache, RecordRefused, acquire_leadership, hold_leadership
 from compactor.control.ordering import find_rule_violation
+from compactor.control.publication import raise_log_start, undo_round
 from compactor.control.records import PartitionRecord, RoundPublished, RunEnded, decode_checksummed_json
-from compactor.control.stages import RoundStage, RoundStageTracker
-from compactor.control.state import PartitionState
-from compactor.control.undo import undo_round
+from compactor.control.state import PartitionState, RoundStage, RoundStageTracker
 from compactor.errors import BadData, Fenced, StoreError, UsageError
+from compactor.model.ids import RunHistoryStatus
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, Replacement
-from compactor.model.status import RunHistoryStatus
 from compactor.round.drive import run_round
 from compactor.round.ports import RoundDriverServicesForWorker
 from tests.simulation.actors import LEASE

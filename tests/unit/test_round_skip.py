@@ -12,7 +12,7 @@ from bloom.sizing import FilterDesign, design_filter_if_worthwhile, useless_read
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch
 from compactor.control.state import RunHistoryEntry
-from compactor.round.skip import (
+from compactor.round.ports import (
     BloomFilterUsageStatistics,
     bloom_filter_usage_of_run,
     bloom_filter_usage_of_runs,

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, strategies as st
 
-from compactor.cleaner import row_spool
-from compactor.cleaner.row_spool import HashRangeRowFile, HashRangeSpan
+from compactor.cleaner import disk_map as row_spool
+from compactor.cleaner.disk_map import HashRangeRowFile, HashRangeSpan
 from compactor.errors import OutOfBudget, StoreError
 
 
@@ -109,7 +109,7 @@ def test_a_write_asks_for_its_bytes_before_the_first_of_them(tmp_path: Path, mon
         sizes.append(len(data))
         return pwrite(file, data[:100], position)
 
-    monkeypatch.setattr("compactor.cleaner.row_spool.os.pwrite", watched)
+    monkeypatch.setattr("compactor.cleaner.disk_map.os.pwrite", watched)
     spool = HashRangeRowFile(tmp_path / "rows", disk, HashRangeSpan(1), 4, np.uint32, "rows")
     spool.add_rows_to_section(0, rows_of(list(range(35)), 4, np.uint32))
     assert sizes == [160, 60] * 3
@@ -123,7 +123,7 @@ def test_an_error_of_the_disk_that_is_not_a_full_disk_is_raised_as_it_is(tmp_pat
     def fails(*_: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("compactor.cleaner.row_spool.os.pwrite", fails)
+    monkeypatch.setattr("compactor.cleaner.disk_map.os.pwrite", fails)
     with HashRangeRowFile(tmp_path / "rows", Disk(), HashRangeSpan(1), 4, np.uint32, "rows") as spool:
         spool.add_rows_to_section(0, rows_of([1], 4, np.uint32))
         with pytest.raises(OSError, match="Input/output"):

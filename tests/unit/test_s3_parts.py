@@ -10,10 +10,8 @@ import google_crc32c
 import pytest
 from hypothesis import assume, given, strategies as st
 
-from compactor.errors import Refused
-from compactor.storage import s3_parts
-from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectRangeToCopy
-from compactor.storage.s3_parts import (
+from compactor.adapters.stores import s3_requests as s3_parts
+from compactor.adapters.stores.s3_requests import (
     MAX_PARTS,
     MIN_PART_BYTES,
     UploadPart,
@@ -22,6 +20,8 @@ from compactor.storage.s3_parts import (
     plan_upload_parts,
     upload_part_length_bytes,
 )
+from compactor.errors import Refused
+from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectRangeToCopy
 
 MIB = 1 << 20
 BIG = st.integers(MIN_PART_BYTES, 3 << 30)

@@ -26,14 +26,14 @@ import sqlalchemy.exc
 import urllib3
 from confluent_kafka import KafkaError, KafkaException
 
-from compactor.brokers.metadata_topic.connection import KafkaConnection, create_kafka_client, store_error_from_kafka_error
-from compactor.brokers.topic_ids import _open_kafka_python_client
+from compactor.adapters.brokers.cluster import _open_kafka_python_client
+from compactor.adapters.kafka_client import KafkaConnection, create_kafka_client, store_error_from_kafka_error
 from compactor.cli.command_parser import as_compactor_error
+from compactor.config.sections import AzureSettings, GcsSettings, HdfsSettings, RegistrySettings, S3Settings
 from compactor.config.settings import Settings
-from compactor.config.store_sections import AzureSettings, GcsSettings, HdfsSettings, RegistrySettings, S3Settings
-from compactor.decoding.registry import SchemaRegistry
+from compactor.decoding import SchemaRegistry
 from compactor.errors import BadData, CompactorError, Unavailable, bug_reason, without_secrets
-from compactor.outputs.iceberg_table import _convert_iceberg_errors
+from compactor.features.iceberg.table import _convert_iceberg_errors
 from compactor.storage.factory import open_store
 from compactor.storage.settings import RetrySettings
 

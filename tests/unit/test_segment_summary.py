@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compactor.cleaner.passes.describe import summarize_timestamps_and_record_count
+from compactor.cleaner.source import summarize_timestamps_and_record_count
 from compactor.records.batches import HEADER, BatchTable
 
 

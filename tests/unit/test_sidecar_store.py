@@ -9,7 +9,7 @@ import pytest
 
 from bloom.sidecar import BATCH_RUNS, MARKERS, RemovableRecordCounts, Sidecar, SidecarKeyHashCollector
 from bloom.sizing import design_filter_if_worthwhile
-from compactor.storage.counting import RequestCounters
+from compactor.storage.wrappers import RequestCounters
 from compactor.tier import sidecars
 from compactor.tier.sidecars import SidecarStore
 from tests.support.memory_store import Clock, MemoryStore

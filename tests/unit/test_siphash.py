@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from bloom.siphash import hash_keys, siphash_key_halves
+from bloom.filter import hash_keys, siphash_key_halves
 
 # The 64 SipHash-2-4-128 vectors of the reference implementation: key 00 01 .. 0f, messages of 0, 1, .. 63 bytes 00 01 ..
 VECTORS = bytes.fromhex(

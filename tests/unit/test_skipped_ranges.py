@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from compactor.constants import Offset, TimestampMs
-from compactor.control.skipped_ranges import (
-    MAX_SKIPPED_RANGES,
-    SkippedSegmentRange,
-    format_skipped_ranges,
-    parse_skipped_ranges,
-    skipped_ranges,
-)
+from compactor.control.summary import MAX_SKIPPED_RANGES, SkippedSegmentRange, format_skipped_ranges, parse_skipped_ranges, skipped_ranges
 from compactor.model.segment import RemoteLogSegmentMetadata
 
 

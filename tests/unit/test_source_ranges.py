@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from compactor.cleaner.passes.source import PACKED_CHUNK, SourceSegment, open_source_segment
-from compactor.records.build import ProducerFields, RecordToEncode, encode_batch, encode_txn_marker
+from compactor.cleaner.source import PACKED_CHUNK, SourceSegment, open_source_segment
 from compactor.records.codecs import LZ4, NONE
+from compactor.records.encode import ProducerFields, RecordToEncode, encode_batch, encode_txn_marker
 
 
 def opened(folder: Path, batches: Sequence[bytes]) -> SourceSegment:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.spark.benefit import assess_round_benefit
+from compactor.features.spark.recompaction import assess_round_benefit
 from tests.builders import LogBuilder
 from tests.support.spark_tier import NAME, NOW_MS, Twins, state_of
 

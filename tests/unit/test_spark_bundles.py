@@ -9,23 +9,25 @@ import pytest
 
 from compactor.constants import LeaderEpoch, Offset, TimestampMs
 from compactor.errors import BadData
-from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
-from compactor.records.batches import BatchTable
-from compactor.records.indexes import TXN_ENTRY
-from compactor.spark.round import bundles, range_rows
-from compactor.spark.round.bundles import (
+from compactor.features.spark import exchange as bundles, pass_one as range_rows
+from compactor.features.spark.exchange import (
     BatchScanSummary,
     PassOneResultOfSegment,
     PassOneResultOfSegmentBundle,
     RowNumberRange,
+    StoredGateRows,
+    StoredKeyRows,
     decode_pass_one_result_of_bundle,
     decode_scan_summaries,
     encode_pass_one_result_of_bundle,
     merge_segments_into_row_number_ranges,
+    pack_arrays_for_object_end,
     plan_segment_bundles,
+    read_arrays_at_object_end,
 )
-from compactor.spark.round.exchange import StoredKeyRows, pack_arrays_for_object_end, read_arrays_at_object_end
-from compactor.spark.round.gate_rows import StoredGateRows
+from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
+from compactor.records.batches import BatchTable
+from compactor.records.indexes import TXN_ENTRY
 from tests.support.spark_tier import HereCluster, Twins
 from tests.unit.test_spark_worker import SMALL, growing
 

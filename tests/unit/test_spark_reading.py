@@ -16,19 +16,27 @@ from pyspark.sql.types import StructField, StructType
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
-from compactor.cleaner.keys import disk_map
-from compactor.consumer import outcomes, pieces
-from compactor.consumer.columns import LATEST_MS, MESSAGE_COLUMNS, to_arrow_batch
-from compactor.consumer.reading import OffsetRangeReader
+from compactor.cleaner import disk_map
 from compactor.control.ports import ObjectRetention
 from compactor.errors import BadData, OutOfBudget, UsageError
+from compactor.features.imports.import_ import import_directory
+from compactor.features.spark import datasource
+from compactor.features.spark.datasource import (
+    COLUMN_TYPES,
+    SPARK_TYPES,
+    KafkaTieredSource,
+    ReadRequest,
+    ReadSplit,
+    parse_read_options,
+    plan_splits,
+    require_supported_schema,
+)
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition
-from compactor.spark import datasource
-from compactor.spark.datasource import SPARK_TYPES, KafkaTieredSource, ReadSplit, plan_splits, require_supported_schema
-from compactor.spark.options import COLUMN_TYPES, ReadRequest, parse_read_options
-from compactor.transfer.import_ import import_directory
-from compactor.upkeep.operator_changes import delete_records
+from compactor.read import outcomes, pieces
+from compactor.read.columns import LATEST_MS, MESSAGE_COLUMNS, to_arrow_batch
+from compactor.read.reading import OffsetRangeReader
+from compactor.upkeep.orphans import delete_records
 from compactor.upkeep.retire import GraceClock, retire_replaced_segments_and_orphans
 from tests.builders import LZ4, NONE, TOPIC_ID, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import client_rounds, names, unpack
@@ -556,7 +564,7 @@ def test_a_schema_chooses_columns_and_changes_no_types() -> None:
 
 
 def test_columns_that_were_not_asked_for_are_not_gathered(numbered: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
-    from compactor.consumer import columns
+    from compactor.read import columns
 
     def refused(*_: object) -> Any:
         raise AssertionError("a value was copied")

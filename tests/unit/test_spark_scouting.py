@@ -22,14 +22,12 @@ from compactor.config.settings import load_settings
 from compactor.control import publication
 from compactor.control.leadership import Leadership
 from compactor.errors import BadData, Unavailable
+from compactor.features.spark import jobs, rewrite as segment_index, worker
+from compactor.features.spark.exchange import decode_pass_one_result_of_bundle, read_arrays_at_object_end
+from compactor.features.spark.jobs import TaskCost
 from compactor.round.compaction import RoundReport
-from compactor.round.engines import RemoteEngine
-from compactor.round.skip import bloom_filter_usage_of_runs
-from compactor.spark.cluster import jobs
-from compactor.spark.cluster.executor import TaskCost
-from compactor.spark.round import segment_index, worker
-from compactor.spark.round.bundles import decode_pass_one_result_of_bundle
-from compactor.spark.round.exchange import read_arrays_at_object_end
+from compactor.round.drive import RemoteEngine
+from compactor.round.ports import bloom_filter_usage_of_runs
 from compactor.upkeep.retire import retire_replaced_segments_and_orphans
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.keys import object_key

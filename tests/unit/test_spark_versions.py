@@ -9,8 +9,7 @@ import pyspark
 import pytest
 
 from compactor.errors import UsageError
-from compactor.spark.cluster.session import executors_not_ready_error
-from compactor.spark.cluster.versions import require_supported_java, require_supported_pyspark
+from compactor.features.spark.session import executors_not_ready_error, require_supported_java, require_supported_pyspark
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
 

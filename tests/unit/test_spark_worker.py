@@ -15,16 +15,16 @@ from typing_extensions import override
 from compactor.access.rounds import compact, create_round
 from compactor.access.tier import Tier
 from compactor.errors import BadData, OutOfBudget, StoreError, Unavailable
-from compactor.round.engines import RemoteEngine
-from compactor.spark.cluster import jobs
-from compactor.spark.cluster.executor import TaskCost
-from compactor.spark.round import exchange, gate_ranges
-from compactor.spark.round.exchange import (
+from compactor.features.spark import exchange, jobs, pass_one as gate_ranges
+from compactor.features.spark.exchange import (
+    ExpectedRecordSums,
+    StoredGateRows,
     create_scratch_object_idempotently,
     encode_surviving_row_numbers,
     try_decode_row_number_gaps_to_bitmap,
 )
-from compactor.spark.round.gate_rows import ExpectedRecordSums, StoredGateRows
+from compactor.features.spark.jobs import TaskCost
+from compactor.round.drive import RemoteEngine
 from compactor.upkeep.retire import retire_replaced_segments_and_orphans
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import cleaner_round, names, unpack
@@ -216,7 +216,7 @@ def test_whatever_key_it_is_its_lost_record_is_missed(number: int, tmp_path: Pat
     twins.bring(folder)
     before = state_of(twins.remote)
     losing = _Losing(number)
-    monkeypatch.setattr("compactor.spark.round.pass_one_tasks.encode_surviving_row_numbers", losing)
+    monkeypatch.setattr("compactor.features.spark.pass_one.encode_surviving_row_numbers", losing)
     report = _spark_round(twins, TaskCost())
     assert losing.left < 0, "there are as many keys"
     assert report.status == "quarantined"
@@ -260,10 +260,10 @@ def _no_aborted_transactions(arrays: Any, batches: int) -> Any:
 @pytest.mark.parametrize(
     ("what", "wrong", "cause"),
     [
-        ("pass_one_tasks.encode_surviving_row_numbers", _nothing_survives, "the last record of a key is missing"),
-        ("pass_one_tasks.encode_surviving_row_numbers", _all_survive, "records are left that must not be"),
+        ("pass_one.encode_surviving_row_numbers", _nothing_survives, "the last record of a key is missing"),
+        ("pass_one.encode_surviving_row_numbers", _all_survive, "records are left that must not be"),
         (
-            "rewrite_tasks.decode_transaction_verdicts",
+            "rewrite.decode_transaction_verdicts",
             _no_aborted_transactions,
             "the transaction index does not name the aborted transactions",
         ),
@@ -277,7 +277,7 @@ def test_the_gate_refuses_what_executors_got_wrong(
     _, folder = growing(tmp_path / "log", 1)
     twins.bring(folder)
     before = state_of(twins.remote)
-    monkeypatch.setattr(f"compactor.spark.round.{what}", wrong)
+    monkeypatch.setattr(f"compactor.features.spark.{what}", wrong)
     engine = RemoteEngine("spark", partial(spark_worker, HereCluster(), twins.remote, TaskCost()))
     report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(
         twins.remote.open_control_log_of_partition(NAME)

@@ -11,8 +11,8 @@ import pytest
 
 from checkpoint.lineage import EpochEntry, Lineage
 from compactor.constants import LeaderEpoch, Offset
-from compactor.transfer import staged_file_rules
-from compactor.transfer.staged_file_rules import (
+from compactor.features.imports import staged_files as staged_file_rules
+from compactor.features.imports.staged_files import (
     BrokerLiveLog,
     SegmentStagedForDeletion,
     StagedFileChoice,

@@ -14,9 +14,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from compactor.model.ids import TopicPartition
-from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter, ServicePages
-from compactor.web.daemon_pages import DaemonPages
 from compactor.web.documents import (
     DOCUMENT_SCHEMA_VERSION,
     AgentTotals,
@@ -28,6 +26,7 @@ from compactor.web.documents import (
     ServiceStatusDocument,
     TopicsDocument,
 )
+from compactor.web.pages import AgentPages, DaemonPages
 from tests.support import console_samples
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "status-api.md"

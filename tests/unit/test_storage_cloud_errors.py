@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from compactor.adapters.stores.azure import AccountCredentials, choose_credentials
+from compactor.config.sections import AzureSettings, GcsSettings, HdfsSettings
 from compactor.config.settings import Settings
-from compactor.config.store_sections import AzureSettings, GcsSettings, HdfsSettings
 from compactor.errors import Refused, Unavailable, UsageError
-from compactor.storage.azure import AccountCredentials, choose_credentials
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
-from compactor.storage.retrying import FirstAnswerTracker
 from compactor.storage.settings import RetrySettings
+from compactor.storage.wrappers import FirstAnswerTracker
 from tests.support.canned_s3 import Answer, answering, failure
 from tests.support.cloud_servers import ACCOUNT, KEY
 

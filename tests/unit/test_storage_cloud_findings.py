@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from compactor.adapters.stores.cloud import CloudStore
+from compactor.config.sections import AzureSettings, GcsSettings
 from compactor.config.settings import Settings
-from compactor.config.store_sections import AzureSettings, GcsSettings
-from compactor.storage.cloud import CloudStore
 from compactor.storage.factory import open_store
 from tests.support.canned_s3 import Answer, answering, failure
 from tests.support.cloud_servers import ACCOUNT, KEY

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from compactor.errors import AlreadyExists, CompactorError, CopyDiffers, NotFound, OutOfBudget, Refused, Unavailable
-from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.keys import RESERVED, object_key_problem
 from compactor.storage.local import RESERVE_BYTES, LocalStore
 from compactor.storage.port import ComposeSource, FileRange, ObjectRangeToCopy
 from compactor.storage.schemes import directory_of_store_url
+from compactor.storage.wrappers import RequestCounters
 
 
 def keys(store: LocalStore, prefix: str = "", after: str = "") -> list[str]:

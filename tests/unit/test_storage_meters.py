@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
+from compactor.config.sections import S3Settings
 from compactor.config.settings import RateLimitSettings
-from compactor.config.store_sections import S3Settings
 from compactor.errors import NotFound, Refused, Unavailable
-from compactor.storage.counting import RequestCounters, StoreUsage
 from compactor.storage.factory import RateLimitingRequestMeter, RateLimits, TokenBucket, open_store
 from compactor.storage.port import ObjectInfo
-from compactor.storage.retrying import FirstAnswerTracker, Retrier, RetryingStore
 from compactor.storage.settings import RetrySettings, TransferSettings
+from compactor.storage.wrappers import FirstAnswerTracker, RequestCounters, Retrier, RetryingStore, StoreUsage
 from tests.support.memory_store import Clock as MemoryClock, MemoryStore
 
 

@@ -11,13 +11,13 @@ from typing import NoReturn
 
 import pytest
 
+from compactor.config.sections import S3Settings
 from compactor.config.settings import Settings
-from compactor.config.store_sections import S3Settings
 from compactor.errors import CompactorError, NotFound, Refused, Unavailable, UsageError
-from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.settings import RetrySettings
+from compactor.storage.wrappers import RequestCounters
 from tests.support.canned_s3 import Answer, Canned, answering, failure
 
 ONCE = RetrySettings(deadline_s=0)

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from compactor.errors import Refused
-from compactor.storage.parallel import run_in_parallel
+from compactor.storage.checks import run_in_parallel
 
 
 def test_results_come_in_order() -> None:

@@ -93,17 +93,10 @@ def test_no_path_of_one_machine() -> None:
 
 def test_only_layouts_make_keys_of_segments() -> None:
     """A number of 20 digits begins a segment's name in every layout; elsewhere it is that of a local file, or of a control object."""
-    local = (
-        "cleaner/precompile",
-        "cleaner/offline",
-        "cleaner/passes/rewrite",
-        "round/sources",
-        "demo/data",
-        "transfer/export",
-        "upkeep/repair_sources",
-    )
-    control = ("brokers/metadata_snapshot", "control/control_log", "control/leadership", "outputs/pinterest_names", "upkeep/verify_offsets")
-    allowed = {f"compactor/{module}.py" for module in (*local, "transfer/log_directory", "transfer/fresh_cluster", *control)}
+    cleaning = ("cleaner/precompile", "cleaner/offline", "cleaner/rewrite", "round/sources", "demo")
+    local = (*cleaning, "upkeep/export", "upkeep/repair", "features/imports/log_directory")
+    control = ("adapters/brokers/view", "control/control_log", "control/leadership", "features/pinterest/generations", "upkeep/verify")
+    allowed = {f"compactor/{module}.py" for module in (*local, *control, "features/pinterest/layout")}
     padded = {name(file) for file in (ROOT / "compactor").rglob("*.py") if re.search(r"20d\}|zfill\(20|rjust\(20", file.read_text("utf-8"))}
     assert {file for file in padded if not file.startswith("compactor/tier/")} == allowed
 
@@ -114,7 +107,7 @@ def test_nothing_beside_the_layouts_asks_the_store_of_segments() -> None:
     found = [
         f"{name(file)}:{number} {match[0]}"
         for file in sorted((ROOT / "compactor").rglob("*.py"))
-        if name(file) not in ("compactor/control/identity.py", "compactor/control/topic_ownership.py")
+        if name(file) not in ("compactor/control/identity.py", "compactor/control/identity.py")
         for number, line in lines(file)
         if (match := asked.search(line))
     ]

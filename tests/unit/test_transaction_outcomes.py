@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from compactor.cleaner.passes.outcomes import UNDECIDED, find_txn_outcomes_and_update_next_outcomes
+from compactor.cleaner.retention import UNDECIDED, find_txn_outcomes_and_update_next_outcomes
 from compactor.records.batches import ABORT, COMMIT, BatchTable, parse_batch_headers_of_segment
 from tests.builders import LogBuilder
 

@@ -6,9 +6,9 @@ import zlib
 from pathlib import Path
 
 from compactor.constants import HOUR_MS
-from compactor.daemon import trend
+from compactor.daemon import status as trend
 from compactor.daemon.scheduling import PartitionStatus
-from compactor.daemon.trend import (
+from compactor.daemon.status import (
     MOST_HOURS,
     MOST_TOPICS,
     HourlyStorageFigures,

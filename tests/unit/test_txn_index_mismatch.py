@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compactor.cleaner.passes.source import SourceSegment, open_source_segment
-from compactor.cleaner.passes.transactions import reason_txn_index_is_invalid
+from compactor.cleaner.retention import reason_txn_index_is_invalid
+from compactor.cleaner.source import SourceSegment, open_source_segment
 from compactor.records.indexes import TXN_ENTRY
 from tests.builders import LogBuilder
 

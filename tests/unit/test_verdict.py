@@ -9,6 +9,7 @@ import pytest
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
 from compactor.config.settings import CleanerSettings
+from compactor.config.times import format_iso_time, format_utc_time
 from compactor.constants import DAY_MS, NEVER_MS, CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control.ports import ObjectRetention
 from compactor.control.records import BLOCKED_BY_STAT, NEXT_STEP_STAT
@@ -16,10 +17,8 @@ from compactor.control.state import PartitionState, Quarantine, RunHistoryEntry
 from compactor.control.summary import decode_summary, encode_summary, summarize_state
 from compactor.daemon.scheduling import PartitionCondition, PartitionSchedule, partition_condition, partition_status
 from compactor.errors import BlockedCause
-from compactor.model.ids import TopicPartition
+from compactor.model.ids import RunHistoryStatus, TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.model.status import RunHistoryStatus
-from compactor.views.time_formats import format_iso_time, format_utc_time
 from compactor.views.verdict import (
     TRANSACTION_TIMEOUT_MS,
     Block,

@@ -14,8 +14,8 @@ from compactor.control import records
 from compactor.control.control_log import StateSnapshot
 from compactor.control.logs import open_catalog
 from compactor.control.state import PartitionState
-from compactor.upkeep.segment_check import SegmentProblem
-from compactor.upkeep.verify_offsets import (
+from compactor.upkeep.verify import (
+    SegmentProblem,
     cleaner_offset_problems,
     live_segment_problems,
     name_of_first_differing_field,

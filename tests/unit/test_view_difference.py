@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from compactor.config.times import format_iso_time
 from compactor.errors import BadData, UsageError
 from compactor.views.checkpoints import (
     CLEANER_OFFSETS,
@@ -16,7 +17,6 @@ from compactor.views.checkpoints import (
     read_kafka_checkpoint_file,
 )
 from compactor.views.difference import CleanerOffsetChange, PartitionHistoryInControlLog, compare_history_points
-from compactor.views.time_formats import format_iso_time
 from tests.support.crafted import Crafted, kip_table, vector
 
 

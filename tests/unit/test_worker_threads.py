@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from compactor.cleaner.passes.worker_threads import BARRIER, JobBarrier, ReusableJobBuffers, WorkerThreads
+from compactor.cleaner.worker_threads import BARRIER, JobBarrier, ReusableJobBuffers, WorkerThreads
 
 pytestmark = pytest.mark.parametrize("threads", [1, 2, 3])
 

@@ -6,17 +6,16 @@ import argparse
 from dataclasses import replace
 
 from compactor import extras
-from compactor.agent.agent import UploadAgent
-from compactor.agent.file_events import watch_log_dirs_for_new_segments
+from compactor.adapters.brokers.chain import AgentClusterQueriesOverKafka
 from compactor.bootstrap import kafka_connection_settings
-from compactor.brokers.metadata_topic.leaders import AgentClusterQueriesOverKafka
 from compactor.cli import command_parser, serving, tiers
 from compactor.cli.output import Output
 from compactor.config.settings import Settings
 from compactor.errors import ExitCode, UsageError
+from compactor.features.agent.agent import UploadAgent, watch_log_dirs_for_new_segments
 from compactor.tier.kinds import compactor_managed_tier_settings_hint, tier_kind
-from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter
+from compactor.web.pages import AgentPages
 from compactor.web.server import serve_pages
 
 BROKER_SECONDS = 5.0

@@ -8,9 +8,10 @@ from itertools import islice
 
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table
+from compactor.config.times import format_iso_time
+from compactor.config.units import count_noun
 from compactor.control.audit import RecordedAction, list_actions
 from compactor.errors import UsageError
-from compactor.views.time_formats import count_noun, format_iso_time
 
 
 def list_audited_actions(args: argparse.Namespace, out: Output) -> None:

@@ -9,7 +9,7 @@ from compactor.cli.output import Output, Table, format_size
 from compactor.config.units import count_noun
 from compactor.local.budget import DiskBudget
 from compactor.round.compaction import disk_budget_bytes
-from compactor.upkeep.filters import rebuild_sidecars, sidecars_json
+from compactor.upkeep.repair import rebuild_sidecars, sidecars_json
 
 
 def show_bloom_sidecars_command(args: argparse.Namespace, out: Output) -> None:

@@ -12,12 +12,12 @@ from rich.cells import cell_len, set_cell_size
 
 from compactor.cli import tiers
 from compactor.cli.output import Output
-from compactor.consumer.damage import DamagedOffsetRange
-from compactor.consumer.messages import RecordBlock, iterate_byte_strings
-from compactor.consumer.ranges import read_record_blocks
-from compactor.decoding.fields import FieldFormat, KeyAndValueDecoder, parse_key_with_topic_schema
+from compactor.config.times import format_iso_time
+from compactor.decoding import FieldFormat, KeyAndValueDecoder, parse_key_with_topic_schema
 from compactor.errors import BadData, ExitCode, UsageError
-from compactor.views.time_formats import format_iso_time
+from compactor.read.outcomes import DamagedOffsetRange
+from compactor.read.ranges import read_record_blocks
+from compactor.read.records import RecordBlock, iterate_byte_strings
 
 KeyAndValueFormats = tuple[FieldFormat, FieldFormat]
 WIDEST_KEY = 40

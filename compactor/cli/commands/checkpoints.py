@@ -8,6 +8,8 @@ from pathlib import Path
 
 from compactor.cli import command_parser, tiers
 from compactor.cli.output import Output, Table, Tree, format_size
+from compactor.config.times import format_iso_time
+from compactor.config.units import count_noun, format_duration
 from compactor.errors import ExitCode, UsageError
 from compactor.views.checkpoints import (
     LEADER_EPOCHS,
@@ -26,7 +28,6 @@ from compactor.views.difference import (
     PartitionHistoryPoint,
     compare_history_points,
 )
-from compactor.views.time_formats import count_noun, format_duration, format_iso_time
 
 
 def list_partition_checkpoints(args: argparse.Namespace, out: Output) -> ExitCode:
@@ -135,7 +136,7 @@ def verify_control_logs_command(args: argparse.Namespace, out: Output) -> ExitCo
             raise UsageError("files and partitions together", hint="Verify them one after the other")
         entries = sum(len(file.offsets) + len(file.leader_epochs) for file in map(read_kafka_checkpoint_file, map(Path, files)))
         return tiers.print_check_findings([], out, f"{count_noun(entries, 'entry', 'entries')}: Kafka would read all of them")
-    from compactor.upkeep.verify_offsets import verify_control_logs
+    from compactor.upkeep.verify import verify_control_logs
 
     tier = tiers.open_configured_tier_read_only(args)
     names = tiers.select_partitions(tier, args.partitions)

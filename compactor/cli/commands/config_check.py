@@ -11,18 +11,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from compactor.adapters.brokers.admin import KafkaAdmin
+from compactor.adapters.brokers.cluster import kafka_python_options
 from compactor.bootstrap import cluster_confirmations, kafka_connection_settings, open_tier
-from compactor.brokers.metadata_topic.admin import KafkaAdmin
-from compactor.brokers.topic_ids import kafka_python_options
 from compactor.cli import command_parser
 from compactor.cli.output import Output, Table
+from compactor.config.sections import MINIMUM_DAYS
 from compactor.config.settings import Settings
-from compactor.config.store_sections import MINIMUM_DAYS
 from compactor.errors import BadData, CompactorError, ExitCode, Refused, StoreError, Unavailable, UsageError
 from compactor.storage.factory import open_store
 from compactor.storage.probe import probe_store
 from compactor.tier.kinds import MetadataSource, control_url, tier_kind
-from compactor.upkeep.brokers.check import (
+from compactor.upkeep.broker_doctor import (
     ConfigCheckFinding,
     check_brokers_and_metadata_topic,
     check_known_kafka_problems,

@@ -9,9 +9,9 @@ from compactor.cli import command_parser, serving, tiers
 from compactor.cli.output import Output
 from compactor.daemon.daemon import Daemon
 from compactor.errors import ExitCode, StoreError, UsageError
-from compactor.views.prices import price_table_of_tier
+from compactor.views.forecast import price_table_of_tier
 from compactor.web.console import RequestRouter
-from compactor.web.daemon_pages import DaemonPages
+from compactor.web.pages import DaemonPages
 from compactor.web.server import serve_pages
 
 

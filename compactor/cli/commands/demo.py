@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 from compactor.cli import command_parser
-from compactor.cli.kernels import compile_numba_kernels
+from compactor.cli.main import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.units import count_noun
-from compactor.demo.demo import Demo, DemoComparison, count_keys_with_value
+from compactor.demo import Demo, DemoComparison, count_keys_with_value
 from compactor.errors import BadData, CompactorError, ExitCode
-from compactor.model.status import RoundStatus
-from compactor.transfer.import_options import ImportProgressCallbacks
+from compactor.features.imports.import_ import ImportProgressCallbacks
+from compactor.model.ids import RoundStatus
 
 RoundSeconds = float
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from compactor.adapters.brokers.admin import KafkaAdmin
 from compactor.bootstrap import cluster_confirmations, kafka_connection_settings
-from compactor.brokers.metadata_topic.admin import KafkaAdmin
 from compactor.cli import tiers
 from compactor.cli.output import Output
+from compactor.config.units import count_noun
 from compactor.errors import BadData, ExitCode, UsageError
-from compactor.upkeep.brokers.checkup import find_tier_health_problems
-from compactor.views.prices import price_table_of_tier
-from compactor.views.time_formats import count_noun
+from compactor.upkeep.broker_doctor import find_tier_health_problems
+from compactor.views.forecast import price_table_of_tier
 
 
 def diagnose_broker_managed_tier(args: argparse.Namespace, out: Output) -> ExitCode:

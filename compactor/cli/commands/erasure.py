@@ -10,18 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 from compactor.access.tier import Tier
-from compactor.cli import audit, command_parser, tiers
-from compactor.cli.kernels import compile_numba_kernels
+from compactor.cli import command_parser, tiers, tiers as audit
+from compactor.cli.main import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
+from compactor.config.units import count_noun
 from compactor.control.audit import ERASURE
-from compactor.control.pauses import round_pause_reason_or_empty
-from compactor.decoding.fields import parse_text_or_base64_key
+from compactor.control.logs import round_pause_reason_or_empty
+from compactor.decoding import parse_text_or_base64_key
 from compactor.errors import ExitCode, UsageError
-from compactor.local.spool import spool_folder_of_this_process
-from compactor.model.ids import TopicPartition
-from compactor.upkeep.erasure.holders import KeyRemovalRound
-from compactor.upkeep.erasure.partition import KeySearchRequest
-from compactor.upkeep.erasure.topic import (
+from compactor.features.erasure.partition import KeyRemovalRound, KeySearchRequest
+from compactor.features.erasure.topic import (
     ErasureReportHeader,
     TopicKeySearchResult,
     erasure_report_json,
@@ -30,7 +28,8 @@ from compactor.upkeep.erasure.topic import (
     run_rounds_and_retire_to_erase_keys,
     survey_objects_holding_keys_in_topic,
 )
-from compactor.views.time_formats import count_noun
+from compactor.local.budget import spool_folder_of_this_process
+from compactor.model.ids import TopicPartition
 
 ErasureReportDocument = dict[str, Any]
 SearchedKeyIndex = int

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from compactor.access.tier import Tier
 from compactor.cli import command_parser, tiers
 from compactor.cli.output import Output, Table
-from compactor.decoding.fields import DecodedKeyOrValue, KeyAndValueDecoder, parse_key_with_topic_schema
+from compactor.decoding import DecodedKeyOrValue, KeyAndValueDecoder, parse_key_with_topic_schema
 from compactor.model.ids import TopicPartition
 from compactor.views import explain as explaining
 

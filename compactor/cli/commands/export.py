@@ -9,8 +9,8 @@ from compactor.cli.output import Output, Table, format_size
 from compactor.config.units import count_noun
 from compactor.constants import TopicId
 from compactor.errors import BadData, ExitCode, UsageError
-from compactor.tier.names import is_topic_id
-from compactor.transfer.export import export_partition
+from compactor.tier.contents import is_topic_id
+from compactor.upkeep.export import export_partition
 
 
 def export_partition_to_log_dir_command(args: argparse.Namespace, out: Output) -> ExitCode:

@@ -8,16 +8,16 @@ from typing import Any
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.errors import CompactorError, ExitCode, UsageError
-from compactor.model.ids import TopicPartition
-from compactor.outputs.pinterest import GenerationReport, configured_generation_target
-from compactor.outputs.upkeep import (
+from compactor.features.imports.from_tier import topic_name_filter
+from compactor.features.pinterest.generations import GenerationReport, configured_generation_target
+from compactor.features.pinterest.output import (
     DeletedOrExpiringGeneration,
     delete_generations_kept_long_enough,
     partitions_with_generations,
     read_partition_generations,
     write_generations,
 )
-from compactor.transfer.import_root import topic_name_filter
+from compactor.model.ids import TopicPartition
 
 
 def write_generations_command(args: argparse.Namespace, out: Output) -> ExitCode:

@@ -15,34 +15,34 @@ from typing import Any
 
 from compactor.access.tier import Tier
 from compactor.bootstrap import create_topic_ids_query, create_topic_settings_query, open_tier
-from compactor.cli import audit, command_parser, tiers
-from compactor.cli.kernels import compile_numba_kernels
+from compactor.cli import command_parser, tiers, tiers as audit
+from compactor.cli.main import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.settings import load_settings
 from compactor.errors import ExitCode, StoreError, UsageError
-from compactor.model.ids import TopicPartition
-from compactor.tier.kinds import tier_kind
-from compactor.transfer.from_tier import import_tier, partitions_to_import
-from compactor.transfer.import_ import import_directory
-from compactor.transfer.import_options import ImportOptions, ImportProgressCallbacks
-from compactor.transfer.import_root import (
+from compactor.features.imports.from_tier import (
     ALL_TOPICS,
     PartitionImportResult,
     has_partition_directories,
     import_partition_directories,
+    import_tier,
     is_topic_chosen,
     list_partition_directories,
     partition_of_directory,
+    partitions_to_import,
     topics_in_catalog,
 )
-from compactor.transfer.incarnations import (
+from compactor.features.imports.import_ import ImportOptions, ImportProgressCallbacks, import_directory
+from compactor.features.imports.incarnations import (
     TopicRecreationConfirmationSources,
     record_cluster_of_topics,
     record_settings_of_topics,
     unreadable_settings_message,
 )
-from compactor.transfer.log_directory import is_locked_by_broker
-from compactor.transfer.log_identity import read_topic_id
+from compactor.features.imports.log_directory import is_locked_by_broker
+from compactor.features.imports.log_identity import read_topic_id
+from compactor.model.ids import TopicPartition
+from compactor.tier.kinds import tier_kind
 from compactor.views.checkpoints import read_only_copy_of_tier
 from compactor.views.overview import read_partition_summaries_or_errors
 

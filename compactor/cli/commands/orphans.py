@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 from compactor.bootstrap import open_tier
-from compactor.cli import audit, tiers
+from compactor.cli import tiers, tiers as audit
 from compactor.cli.output import Output, Table, format_size
+from compactor.config.units import count_noun, format_duration
 from compactor.upkeep.orphans import find_orphans, purge_orphans, read_orphan_list, write_orphan_list
-from compactor.views.time_formats import count_noun, format_duration
 
 
 def find_orphaned_objects_command(args: argparse.Namespace, out: Output) -> None:

@@ -10,13 +10,13 @@ from typing import TypeVar
 from compactor.access.tier import Tier
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
+from compactor.config.units import format_duration
 from compactor.errors import CompactorError, ExitCode, UsageError
 from compactor.extras import require_pip_extra
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
-from compactor.outputs.port import configured_output_writer
+from compactor.outputs import configured_output_writer
 from compactor.round.compaction import disk_budget_bytes
-from compactor.views.time_formats import format_duration
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ def list_iceberg_tables(args: argparse.Namespace, out: Output) -> ExitCode:
     if not tier.settings.outputs.iceberg.topics:
         raise UsageError("no topic has an Iceberg table", hint="Name topics under [outputs.iceberg]; `generations list` has Pinterest's")
     require_pip_extra("iceberg", "[outputs.iceberg]")
-    from compactor.outputs.iceberg import read_table_status
+    from compactor.features.iceberg.output import read_table_status
 
     found, code = _call_for_each_selected_partition(tier, args, out, lambda name: read_table_status(tier, name))
     statuses = [status for _, status in found if status is not None]

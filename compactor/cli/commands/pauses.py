@@ -7,16 +7,17 @@ from __future__ import annotations
 import argparse
 import re
 
-from compactor.cli import audit, tiers
+from compactor.cli import tiers, tiers as audit
 from compactor.cli.output import Output, Table
-from compactor.control.pauses import (
+from compactor.config.times import format_iso_time
+from compactor.config.units import format_duration
+from compactor.control.logs import (
     add_round_pause_unless_present,
     end_round_pause_with_pattern,
     pattern_matches,
     request_round,
     round_pause_reason_or_empty,
 )
-from compactor.views.time_formats import format_duration, format_iso_time
 
 
 def pause_compaction_rounds_command(args: argparse.Namespace, out: Output) -> None:

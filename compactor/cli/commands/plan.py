@@ -8,17 +8,24 @@ from dataclasses import replace
 
 from compactor.access.tier import Tier
 from compactor.cli import command_parser, tiers
-from compactor.cli.kernels import compile_numba_kernels
+from compactor.cli.command_parser import SAMPLED_PARTITIONS
+from compactor.cli.main import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
-from compactor.cli.shared_arguments import SAMPLED_PARTITIONS
-from compactor.consumer.sampling import estimate_saving_from_samples
-from compactor.control.pauses import round_pause_reason_or_empty
+from compactor.config.times import format_iso_time
+from compactor.config.units import count_noun
+from compactor.control.logs import round_pause_reason_or_empty
 from compactor.control.summary import PartitionSummary
 from compactor.errors import CompactorError, ExitCode
+from compactor.read.ranges import estimate_saving_from_samples
 from compactor.storage.probe import does_delete_free_space
-from compactor.views.forecast import RoundCircumstances, RoundForecast, forecast_round_from_summary, read_segment_skip_evidence
-from compactor.views.prices import PriceTable, price_table_of_tier
-from compactor.views.time_formats import count_noun, format_iso_time
+from compactor.views.forecast import (
+    PriceTable,
+    RoundCircumstances,
+    RoundForecast,
+    forecast_round_from_summary,
+    price_table_of_tier,
+    read_segment_skip_evidence,
+)
 from compactor.views.verdict import TransactionAtEnd, VerdictKind, blocks_of_topics, read_open_transaction
 
 DEFAULT_SAMPLE_BYTES = 8 << 20

@@ -9,12 +9,10 @@ from contextlib import ExitStack, nullcontext
 from compactor.access.tier import Tier
 from compactor.cli import command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
+from compactor.config.units import count_noun
 from compactor.errors import CompactorError, ExitCode
-from compactor.model.status import RoundStatus
-from compactor.spark.cluster.executor import TaskCost
-from compactor.spark.cluster.session import StartedCluster, start_cluster
-from compactor.spark.cluster.versions import require_supported_pyspark
-from compactor.spark.recompaction import (
+from compactor.features.spark.jobs import TaskCost
+from compactor.features.spark.recompaction import (
     RecompactionCandidate,
     RecompactionListener,
     RecompactionResult,
@@ -23,7 +21,8 @@ from compactor.spark.recompaction import (
     recompaction_result_row,
     update_iceberg_tables,
 )
-from compactor.views.time_formats import count_noun
+from compactor.features.spark.session import StartedCluster, require_supported_pyspark, start_cluster
+from compactor.model.ids import RoundStatus
 
 
 def recompact_topics_with_spark_command(args: argparse.Namespace, out: Output) -> ExitCode:
@@ -36,7 +35,7 @@ def recompact_topics_with_spark_command(args: argparse.Namespace, out: Output) -
             find_recompaction_candidates(tier, names, command_parser.now_ms_from_arguments(args), min_benefit), out, outcomes
         )
     require_supported_pyspark()
-    from compactor.spark.cluster.jobs import JobListener
+    from compactor.features.spark.jobs import JobListener
 
     cost = TaskCost()
     with ExitStack() as stack:

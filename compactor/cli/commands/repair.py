@@ -7,17 +7,16 @@ from pathlib import Path
 
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
-from compactor.cli import audit, command_parser, tiers
-from compactor.cli.kernels import compile_numba_kernels
+from compactor.cli import command_parser, tiers, tiers as audit
+from compactor.cli.main import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.settings import load_settings
+from compactor.config.units import count_noun
 from compactor.errors import BadData, ExitCode, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.tier.kinds import tier_kind
-from compactor.upkeep.repair import RepairReport, repair_partition
-from compactor.upkeep.repair_sources import DirectoryRepairSource, RepairSource, TierRepairSource
+from compactor.upkeep.repair import DirectoryRepairSource, RepairReport, RepairSource, TierRepairSource, repair_partition
 from compactor.views.checkpoints import read_only_copy_of_tier
-from compactor.views.time_formats import count_noun
 
 
 def repair_partition_command(args: argparse.Namespace, out: Output) -> ExitCode:

@@ -9,26 +9,27 @@ from functools import partial
 
 from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
+from compactor.adapters.brokers.cluster import query_which_topic_ids_exist
 from compactor.bootstrap import kafka_connection_settings
-from compactor.brokers.topic_ids import query_which_topic_ids_exist
-from compactor.cli import audit, command_parser, tiers
+from compactor.cli import command_parser, tiers, tiers as audit
 from compactor.cli.output import Output, Table, format_size
+from compactor.config.times import format_iso_time
+from compactor.config.units import count_noun
 from compactor.constants import NEVER_MS
 from compactor.control.logs import PartitionLog, move_queued_change_hints_into_catalog
 from compactor.control.records import DeletionCheckResult
 from compactor.errors import CompactorError, ExitCode
 from compactor.model.ids import TopicPartition
 from compactor.tier.ports import SegmentCount
-from compactor.upkeep.deleted_topics import delete_tiered_data_of_missing_topics
 from compactor.upkeep.retire import (
     MAX_UNHINTED_INSPECTIONS,
     GraceClock,
     RetireReport,
+    abort_stale_multipart_uploads,
+    delete_tiered_data_of_missing_topics,
     partitions_to_inspect_for_deletions,
     retire_replaced_segments_and_orphans,
 )
-from compactor.upkeep.uploads import abort_stale_multipart_uploads
-from compactor.views.time_formats import count_noun, format_iso_time
 
 NOTED_TOGETHER = 100
 """Largest number of partitions whose inspections are recorded in one record of the catalog."""

@@ -10,22 +10,20 @@ from collections.abc import Mapping, Sequence
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.cli import command_parser, tiers
-from compactor.cli.kernels import compile_numba_kernels
+from compactor.cli.main import CommandProfile, compile_numba_kernels
 from compactor.cli.output import Output, Progress
-from compactor.cli.profile import CommandProfile
 from compactor.control.leadership import current_lease
-from compactor.control.pauses import round_pause_reason_or_empty
-from compactor.control.stages import RoundStage
+from compactor.control.logs import round_pause_reason_or_empty
+from compactor.control.state import RoundStage
 from compactor.control.summary import PartitionSummary
-from compactor.daemon.progress import JobProgressRecorder
 from compactor.daemon.scheduling import DaemonAction, PartitionJob
+from compactor.daemon.status import JobProgressRecorder
 from compactor.errors import ExitCode
-from compactor.local.spool import spool_folder_of_this_process
-from compactor.model.ids import TopicPartition
+from compactor.local.budget import spool_folder_of_this_process
+from compactor.model.ids import RoundStatus, TopicPartition
 from compactor.model.plan import CompactionPlan
-from compactor.model.status import RoundStatus
 from compactor.round.compaction import failed_round_report, paused_round_report, report_if_nothing_to_do
-from compactor.service.journal import ServiceEventLogger
+from compactor.service import ServiceEventLogger
 from compactor.views.forecast import forecast_round_from_summary
 from compactor.views.overview import read_partition_summaries_or_errors
 

@@ -6,10 +6,11 @@ import argparse
 
 from compactor.cli import command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
+from compactor.config.times import format_iso_time
+from compactor.config.units import format_duration
 from compactor.control.state import RunHistoryEntry
 from compactor.errors import ExitCode, UsageError
-from compactor.views.history import find_partition_state_and_full_run_id, reason_run_cannot_be_undone, run_history_entry_document
-from compactor.views.time_formats import format_duration, format_iso_time
+from compactor.views.overview import find_partition_state_and_full_run_id, reason_run_cannot_be_undone, run_history_entry_document
 
 SHORT = 8
 """Characters of a run's id in tables. They suffice to name it."""

@@ -6,14 +6,15 @@ import argparse
 import time
 
 from compactor.cli import tiers
+from compactor.cli.command_parser import WATCH_SECONDS
 from compactor.cli.output import Output, Table, format_size
-from compactor.cli.shared_arguments import WATCH_SECONDS
+from compactor.config.times import format_until, format_utc_time
+from compactor.config.units import count_noun, format_duration
 from compactor.daemon.status import read_daemon_status_from_control_logs
 from compactor.errors import BadData, ExitCode, StoreError
-from compactor.views.time_formats import count_noun, format_duration, format_until, format_utc_time
-from compactor.web.daemon_pages import DaemonPages
+from compactor.web.console import MOST_PER_PAGE, PartitionListQuery
 from compactor.web.documents import DaemonPartitionRow, DaemonTotals, ServiceStatusDocument
-from compactor.web.listing import MOST_PER_PAGE, PartitionListQuery
+from compactor.web.pages import DaemonPages
 
 SHOWN_PARTITIONS = 15
 """Largest number of partitions in the table, so that it fits one screen. JSON has all of them."""

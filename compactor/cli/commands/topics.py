@@ -9,18 +9,18 @@ from typing import Any
 
 from compactor.access.tier import Tier
 from compactor.bootstrap import create_topic_ids_query, kafka_connection_settings, open_tier
-from compactor.cli import audit, command_parser, tiers
+from compactor.cli import command_parser, tiers, tiers as audit
 from compactor.cli.output import Output, Table, format_size
+from compactor.config.units import count_noun, format_duration
 from compactor.constants import TopicId
-from compactor.control.deletion import delete_partition, restart_unrecoverable_log_as_empty
 from compactor.control.importing import record_topic_id_adoption
 from compactor.control.incarnations import superseding_topic_id
-from compactor.control.pauses import pattern_matches
+from compactor.control.logs import pattern_matches
+from compactor.control.publication import delete_partition, restart_unrecoverable_log_as_empty
 from compactor.control.records import BadControlRecord, TopicAdopted
 from compactor.errors import CompactorError, ExitCode, UsageError
+from compactor.features.imports.incarnations import reinstate_superseded_topic
 from compactor.tier.kinds import control_url, tier_kind
-from compactor.transfer.incarnations import reinstate_superseded_topic
-from compactor.views.time_formats import count_noun, format_duration
 
 
 def list_topics_in_tier(args: argparse.Namespace, out: Output) -> ExitCode:
@@ -88,9 +88,9 @@ def delete_partition_from_tier(args: argparse.Namespace, out: Output) -> None:
 
 
 def delete_records_command(args: argparse.Namespace, out: Output) -> None:
-    from compactor.brokers.metadata_topic.admin import KafkaAdmin
-    from compactor.consumer.reading import offset_for_time_or_end
-    from compactor.upkeep.operator_changes import delete_records
+    from compactor.adapters.brokers.admin import KafkaAdmin
+    from compactor.read.reading import offset_for_time_or_end
+    from compactor.upkeep.orphans import delete_records
 
     kind, bound = args.before
     with tiers.open_configured_tier(args) as tier:
@@ -190,7 +190,7 @@ def take_over_topics(args: argparse.Namespace, out: Output) -> None:
 
 
 def save_broker_metadata(args: argparse.Namespace, out: Output) -> None:
-    from compactor.brokers.metadata_snapshot import save_metadata_snapshot, take_metadata_snapshot
+    from compactor.adapters.brokers.view import save_metadata_snapshot, take_metadata_snapshot
 
     settings = command_parser.load_command_settings(args)
     if not tier_kind(settings).is_broker_managed:

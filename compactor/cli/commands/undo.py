@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 
 from compactor.access.tier import Tier
-from compactor.cli import audit, command_parser, tiers
+from compactor.cli import command_parser, tiers, tiers as audit
 from compactor.cli.output import Output, Table, format_size
+from compactor.config.times import format_iso_time
 from compactor.control.audit import latest_erasure_ms
-from compactor.control.undo import undo_round, was_round_undone
+from compactor.control.publication import undo_round, was_round_undone
 from compactor.errors import UsageError
-from compactor.model.status import RunHistoryStatus
-from compactor.upkeep.operator_changes import undo_compaction_run_by_publishing_copies
-from compactor.views.history import find_partition_state_and_full_run_id, reason_run_cannot_be_undone
-from compactor.views.time_formats import format_iso_time
+from compactor.model.ids import RunHistoryStatus
+from compactor.upkeep.orphans import undo_compaction_run_by_publishing_copies
+from compactor.views.overview import find_partition_state_and_full_run_id, reason_run_cannot_be_undone
 
 
 def _not_a_run_id_error(tier: Tier, args: argparse.Namespace) -> UsageError:

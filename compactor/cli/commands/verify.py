@@ -11,10 +11,10 @@ from compactor.access.tier import Tier
 from compactor.cli import tiers
 from compactor.cli.output import Output
 from compactor.errors import ExitCode, UsageError
+from compactor.features.pinterest.verify import verify_partition_known_by_listing
 from compactor.tier.kinds import MetadataSource
-from compactor.upkeep.brokers.verify import verify_broker_partition
-from compactor.upkeep.verify_listed import verify_partition_known_by_listing
-from compactor.upkeep.verify_tier import find_stale_upload_problems, verify_partition, verify_tier_wide_control_log
+from compactor.upkeep.broker_verify import verify_broker_partition
+from compactor.upkeep.verify import find_stale_upload_problems, verify_partition, verify_tier_wide_control_log
 
 Finding = TypeVar("Finding")
 REPAIRABLE = ("missing", "size", "digest")

@@ -21,15 +21,15 @@ from typing import NamedTuple
 import numpy as np
 from typing_extensions import override
 
-from compactor.cleaner.passes.outcomes import UNDECIDED
-from compactor.consumer.outcomes import UNKNOWN, TransactionOutcomeFinder
-from compactor.consumer.pieces import PiecePrefetcher, SegmentGone, SegmentPiece, SegmentReader
+from compactor.cleaner.retention import UNDECIDED
 from compactor.errors import BadData, CompactorError, StoreError
 from compactor.features.serve.partitions import Partitions, RecordSource, View
 from compactor.features.serve.pieces import Bounds, Piece, PieceCache
 from compactor.features.serve.protocol import ErrorCode
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.read.outcomes import UNKNOWN, TransactionOutcomeFinder
+from compactor.read.pieces import PiecePrefetcher, SegmentGone, SegmentPiece, SegmentReader
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, Int64s
 
 COPIED_BYTES = 64 << 10

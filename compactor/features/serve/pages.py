@@ -11,8 +11,8 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from compactor import __version__
 from compactor.features.serve.endpoint import Endpoint
-from compactor.model.base import StrictFrozenModel
-from compactor.service.metrics import (
+from compactor.model.segment import StrictFrozenModel
+from compactor.service_metrics import (
     MOST_LABELLED,
     OWN,
     add_labelled_values,

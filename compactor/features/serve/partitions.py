@@ -19,13 +19,13 @@ from typing import NamedTuple, TypeVar
 
 from checkpoint.lineage import Lineage
 from compactor.access.tier import Tier
-from compactor.consumer.history import log_identity
-from compactor.consumer.reading import last_stable_offset
 from compactor.control.logs import PartitionLog
 from compactor.errors import BadData, CompactorError
 from compactor.features.serve.protocol import uuid_of_topic_id
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.read.outcomes import log_identity
+from compactor.read.reading import last_stable_offset
 
 T = TypeVar("T")
 UNDEFINED = -1

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from compactor.consumer.damage import flag_damaged_batches, read_whole_batches_before_damage
-from compactor.consumer.pieces import SegmentPiece, SegmentReader
 from compactor.errors import BadData, StoreError
+from compactor.read.outcomes import flag_damaged_batches, read_whole_batches_before_damage
+from compactor.read.pieces import SegmentPiece, SegmentReader
 from compactor.records.batches import Int64s
 
 T = TypeVar("T")

@@ -16,14 +16,14 @@ from typing import Any, Final
 from kafka.protocol import admin, consumer, metadata, producer
 
 from compactor.access.tier import Tier
-from compactor.consumer.pieces import SegmentGone
-from compactor.consumer.reading import find_record_for_time
 from compactor.errors import BadData, CompactorError
 from compactor.features.serve.access import User
 from compactor.features.serve.fetch import Read, TierReader
 from compactor.features.serve.partitions import UNDEFINED, Node, Partitions, RecordSource, View, leader_of
 from compactor.features.serve.protocol import ErrorCode, Request, api_versions
 from compactor.model.ids import TopicPartition
+from compactor.read.pieces import SegmentGone
+from compactor.read.reading import find_record_for_time
 
 LATEST, EARLIEST, _MAX_TIMESTAMP = -1, -2, -3
 TOPIC_RESOURCE = 2

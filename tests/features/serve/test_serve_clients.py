@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from compactor.errors import StoreError
 from compactor.model.ids import TopicPartition
-from compactor.storage.forwarding import ForwardingStore
+from compactor.storage.wrappers import ForwardingStore
 from tests.builders import LogBuilder
 from tests.features.serve.test_serve_fetch import TOPIC, all_records, committed_records, log_of_transactions
 from tests.support.bucket_cli import BucketCli

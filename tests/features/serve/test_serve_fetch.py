@@ -15,7 +15,7 @@ from compactor.access.tier import Tier
 from compactor.features.serve import pieces
 from compactor.features.serve.endpoint import Endpoint
 from compactor.features.serve.protocol import ErrorCode
-from compactor.storage.forwarding import ForwardingStore
+from compactor.storage.wrappers import ForwardingStore
 from tests.builders import GZIP, LZ4, NONE, ZSTD, LogBuilder
 from tests.plain_format import Batch, read_batches
 from tests.support.endpoint import Client, RecordTuple, served, shown_by_java

@@ -1,0 +1,1 @@
+"""Objects of Aiven's remote storage manager."""

@@ -1,0 +1,748 @@
+"""Lookups of a broker in the segment metadata: which segment it reads for each offset, given a leader epoch lineage.
+
+Follows Kafka's RemoteLogManager (4.x). ``lineage`` is the partition's leader epoch cache, ascending.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from typing_extensions import override
+
+from checkpoint.lineage import EpochEntry, first_divergent_offset, merge_segment_lineages
+from compactor.adapters.brokers.admin import KafkaAdmin, KafkaSetting
+from compactor.adapters.brokers.cache import LeaderEpochSegments, RemoteLogMetadataCache, last_offset_of_epoch
+from compactor.adapters.brokers.codec import decode_record, encode_record
+from compactor.adapters.brokers.topic import uuid_to_bytes
+from compactor.adapters.kafka_client import KafkaConnection, LazyKafkaAdminClient, load_confluent_kafka, store_error_from_kafka_error
+from compactor.constants import MAX_OFFSET, LeaderEpoch, Offset, TopicId
+from compactor.errors import BadData, Refused, StoreError
+from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
+from compactor.model.remote_log import (
+    BrokerView,
+    EpochAndStartOffset,
+    MetadataRecord,
+    RemoteLogSegmentMetadataRecord,
+    RemoteLogSegmentMetadataUpdateRecord,
+    RemotePartitionDeleteMetadataRecord,
+    SegmentReadRange,
+    epoch_start_offsets,
+    uuid_text,
+)
+from compactor.model.segment import TRANSITIONS, ReasonOrEmpty, SegmentState
+
+# Rules for records that are written to the metadata topic (docs/broker-protocol.md): pure functions that refuse invalid records.
+#
+# Each function gets the folded topic and the record that would follow. A refusal begins with the name of its rule. Brokers apply records in
+# order and cannot reject any, so every record is checked here against the fold of all earlier ones before it is appended.
+
+
+_S = SegmentState
+READABLE_STATES = (_S.COPY_SEGMENT_FINISHED,)
+UNDELETED_STATES = (_S.COPY_SEGMENT_STARTED, _S.COPY_SEGMENT_FINISHED)
+
+
+def reason_to_refuse_record(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> ReasonOrEmpty:
+    """Return why this record must not follow the records in ``cache``, or an empty string.
+
+    :param lineage: leader epochs with which brokers look up offsets.
+    """
+    return (
+        _rule_violation_by_record_content(cache, record)
+        or _transition_rule_violation(cache, record)
+        or _lookup_rule_violation(cache, lineage, record)
+    )
+
+
+def _rule_violation_by_record_content(cache: RemoteLogMetadataCache, record: MetadataRecord) -> ReasonOrEmpty:
+    """Return how the record's content violates the metadata rules, or an empty string: brokers would stop at the record (R1), its leader
+    epochs do not match its offsets (R4), or its segment is empty (R6).
+    """
+    if isinstance(record, RemotePartitionDeleteMetadataRecord):
+        return "R1: only brokers delete a partition's tier"
+    if record.partition.topic_id != cache.partition.topic_id or record.partition.partition != cache.partition.partition:
+        return f"R1: the record is of {record.partition}, not of {cache.partition}"
+    if record.broker_id != COMPACTOR_BROKER_ID:
+        return f"R1: the record says that broker {record.broker_id} wrote it"
+    try:
+        if decode_record(encode_record(record)) != record:
+            return "R1: the record differs from its decoded bytes"
+    except (BadData, ValueError) as error:
+        return f"R1: {error}"
+    if isinstance(record, RemoteLogSegmentMetadataRecord):
+        starts = [entry.start_offset for entry in record.leader_epochs]
+        if record.size_bytes <= 0:
+            return f"R6: segment {record.id} has {record.size_bytes} bytes"
+        if starts != sorted(starts) or starts[0] < record.start_offset or starts[-1] > record.end_offset:
+            return f"R4: the leader epochs of segment {record.id} do not match its offsets"
+    return ""
+
+
+def _transition_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRecord) -> ReasonOrEmpty:
+    """Return how the record's state transition violates the metadata rules, or an empty string: Kafka's state machine forbids it or custom
+    metadata would be lost (R1), or the segment was not introduced or is deleted already (R3).
+    """
+    if isinstance(record, RemotePartitionDeleteMetadataRecord):
+        return ""
+    existing = cache.segments.get(record.segment_id)
+    if isinstance(record, RemoteLogSegmentMetadataRecord):
+        if existing is not None or record.segment_id in cache.finished:
+            return f"R1: segment {record.id} was introduced before"
+        return ""
+    if existing is None:
+        return f"R3: segment {record.id} was not introduced, or is finished"
+    again = record.state is existing.state is _S.COPY_SEGMENT_FINISHED and not is_found_by_lookups(cache, existing)
+    if record.state not in TRANSITIONS[existing.state] and not again:
+        return f"R1: segment {record.id} cannot go from {existing.state} to {record.state}"
+    if record.custom_metadata != existing.custom_metadata:
+        return f"R1: custom metadata of segment {record.id} would be lost"
+    return ""
+
+
+def _lookup_rule_violation(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> ReasonOrEmpty:
+    """Return how the record makes a readable offset unreadable, even briefly, or an empty string (rules R3b, R4 and R8 in
+    docs/broker-protocol.md).
+    """
+    after = CopyOnWriteMetadataCache(cache)
+    message = after.apply_record(record)
+    if message:
+        return f"R1: {message}"
+    lost = _first_lost_offset(segment_read_ranges(cache, lineage), segment_read_ranges(after.cache, lineage))
+    if lost is not None:
+        rule = "R3b" if isinstance(record, RemoteLogSegmentMetadataUpdateRecord) and record.state is _S.DELETE_SEGMENT_STARTED else "R4"
+        return f"{rule}: offset {lost} would have no segment"
+    if isinstance(record, RemoteLogSegmentMetadataUpdateRecord) and record.state is _S.COPY_SEGMENT_FINISHED:
+        segment = cache.segments[record.segment_id]
+        for epoch in epochs_with_lookup_gap(cache, segment):
+            if any(entry.epoch == epoch for entry in lineage):
+                return f"R8: while segment {record.id} supersedes the end of leader epoch {epoch}, readers find nothing there"
+    return ""
+
+
+class CopyOnWriteMetadataCache:
+    """Copy-on-write copy of a partition's folded metadata, on which records are tried. The original is not changed."""
+
+    def __init__(self, cache: RemoteLogMetadataCache) -> None:
+        self.cache = RemoteLogMetadataCache(cache.partition, _CopyOnWriteSegmentMap(cache.segments))
+        self.cache.applied, self.cache.deletion = cache.applied, cache.deletion
+        self.cache.finished = dict(cache.finished)
+        self.cache.epochs = {epoch: state.copy() for epoch, state in cache.epochs.items()}
+
+    def apply_record(self, record: MetadataRecord) -> ReasonOrEmpty:
+        """Apply a record to this copy of the partition's metadata. Return why brokers would ignore the record or stop consuming at it, or
+        an empty string.
+        """
+        try:
+            finding = self.cache.apply_record(record, self.cache.applied + 1)
+        except BadData as error:
+            return error.cause
+        return finding.detail if finding else ""
+
+
+class _CopyOnWriteSegmentMap(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
+    """Mapping of segments by id that stores changes on top of another mapping, which stays unchanged."""
+
+    def __init__(self, base: MutableMapping[bytes, RemoteLogSegmentMetadataRecord]) -> None:
+        self._below = base
+        self._over: dict[bytes, RemoteLogSegmentMetadataRecord | None] = {}
+
+    @override
+    def __getitem__(self, raw_id: bytes) -> RemoteLogSegmentMetadataRecord:
+        found = self._over[raw_id] if raw_id in self._over else self._below[raw_id]
+        if found is None:
+            raise KeyError(raw_id)
+        return found
+
+    @override
+    def __setitem__(self, raw_id: bytes, segment: RemoteLogSegmentMetadataRecord) -> None:
+        self._over[raw_id] = segment
+
+    @override
+    def __delitem__(self, raw_id: bytes) -> None:
+        self._over[raw_id] = None
+
+    @override
+    def __iter__(self) -> Iterator[bytes]:
+        yield from (raw_id for raw_id in self._below if raw_id not in self._over)
+        yield from (raw_id for raw_id, found in self._over.items() if found is not None)
+
+    @override
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def is_found_by_lookups(cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord, last_offset: int = MAX_OFFSET) -> bool:
+    """Return whether lookups of the segment's start, and of the start of each leader epoch in it, find this segment.
+
+    :param last_offset: last offset up to which the segment is read, inclusive.
+    """
+    known = cache.segments.get(segment.segment_id)
+    if known is None or known.state not in READABLE_STATES:
+        return False
+    parts = [
+        (epoch, start)
+        for epoch, start in epoch_start_offsets(known)
+        if start <= min(last_offset_of_epoch(known, LeaderEpoch(epoch)), last_offset)
+    ]
+    return all(epoch in cache.epochs and cache.epochs[epoch].segment_id_at_or_before(start) == segment.segment_id for epoch, start in parts)
+
+
+def epochs_with_lookup_gap(cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord) -> list[int]:
+    """Return the leader epochs in which lookups would briefly fail if this segment was finished (rule R8), because brokers remove older
+    entries before they add the segment.
+    """
+    return [
+        epoch
+        for epoch, start in epoch_start_offsets(segment)
+        if _would_supersede_segments_of_epoch(cache.epochs.get(epoch), start, last_offset_of_epoch(segment, LeaderEpoch(epoch)))
+    ]
+
+
+def _would_supersede_segments_of_epoch(epoch_segments: LeaderEpochSegments | None, start_offset: int, end_offset: int) -> bool:
+    """Return whether a segment with this epoch's offsets from ``start_offset`` to ``end_offset`` (inclusive) makes a broker remove existing
+    entries of the epoch. Returns False if the epoch has no entries yet.
+    """
+    if epoch_segments is None or not epoch_segments.starts or epoch_segments.highest is None:
+        return False
+    return epoch_segments.starts[-1] >= start_offset and epoch_segments.highest <= end_offset
+
+
+@dataclass(frozen=True)
+class HighestOffsetMarker:
+    """Metadata-only segment that raises a finished leader epoch's highest tiered offset by one.
+
+    Brokers drop older segments of the epoch as soon as a new one reaches its highest offset. The marker makes a
+    replacement that reaches the epoch's end stay below that offset, so that readers can be switched to it in one step.
+    """
+
+    segment: RemoteLogSegmentMetadataRecord
+
+    def highest_offset_marker_records(self, event_timestamp_ms: int) -> list[MetadataRecord]:
+        """Return the records that introduce, finish and delete the marker, a segment without an object that raises the highest
+        tiered offset of a finished leader epoch by one.
+        """
+        begun = self.segment
+        states = (_S.COPY_SEGMENT_FINISHED, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
+        updates = [
+            RemoteLogSegmentMetadataUpdateRecord(begun.partition, begun.segment_id, COMPACTOR_BROKER_ID, event_timestamp_ms, state)
+            for state in states
+        ]
+        return [begun, *updates]
+
+
+def highest_offset_markers_before_finish(
+    cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, event_timestamp_ms: int
+) -> list[HighestOffsetMarker]:
+    """Return the permitted markers that must be written before COPY_SEGMENT_FINISHED of this segment. A marker raises the highest tiered
+    offset of a leader epoch, so that brokers keep the epoch's older segments.
+
+    A marker is permitted if the offset after the epoch is tiered in a later epoch of the lineage; otherwise brokers would count offsets as
+    tiered that are not. If a marker is needed and not permitted, ``reason_to_refuse_record`` refuses the replacement.
+
+    :param lineage: leader epochs with which brokers look up offsets.
+    :param event_timestamp_ms: timestamp of the markers, in milliseconds.
+    """
+    made = []
+    for epoch in epochs_with_lookup_gap(cache, segment):
+        at = last_offset_of_epoch(segment, LeaderEpoch(epoch)) + 1
+        following = epoch_for_offset(lineage, at)
+        if following is None or following <= epoch:
+            continue
+        behind = cache.find_segment(following, at)
+        if at > segment.end_offset and (behind is None or behind.state not in READABLE_STATES):
+            continue
+        raw_id = hashlib.sha256(segment.segment_id + epoch.to_bytes(4, "big")).digest()[:16]
+        if raw_id in cache.finished or raw_id in cache.segments:
+            # An earlier attempt ended half-way; what is left of it is cut off by its own id.
+            raw_id = hashlib.sha256(raw_id + cache.applied.to_bytes(8, "big")).digest()[:16]
+        marker = RemoteLogSegmentMetadataRecord(
+            segment.partition, raw_id, at, at, COMPACTOR_BROKER_ID, -1, event_timestamp_ms, (EpochEntry(LeaderEpoch(epoch), Offset(at)),), 1
+        )
+        made.append(HighestOffsetMarker(marker))
+    return made
+
+
+def reason_to_refuse_replacement(
+    cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord
+) -> ReasonOrEmpty:
+    """Return why a new segment cannot replace the segments that readers find in its offset range, or an empty string. Called before the new
+    segment is introduced.
+
+    The new segment must have the same offsets and leader epochs as the replaced segments (R4) and no later timestamp (R7), and must not
+    replace the newest segment (R8). All its leader epochs must begin in the first replaced segment.
+    """
+    links = read_ranges_with_each_segment_once(segment_read_ranges(cache, lineage), lineage)
+    covered = [link for link in links if link.last >= segment.start_offset and link.first <= segment.end_offset]
+    if not covered or covered[0].first != segment.start_offset or covered[-1].last != segment.end_offset:
+        return f"R4: segment {segment.id} does not begin and end where what readers find between its offsets does"
+    if covered[-1] is links[-1]:
+        return f"R8: segment {segment.id} would replace the newest one, {links[-1].segment.id}"
+    reported = merge_segment_lineages([_epochs_read_by_consumers(link) for link in covered])
+    if tuple(segment.leader_epochs) != reported:
+        return f"R4: segment {segment.id} has other leader epochs than its sources"
+    if reported[-1].start_offset > covered[0].last:
+        return f"ascending: leader epoch {reported[-1].epoch} begins behind the first source of segment {segment.id}"
+    between = (one for one in cache.segments.values() if segment.start_offset <= one.start_offset and one.end_offset <= segment.end_offset)
+    known = [*(link.segment for link in covered), *between]  # those that were replaced, too: they may come back
+    if segment.max_timestamp_ms > max(one.max_timestamp_ms for one in known):
+        return f"R7: segment {segment.id} has a larger timestamp than its sources"
+    return ""
+
+
+def _epochs_read_by_consumers(read_range: SegmentReadRange) -> tuple[EpochEntry, ...]:
+    """Return the leader epochs of the offsets that readers read from a segment."""
+    return tuple(
+        EpochEntry(LeaderEpoch(epoch), Offset(start))
+        for epoch, start in epoch_start_offsets(read_range.segment)
+        if start <= read_range.last
+    )
+
+
+def reason_to_refuse_source_deletion(
+    cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, sources: Iterable[bytes]
+) -> ReasonOrEmpty:
+    """Return why the sources of a new segment cannot all be deleted after the segment is finished, or an empty string. Tries the
+    publication and the deletions on a copy of the metadata.
+
+    :param segment: the new segment.
+    :param sources: ids of the segments that it replaces, 16 bytes each.
+    """
+    after = CopyOnWriteMetadataCache(cache)
+    trial = after.cache
+    rest = [_state_change_record(segment, _S.COPY_SEGMENT_FINISHED)]
+    rest += [_state_change_record(trial.segments[raw_id], _S.DELETE_SEGMENT_STARTED) for raw_id in sources if raw_id in trial.segments]
+    for record in rest:
+        message = after.apply_record(record)
+        if message:
+            return f"R1: {message}"
+    lost = _first_lost_offset(segment_read_ranges(cache, lineage), segment_read_ranges(trial, lineage))
+    return "" if lost is None else f"R4: offset {lost} would have no segment"
+
+
+def segments_within_compacted_segment(
+    cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord
+) -> list[RemoteLogSegmentMetadataRecord]:
+    """Return the other finished segments of the same log whose offsets lie within those of a compacted segment: copies that a second
+    leader tiered. They are deleted together with the segments from which the compacted one was made.
+
+    Segments that an unclean election discarded belong to another log and are not returned.
+    """
+    inside = (
+        one
+        for raw_id, one in cache.segments.items()
+        if one.state in READABLE_STATES
+        and raw_id != segment.segment_id
+        and segment.start_offset <= one.start_offset
+        and one.end_offset <= segment.end_offset
+    )
+    return [one for one in inside if is_segment_of_log(one, lineage)]
+
+
+def is_segment_of_log(segment: RemoteLogSegmentMetadataRecord, lineage: Sequence[EpochEntry]) -> bool:
+    """Return whether all records of the segment are in the log with this lineage."""
+    own = [EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_start_offsets(segment)]
+    end = segment.end_offset + 1
+    return first_divergent_offset(own, end, [entry for entry in lineage if entry.start_offset < end], end) is None
+
+
+def unfinished_segment_copies_up_to_offset(
+    cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], end_offset: int
+) -> list[RemoteLogSegmentMetadataRecord]:
+    """Return the unfinished copies of segments that brokers have started, that end at or below ``end_offset``, and whose offsets readers
+    already find in other segments.
+
+    An earlier leader is still writing such a copy, or has died. If a copy was finished after a round, it would bring back values whose
+    tombstones the round has removed.
+    """
+    links = read_ranges_with_each_segment_once(segment_read_ranges(cache, lineage), lineage)
+    begun = (one for one in cache.segments.values() if one.state is _S.COPY_SEGMENT_STARTED and one.broker_id != COMPACTOR_BROKER_ID)
+    return [one for one in begun if one.end_offset <= end_offset and _is_covered_by_read_ranges(links, one)]
+
+
+def reason_to_refuse_finish(
+    cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, event_timestamp_ms: int
+) -> ReasonOrEmpty:
+    """Return why COPY_SEGMENT_FINISHED must not be appended for this segment, or an empty string.
+
+    Tries the record on a copy of the metadata, after the highest-offset markers (``HighestOffsetMarker``) that must precede it.
+
+    :param event_timestamp_ms: timestamp of the markers, in milliseconds.
+    """
+    trial = CopyOnWriteMetadataCache(cache)
+    wanted = [
+        record
+        for marker in highest_offset_markers_before_finish(cache, lineage, segment, event_timestamp_ms)
+        for record in marker.highest_offset_marker_records(event_timestamp_ms)
+    ]
+    for record in (*wanted, _state_change_record(segment, _S.COPY_SEGMENT_FINISHED)):
+        why = reason_to_refuse_record(trial.cache, lineage, record)
+        if why:
+            return why
+        trial.apply_record(record)
+    return ""
+
+
+def is_hiding_other_segments(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord) -> bool:
+    """Return whether this finished segment hides offsets of other segments, so that lookups would find more offsets without it.
+
+    This happens if a broker, just before the segment was finished, tiered another segment that begins below this segment's end and
+    continues after it.
+    """
+    after = CopyOnWriteMetadataCache(cache)
+    message = after.apply_record(_state_change_record(segment, _S.DELETE_SEGMENT_STARTED))
+    return not message and _first_lost_offset(segment_read_ranges(after.cache, lineage), segment_read_ranges(cache, lineage)) is not None
+
+
+def segments_not_found_at_their_start(
+    cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], end_offset: int
+) -> list[RemoteLogSegmentMetadataRecord]:
+    """Return segments that begin at or below ``end_offset`` + 1 and that lookups do not find at their own start offset.
+
+    Repeating COPY_SEGMENT_FINISHED makes them readable from their start again.
+    """
+    links = read_ranges_with_each_segment_once(segment_read_ranges(cache, lineage), lineage)
+    return [link.segment for link in links if link.first <= end_offset + 1 and not is_found_by_lookups(cache, link.segment, link.last)]
+
+
+def broker_copies_missing_in_control_log(
+    cache: RemoteLogMetadataCache,
+    lineage: Sequence[EpochEntry],
+    compacted: Iterable[RemoteLogSegmentMetadataRecord],
+    recorded_ids: Collection[str],
+) -> list[RemoteLogSegmentMetadataRecord]:
+    """Return finished copies that brokers made within the offsets of compacted segments and that are not in ``recorded_ids``.
+
+    Readers would find values in these copies that compaction has removed, possibly together with their tombstones.
+
+    :param compacted: finished segments written by compactors.
+    :param recorded_ids: ids of all segments that the control log names.
+    """
+    spans: list[tuple[int, int]] = []
+    for one in sorted(compacted, key=lambda one: one.start_offset):
+        if spans and spans[-1][1] + 1 >= one.start_offset:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], one.end_offset))
+        else:
+            spans.append((one.start_offset, one.end_offset))
+    late = (
+        one
+        for one in cache.segments.values()
+        if one.state in READABLE_STATES
+        and one.broker_id != COMPACTOR_BROKER_ID
+        and one.id not in recorded_ids
+        and is_segment_of_log(one, lineage)
+    )
+    return [one for one in late if any(first <= one.start_offset and one.end_offset <= last for first, last in spans)]
+
+
+def _is_covered_by_read_ranges(read_ranges: Sequence[SegmentReadRange], segment: RemoteLogSegmentMetadataRecord) -> bool:
+    """Return whether the read ranges contain all offsets of the segment."""
+    wanted = segment.start_offset
+    for link in read_ranges:
+        if link.first <= wanted <= link.last:
+            wanted = link.last + 1
+    return wanted > segment.end_offset
+
+
+def _state_change_record(segment: RemoteLogSegmentMetadataRecord, state: SegmentState) -> RemoteLogSegmentMetadataUpdateRecord:
+    """Return the record that moves a segment to ``state``."""
+    return RemoteLogSegmentMetadataUpdateRecord(
+        segment.partition, segment.segment_id, COMPACTOR_BROKER_ID, segment.event_timestamp_ms, state, segment.custom_metadata
+    )
+
+
+def _first_lost_offset(old_ranges: Sequence[SegmentReadRange], new_ranges: Sequence[SegmentReadRange]) -> int | None:
+    """Return the first offset that is in ``old_ranges`` and not in ``new_ranges``, or None."""
+    at = 0
+    for link in old_ranges:
+        wanted = link.first
+        while at < len(new_ranges) and new_ranges[at].last < wanted:
+            at += 1
+        place = at
+        while wanted <= link.last:
+            if place >= len(new_ranges) or new_ranges[place].first > wanted:
+                return wanted
+            wanted = new_ranges[place].last + 1
+            place += 1
+    return None
+
+
+FirstAndLastOffset = tuple[int, int]
+EpochWithFirstAndLastOffset = tuple[int, int, int]
+
+
+def broker_view(cache: RemoteLogMetadataCache, partition: TopicPartition) -> BrokerView:
+    """Return the segments that readers of a partition find, looked up with the lineage that is derived from the tiered segments.
+
+    Raises BadData if a segment has a negative size.
+    """
+    lineage = lineage_from_segments(cache)
+    links = tuple(read_ranges_with_each_segment_once(segment_read_ranges(cache, lineage), lineage))
+    if any(link.segment.size_bytes < 0 for link in links):
+        raise BadData(f"{partition}: metadata has a segment of a negative size")
+    return BrokerView(links, lineage, cache.applied)
+
+
+def epoch_for_offset(lineage: Sequence[EpochEntry], offset: int) -> LeaderEpoch | None:
+    """Return the leader epoch of an offset, or None if the lineage begins later (Kafka's LeaderEpochFileCache.epochForOffset)."""
+    previous = None
+    for entry in lineage:
+        if entry.start_offset == offset:
+            return entry.epoch
+        if entry.start_offset > offset:
+            return previous
+        previous = entry.epoch
+    return previous
+
+
+def segment_read_ranges(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry]) -> list[SegmentReadRange]:
+    """Return the segment that a broker reads for each range of offsets, ascending. Offsets between two ranges have no segment."""
+    links: list[SegmentReadRange] = []
+    for epoch, first, last in _epoch_offset_ranges(lineage):
+        state = cache.epochs.get(epoch)
+        if state is None:
+            continue
+        ends = [*(start - 1 for start in state.starts[1:]), MAX_OFFSET][: len(state.starts)]
+        for start, raw_id, end in zip(state.starts, state.ids, ends, strict=True):
+            segment = cache.segments.get(raw_id)
+            if segment is None:
+                continue
+            begin, until = max(start, first), min(end, last, last_offset_of_epoch(segment, LeaderEpoch(epoch)))
+            if begin > until:
+                continue
+            if links and links[-1].segment.segment_id == raw_id and links[-1].last == begin - 1:
+                begin = links.pop().first
+            links.append(SegmentReadRange(segment, begin, until))
+    return links
+
+
+def read_ranges_with_each_segment_once(ranges: Sequence[SegmentReadRange], lineage: Sequence[EpochEntry]) -> list[SegmentReadRange]:
+    """Return read ranges in which each segment occurs once and is read from its own start, for compaction and readers of whole segments.
+
+    Brokers look up each leader epoch separately. Therefore they may read a segment, then another one, and then the first one again in the
+    next epoch. A segment that continues the previous range, and also holds that range's offsets in the same log, replaces the previous
+    range, because both contain the same records.
+    """
+    chained: list[SegmentReadRange] = []
+    for link in ranges:
+        begin = link.segment.start_offset
+        if chained and chained[-1].last == link.first - 1 and begin <= chained[-1].last and _has_same_epochs_as_lineage(link, lineage):
+            while chained and chained[-1].first >= begin:
+                chained.pop()
+            if chained and chained[-1].last >= begin:
+                chained[-1] = chained[-1]._replace(last=begin - 1)
+            chained.append(link._replace(first=begin))
+        else:
+            chained.append(link)
+    return chained
+
+
+def _has_same_epochs_as_lineage(read_range: SegmentReadRange, lineage: Sequence[EpochEntry]) -> bool:
+    """Return whether the segment has the same leader epochs as the lineage from its start up to the offset from which it is read."""
+    own = [
+        EpochEntry(LeaderEpoch(epoch), Offset(start))
+        for epoch, start in epoch_start_offsets(read_range.segment)
+        if start <= read_range.first
+    ]
+    known = [entry for entry in lineage if entry.start_offset <= read_range.first]
+    begin = max(own[0].start_offset, known[0].start_offset) if own and known else read_range.first
+    return (
+        first_divergent_offset(own, read_range.first + 1, known, read_range.first + 1) is None and begin == read_range.segment.start_offset
+    )
+
+
+def lineage_from_segments(cache: RemoteLogMetadataCache) -> tuple[EpochEntry, ...]:
+    """Derive the leader epoch lineage from the tier's readable segments, without asking a broker.
+
+    As in Kafka's LeaderEpochFileCache, an epoch that begins at or above the start of a later one is not part of the log. The predecessor of
+    an epoch is taken from a segment that holds both; without such a segment, it is the next lower epoch. Epochs without tiered records are
+    missing.
+    """
+    begins = {epoch: state.starts[0] for epoch, state in cache.epochs.items() if state.starts}
+    before = _preceding_epochs(cache)
+    entries: list[EpochEntry] = []
+    epoch = max(begins, default=None)
+    while epoch is not None:
+        entries.append(EpochEntry(LeaderEpoch(epoch), Offset(begins[epoch])))
+        lower = [each for each in begins if each < epoch and begins[each] < begins[epoch]]
+        epoch = max((each for each in before.get(epoch, ()) if each in lower), default=max(lower, default=None))
+    return tuple(reversed(entries))
+
+
+def _preceding_epochs(cache: RemoteLogMetadataCache) -> dict[int, set[int]]:
+    """Return, for each leader epoch, the epochs that directly precede it in some readable segment."""
+    found: dict[int, set[int]] = {}
+    # Whoever has the end of one epoch and the beginning of the next is the last of the one or the first of the other.
+    edges = {raw_id for state in cache.epochs.values() for raw_id in (*state.ids[:1], *state.ids[-1:])}
+    for segment in (cache.segments[raw_id] for raw_id in edges if raw_id in cache.segments):
+        for (lower, _), (epoch, _) in pairwise(without_empty_epochs(epoch_start_offsets(segment))):
+            found.setdefault(epoch, set()).add(lower)
+    return found
+
+
+def offset_gaps(ranges: Sequence[SegmentReadRange]) -> list[FirstAndLastOffset]:
+    """Return the offset ranges (first, last), both inclusive, that lie between read ranges and have no segment.
+
+    Consumers that request them are reset.
+    """
+    return [(one.last + 1, two.first - 1) for one, two in pairwise(ranges) if two.first > one.last + 1]
+
+
+def without_empty_epochs(lineage: Sequence[EpochAndStartOffset]) -> list[EpochAndStartOffset]:
+    """Return the lineage without leader epochs that have no records (Kafka's buildFilteredLeaderEpochMap).
+
+    Of epochs that begin at the same offset, only the last one stays.
+    """
+    return [entry for at, entry in enumerate(lineage) if at + 1 == len(lineage) or lineage[at + 1][1] != entry[1]]
+
+
+def _epoch_offset_ranges(lineage: Sequence[EpochEntry]) -> Iterator[EpochWithFirstAndLastOffset]:
+    """Yield each leader epoch of the lineage with its first and last offset (inclusive), ascending."""
+    for at, entry in enumerate(lineage):
+        last = lineage[at + 1].start_offset - 1 if at + 1 < len(lineage) else MAX_OFFSET
+        if last < entry.start_offset and at + 1 < len(lineage) and (at == 0 or lineage[at - 1].start_offset < entry.start_offset):
+            last = entry.start_offset  # an exact match is the first epoch that begins there
+        first = entry.start_offset
+        if at and lineage[at - 1].start_offset == first:
+            first = Offset(first + 1)
+        if first <= last:
+            yield entry.epoch, first, last
+
+
+# Leaders of partitions and the end offsets of their logs, asked in few requests. The upload agent needs them.
+#
+# Brokers with ZooKeeper and with KRaft answer the same requests.
+
+
+RECORDED_SETTINGS = ("delete.retention.ms", "min.compaction.lag.ms", "max.compaction.lag.ms")
+"""Settings of topics by which their users decide how long records stay readable. The others only say how a broker works."""
+
+
+@dataclass(frozen=True)
+class ClusterPartitionLeaders:
+    """Cluster id and the leader's broker id of every partition that this user may describe and that has a leader."""
+
+    cluster_id: str
+    leaders: Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True)
+class LeaderReportedLogEnd:
+    """A leader's answer to ListOffsets. high_watermark: exclusive. leader_epoch: -1 if the leader does not return it."""
+
+    leader_epoch: LeaderEpoch
+    high_watermark: int
+
+
+@dataclass(frozen=True)
+class ClusterTopicIds:
+    """A cluster's id, and the topic ids that it has now, by topic name. Topics that it did not describe are left out."""
+
+    cluster_id: str
+    topic_ids: Mapping[str, TopicId]
+
+
+class AgentClusterQueriesOverKafka:
+    """Client that asks a cluster for partition leaders, end offsets, topic ids and topic settings. Connects on first use."""
+
+    def __init__(self, connection: KafkaConnection) -> None:
+        self._connection = connection
+        self._admin = LazyKafkaAdminClient(connection)
+
+    def leaders(self) -> ClusterPartitionLeaders:
+        """Return the leaders of all partitions, in one request. Raises Unavailable or Refused."""
+        reported = self._admin.request_cluster_metadata("ask who leads")
+        leaders = {
+            TopicPartition(topic.topic, number): partition.leader
+            for topic in reported.topics.values()
+            for number, partition in topic.partitions.items()
+            if partition.leader >= 0
+        }
+        return ClusterPartitionLeaders(reported.cluster_id or "", leaders)
+
+    def topic_ids(self, topics: Sequence[str]) -> ClusterTopicIds:
+        """Return the ids of these topics, without those that do not exist or may not be described. Raises Unavailable or Refused."""
+        admin, timeout = self._admin.client, self._connection.timeout_s
+        cluster = self._admin.send_request("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
+        return ClusterTopicIds(cluster.cluster_id or "", self._request_topic_ids_jointly_or_singly(topics))
+
+    def _request_topic_ids_jointly_or_singly(self, topics: Sequence[str]) -> dict[str, TopicId]:
+        """Return topic ids by topic name, in one request, or in one request per topic if the cluster refuses the joint request."""
+        admin, timeout = self._admin.client, self._connection.timeout_s
+        wanted = load_confluent_kafka().TopicCollection(list(topics))
+        try:
+            found = self._admin.send_request(
+                f"describe {', '.join(topics)}", lambda: admin.describe_topics(wanted, request_timeout=timeout)
+            )
+        except Refused:
+            return (
+                {name: topic_id for one in topics for name, topic_id in self._request_topic_ids_jointly_or_singly([one]).items()}
+                if len(topics) > 1
+                else {}
+            )
+        return {name: uuid_text(uuid_to_bytes(topic.topic_id)) for name, topic in found.items()}
+
+    def retention_ms(self, topic: str) -> int | None:
+        """Return the topic's ``retention.ms``, -1 if unlimited, or None if this user may not read it. Raises StoreError."""
+        return self._read_topic_setting_ms(topic, "retention.ms")
+
+    def delete_delay_ms(self, topic: str) -> int | None:
+        """Return the topic's ``file.delete.delay.ms``, or None if this user may not read it. Raises StoreError."""
+        return self._read_topic_setting_ms(topic, "file.delete.delay.ms")
+
+    def compaction_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str] | None]:
+        """Return by topic name which of RECORDED_SETTINGS are set on the topic itself: none if its cleanup policy has no ``compact``, None
+        if this user may not read them. Raises StoreError.
+        """
+        admin = KafkaAdmin(self._connection)
+        try:
+            found = admin.read_topic_settings(topics) if topics else {}
+        finally:
+            admin.close()
+        return {topic: None if isinstance(settings, Refused) else _chosen_for_compaction(settings) for topic, settings in found.items()}
+
+    def _read_topic_setting_ms(self, topic: str, name: str) -> int | None:
+        """Return a setting of a topic, or None if this user may not read it. Raises StoreError."""
+        setting = KafkaAdmin(self._connection).describe_topics([topic])[topic].settings.get(name)
+        return int(setting.value) if setting is not None else None
+
+    def query_log_ends_from_leaders(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, LeaderReportedLogEnd | StoreError]:
+        """Return the log end of each partition, in one request per broker; an error for partitions whose leader does not answer.
+
+        Raises Refused if no client can be created.
+        """
+        if not partitions:
+            return {}
+        kafka = load_confluent_kafka()
+        admin = self._admin.client
+        admin.poll(0)
+        wanted = {kafka.TopicPartition(name.topic, name.partition): kafka.admin.OffsetSpec.latest() for name in partitions}
+        uncommitted = kafka.IsolationLevel.READ_UNCOMMITTED
+        timeout = self._connection.timeout_s
+        asked = admin.list_offsets(wanted, isolation_level=uncommitted, request_timeout=timeout)
+        deadline = time.monotonic() + timeout + 1
+        found: dict[TopicPartition, LeaderReportedLogEnd | StoreError] = {}
+        for where, future in asked.items():
+            name = TopicPartition(where.topic, where.partition)
+            try:
+                answer = future.result(max(0.0, deadline - time.monotonic()))
+            except kafka.KafkaException as error:
+                found[name] = store_error_from_kafka_error(error.args[0], self._connection.bootstrap_servers, f"ask where {name} ends")
+                continue
+            except TimeoutError:
+                answer = None
+            if answer is None or answer.offset < 0:  # librdkafka's own number beside the answers of other leaders
+                found[name] = StoreError(f"no broker told in {timeout:g} s where {name} ends", hint="It is retried")
+            else:
+                found[name] = LeaderReportedLogEnd(LeaderEpoch(-1 if answer.leader_epoch is None else answer.leader_epoch), answer.offset)
+        return found
+
+
+def _chosen_for_compaction(settings: Mapping[str, KafkaSetting]) -> dict[str, str]:
+    """Return which of RECORDED_SETTINGS are set on a topic itself; none if its brokers do not compact it."""
+    if "compact" not in settings["cleanup.policy"].value:
+        return {}
+    return {name: settings[name].value for name in RECORDED_SETTINGS if name in settings and settings[name].source == "topic"}

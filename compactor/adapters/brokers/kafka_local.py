@@ -1,0 +1,61 @@
+"""Layout of Kafka's LocalTieredStorage: ``kafka-tiered-storage/<topic>-<partition>-<topic id>/<offset>-<segment id><suffix>``.
+
+Each file is one object. The store's root is the broker's ``rsm.config.dir``. A directory store stages files beside
+``kafka-tiered-storage``, on the same file system, and links them when complete. Only Kafka's six kinds of files are written, because
+LocalTieredStorage refuses to delete a partition directory with other files (RemoteLogSegmentFileset, RemoteTopicPartitionDirectory).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from typing_extensions import override
+
+from compactor.config.settings import Settings
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import FILE_KINDS
+from compactor.storage.port import ObjectStore
+from compactor.tier.contents import SegmentObjectNameStem, TopicIdOfPartition, segment_object_name_stem
+from compactor.tier.plain import OneObjectPerFileLayout, ParsedFileName
+from compactor.tier.ports import SegmentRef
+
+LOCAL_TIER_FOLDER: Final = "kafka-tiered-storage"
+
+_SUFFIXES: Final = {kind: kind.replace("-", "_") for kind in FILE_KINDS}
+_KINDS: Final = {suffix: kind for kind, suffix in _SUFFIXES.items()}
+_FOLDER: Final = re.compile(rf"{LOCAL_TIER_FOLDER}/(.+-\d+)-[A-Za-z0-9_-]{{22}}/[^/]+")
+
+
+class KafkaLocalLayout(OneObjectPerFileLayout):
+    """SegmentLayout of Kafka's LocalTieredStorage: each file of a segment is one object below ``kafka-tiered-storage/``."""
+
+    object_kinds_required_for_reading = frozenset(FILE_KINDS) - {"txnindex"}
+
+    def __init__(self, store: ObjectStore, topic_id: TopicIdOfPartition) -> None:
+        super().__init__(store)
+        self._topic_id = topic_id
+
+    @override
+    def partition_folder(self, partition: TopicPartition) -> str:
+        return f"{LOCAL_TIER_FOLDER}/{partition}-{self._topic_id(partition)}/"
+
+    @override
+    def file_name(self, segment: SegmentRef, file_kind: str) -> str:
+        return f"{segment_object_name_stem(segment)}.{_SUFFIXES[file_kind]}"
+
+    @override
+    def parse_file_name(self, file: str) -> ParsedFileName | None:
+        first, _, suffix = file.partition(".")
+        parsed, kind = SegmentObjectNameStem.parse(first), _KINDS.get(suffix)
+        return ParsedFileName(parsed.segment_id, parsed.start_offset, kind) if parsed and kind else None
+
+    @override
+    def partition_name_in_object_key(self, key: str) -> str:
+        match = _FOLDER.fullmatch(key)
+        return match[1] if match else ""
+
+
+def open_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> KafkaLocalLayout:
+    """Return the layout of LocalTieredStorage (``tier.kinds.LayoutModule``)."""
+    return KafkaLocalLayout(store, topic_id)

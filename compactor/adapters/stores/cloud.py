@@ -1,0 +1,503 @@
+"""An object store over a vendor's client library: retries, create-if-absent after lost answers, parallel reads, listings.
+
+An adapter gives an ``SingleRequestObjectClient``, which makes single requests. ``CloudStore`` makes the port of them.
+
+*Create-if-absent*: each create marks its object with a token of its own. If the key is taken, the object is read: with the same token, an
+earlier attempt of this create has succeeded and its answer was lost.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from http import HTTPStatus
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from compactor.adapters.stores.s3_requests import UploadPart, divide_file_into_upload_parts, is_unknown_host, plan_upload_parts
+from compactor.errors import AlreadyExists, CannotCopy, CompactorError, NotFound, Refused, Unavailable
+from compactor.storage.checks import (
+    StoreFinding,
+    delete_and_raise_if_copied_bytes_differ,
+    os_errors_as_compactor_errors,
+    require_unchanged_copy_sources,
+    run_in_parallel,
+    write_at_position,
+)
+from compactor.storage.factory import PreconditionFailed, RangeNotSatisfiable
+from compactor.storage.keys import (
+    check_byte_range,
+    check_object_key,
+    check_object_key_prefix,
+    object_key_problem,
+    require_storable_object_metadata,
+)
+from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
+from compactor.storage.wrappers import FirstAnswerTracker, Retrier, StoreOptions
+
+T = TypeVar("T")
+
+StoreHttpSession = Any
+"""HTTP session of a client library. These libraries are imported on first use and have no types."""
+StoreHttpRequest = Any
+"""Request of a client library."""
+StoreHttpResponse = Any
+"""Answer to a request of a client library."""
+NextPageToken = str
+"""Token with which a vendor's listing continues; empty after the last page."""
+
+FIRST_ANSWER_S = 8.0
+"""Longest wait for the first answer of a store, in seconds. A store that never answered is more likely a wrong address than a busy one."""
+_CONNECT_S = 3.0
+_READ_S = 60.0
+_TOKEN = "written_by"  # noqa: S105 - the name of an object's metadata
+_DELETES_AT_ONCE = 1000
+_BUSY = "The store asks for patience or has trouble; lower [limits] max_requests_per_s if it happens often"
+
+
+@dataclass(frozen=True)
+class ErrorHints:
+    """Advice for users in one vendor's terms, by kind of refusal: what to check if credentials, permissions, bucket or endpoint are
+    wrong.
+    """
+
+    credentials: str
+    permission: str
+    bucket: str
+    endpoint: str
+
+
+def http_status_error(status: int, message: str, hints: ErrorHints, *, is_object_request: bool) -> CompactorError:
+    """Translate an HTTP status into the error that ObjectStore raises for it.
+
+    :param message: text of the error.
+    :param is_object_request: whether the request was about an object rather than the bucket; then 404 means that the object is missing.
+    """
+    if status == HTTPStatus.NOT_FOUND:
+        return NotFound(message) if is_object_request else Refused(f"{message}: it does not exist", hint=hints.bucket)
+    if status == HTTPStatus.PRECONDITION_FAILED:
+        return PreconditionFailed(message)
+    if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+        return RangeNotSatisfiable(message)
+    if status == HTTPStatus.UNAUTHORIZED:
+        return Refused(f"{message}: the credentials are refused", hint=hints.credentials)
+    if status == HTTPStatus.FORBIDDEN:
+        return Refused(f"{message}: access denied", hint=hints.permission)
+    if status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS) or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return Unavailable(message, hint=_BUSY)
+    return Refused(message, hint="Run config check")
+
+
+def connection_error(error: Exception, failed_request: str, hints: ErrorHints, *, answered_before: bool) -> CompactorError:
+    """Return the error that ObjectStore raises for a connection that failed or broke.
+
+    :param failed_request: text such as ``cannot read URL``, for the message.
+    :param answered_before: whether the store has answered this process before. If so, an unknown host name counts as temporary
+        (Unavailable), otherwise as a mistake in the settings (Refused).
+    """
+    if not answered_before and is_unknown_host(error):
+        return Refused(f"{failed_request}: the host name is unknown ({error})", hint=hints.endpoint)
+    return Unavailable(f"{failed_request}: {error}".rstrip("."), hint=hints.endpoint if not answered_before else "Try again")
+
+
+def connect_and_read_timeouts_s(contact: FirstAnswerTracker) -> tuple[float, float]:
+    """Return the two timeouts of a request, in seconds: until the connection is made, and between received bytes. The second one is shorter
+    until the store has answered for the first time.
+    """
+    return _CONNECT_S, _READ_S if contact.answered else FIRST_ANSWER_S / 2
+
+
+@dataclass(frozen=True)
+class ObjectRangeContent:
+    """Bytes that one request read from an object.
+
+    size: size of the whole object in bytes.
+    version: the object's version (``ObjectInfo.etag``).
+    """
+
+    data: bytes
+    size: int
+    version: str
+
+
+class RequestRunnerWithRetries(Protocol):
+    """Function that makes a request, repeats it while the store is unavailable, and returns its result. After the retry deadline it raises
+    Unavailable.
+    """
+
+    def __call__(self, request: Callable[[], T], /) -> T: ...
+
+
+class SingleRequestObjectClient(Protocol):
+    """Client that makes single requests to the objects below one prefix. It does not retry, except that ``create`` and
+    ``create_in_parts`` retry through ``retried`` and ``upload``. All methods raise StoreErrors, PreconditionFailed or RangeNotSatisfiable.
+    """
+
+    @property
+    def server_copy_limits(self) -> CopyLimits | None:
+        """Return the limits of server-side copies, or None if the store cannot copy."""
+
+    @property
+    def url(self) -> str:
+        """Return the store's URL."""
+
+    @property
+    def endpoint_bucket_and_prefix(self) -> tuple[str, str, str]:
+        """Return a triple: the endpoint's URL (empty for the vendor's own), the bucket, and the prefix of all keys of this store."""
+
+    def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRangeContent:
+        """Return bytes [start, start + length) of an object. If ``length`` is None, return all bytes from ``start`` on. If ``version`` is
+        not empty, no other version may be read.
+        """
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return the properties of an object, including its metadata."""
+
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRunnerWithRetries) -> ObjectInfo:
+        """Create an object if the key is free.
+
+        :param retried: makes a request with retries. Each request of the create is made through it.
+        """
+
+    def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
+        """Create an object from these parts, in order, if the key is free. ``upload`` sends them in parallel, with retries."""
+
+    def put(self, key: str, data: bytes) -> ObjectInfo:
+        """Create or overwrite an object."""
+
+    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], NextPageToken]:
+        """Return a pair: at most ``size`` objects whose keys begin with ``prefix``, and the token of the next page, which is empty after
+        the last page.
+
+        :param after: key after which the listing begins. Stores that cannot begin after a key return earlier keys, too; the caller skips
+            them.
+        :param token: token of this page; empty for the first one.
+        """
+
+    def delete(self, key: str, version: str = "") -> None:
+        """Delete an object. If ``version`` is not empty, the object is deleted only if it has this version. Raises NotFound if there is no
+        object.
+        """
+
+    def clock_ms(self) -> int:
+        """Return the store's time in milliseconds, with one request."""
+
+    def does_delete_free_space(self) -> bool | None:
+        """Return whether a deleted object frees its space at once; None if the credentials may not read the settings that decide it."""
+
+    def inspect_store_settings(self) -> list[StoreFinding]:
+        """Return findings about the bucket's settings (versioning, retention and the like), for `config check`."""
+
+    def required_permission_name(self, verb: str) -> str:
+        """Return the permission that a request needs, in the vendor's terms.
+
+        :param verb: the kind of request: write, overwrite, read, list or delete.
+        """
+
+
+@dataclass(frozen=True)
+class PartUploader:
+    """Helper of an upload in parts: it runs the requests in parallel threads, with retries.
+
+    confirm: called by the client when all parts are stored, before the object becomes visible. It raises an error to prevent that.
+    """
+
+    retrier: Retrier
+    threads: int
+    confirm: Callable[[], None] = lambda: None
+
+    def run_tasks_with_retries(self, tasks: Sequence[Callable[[], T]]) -> Sequence[T]:
+        """Run tasks in parallel, each with retries, and return their results in order."""
+
+        def add_retries(task: Callable[[], T]) -> Callable[[threading.Event], T]:
+            def run_with_retries(stop: threading.Event) -> T:
+                if stop.is_set():
+                    raise CancelledError
+                return task()
+
+            return lambda stop: self.retrier.call_with_retries(lambda _: run_with_retries(stop))
+
+        return run_in_parallel(self.threads, [add_retries(task) for task in tasks])
+
+
+class CloudStore:
+    """ObjectStore over an SingleRequestObjectClient. Thread-safe."""
+
+    def __init__(self, client: SingleRequestObjectClient, options: StoreOptions) -> None:
+        self._client = client
+        self._options = options
+        self._retrier = options.create_retrier(FIRST_ANSWER_S)
+        self._transfers = options.transfers
+        self._before_create = options.before_create
+        self._bucket_seen = False
+
+    @property
+    def url(self) -> str:
+        return self._client.url
+
+    @property
+    def server_copy_limits(self) -> CopyLimits | None:
+        return self._client.server_copy_limits
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        check_object_key(key)
+        check_byte_range(start, length)
+        if length == 0:
+            self.head(key)
+            return b""
+        try:
+            return self._request_object_with_retries(key, lambda: self._read_range(key, start, length)).data
+        except RangeNotSatisfiable:
+            return b""
+
+    def head(self, key: str) -> ObjectInfo:
+        found = self._head_object(key)
+        return replace(found, metadata={name: value for name, value in found.metadata.items() if name != _TOKEN})
+
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        return self._create_or_find_own_earlier_attempt(
+            key, metadata, lambda described: self._client.create(key, data, described, self._request_with_retries)
+        )
+
+    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        check_object_key(key)
+        require_storable_object_metadata(metadata)
+        with os_errors_as_compactor_errors("read", path):
+            size = path.stat().st_size
+            data = path.read_bytes() if size <= self._transfers.part_bytes else None
+        if data is not None:
+            return self.create(key, data, metadata)
+        return self._create_in_parts(key, divide_file_into_upload_parts(FileRange(path, 0, size), self._transfers.part_bytes), metadata)
+
+    def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        """Create an object from copied ranges and local bytes.
+
+        Copied bytes are read back and compared, because these stores return no CRC-32C of a copy. If they differ, the object is deleted and
+        CopyDiffers raised.
+        """
+        check_object_key(key)
+        if self.server_copy_limits is None:
+            raise CannotCopy(f"{self.url} copies no ranges of objects")
+        parts = plan_upload_parts(sources, self._transfers.part_bytes, self.server_copy_limits.max_bytes)
+        if not parts:
+            return self.create(key, b"", metadata)
+        require_unchanged_copy_sources(self, sources)
+        made = self._create_in_parts(key, parts, metadata, lambda: require_unchanged_copy_sources(self, sources))
+        delete_and_raise_if_copied_bytes_differ(self, key, sources, self._transfers.part_bytes)
+        return made
+
+    def put(self, key: str, data: bytes) -> ObjectInfo:
+        check_object_key(key)
+        return self._request_with_retries(lambda: self._client.put(key, data))
+
+    def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
+        check_object_key(key)
+        check_byte_range(start, length)
+        part = self._transfers.part_bytes
+        first = ObjectRangeContent(b"", start, "")
+        if length == 0:
+            self.head(key)
+        else:
+            with suppress(RangeNotSatisfiable):
+                first = self._request_object_with_retries(
+                    key, lambda: self._read_range(key, start, part if length is None else min(part, length))
+                )
+        end = first.size if length is None else min(first.size, start + length)
+        version = first.version
+        with os_errors_as_compactor_errors("write", path):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+
+        def fetch_range_into_file(position: int) -> None:
+            found = self._read_range(key, position, min(part, end - position), version)
+            with os_errors_as_compactor_errors("write", path):
+                write_at_position(descriptor, found.data, position - start)
+
+        try:
+            with os_errors_as_compactor_errors("write", path):
+                write_at_position(descriptor, first.data, 0)
+            rest = range(start + len(first.data), end, part)
+            PartUploader(self._retrier, self._transfers.threads).run_tasks_with_retries([partial(fetch_range_into_file, at) for at in rest])
+        except BaseException as error:
+            path.unlink(missing_ok=True)
+            if isinstance(error, PreconditionFailed | RangeNotSatisfiable):
+                hint = "Something else writes to this tier; run verify"
+                raise Unavailable(f"{self.url}/{key} changed while it was read", hint=hint) from error
+            raise
+        finally:
+            os.close(descriptor)
+        return end - start
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        check_object_key_prefix(prefix)
+        token, last = "", after
+
+        def next_page() -> tuple[Sequence[ObjectInfo], NextPageToken]:
+            return self._client.list_page(prefix, after, token, self._transfers.list_page)
+
+        while True:
+            found, token = self._request_with_retries(next_page)
+            for info in found:
+                if object_key_problem(info.key) or info.key.encode() <= after.encode():
+                    continue
+                if info.key.encode() <= last.encode():
+                    raise Refused(f"{self.url} lists {info.key!r} after {last!r}", hint="Use a store that lists in the order of UTF-8")
+                last = info.key
+                yield replace(info, metadata={})
+            if not token:
+                return
+
+    def delete(self, keys: Iterable[str]) -> None:
+        left = iter(keys)
+        upload = PartUploader(self._retrier, self._transfers.threads)
+        while batch := tuple(islice(left, _DELETES_AT_ONCE)):
+            for key in batch:
+                check_object_key(key)
+            upload.run_tasks_with_retries([lambda key=key: self._delete_object(key) for key in dict.fromkeys(batch)])  # type: ignore[misc]
+
+    def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        """Yield nothing: these stores do not list unfinished uploads. They delete such uploads by themselves after a week."""
+        check_object_key_prefix(prefix)
+        return iter(())
+
+    def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
+        """Do nothing: these stores do not list unfinished uploads, so there are none to abort."""
+
+    def clock_ms(self) -> int:
+        return self._request_with_retries(self._client.clock_ms)
+
+    def inspect_store_settings(self, now_ms: int) -> Sequence[StoreFinding]:
+        """Return findings about the bucket's settings. Raises StoreError if the store cannot be reached."""
+        return self._request_with_retries(self._client.inspect_store_settings)
+
+    def does_delete_free_space(self) -> bool | None:
+        """Return whether a deleted object frees its space at once; None if the credentials may not read the settings that decide it. Raises
+        StoreError if the store cannot be reached.
+        """
+        return self._request_with_retries(self._client.does_delete_free_space)
+
+    def required_permission_name(self, verb: str) -> str:
+        """Return the permission that a request needs, in the vendor's terms.
+
+        :param verb: the kind of request: write, overwrite, read, list or delete.
+        """
+        return self._client.required_permission_name(verb)
+
+    def endpoint_bucket_and_prefix_of_server(self) -> tuple[str, str, str]:
+        """Return a triple: the server's endpoint, the bucket, and the prefix of all keys of this store."""
+        return self._client.endpoint_bucket_and_prefix
+
+    def without_conditional_create_check(self) -> ObjectStore:
+        """Return a copy of this store that does not test create-if-absent before its first create."""
+        return type(self)(self._client, replace(self._options, before_create=lambda store: None))
+
+    def with_list_page(self, keys: int) -> ObjectStore:
+        """Return a copy of this store that asks for so many keys in each page of a listing."""
+        return type(self)(self._client, replace(self._options, transfers=self._transfers.model_copy(update={"list_page": keys})))
+
+    def upload_in_parts_if_absent(self, key: str, file: FileRange) -> None:
+        """Upload a file in parts, asking the store to create the object only if the key is free. Raises AlreadyExists or PreconditionFailed
+        if the key is taken.
+        """
+        self._client.create_in_parts(key, [(file,)], {}, PartUploader(self._retrier, 1))
+
+    def _create_in_parts(
+        self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str] | None, confirm: Callable[[], None] = lambda: None
+    ) -> ObjectInfo:
+        """Create an object from parts, each sent with retries. Raises AlreadyExists if the key is taken.
+
+        :param confirm: called when all parts are stored, before the object becomes visible. It raises an error to prevent that.
+        """
+        if self._find_object(key) is not None:  # before a gigabyte is sent for nothing; the last request decides
+            raise AlreadyExists(f"{self.url}/{key} exists already")
+        upload = PartUploader(self._retrier, self._transfers.threads, confirm)
+        return self._create_or_find_own_earlier_attempt(
+            key, metadata, lambda described: self._client.create_in_parts(key, parts, described, upload)
+        )
+
+    def _create_or_find_own_earlier_attempt(
+        self, key: str, metadata: Mapping[str, str] | None, write: Callable[[dict[str, str]], ObjectInfo]
+    ) -> ObjectInfo:
+        """Create an object by calling ``write`` with the object's metadata, to which a random token is added.
+
+        If the key is taken by an object with the same token, an earlier attempt of this call has created that object, and its properties
+        are returned. If the key is taken by any other object, AlreadyExists is raised.
+        """
+        check_object_key(key)
+        described = require_storable_object_metadata(metadata)
+        self._before_create(self)
+        token = uuid.uuid4().hex
+        try:
+            made = write({**described, _TOKEN: token})
+        except (AlreadyExists, PreconditionFailed) as error:
+            found = self._find_object(key)
+            if found is None:
+                raise Unavailable(f"{self.url}/{key} was taken and is free again", hint="Try again") from error
+            if found.metadata.get(_TOKEN) != token:
+                raise AlreadyExists(f"{self.url}/{key} exists already") from error
+            made = found
+        return replace(made, metadata=described)
+
+    def _read_range(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRangeContent:
+        """Request bytes [start, start + length) of an object once. Raises Unavailable if the store sends fewer or more bytes than the
+        object has there.
+
+        :param length: None for all bytes up to the object's end.
+        :param version: the only version that may be read; empty for any.
+        """
+        found = self._client.read(key, start, length, version)
+        received = len(found.data)
+        self._options.meter.record_bytes_read(received)
+        if received != (found.size if length is None else min(found.size, start + length)) - start:
+            sent = f"asked for {length} bytes from {start} of {found.size}, the store sent {received}"
+            raise Unavailable(f"cannot read {self.url}/{key}: {sent}")
+        return found
+
+    def _head_object(self, key: str) -> ObjectInfo:
+        check_object_key(key)
+        return self._request_object_with_retries(key, lambda: self._client.head(key))
+
+    def _find_object(self, key: str) -> ObjectInfo | None:
+        try:
+            return self._head_object(key)
+        except NotFound:
+            return None
+
+    def _delete_object(self, key: str) -> None:
+        try:
+            self._client.delete(key)
+        except NotFound:
+            return
+
+    def _request_object_with_retries(self, key: str, request: Callable[[], T]) -> T:
+        """Make a request for an object, with retries, and return its result.
+
+        A store may answer NotFound also because the whole bucket is missing. Until any request has succeeded, NotFound is therefore checked
+        by listing the bucket, which raises Refused if it is missing.
+        """
+        try:
+            return self._request_with_retries(request)
+        except NotFound:
+            if not self._bucket_seen:
+                self._request_with_retries(lambda: self._client.list_page("", "", "", 1))
+            raise NotFound(f"cannot read {self.url}/{key}: no such object") from None
+
+    def _request_with_retries(self, request: Callable[[], T]) -> T:
+        """Make a request, repeat it while the store is unavailable, and return its result. After the retry deadline it raises
+        Unavailable.
+        """
+
+        def attempt_and_count_retries(attempt_number: int) -> T:
+            if attempt_number:
+                self._options.meter.record_retry()
+            return request()
+
+        answer = self._retrier.call_with_retries(attempt_and_count_retries)
+        self._bucket_seen = True
+        return answer

@@ -1,1 +1,0 @@
-"""Offset maps: for each key its last record, in memory or on local disk."""

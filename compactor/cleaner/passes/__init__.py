@@ -1,1 +1,0 @@
-"""The two passes over segments: reading sources in chunks, transaction verdicts, retention rules, and writing new segments."""

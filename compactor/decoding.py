@@ -1,0 +1,391 @@
+"""Client of a schema registry: schemas by id and by subject, as Confluent's registry and those that speak its API serve them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, Literal
+from urllib.parse import quote
+from uuid import UUID
+
+import urllib3
+
+from compactor.config.sections import RegistrySettings
+from compactor.config.settings import Settings
+from compactor.errors import NotFound, Refused, StoreError, Unavailable, UsageError
+from compactor.extras import require_pip_extra
+
+# Decoding of keys and values.
+#
+# Confluent's wire format is one zero byte, the id of the schema (four bytes, big-endian), and the encoded value.
+
+
+FieldFormat = Literal["auto", "avro", "json", "text", "bytes"]
+FORMATS: Final[tuple[FieldFormat, ...]] = ("auto", "avro", "json", "text", "bytes")
+"""Formats that a key or value can be read as.
+
+auto: the registry's schema if there is a registry and the bytes are in its wire format with an id that it has; else text; else bytes.
+avro: the registry's schema, else not decoded. json, text: UTF-8, else not decoded. bytes: never decoded.
+"""
+
+_HEADER = struct.Struct(">BI")
+_UNREADABLE = (EOFError, IndexError, KeyError, OverflowError, RecursionError, StopIteration, TypeError, ValueError, struct.error)
+"""Exceptions of fastavro for bytes that do not match a schema."""
+
+
+ParsedSchemaAndNamedTypes = tuple[Any, dict[str, Any]]
+"""An Avro schema as fastavro has parsed it, and the schemas of its named types."""
+AvroValue = object
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedKeyOrValue:
+    """Result of decoding a key or a value.
+
+    value: text, or a JSON value in which bytes, times and decimals are texts. None if the bytes are null or were not decoded; ``error``
+        tells which.
+    is_json: whether ``value`` is a JSON value rather than a text.
+    schema_id: id of the schema in the registry; None if the bytes name no schema that the registry has.
+    is_avro: whether ``value`` was decoded with an Avro schema.
+    error: reason why the bytes were not decoded, or an empty string.
+    """
+
+    value: Any = None
+    is_json: bool = False
+    schema_id: int | None = None
+    error: str = ""
+    is_avro: bool = False
+
+    @property
+    def is_decoded(self) -> bool:
+        """Return whether ``value`` is the decoded value. True for null, too, whose ``value`` is None."""
+        return not self.error
+
+    def format_value_as_text(self) -> str | None:
+        """Return the decoded value as one text, JSON for a JSON value. None if ``value`` is None and not JSON's null."""
+        return to_json_text(self.value) if self.is_json else self.value
+
+
+class KeyAndValueDecoder:
+    """Decoder of record keys and values. The schema registry is contacted when the first key or value needs it.
+
+    :param settings: section [registry] names the schema registry.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._registry = SchemaRegistry(settings.registry) if settings.registry.url else None
+        self._parsed = lru_cache(maxsize=1000)(_parse_avro_schema)
+
+    @property
+    def is_schema_registry_configured(self) -> bool:
+        """Return whether a schema registry is configured."""
+        return self._registry is not None
+
+    def decode_key_or_value(
+        self, data: bytes | None, field_format: FieldFormat = "auto", *, keeps_python_types: bool = False
+    ) -> DecodedKeyOrValue:
+        """Decode a key or value. Bytes that do not have the format give a result with an ``error``.
+
+        :param field_format: ``auto`` decodes by the schema registry if the bytes begin with the id of a schema, otherwise as text.
+        :param keeps_python_types: whether Avro values keep the Python types of fastavro (bytes, times, decimals). Otherwise they become
+            JSON.
+        :raises StoreError: if the registry is needed and cannot be reached.
+        :raises UsageError: if the format is ``avro`` and no registry is configured.
+        """
+        if data is None:
+            return DecodedKeyOrValue()
+        if field_format == "avro":
+            return self._decode_by_schema_id(data, self._require_configured_schema_registry(), keeps_python_types=keeps_python_types)
+        if field_format == "auto" and self._registry and data[:1] == b"\0":
+            found = self._decode_by_schema_id(data, self._registry, keeps_python_types=keeps_python_types)
+            if found.is_decoded or found.schema_id is not None:
+                return found
+        if field_format == "bytes":
+            return DecodedKeyOrValue(error="not decoded")
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            return DecodedKeyOrValue(error="not UTF-8")
+        return _parse_json_text(text) if field_format == "json" else DecodedKeyOrValue(text)
+
+    def encode_avro_key(self, topic: str, key_text: str) -> bytes:
+        """Return the bytes of a key that is given as ``avro:JSON`` or ``avro@ID:JSON``. It is encoded with the schema of that id, or
+        without an id with the key schema of the topic.
+
+        Kafka compares the bytes of keys, so the same value encoded with two schemas gives two keys. Therefore the id is required if several
+        key schemas of the topic can encode the value.
+
+        :raises UsageError: if the text is not valid, the schema does not match it, or several encodings are possible.
+        """
+        registry = self._require_configured_schema_registry()
+        named, _, written = key_text.removeprefix("avro").partition(":")
+        try:
+            value = json.loads(written)
+        except ValueError:
+            raise UsageError(
+                f"{key_text} is not a key", hint='Write avro:JSON, such as avro:{"id": 5} or avro:"a", or avro@ID:JSON'
+            ) from None
+        subject = f"{topic}-key"
+        ids = [int(named[1:])] if named[1:].isdigit() else registry.fetch_schema_ids_of_subject(subject)
+        if not ids:
+            raise UsageError(f"the schema registry has no subject {subject}", hint="Name the schema's id: avro@ID:JSON")
+        schemas = [schema for each in ids if (schema := registry.schema(each)) is not None and schema.kind == "AVRO"]
+        found = {schema.schema_id: data for schema in schemas if (data := self._encode_avro_if_schema_matches(schema, value)) is not None}
+        if not found:
+            raise UsageError(f"{written} matches none of the Avro schemas {', '.join(map(str, ids))}")
+        if len(found) > 1:
+            hint = f"Name one of {', '.join(map(str, found))}: avro@{max(found)}:{written}"
+            raise UsageError(f"{subject} has {len(found)} schemas that encode this key, each to another key", hint=hint)
+        return next(iter(found.values()))
+
+    def _require_configured_schema_registry(self) -> SchemaRegistry:
+        """Return the client of the schema registry. Raises UsageError if none is configured."""
+        if self._registry is None:
+            raise UsageError("Avro needs a schema registry", hint="Set url under [registry]")
+        return self._registry
+
+    def fetch_avro_schema(self, schema_id: int) -> ParsedSchemaAndNamedTypes:
+        """Return a pair: the Avro schema with this id as fastavro has parsed it, and the schemas of its named types. Raises KeyError if the
+        registry has no such schema, ValueError if it is not valid, StoreError if the registry cannot be reached.
+        """
+        schema = self._require_configured_schema_registry().schema(schema_id)
+        if schema is None:
+            raise KeyError(schema_id)
+        return self._parsed(schema)
+
+    def _decode_by_schema_id(self, data: bytes, registry: SchemaRegistry, *, keeps_python_types: bool) -> DecodedKeyOrValue:
+        """Decode bytes in the wire format of the schema registry, which begins with the id of a schema.
+
+        The result has an ``error`` and no ``schema_id`` if the bytes have another format, or if the registry does not have the schema.
+        """
+        if len(data) < _HEADER.size or data[0] != 0:
+            return DecodedKeyOrValue(error="not in the wire format of a schema registry")
+        schema_id = _HEADER.unpack_from(data)[1]
+        schema = registry.schema(schema_id)
+        if schema is None:
+            return DecodedKeyOrValue(error=f"the schema registry has no schema {schema_id}")
+        payload = data[_HEADER.size :]
+        if schema.kind == "JSON":
+            try:
+                return DecodedKeyOrValue(json.loads(payload), is_json=True, schema_id=schema_id)
+            except (ValueError, RecursionError) as error:
+                return DecodedKeyOrValue(schema_id=schema_id, error=f"not JSON: {_describe_decoding_error(error)}")
+        if schema.kind != "AVRO":
+            return DecodedKeyOrValue(schema_id=schema_id, error=f"schema {schema_id} is of type {schema.kind}, which is not decoded")
+        return self._decode_avro(schema, payload, keeps_python_types=keeps_python_types)
+
+    def _decode_avro(self, schema: RegisteredSchema, payload: bytes, *, keeps_python_types: bool) -> DecodedKeyOrValue:
+        """Decode an Avro value with the schema by which it was written."""
+        from fastavro import schemaless_reader
+
+        stream = io.BytesIO(payload)
+        try:
+            value = schemaless_reader(stream, self._parsed(schema)[0], None)
+            shown = _replace_uuids_by_text(value) if keeps_python_types else json.loads(to_json_text(value))
+        except _UNREADABLE as error:
+            reason = f"not valid by schema {schema.schema_id}: {_describe_decoding_error(error)}"
+            return DecodedKeyOrValue(schema_id=schema.schema_id, error=reason)
+        rest = len(payload) - stream.tell()
+        if rest:
+            return DecodedKeyOrValue(schema_id=schema.schema_id, error=f"{rest} bytes follow the value of schema {schema.schema_id}")
+        return DecodedKeyOrValue(shown, is_json=True, schema_id=schema.schema_id, is_avro=True)
+
+    def _encode_avro_if_schema_matches(self, schema: RegisteredSchema, value: AvroValue) -> bytes | None:
+        """Return a value in the wire format of a schema, or None if it does not match the schema."""
+        from fastavro import schemaless_writer
+
+        stream = io.BytesIO(_HEADER.pack(0, schema.schema_id))
+        stream.seek(0, io.SEEK_END)
+        try:
+            schemaless_writer(stream, self._parsed(schema)[0], value, strict=True)
+        except (*_UNREADABLE, AttributeError):
+            return None
+        return stream.getvalue()
+
+
+def parse_text_or_base64_key(key_text: str) -> bytes:
+    """Return the bytes of a key that is given as text or as ``base64:...``, the two forms in which `segments dump` prints keys.
+
+    :raises UsageError: if the text after ``base64:`` is not base64.
+    """
+    if not key_text.startswith("base64:"):
+        return key_text.encode()
+    try:
+        return base64.b64decode(key_text.removeprefix("base64:"), validate=True)
+    except binascii.Error as error:
+        raise UsageError(f"{key_text} is not base64: {error}", hint="Write the key as text, or as base64:...") from error
+
+
+def parse_key_with_topic_schema(key_text: str, topic: str, decoder: KeyAndValueDecoder) -> bytes:
+    """Return the bytes of a key that is given as text, as ``base64:...``, or in Avro as ``avro:JSON`` or ``avro@ID:JSON``.
+
+    If no schema registry is configured, a text that begins with ``avro`` is the key itself. Raises UsageError if the text is not valid.
+    """
+    is_avro = decoder.is_schema_registry_configured and (
+        key_text.startswith("avro:") or key_text.partition(":")[0].removeprefix("avro@").isdigit()
+    )
+    return decoder.encode_avro_key(topic, key_text) if is_avro else parse_text_or_base64_key(key_text)
+
+
+def to_json_text(value: object) -> str:
+    """Return a value as compact JSON. Values that JSON does not have become strings: bytes (as base64), times (ISO 8601), decimals, and
+    numbers such as NaN.
+    """
+    from pydantic_core import to_json
+
+    return to_json(_replace_bytes_by_base64(value), inf_nan_mode="strings").decode()
+
+
+def _replace_bytes_by_base64(value: AvroValue) -> AvroValue:
+    """Return a value in which bytes are replaced by base64 text, as `cat` prints them."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dict):
+        return {name: _replace_bytes_by_base64(each) for name, each in value.items()}
+    return [_replace_bytes_by_base64(each) for each in value] if isinstance(value, list) else value
+
+
+def _replace_uuids_by_text(value: AvroValue) -> AvroValue:
+    """Return an Avro value with texts in place of UUIDs."""
+    if isinstance(value, dict):
+        return {name: _replace_uuids_by_text(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_replace_uuids_by_text(each) for each in value]
+    return str(value) if isinstance(value, UUID) else value
+
+
+def _parse_json_text(text: str) -> DecodedKeyOrValue:
+    """Parse a text as JSON. The result has the value, or the reason why the text is not JSON."""
+    try:
+        return DecodedKeyOrValue(json.loads(text), is_json=True)
+    except (ValueError, RecursionError) as error:
+        return DecodedKeyOrValue(error=f"not JSON: {_describe_decoding_error(error)}")
+
+
+def _describe_decoding_error(error: Exception) -> str:
+    """Return what an exception of a decoder says about the bytes, for people who do not know the decoder."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, EOFError | IndexError | struct.error | StopIteration):
+        return "the bytes end too early, or are another schema's"
+    return str(error) if isinstance(error, ValueError) and str(error) else "the bytes are another schema's"
+
+
+def _parse_avro_schema(schema: RegisteredSchema) -> ParsedSchemaAndNamedTypes:
+    """Parse an Avro schema for fastavro. Return a pair: the parsed schema, and the schemas of its named types. Raises ValueError if it is
+    not valid.
+    """
+    require_pip_extra("avro", "Avro")
+    from fastavro.schema import SchemaParseException, UnknownType, parse_schema
+
+    named: dict[str, Any] = {}
+    try:
+        for text in schema.references:
+            parse_schema(json.loads(text), named)
+        return parse_schema(json.loads(schema.text), named), named
+    except (SchemaParseException, UnknownType) as error:
+        raise ValueError(f"the schema is not valid: {error}") from error
+
+
+TIMEOUT_S: Final = 5.0
+"""Seconds after which a request that is not answered has failed. It is sent three times."""
+
+
+JsonDocument = Any
+
+
+@dataclass(frozen=True)
+class RegisteredSchema:
+    """A schema of the registry.
+
+    kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
+    references: texts of the schemas whose types this schema uses, directly or indirectly; each comes after the texts that it uses itself.
+    """
+
+    schema_id: int
+    kind: str
+    text: str
+    references: tuple[str, ...] = ()
+
+
+class SchemaRegistry:
+    """Client that reads schemas from the schema registry. Each schema is requested once per process, because the schema of an id never
+    changes.
+    """
+
+    def __init__(self, settings: RegistrySettings) -> None:
+        """Create a client of the registry that ``settings`` name. Raises UsageError if the file with the credentials cannot be read."""
+        self._url = settings.url.rstrip("/")
+        # Requests are few, and no socket is left open that nobody closes.
+        headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json", "Connection": "close"}
+        if settings.credentials_file:
+            headers |= urllib3.make_headers(basic_auth=_read_credentials_file(settings.credentials_file))
+        self._pool = urllib3.PoolManager(headers=headers, timeout=TIMEOUT_S, retries=urllib3.Retry(2, redirect=3, raise_on_redirect=False))
+        self.schema = lru_cache(maxsize=10_000)(self._fetch_schema)
+
+    def _fetch_schema(self, schema_id: int) -> RegisteredSchema | None:
+        """Return the schema with this id, or None if the registry has none. Raises StoreError if the registry cannot be queried."""
+        try:
+            return self._parse_schema_document(schema_id, self._request_json(f"/schemas/ids/{schema_id}"))
+        except NotFound:
+            return None
+
+    def fetch_schema_ids_of_subject(self, subject: str) -> list[int]:
+        """Return the ids of all versions of a subject, such as ``orders-key``; an empty list if there is no such subject."""
+        place = f"/subjects/{quote(subject, safe='')}/versions"
+        try:
+            return list(dict.fromkeys(self._request_json(f"{place}/{version}")["id"] for version in self._request_json(place)))
+        except NotFound:
+            return []
+
+    def _parse_schema_document(self, schema_id: int, document: JsonDocument) -> RegisteredSchema:
+        """Return the schema that a JSON document of the registry describes. Schemas to which it refers are fetched from the registry."""
+        references: dict[str, None] = {}
+        for each in document.get("references") or ():
+            found = self._request_json(f"/subjects/{quote(each['subject'], safe='')}/versions/{each['version']}")
+            schema = self._parse_schema_document(found["id"], found)
+            references |= dict.fromkeys((*schema.references, schema.text))
+        return RegisteredSchema(schema_id, document.get("schemaType") or "AVRO", document["schema"], tuple(references))
+
+    def _request_json(self, path: str) -> JsonDocument:
+        """Request a path of the registry, and return the JSON document.
+
+        :raises NotFound: if the registry does not have the path.
+        :raises Refused: if the credentials are refused.
+        :raises Unavailable: if the registry does not answer.
+        :raises StoreError: if the answer has another status or is not JSON.
+        """
+        try:
+            answer = self._pool.request("GET", self._url + path)
+        except urllib3.exceptions.HTTPError as error:
+            reason = getattr(error, "reason", None) or error
+            raise Unavailable(f"the schema registry at {self._url} does not answer: {reason}", hint="See url under [registry]") from None
+        if answer.status == 404:
+            raise NotFound(f"the schema registry at {self._url} has no {path}")
+        if answer.status in (401, 403):
+            raise Refused(f"the schema registry at {self._url} refuses: {answer.status}", hint="See credentials_file under [registry]")
+        if answer.status != 200:
+            raise StoreError(f"the schema registry at {self._url} answers {path} with status {answer.status}")
+        try:
+            return json.loads(answer.data)
+        except ValueError:
+            raise StoreError(f"what answers at {self._url} is not a schema registry", hint="See url under [registry]") from None
+
+
+def _read_credentials_file(credentials_file: str) -> str:
+    """Return the content of a credentials file: one line ``USER:PASSWORD``. Raises UsageError if the file cannot be read or contains
+    anything else.
+    """
+    try:
+        text = Path(credentials_file).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise UsageError(f"[registry] credentials_file {credentials_file} cannot be read: {error.strerror}") from error
+    if ":" not in text or "\n" in text:
+        raise UsageError(f"[registry] credentials_file {credentials_file} must hold one line", hint="Write USER:PASSWORD")
+    return text

@@ -1,1 +1,0 @@
-"""Keys and values as people read them: text, JSON, and Avro by a schema registry."""

@@ -1,1 +1,0 @@
-"""The demo: the main job, end to end, on data that it generates."""

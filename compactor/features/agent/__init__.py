@@ -1,0 +1,1 @@
+"""The agent beside a broker without tiered storage: it uploads closed segments."""

@@ -1,0 +1,171 @@
+"""Listing of a broker's log directories: the broker they belong to, their partitions and segments. Reads names, sizes, times and small
+files only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from checkpoint.files import parse_leader_epoch_checkpoint
+from compactor.constants import EMPTY_TOPIC_ID, NO_LEADER_EPOCH, LeaderEpoch
+from compactor.errors import BadData, UsageError
+from compactor.features.agent.plan import PartitionDirectoryListing, SealedSegmentFile, is_listing_current
+from compactor.features.imports.from_tier import METADATA_LOG, is_topic_chosen
+from compactor.features.imports.log_directory import segment_log_path
+from compactor.features.imports.log_identity import read_topic_id
+from compactor.features.imports.staged_files import list_staged_files_before_live_log
+from compactor.model.ids import TopicPartition
+from compactor.records.indexes import TIME_ENTRY
+
+META = "meta.properties"
+EPOCHS = "leader-epoch-checkpoint"
+
+_SEGMENT = re.compile(r"(\d{20})\.log")
+
+
+@dataclass(frozen=True)
+class BrokerIdentity:
+    """Broker id and cluster id from ``meta.properties``: ``node.id`` in KRaft mode, ``broker.id`` in ZooKeeper mode."""
+
+    broker_id: int
+    cluster_id: str
+
+
+def read_broker_identity(log_dir: Path) -> BrokerIdentity:
+    """Return the identity of the broker that owns a log directory.
+
+    :raises UsageError: if the directory is not a broker's log directory, or cannot be read.
+    """
+    try:
+        text = (log_dir / META).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(
+            f"{log_dir} is not a broker's log directory: {META}: {error.strerror}",
+            hint="Name the broker's log.dirs, and run as a user who may read",
+        ) from error
+    values = dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    known = {name.strip(): value.strip() for name, value in values.items()}
+    number = known.get("node.id", known.get("broker.id", ""))
+    if not number.isdigit() or not known.get("cluster.id"):
+        raise UsageError(f"{log_dir / META} names no broker and cluster", hint="It has node.id or broker.id, and cluster.id")
+    return BrokerIdentity(int(number), known["cluster.id"])
+
+
+def scan_log_directory(
+    log_dir: Path,
+    topics: Sequence[str],
+    last_listings: Mapping[TopicPartition, PartitionDirectoryListing],
+    now_ms: int,
+    topics_in_tier: Container[str] = (),
+    on_left_out: Callable[[str], None] = lambda topic: None,
+) -> Iterator[PartitionDirectoryListing]:
+    """Yield the listing of each partition directory whose topic is chosen (``is_topic_chosen``), in order of names.
+
+    For a directory that has not changed since its latest listing, that listing is yielded again. Directories that the broker is about to
+    delete, or moves between disks, have other names and are left out.
+
+    :param topics: regular expressions, each matched against whole topic names.
+    :param last_listings: the latest listing of each partition.
+    :param topics_in_tier: topics that the tier holds already.
+    :param on_left_out: called with the topic of each directory that is left out although an expression matches, as its name begins with __.
+    :raises UsageError: if ``log_dir`` cannot be read.
+    """
+    try:
+        with os.scandir(log_dir) as entries:
+            names = [entry.name for entry in entries]
+    except OSError as error:
+        raise UsageError(f"{log_dir} cannot be read: {error.strerror}", hint="Check its owner and its mode") from error
+    for text in sorted(names):
+        name = _parse_directory_name(text)
+        if name is None or name.topic == METADATA_LOG:
+            continue
+        if not is_topic_chosen(name.topic, topics, topics_in_tier):
+            if any(re.fullmatch(regex, name.topic) for regex in topics):
+                on_left_out(name.topic)
+            continue
+        path = log_dir / text
+        try:
+            mtime_ms = path.stat().st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            yield PartitionDirectoryListing(name, str(path), 0, now_ms, problem=f"{path} cannot be read: {error.strerror}")
+            continue
+        before = last_listings.get(name)
+        same = before is not None and before.path == str(path) and is_listing_current(before, mtime_ms)
+        yield before if same and before is not None else scan_partition_directory(name, path, mtime_ms, now_ms)
+
+
+def scan_partition_directory(partition: TopicPartition, path: Path, mtime_ms: int, now_ms: int) -> PartitionDirectoryListing:
+    """Return the listing of one partition's directory: without files if the directory is gone, with a ``problem`` if it cannot be read. A
+    file that is deleted meanwhile is left out; the next scan lists the directory again, because its modification time has changed.
+
+    :param mtime_ms: modification time of the directory before it is listed, in milliseconds.
+    """
+    bases: dict[int, os.stat_result] = {}
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                match = _SEGMENT.fullmatch(entry.name)
+                if match:
+                    try:
+                        bases[int(match[1])] = entry.stat()
+                    except FileNotFoundError:
+                        continue
+    except FileNotFoundError:
+        return PartitionDirectoryListing(partition, str(path), mtime_ms, now_ms)
+    except OSError as error:
+        return PartitionDirectoryListing(partition, str(path), mtime_ms, now_ms, problem=f"{path} cannot be read: {error.strerror}")
+    ordered = sorted(bases)
+    try:
+        staged = list_staged_files_before_live_log(path, ordered)
+    except OSError:
+        staged = []  # the directory has changed, and is listed again
+    sealed = [SealedSegmentFile(base, end, bases[base].st_size, bases[base].st_mtime_ns // 1_000_000) for base, end in pairwise(ordered)]
+    active_base = ordered[-1] if ordered else -1
+    try:
+        topic_id = read_topic_id(path)
+    except (BadData, OSError):
+        topic_id = EMPTY_TOPIC_ID  # an import says what is wrong with it
+    return PartitionDirectoryListing(
+        partition, str(path), mtime_ms, now_ms, tuple(sealed), active_base, staged=tuple(staged), topic_id=topic_id
+    )
+
+
+def largest_timestamp_ms_in_time_index(partition_dir: Path, base_offset: int) -> int:
+    """Return the largest timestamp of a sealed segment according to its time index, in milliseconds; -1 if the index is empty or gone.
+
+    :param base_offset: base offset of the segment.
+    """
+    try:
+        data = segment_log_path(partition_dir, base_offset).with_suffix(".timeindex").read_bytes()
+    except OSError:
+        return -1
+    complete = len(data) - len(data) % TIME_ENTRY.itemsize
+    return int(np.frombuffer(data[:complete], TIME_ENTRY)["timestamp"][-1]) if complete else -1
+
+
+def last_epoch_in_leader_epoch_checkpoint(partition_dir: Path) -> LeaderEpoch:
+    """Return the latest leader epoch in the replica's ``leader-epoch-checkpoint``; -1 if there is none. Raises BadData, OSError."""
+    path = partition_dir / EPOCHS
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return NO_LEADER_EPOCH
+    lineage = parse_leader_epoch_checkpoint(text, str(path))
+    return lineage[-1].epoch if lineage else NO_LEADER_EPOCH
+
+
+def _parse_directory_name(text: str) -> TopicPartition | None:
+    """Return the partition that a directory is named after, or None if it is not a partition's directory."""
+    try:
+        return TopicPartition.parse(text)
+    except UsageError:
+        return None

@@ -1,0 +1,1 @@
+"""Tier and broker as one log, for applications."""

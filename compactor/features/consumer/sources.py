@@ -1,0 +1,958 @@
+"""Tier and broker as sources of the partitions that a consumer has been assigned: decides for each where its next records come from.
+
+Reading moves from the tier to the broker at an offset: with read_uncommitted at the tier's end, with read_committed at the first offset of
+the oldest transaction that is open there, because the broker knows its outcome. If the broker has deleted that offset already
+(OFFSET_OUT_OF_RANGE below its log start), the tier is read again. There is neither a gap nor a repeat, because every step begins at the
+position: the offset after the last message that was returned.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Final, Literal, get_args
+
+from compactor.access.tier import Tier
+from compactor.constants import EMPTY_TOPIC_ID, MAX_OFFSET, LeaderEpoch, TopicId
+from compactor.errors import UsageError
+from compactor.features.consumer.group import BrokerClient, LogStartAndEndOffset
+from compactor.model.ids import TopicPartition
+from compactor.read.outcomes import (
+    ConsumedLogHistory,
+    HistoryMismatchReason,
+    LeaderEpochEnd,
+    LogIdentity,
+    are_topic_ids_known_to_differ,
+    consumed_history_before_position,
+    find_log_mismatch,
+    log_identity,
+)
+from compactor.read.ranges import last_value_of_each_key_in_partition, select_records_at_offsets
+from compactor.read.reading import LogChanged, OffsetRangeReader, OffsetRangeToRead, ReadOptions, last_stable_offset, offset_for_time
+from compactor.read.records import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    ConfluentMessage,
+    HasTopicPartitionAndOffset,
+    MessageLike,
+    PartitionReadError,
+    RecordBlock,
+    TierMessage,
+    copy_to_record_block,
+    log_truncation_error,
+    no_committed_offset_error,
+    offset_out_of_range_error,
+    to_broker_messages,
+)
+from compactor.records.batches import Int64s
+
+# Decisions of a consumer: where a partition's next records come from, and which partitions are held. Pure.
+
+
+Mode = Literal["remote_only", "kafka_only", "remote_preferred", "kafka_preferred"]
+"""Where records are read: from the tier only, from brokers only, or from both; then from the preferred one if both have an offset."""
+
+MODES: Final[tuple[Mode, ...]] = get_args(Mode)
+
+Source = Literal["tier", "broker", "none"]
+"""What a partition's records come from. With ``none`` the partition waits, and then starts again."""
+
+ReadSourceEvent = Literal["start", "tier_ended", "broker_deleted"]
+"""Reason to decide anew.
+
+start: the partition was assigned or sought, or its waiting time is over.
+tier_ended: the tier holds no further record, or (with ``kafka_preferred``) the brokers hold the next one.
+broker_deleted: the brokers' log begins above the position.
+"""
+
+NEXT_SOURCE: Final[dict[tuple[Mode, ReadSourceEvent], Source]] = {
+    ("remote_only", "start"): "tier",
+    ("remote_only", "tier_ended"): "none",
+    ("remote_only", "broker_deleted"): "none",
+    ("kafka_only", "start"): "broker",
+    ("kafka_only", "tier_ended"): "broker",
+    ("kafka_only", "broker_deleted"): "none",
+    ("remote_preferred", "start"): "tier",
+    ("remote_preferred", "tier_ended"): "broker",
+    ("remote_preferred", "broker_deleted"): "tier",
+    ("kafka_preferred", "start"): "broker",
+    ("kafka_preferred", "tier_ended"): "broker",
+    ("kafka_preferred", "broker_deleted"): "tier",
+}
+
+AssignmentStep = Literal["replace", "add", "remove"]
+"""Change of an assignment: all of it (``assign``), or a part of it (a cooperative rebalance)."""
+
+
+@dataclass(frozen=True)
+class AssignmentChange:
+    """Difference between two assignments: partitions to stop reading first, and partitions to start reading then.
+
+    If an assignment is replaced, a partition may be in both.
+    """
+
+    dropped: tuple[TopicPartition, ...]
+    added: tuple[TopicPartition, ...]
+
+
+def compute_assignment_change(
+    assigned: Collection[TopicPartition], step: AssignmentStep, partitions: Collection[TopicPartition]
+) -> AssignmentChange:
+    """Return which partitions to stop and to start reading when ``partitions`` replace an assignment, are added to it or are removed from
+    it.
+
+    :param assigned: partitions that are assigned now.
+    :param step: whether to replace, add or remove.
+    """
+    if step == "replace":
+        return AssignmentChange(tuple(assigned), tuple(partitions))
+    if step == "add":
+        return AssignmentChange((), tuple(name for name in partitions if name not in assigned))
+    return AssignmentChange(tuple(name for name in partitions if name in assigned), ())
+
+
+# State of one partition that a consumer reads: its position, and what it was read from.
+
+
+@dataclass
+class AssignedPartition:
+    """State of a partition that a consumer reads: its position, and whether the tier or the broker serves its next records.
+
+    position: offset after the last message that was returned.
+    topic_id: id of the topic that was read; empty if unknown.
+    epochs: leader epochs that were read, used only if ``log`` is None. The last one extends up to the position.
+    log: identity of the tier's log that is being read; None if the broker is read.
+    source: where the next records come from: tier, broker, or ``none`` while the partition waits until ``wake_s``.
+    wake_s: time of the next attempt after an error, in seconds of the monotonic clock.
+    broker_start: the broker's first offset, if it is greater than the position; else -1.
+    is_handed_over: whether the broker continues what was read from the tier.
+    is_reported: whether an error was returned after the last record.
+    is_view_done: whether the view ``latest`` (last records of all keys) was read completely.
+    """
+
+    partition: TopicPartition
+    position: int
+    topic_id: TopicId = EMPTY_TOPIC_ID
+    epochs: tuple[LeaderEpochEnd, ...] = ()
+    log: LogIdentity | None = None
+    source: Source = "none"
+    wake_s: float = 0.0
+    broker_start: int = -1
+    is_handed_over: bool = False
+    is_reported: bool = False
+    is_view_done: bool = False
+
+    @property
+    def consumed_history(self) -> ConsumedLogHistory:
+        """Return topic id, leader epochs and end offset of the records that were read up to the position. Before reading continues in
+        another log, that log is compared with this history.
+        """
+        if self.log is not None:
+            return replace(self.log.consumed_history_below_offset(self.position), topic_id=self.topic_id)
+        epochs = (*self.epochs[:-1], LeaderEpochEnd(self.epochs[-1].epoch, self.position)) if self.epochs else ()
+        return ConsumedLogHistory(self.topic_id, epochs, self.position)
+
+    def set_tier_log_identity(self, identity: LogIdentity | None) -> None:
+        """Set the identity of the tier's log that the next records come from; None if they come from the broker."""
+        self.epochs = self.consumed_history.epochs
+        if identity is not None:
+            self.topic_id = identity.topic_id or self.topic_id
+        self.log = identity
+
+    def advance_past_record(self, offset: int, epoch: LeaderEpoch | None) -> None:
+        """Set the position to the offset after a record that was returned. ``epoch``: the record's leader epoch, if the broker returned it;
+        else None.
+        """
+        if epoch is not None and (not self.epochs or epoch > self.epochs[-1].epoch):
+            self.epochs = (*self.consumed_history.epochs, LeaderEpochEnd(epoch, offset + 1))
+        self.position, self.is_reported = offset + 1, False
+
+    def move_position_to_end_of_history(self, history: ConsumedLogHistory) -> None:
+        """Set position, topic id and leader epochs to those at the end of ``history``."""
+        self.position, self.topic_id, self.epochs, self.log = history.end, history.topic_id, history.epochs, None
+        self.is_view_done, self.is_reported, self.broker_start = True, False, -1
+
+
+# The tier's part of a consumer: a few threads read partitions in advance, into one bounded queue of blocks.
+#
+# A thread reads one partition for a *turn* and then continues with the next one that is due. Memory: ``queue_bytes`` of blocks, and for
+# each thread one more block and the pieces of the segment that it is reading.
+
+
+TURN_BYTES = 64 << 20
+"""Size of the blocks after which another partition gets a turn."""
+
+
+@dataclass(eq=False)
+class PartitionPrefetchState:
+    """Partition that the threads of a TierPrefetcher read, TURN_BYTES at a time, with the state of this reading.
+
+    incarnation: the partition under the topic id that is read. Each topic id is one incarnation: a topic's life from creation to deletion.
+    offset: next offset to read.
+    consumed_history: topic id, leader epochs and end of the records that were read before this reading was started.
+    view_offsets: offsets of the last records of all keys, to which reading is restricted below ``view_end``; None for all offsets.
+    view_end: end of the offsets that ``view_offsets`` covers, exclusive; -1 if the last records are still to be found.
+    log: identity of the log that was read since the start; None before the first records.
+    end_offset: offset at which reading ends, exclusive.
+    """
+
+    partition: TopicPartition
+    incarnation: TopicPartition
+    offset: int
+    consumed_history: ConsumedLogHistory
+    view_offsets: Int64s | None = None
+    view_end: int = -1
+    log: LogIdentity | None = None
+    end_offset: int = MAX_OFFSET
+
+
+@dataclass(frozen=True)
+class PrefetchedRecords:
+    """Item of a TierPrefetcher: records of a partition that were read, as columns, with the identity of their log."""
+
+    partition: TopicPartition
+    block: RecordBlock
+    log: LogIdentity
+
+
+@dataclass(frozen=True)
+class PartitionPrefetchEnd:
+    """Last item that a TierPrefetcher queues for a partition after it has read all readable records, or those up to the requested end.
+
+    offset: offset after the last one that was read. It is less than ``end`` if a transaction is open at the tier's end or an earlier end
+        was requested, and less than ``start`` if the tier has deleted the records at the position.
+    start, end: first offset and end offset (exclusive) of the tier.
+    log: identity of the tier's log.
+    mismatch: reason why this log does not continue the records that were read; None if it does.
+    """
+
+    partition: TopicPartition
+    offset: int
+    start: int
+    end: int
+    log: LogIdentity
+    mismatch: HistoryMismatchReason | None = None
+
+
+@dataclass(frozen=True)
+class PartitionPrefetchFailure:
+    """Last item that a TierPrefetcher queues for a partition that it could not read, with the error."""
+
+    partition: TopicPartition
+    error: Exception
+
+
+PrefetchedItem = PrefetchedRecords | PartitionPrefetchEnd | PartitionPrefetchFailure
+
+
+class TierPrefetcher:
+    """Prefetcher that reads several partitions of a tier in its own threads, and queues their records. The last item of each partition is
+    PartitionPrefetchEnd or PartitionPrefetchFailure; then the partition can be started again.
+
+    :param latest_only: of the records that the tier holds when a partition is started, read only the last one of each key; read all later
+        records.
+    """
+
+    def __init__(
+        self, tier: Tier, *, read_committed: bool, latest_only: bool, threads: int, queue_bytes: int, skip_damaged: bool = False
+    ) -> None:
+        self._tier = tier
+        self._committed = read_committed
+        self._skip_damaged = skip_damaged
+        self._latest_only = latest_only
+        self._max_threads = threads
+        self._queue_bytes = queue_bytes
+        self._hash_key = b""
+        self._condition = threading.Condition()
+        self._reads: dict[TopicPartition, PartitionPrefetchState] = {}
+        self._due_reads: deque[PartitionPrefetchState] = deque()
+        self._queue: deque[PrefetchedItem] = deque()
+        self._queued_bytes = 0
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def has_queued_items_or_active_reads(self) -> bool:
+        """Return whether items are waiting or partitions are being read."""
+        with self._condition:
+            return bool(self._reads or self._queue)
+
+    def start_reading(
+        self,
+        partition: TopicPartition,
+        partition_with_topic_id: TopicPartition,
+        consumed_history: ConsumedLogHistory,
+        *,
+        ignore_latest_only: bool = False,
+        end_offset: int = MAX_OFFSET,
+    ) -> None:
+        """Start to read a partition from the end of ``consumed_history``. Items of an earlier start are dropped.
+
+        :param partition_with_topic_id: the partition under the topic id to read.
+        :param consumed_history: what was read of the partition before.
+        :param ignore_latest_only: read every record, even if ``latest_only`` is set.
+        :param end_offset: offset at which reading ends, exclusive.
+        """
+        self.stop_reading(partition)
+        if self._latest_only and not self._hash_key:
+            self._hash_key = self._tier.identity.hash_key_for_unstored_hashes()
+        turn = PartitionPrefetchState(
+            partition,
+            partition_with_topic_id,
+            consumed_history.end,
+            consumed_history,
+            view_end=consumed_history.end if ignore_latest_only or not self._latest_only else -1,
+            end_offset=end_offset,
+        )
+        with self._condition:
+            self._reads[partition] = turn
+            self._due_reads.append(turn)
+            if len(self._threads) < min(self._max_threads, len(self._reads)):
+                thread = threading.Thread(target=self._run_reading_thread, name=f"tier-feed-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._condition.notify_all()
+
+    def stop_reading(self, partition: TopicPartition) -> None:
+        """Stop reading a partition and drop its items."""
+        with self._condition:
+            self._reads.pop(partition, None)
+            for item in [item for item in self._queue if item.partition == partition]:
+                self._queue.remove(item)
+                self._queued_bytes -= _memory_bytes_of_item(item)
+            self._condition.notify_all()
+
+    def next_prefetched_item(self, timeout_s: float) -> PrefetchedItem | None:
+        """Remove the next item from the queue and return it, or None if none arrives within ``timeout_s`` seconds."""
+        deadline = time.monotonic() + timeout_s
+        with self._condition:
+            while not self._queue:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                self._condition.wait(left)
+            item = self._queue.popleft()
+            self._queued_bytes -= _memory_bytes_of_item(item)
+            self._condition.notify_all()
+            return item
+
+    def close(self) -> None:
+        """End the reading threads. Requests that they are making are completed first."""
+        with self._condition:
+            self._closed = True
+            self._reads.clear()
+            self._condition.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _run_reading_thread(self) -> None:
+        """Queue the records of partitions that wait for a thread, until the prefetcher is closed. Runs in each thread."""
+        while True:
+            with self._condition:
+                while not self._due_reads and not self._closed:
+                    self._condition.wait()
+                if self._closed:
+                    return
+                turn = self._due_reads.popleft()
+            try:
+                item: PrefetchedItem | None = self._queue_next_records_or_return_last_item(turn)
+            except LogChanged:
+                self._requeue_partition(turn)  # the next turn compares what was read below its offset
+                continue
+            except Exception as error:  # noqa: BLE001 - returned by next_prefetched_item
+                item = PartitionPrefetchFailure(turn.partition, error)
+            if item is not None:
+                self._enqueue_item_unless_stopped(turn, item, is_last=True)
+
+    def _queue_next_records_or_return_last_item(self, partition: PartitionPrefetchState) -> PrefetchedItem | None:
+        """Read up to TURN_BYTES of a partition and queue the records. Return the item that ends the partition, which the caller queues;
+        None if more is to be read later, or if reading was stopped.
+        """
+        state = self._tier.open_control_log_of_partition(partition.incarnation).refresh()
+        start, end = self._tier.first_readable_offset(state), state.end_offset + 1
+        log = log_identity(self._tier, state)
+        read_until = partition.offset if partition.view_offsets is None else partition.view_end
+        mismatch = find_log_mismatch(
+            partition.consumed_history if partition.log is None else partition.log.consumed_history_below_offset(read_until), log
+        )
+        if mismatch is not None:
+            return PartitionPrefetchEnd(partition.partition, partition.offset, start, end, log, mismatch)
+        partition.log = log
+        bound = min(last_stable_offset(self._tier, state) if self._committed else end, partition.end_offset)
+        if partition.offset >= bound or partition.offset < start:
+            return PartitionPrefetchEnd(partition.partition, partition.offset, start, end, log)
+        if partition.view_end < 0:
+            view = last_value_of_each_key_in_partition(
+                self._tier,
+                partition.incarnation,
+                first_offset=partition.offset,
+                last_offset=bound - 1,
+                read_committed=self._committed,
+                hash_key=self._hash_key,
+            )
+            partition.view_offsets = view.offsets()
+            partition.view_end = bound
+        if partition.view_offsets is not None and partition.offset < partition.view_end:
+            bound = min(bound, partition.view_end)
+        else:
+            partition.view_offsets = None
+        limit = self._tier.cleaner_settings_for_topic(partition.partition.topic).max_decompressed_batch_bytes
+        segments = tuple(segment for segment in state.live if segment.end_offset >= partition.offset)
+        extent = OffsetRangeToRead(partition.incarnation, partition.offset, bound - 1, segments, log)
+        read = 0
+        options = ReadOptions(
+            self._committed, limit, requests_in_advance=self._idle_threads_per_partition(), skip_damaged=self._skip_damaged
+        )
+        for selection in OffsetRangeReader(self._tier, extent, options).read_selected_records():
+            mine = selection if partition.view_offsets is None else select_records_at_offsets(selection, partition.view_offsets)
+            reached = int(selection.rows.offset[selection.picked[-1]]) + 1
+            if len(mine):
+                block = copy_to_record_block(partition.partition, mine, log.topic_id)
+                read += block.nbytes
+                if not self._enqueue_item_unless_stopped(partition, PrefetchedRecords(partition.partition, block, log)):
+                    return None
+            partition.offset = reached
+            if read >= TURN_BYTES and self._due_reads:
+                self._requeue_partition(partition)
+                return None
+        partition.offset = bound
+        if partition.view_offsets is not None:
+            self._requeue_partition(partition)
+            return None
+        return PartitionPrefetchEnd(partition.partition, bound, start, end, log)
+
+    def _idle_threads_per_partition(self) -> int:
+        """Return how many idle threads can prefetch for each partition that is being read, rounded down."""
+        with self._condition:
+            return max(0, self._max_threads - len(self._reads)) // max(1, len(self._reads))
+
+    def _requeue_partition(self, partition: PartitionPrefetchState) -> None:
+        """Let a thread read this partition further, after those that wait already."""
+        with self._condition:
+            self._due_reads.append(partition)
+            self._condition.notify()
+
+    def _enqueue_item_unless_stopped(self, partition: PartitionPrefetchState, item: PrefetchedItem, *, is_last: bool = False) -> bool:
+        """Add an item to the queue and return True; wait for space in the queue before. Return False, without adding it, if reading of the
+        partition was stopped.
+
+        :param is_last: whether the item ends the partition, so that it counts as no longer being read.
+        """
+        size = _memory_bytes_of_item(item)
+        with self._condition:
+            while (
+                self._reads.get(partition.partition) is partition and self._queued_bytes and self._queued_bytes + size > self._queue_bytes
+            ):
+                self._condition.wait()
+            if self._reads.get(partition.partition) is not partition:
+                return False
+            if is_last:
+                del self._reads[partition.partition]
+            self._queue.append(item)
+            self._queued_bytes += size
+            self._condition.notify_all()
+            return True
+
+
+def _memory_bytes_of_item(item: PrefetchedItem) -> int:
+    """Return the bytes of memory that an item occupies in the queue; 0 for items without records."""
+    return item.block.nbytes if isinstance(item, PrefetchedRecords) else 0
+
+
+NEVER_S: Final = 1e9
+"""A waiting time that does not end, in seconds."""
+BROKER_SLICE_S: Final = 0.05
+"""Longest wait for the broker while the tier is being read too, in seconds."""
+BROKER_WAIT_S: Final = 0.5
+"""Longest wait for the broker otherwise, in seconds, before the caller's timeout is checked again."""
+MAX_FETCH: Final = 10_000
+"""Largest number of messages that are taken from the broker's client at once."""
+
+
+@dataclass(frozen=True)
+class ConsumerOptions:
+    """Options of a TieredConsumer.
+
+    isolation: Kafka's isolation level.
+    view: with ``latest``, the consumer first returns only the last record of each key that the tier holds when reading begins, without
+        tombstones, and then every later record.
+    threads: number of threads that read the tier in advance.
+    queue_bytes: size in bytes of the records that these threads may hold in memory.
+    refresh_s: seconds after which a partition that could not be read is retried.
+    offset_reset: where to begin if the records at an offset no longer exist, if no offset was given, or if the topic was created again;
+        with ``error``, an error message is returned instead.
+    topic_ids: topic name -> id of the topic to read, if it is not the latest one of this name. Such a topic is read from the tier alone.
+    mode: which of tier and broker is read. Without a broker, every mode means ``remote_only``.
+    skip_damaged: skip offsets of the tier that cannot be read, with a warning in the log (``logging``). Otherwise reading ends there with
+        an error. Not allowed with ``view`` latest, because an older value of a key would take the place of one that cannot be read.
+
+    Raises UsageError if ``mode`` is unknown, or if ``view`` is ``latest`` together with ``skip_damaged`` or with a mode that does not read
+    the tier first.
+    """
+
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
+    view: Literal["all", "latest"] = "all"
+    threads: int = 4
+    queue_bytes: int = 64 << 20
+    refresh_s: float = 1.0
+    offset_reset: Literal["earliest", "latest", "error"] = "earliest"
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    mode: Mode = "remote_preferred"
+    skip_damaged: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UsageError(f"no mode {self.mode!r}", hint=f"One of {', '.join(MODES)}")
+        if self.view == "latest" and self.mode not in ("remote_only", "remote_preferred"):
+            raise UsageError(f"the view latest cannot be read with mode {self.mode}", hint="It is read from the tier: use remote_preferred")
+        if self.view == "latest" and self.skip_damaged:
+            raise UsageError("skip_damaged and the view latest exclude each other", hint="Read all records, or repair the tier first")
+
+    @property
+    def is_read_committed(self) -> bool:
+        """Return whether the isolation level is read_committed."""
+        return self.isolation == "read_committed"
+
+
+@dataclass
+class ConsecutiveMessages:
+    """Consecutive messages of one partition from one source, or one message that reports an error.
+
+    partition: state of the partition to which the messages belong. Its position advances as they are returned. None for an error.
+    epoch: leader epoch of a broker's messages, the same for all of them; None if unknown, and for messages of the tier.
+    """
+
+    partition: AssignedPartition | None
+    messages: Iterator[MessageLike]
+    is_from_broker: bool = False
+    epoch: LeaderEpoch | None = None
+
+    @property
+    def is_partition_still_read_from_source(self) -> bool:
+        """Return whether the partition is still read from the source of these messages."""
+        return self.partition is None or not self.is_from_broker or self.partition.source == "broker"
+
+
+class TierAndBrokerReader:
+    """Reader of assigned partitions, each from the tier or from the broker, whichever has its next records. For use by one thread.
+
+    :param broker: closed with this object. None to read the tier alone.
+    """
+
+    def __init__(self, tier: Tier, broker: BrokerClient | None, options: ConsumerOptions) -> None:
+        self.tier = tier
+        self.options = options
+        self.assigned: dict[TopicPartition, AssignedPartition] = {}
+        self.ready: deque[ConsecutiveMessages] = deque()
+        self._mode: Mode = "remote_only" if broker is None else options.mode
+        self._client = broker
+        self._broker = None if self._mode == "remote_only" else broker
+        self._feed = TierPrefetcher(
+            tier,
+            read_committed=options.is_read_committed,
+            skip_damaged=options.skip_damaged,
+            latest_only=options.view == "latest",
+            threads=options.threads,
+            queue_bytes=options.queue_bytes,
+        )
+        self._lost: list[tuple[TopicPartition, int | None]] = []
+        self._chosen: dict[TopicPartition, TopicPartition] = {}
+
+    # ---- partitions ----------------------------------------------------------------------------------------------------------
+
+    def require_partitions_in_tier_if_tier_only(self, partitions: Collection[TopicPartition]) -> None:
+        """Raise UsageError if only the tier is read, and one of these partitions is not in the tier."""
+        if self._broker is None:
+            self.tier.list_partitions([str(name) for name in partitions])
+
+    def start_reading(self, partitions: Iterable[AssignedPartition]) -> None:
+        """Start to read these partitions, each from its position, in addition to those that are being read."""
+        self.assigned.update((at.partition, at) for at in partitions)
+        self._restart_waiting_partitions(time.monotonic())
+
+    def drop_queued_records(self, partitions: Collection[TopicPartition]) -> None:
+        """Stop reading partitions and drop their queued records. They stay assigned and keep their positions."""
+        for name in partitions:
+            self._feed.stop_reading(name)
+            if name in self.assigned:
+                self.assigned[name].source, self.assigned[name].wake_s = "none", NEVER_S
+        if self._broker is not None and partitions:
+            self._broker.stop_reading(partitions)
+        self.ready = deque(run for run in self.ready if run.partition is None or run.partition.partition not in partitions)
+
+    def remove_partitions(self, partitions: Collection[TopicPartition]) -> None:
+        """Remove partitions that are no longer assigned, with their positions and queued records."""
+        for name in partitions:
+            self.assigned.pop(name, None)
+
+    def assigned_partition_at_position(self, partition: TopicPartition, place: HasTopicPartitionAndOffset) -> AssignedPartition:
+        """Return the state of a partition that is to be read from ``place``. Raises UsageError if ``place`` has no offset and
+        ``offset_reset`` is ``error``.
+        """
+        offset = self._resolve_logical_offset(partition, place.offset)
+        epoch = getattr(place, "leader_epoch", None) if offset == place.offset else None
+        read = consumed_history_before_position(offset, epoch, getattr(place, "topic_id", ""))
+        return AssignedPartition(partition, offset, read.topic_id, read.epochs)
+
+    def assign_partition_or_queue_error(self, partition: TopicPartition, place: HasTopicPartitionAndOffset) -> AssignedPartition:
+        """Return the state of a partition that is to be read from ``place``. If ``place`` has no offset and ``offset_reset`` is ``error``,
+        queue a message that reports the error and return a state in which the partition waits without end.
+        """
+        try:
+            return self.assigned_partition_at_position(partition, place)
+        except UsageError as error:
+            self._queue_partition_error_message(partition, OFFSET_INVALID, no_committed_offset_error(error.message))
+            return AssignedPartition(partition, OFFSET_INVALID, wake_s=NEVER_S, is_reported=True)
+
+    def partition_with_resolved_topic_id(self, partition: TopicPartition) -> TopicPartition:
+        """Return the partition with the topic id under which it is read: the configured id, or that of the latest topic of this name."""
+        topic_id = TopicId(self.options.topic_ids.get(partition.topic, ""))
+        if topic_id and partition not in self._chosen:
+            self._chosen[partition] = self.tier.incarnation_with_topic_id(partition, topic_id)
+        return self._chosen.get(partition) or self.tier.latest_incarnation(partition)
+
+    def readable_bounds_of_tier_and_broker(self, partition: TopicPartition) -> LogStartAndEndOffset:
+        """Return the first offset that can be read, and the end offset (exclusive), of tier and broker together."""
+        if self._broker is not None and self._mode == "kafka_only":
+            return self._broker.log_start_and_end_offset(partition)
+        state = self.tier.open_control_log_of_partition(self.partition_with_resolved_topic_id(partition)).refresh()
+        mine = LogStartAndEndOffset(self.tier.first_readable_offset(state), state.end_offset + 1)
+        if self._broker is None:
+            return mine
+        its = self._broker.log_start_and_end_offset(partition)
+        return LogStartAndEndOffset(min(mine.start, its.start), max(mine.end, its.end)) if state.has_segments else its
+
+    def offset_for_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
+        """Return the offset of the first record whose timestamp is ``timestamp_ms`` or later, or None if there is none."""
+        offset = (
+            None
+            if self._mode == "kafka_only"
+            else offset_for_time(self.tier, self.partition_with_resolved_topic_id(partition), timestamp_ms)
+        )
+        return self._broker.offset_for_time(partition, timestamp_ms) if offset is None and self._broker is not None else offset
+
+    def close(self) -> None:
+        """End the threads that read the tier, and close the broker's client."""
+        self._feed.close()
+        if self._client is not None:
+            self._client.close()
+
+    # ---- records -----------------------------------------------------------------------------------------------------------
+
+    def receive_messages_into_ready_queue(self, wait_s: float) -> bool:
+        """Move records that have arrived from tier and broker to the queue of ready messages, which must be empty. Waits up to ``wait_s``
+        seconds. Return whether any have arrived.
+        """
+        now = time.monotonic()
+        self._continue_partitions_broker_cannot_serve()
+        self._restart_waiting_partitions(now)
+        rest = min((at.wake_s - now for at in self.assigned.values() if at.source == "none"), default=NEVER_S)
+        wait_s = max(0.0, min(wait_s, rest))
+        if self._broker is None or not any(at.source == "broker" for at in self.assigned.values()):
+            item = self._feed.next_prefetched_item(wait_s)
+            if item is not None:
+                self._queue_prefetched_item(item)
+            return item is not None
+        item = self._feed.next_prefetched_item(0)
+        if item is not None:
+            self._queue_prefetched_item(item)
+        most = 0.0 if item is not None else BROKER_SLICE_S if self._feed.has_queued_items_or_active_reads else BROKER_WAIT_S
+        fetched = self._broker.fetch_messages(MAX_FETCH, min(wait_s, most))
+        for name, offset in fetched.compacted.items():
+            self._report_deletes_missing_after_tier(name, offset)
+        self._queue_broker_messages(fetched.messages)
+        self._lost += [*((name, None) for name in fetched.out_of_range), *fetched.truncated.items()]
+        return item is not None or bool(fetched.messages) or bool(self._lost)
+
+    def _report_deletes_missing_after_tier(self, partition: TopicPartition, offset: int) -> None:
+        """Queue an error if the broker has compacted what follows the tier's end: a key that was read from the tier may be deleted, or an
+        aborted record committed, without a sign. With ``offset_reset`` ``error`` the position stays; else reading continues.
+
+        :param offset: first offset that the broker left out.
+        """
+        at = self.assigned.get(partition)
+        if at is None or not at.is_handed_over:
+            return
+        if not at.is_reported:
+            text = (
+                f"offset {offset} of {partition} is not there: brokers compact this topic, and have removed records that the tier lacks."
+                " Keys that were read from the tier may be deleted. Import the whole log again, or read it with tier.mode kafka_preferred"
+            )
+            self._queue_partition_error_message(partition, offset, offset_out_of_range_error(text), at.topic_id)
+            at.is_reported = True
+        if self.options.offset_reset == "error" and self._broker is not None:
+            self._broker.stop_reading([partition])
+            self._schedule_partition_retry(at)
+        at.is_handed_over = False
+
+    def _queue_broker_messages(self, messages: Sequence[ConfluentMessage]) -> None:
+        """Queue messages of a broker, except those before the partition's position and those of partitions that are no longer read from the
+        broker.
+        """
+        for (topic, partition, epoch), group in groupby(messages, lambda found: (found.topic(), found.partition(), found.leader_epoch())):
+            at = self.assigned.get(TopicPartition(topic, partition))
+            if at is not None and at.source == "broker":
+                mine = [message for message in group if message.offset() >= at.position]
+                self.ready.append(ConsecutiveMessages(at, to_broker_messages(mine, at.topic_id), is_from_broker=True, epoch=epoch))
+
+    def _queue_partition_error_message(
+        self, partition: TopicPartition, offset: int, error: PartitionReadError, topic_id: TopicId = EMPTY_TOPIC_ID
+    ) -> None:
+        """Queue a message that reports an error of a partition at this offset."""
+        self.ready.append(ConsecutiveMessages(None, iter((TierMessage(*partition, offset, error=error, topic_id=topic_id),))))
+
+    def _queue_prefetched_item(self, item: PrefetchedItem) -> None:
+        """Queue the records of an item from the tier; after a partition's last item, decide where to continue. Raises the error of a
+        PartitionPrefetchFailure.
+        """
+        at = self.assigned.get(item.partition)
+        if at is None or at.source != "tier":
+            return
+        if isinstance(item, PartitionPrefetchEnd):
+            self._schedule_partition_retry(at)  # retried if the broker does not answer
+            if item.mismatch is not None:
+                self._continue_reading_after_log_mismatch(at, item, item.mismatch)
+            else:
+                self._continue_reading_after_tier_end(at, item)
+        elif isinstance(item, PartitionPrefetchFailure):
+            self._schedule_partition_retry(at)
+            raise item.error
+        else:
+            self.ready.append(ConsecutiveMessages(at, item.block.messages()))
+            at.set_tier_log_identity(item.log)
+
+    # ---- tier and broker -----------------------------------------------------------------------------------------------------
+
+    def _restart_waiting_partitions(self, now_s: float) -> None:
+        """Start to read the partitions that wait after an error and whose ``wake_s`` has come.
+
+        :param now_s: present time, in seconds of the monotonic clock.
+        """
+        due = [at for at in self.assigned.values() if at.source == "none" and at.wake_s <= now_s]
+        if due and self.tier.kind.is_content_determined_by_control_logs and self._mode != "kafka_only":
+            self.tier.catalog.refresh()  # the topic may have been created again
+        for at in due:
+            self._schedule_partition_retry(at)
+            self._choose_source_and_continue_reading(at, "start")
+
+    def _choose_source_and_continue_reading(self, partition: AssignedPartition, event: ReadSourceEvent) -> None:
+        """Continue to read a partition from tier or broker.
+
+        :param event: what has happened: ``start``, ``tier_ended`` or ``broker_deleted``. Together with the mode of the reader it
+            decides on the source.
+        """
+        source = NEXT_SOURCE[self._mode, event]
+        if source == "broker":
+            self._continue_reading_at_broker(partition)
+        elif source == "tier":
+            partition.source = "tier"
+            until = partition.broker_start if self._mode == "kafka_preferred" and partition.broker_start >= 0 else MAX_OFFSET
+            self._feed.start_reading(
+                partition.partition,
+                self.partition_with_resolved_topic_id(partition.partition),
+                partition.consumed_history,
+                ignore_latest_only=partition.is_view_done,
+                end_offset=until,
+            )
+
+    def _continue_reading_after_tier_end(self, partition: AssignedPartition, item: PartitionPrefetchEnd) -> None:
+        """Decide where to continue after the tier's readable records were all read, or if the tier no longer has the position.
+
+        :param item: end of the partition as the prefetcher found it.
+        """
+        partition.is_view_done = True
+        if item.offset < item.start <= item.end and not self._does_broker_log_contain_position(partition):
+            self._continue_when_position_is_below_log_start(partition, item)
+            return
+        if item.offset >= item.start:
+            partition.set_tier_log_identity(item.log)
+        partition.position = max(partition.position, item.offset)
+        partition.is_handed_over = item.start <= partition.position <= item.end
+        if partition.position >= partition.broker_start:
+            self._choose_source_and_continue_reading(partition, "tier_ended")
+        elif item.end <= partition.position:
+            self._queue_out_of_range_error(partition, f"the tier ends at {item.end}, and the broker begins at {partition.broker_start}")
+
+    def _continue_reading_at_broker(self, partition: AssignedPartition) -> None:
+        """Continue to read a partition from the broker. If the topic was created again there, queue an error first, and continue in the new
+        topic only if ``offset_reset`` allows it. Do nothing if there is no broker, or if the topic id to read is configured.
+        """
+        if self._broker is None or partition.partition.topic in self.options.topic_ids:
+            return
+        topic_id = self._broker.topic_id(partition.partition)
+        if are_topic_ids_known_to_differ(partition.topic_id, topic_id) and not self._queue_topic_recreated_error_and_reset(
+            partition, "the broker", topic_id, self._broker.log_start_and_end_offset(partition.partition)
+        ):
+            return
+        partition.set_tier_log_identity(None)
+        partition.topic_id = topic_id or partition.topic_id
+        epoch = partition.consumed_history.last_read_leader_epoch
+        self._broker.start_reading_from({partition.partition: partition.position}, {} if epoch is None else {partition.partition: epoch})
+        partition.broker_start, partition.source = -1, "broker"
+
+    def _continue_reading_after_log_mismatch(
+        self, partition: AssignedPartition, item: PartitionPrefetchEnd, mismatch: HistoryMismatchReason
+    ) -> None:
+        """Decide where to continue after the tier's log was found not to continue the records that were read."""
+        broker = self._broker
+        if mismatch.reason == "truncated":
+            self._queue_truncation_error(partition, item.log.consumed_history_below_offset(mismatch.agreed_offset))
+        elif mismatch.reason == "topic" and (broker is None or broker.topic_id(partition.partition) != partition.topic_id):
+            self._queue_topic_recreated_error_and_reset(
+                partition, "the tier", item.log.topic_id, LogStartAndEndOffset(item.start, item.end)
+            )
+        elif broker is not None and partition.position >= partition.broker_start:
+            self._continue_reading_at_broker(partition)
+        else:
+            what = f"of topic id {item.log.topic_id}" if mismatch.reason == "topic" else "one that a later leader has disowned"
+            self._queue_out_of_range_error(partition, f"the tier's log is {what}, and no broker has the offset")
+
+    def _queue_truncation_error(self, partition: AssignedPartition, agreed_history: ConsumedLogHistory) -> None:
+        """Queue the error that the log was truncated below the position. Then move the position to the end of ``agreed_history``, the part
+        of the records read that the log still holds, unless ``offset_reset`` is ``error``.
+        """
+        if not partition.is_reported:
+            partition.is_reported = True
+            text = (
+                f"{partition.partition} was truncated: the log holds what was read up to offset {agreed_history.end}, "
+                f"and the position is {partition.position}"
+            )
+            self._queue_partition_error_message(partition.partition, agreed_history.end, log_truncation_error(text), partition.topic_id)
+        if self.options.offset_reset != "error":
+            partition.move_position_to_end_of_history(
+                replace(agreed_history, topic_id=partition.topic_id)
+                if agreed_history.end < partition.position
+                else partition.consumed_history
+            )
+
+    def _queue_topic_recreated_error_and_reset(
+        self, partition: AssignedPartition, where_found: str, topic_id: TopicId, bounds: LogStartAndEndOffset
+    ) -> bool:
+        """Queue the error that the topic was created again, and move the position into the new topic as ``offset_reset`` says. Return
+        False, and leave the position, if ``offset_reset`` is ``error``.
+
+        :param where_found: "tier" or "broker" as text of the error.
+        :param topic_id: id of the new topic.
+        :param bounds: first offset and end offset of the new topic's partition.
+        """
+        self._queue_out_of_range_error(
+            partition, f"it was read from topic id {partition.topic_id}, and {where_found} has topic id {topic_id}"
+        )
+        reset = self.options.offset_reset
+        if reset != "error":
+            partition.move_position_to_end_of_history(
+                consumed_history_before_position(bounds.start if reset == "earliest" else bounds.end, None, topic_id)
+            )
+        return reset != "error"
+
+    def _does_broker_log_contain_position(self, partition: AssignedPartition) -> bool:
+        """Return whether the broker holds the partition's position."""
+        if self._broker is None:
+            return False
+        bounds = self._broker.log_start_and_end_offset(partition.partition)
+        return bounds.start <= partition.position <= bounds.end
+
+    def _continue_when_position_is_below_log_start(self, partition: AssignedPartition, item: PartitionPrefetchEnd) -> None:
+        """Continue at the tier's start or end, as ``offset_reset`` says, because neither tier nor broker has the records at the position
+        any more. With ``error``, queue an error instead.
+        """
+        if self.options.offset_reset == "error":
+            self._queue_out_of_range_error(partition, f"the tier begins at {item.start}")
+        else:
+            partition.set_tier_log_identity(item.log)
+            partition.position = item.start if self.options.offset_reset == "earliest" else item.end
+            partition.source = "tier"
+            self._feed.start_reading(
+                partition.partition,
+                self.partition_with_resolved_topic_id(partition.partition),
+                partition.consumed_history,
+                ignore_latest_only=self.options.view == "all",
+            )
+
+    def _continue_partitions_broker_cannot_serve(self) -> None:
+        """Decide where to continue for partitions that the broker can no longer serve. Called after all their messages were returned."""
+        while self._lost and self._broker is not None:
+            name, agreed = self._lost[-1]
+            at = self.assigned.get(name)
+            if at is not None and at.source == "broker":
+                self._continue_when_broker_lacks_position(at, agreed, self._broker)
+            self._lost.pop()
+
+    def _continue_when_broker_lacks_position(
+        self, partition: AssignedPartition, truncation_offset: int | None, broker: BrokerClient
+    ) -> None:
+        """Decide where to continue after the broker was found not to hold the position.
+
+        :param truncation_offset: the broker's log was truncated and holds what was read up to this offset; None if it was not truncated.
+        """
+        topic_id, bounds = broker.topic_id(partition.partition), broker.log_start_and_end_offset(partition.partition)
+        self._schedule_partition_retry(partition)
+        if are_topic_ids_known_to_differ(partition.topic_id, topic_id):
+            self._continue_reading_at_broker(partition)
+        elif truncation_offset is not None:
+            # A later epoch begins there: a tier without one holds the discarded records.
+            later = tuple(LeaderEpochEnd(LeaderEpoch(epoch + 1), truncation_offset) for epoch, _ in partition.consumed_history.epochs[-1:])
+            self._queue_truncation_error(
+                partition,
+                ConsumedLogHistory(
+                    partition.topic_id,
+                    partition.consumed_history.consumed_history_below_offset(truncation_offset).epochs + later,
+                    truncation_offset,
+                ),
+            )
+        elif self._mode == "kafka_only" and not bounds.start <= partition.position <= bounds.end:
+            self._continue_reading_after_offset_reset(partition, bounds)
+        elif partition.position < bounds.start:
+            partition.broker_start, partition.is_view_done = bounds.start, True
+            self._choose_source_and_continue_reading(partition, "broker_deleted")
+        elif partition.position > bounds.end:
+            self._queue_out_of_range_error(partition, f"the broker's log ends at {bounds.end}: was it truncated?")
+        else:
+            partition.epochs = ()  # the broker cannot tell where the epoch ends
+
+    def _continue_reading_after_offset_reset(self, partition: AssignedPartition, bounds: LogStartAndEndOffset) -> None:
+        """Continue at the start or end of the broker's log, as ``offset_reset`` says, because the broker does not have the position and the
+        tier is not read. With ``error``, queue an error instead.
+
+        :param bounds: first offset and end offset of the broker's log.
+        """
+        if self.options.offset_reset == "error":
+            self._queue_out_of_range_error(partition, f"the broker's log begins at {bounds.start} and ends at {bounds.end}")
+        else:
+            partition.move_position_to_end_of_history(
+                consumed_history_before_position(
+                    bounds.start if self.options.offset_reset == "earliest" else bounds.end, None, partition.topic_id
+                )
+            )
+            self._continue_reading_at_broker(partition)
+
+    def _queue_out_of_range_error(self, partition: AssignedPartition, reason: str) -> None:
+        """Queue the error that the partition's position does not exist, unless an error was reported already after its last record."""
+        if not partition.is_reported:
+            partition.is_reported = True
+            text = f"offset {partition.position} of {partition.partition} is not there: {reason}"
+            self._queue_partition_error_message(
+                partition.partition, partition.position, offset_out_of_range_error(text), partition.topic_id
+            )
+
+    def _schedule_partition_retry(self, partition: AssignedPartition) -> None:
+        """Let the partition be read again after ``refresh_s`` seconds."""
+        partition.source, partition.wake_s = "none", time.monotonic() + self.options.refresh_s
+
+    def _resolve_logical_offset(self, partition: TopicPartition, offset: int) -> int:
+        """Return the offset that a logical offset, such as OFFSET_BEGINNING, stands for; other offsets are returned as they are. For
+        OFFSET_INVALID (no offset), ``offset_reset`` decides; raises UsageError if that is ``error``.
+        """
+        if offset >= 0:
+            return offset
+        reset = self.options.offset_reset
+        if offset == OFFSET_BEGINNING or (offset != OFFSET_END and reset == "earliest"):
+            return self.readable_bounds_of_tier_and_broker(partition).start
+        if offset == OFFSET_END or reset == "latest":
+            return self.readable_bounds_of_tier_and_broker(partition).end
+        raise UsageError(f"no offset for {partition}", hint=f"Give one, or OFFSET_BEGINNING; {OFFSET_INVALID} is none")

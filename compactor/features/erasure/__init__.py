@@ -1,0 +1,1 @@
+"""Erasure of keys from everything that the tier keeps."""

@@ -1,0 +1,1 @@
+"""Compacted topics as Iceberg tables."""

@@ -1,0 +1,348 @@
+"""Iceberg tables as an output: the last values of a topic's keys in plain data files, without any deletes.
+
+    table read < control log read < files written < control log read again < snapshot committed < old snapshots expired
+
+The rows of a partition are derived from the published view of its control log, so that whatever a fenced compactor wrote is not among them.
+Any number of processes may do that: a commit names the snapshot that it follows, and a process that finds that another one was faster
+starts again from both. A crash leaves files that no snapshot names, which are swept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from compactor.access.tier import Tier
+from compactor.config.units import count_noun, format_size
+from compactor.constants import MAX_OFFSET, NEVER_MS
+from compactor.control.state import PartitionState
+from compactor.errors import BadData, Unavailable
+from compactor.features.iceberg.columns import (
+    DataFilesToWrite,
+    DataFileWriter,
+    DataFileWriteTask,
+    LocalDataFileWriter,
+    ShareOfKeysCheckedUnique,
+)
+from compactor.features.iceberg.plan import (
+    DataFileName,
+    PartitionEntryInSnapshot,
+    TableUpdatePlan,
+    ViewSlice,
+    end_offset_of_unfinished_round,
+    plan_table_update,
+    snapshot_entry_of_partition_view,
+    view_slices,
+)
+from compactor.features.iceberg.table import TableChanged, TopicTable, open_table_loader, shared_table_error
+from compactor.local.budget import DiskBudget
+from compactor.model.ids import TopicPartition
+from compactor.outputs import OutputReport, PartitionOutputExtent
+from compactor.read.outcomes import log_identity
+from compactor.read.reading import LogChanged, OffsetRangeToRead
+from compactor.storage.port import ObjectStore
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+
+
+COMMIT_ATTEMPTS: Final = 5
+"""Attempts per update. An attempt fails if the control log or the table has changed while it ran."""
+
+
+@dataclass(frozen=True)
+class IcebergOutput:
+    """Output that keeps each topic's compacted view as an Iceberg table.
+
+    writer: writer of the data files.
+    next_sweep_ms: by table and number of a partition, when the youngest of its orphans (files that no snapshot names) may be deleted;
+        NEVER_MS if none is left. A partition that this process has not swept yet is absent.
+    """
+
+    writer: DataFileWriter = field(default_factory=LocalDataFileWriter)
+    next_sweep_ms: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def update_output_to_published_view(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
+        """Bring a partition's rows up to its published view, and expire old snapshots. Raises BadData, OutOfBudget, StoreError."""
+        settings = tier.settings.outputs.iceberg
+        wanted = settings.iceberg_table_settings(partition.topic)
+        if wanted is None or partition != tier.latest_incarnation(partition):  # by now, the name means another topic
+            return OutputReport("empty", MAX_OFFSET)
+        written: dict[ViewSlice, DataFile | None] = {}
+
+        def require_table_of_one_topic() -> None:
+            topics = settings.find_shared_tables(name.topic for name in tier.list_partitions()).get(wanted.table, [])
+            if partition.topic in topics:
+                raise shared_table_error(wanted.table, topics)
+
+        tier_id = tier.identity.read_catalog().tier_id
+        with open_table_loader(
+            wanted, tier_id, partition.topic, create_if_missing=True, before_creation=require_table_of_one_topic
+        ) as read_table:
+
+            def read_existing_table() -> TopicTable:
+                if (table := read_table()) is None:
+                    raise Unavailable(f"table {wanted.table} was dropped meanwhile")
+                return table
+
+            for _ in range(COMMIT_ATTEMPTS):
+                try:
+                    attempt = _TableUpdateAttempt(tier, partition, read_existing_table(), self.writer, written)
+                    report = attempt.try_write_and_commit_changed_rows()
+                except (TableChanged, LogChanged):
+                    continue
+                if report is not None:
+                    return self._expire_snapshots_and_add_to_report(tier, partition.partition, read_existing_table, report)
+        raise Unavailable(
+            f"{partition}: control log or table changed {COMMIT_ATTEMPTS} times meanwhile", hint="The daemon tries again later"
+        )
+
+    def _expire_snapshots_and_add_to_report(
+        self, tier: Tier, partition: int, read_table: Callable[[], TopicTable], report: OutputReport
+    ) -> OutputReport:
+        """Expire old snapshots and delete orphans (files that no snapshot names). Return a copy of ``report`` with the number of deleted
+        files and the time at which the table needs the next update: the next expiry, the next sweep, or ``keep_ms`` from now, because other
+        programs may have changed the table by then.
+        """
+        now, keep_ms = tier.ports.clock_ms(), tier.settings.outputs.iceberg.keep_ms
+        table, deleted, next_ms = _expire_snapshots(read_table, keep_ms, now)
+        key, orphan_age_ms = (table.name, partition), tier.retention.orphan_age_ms
+        if report.status not in {"behind", "empty"} and (deleted or now >= self.next_sweep_ms.get(key, 0)):
+            swept, youngest_ms = table.delete_orphan_files(partition, now - orphan_age_ms)
+            deleted += swept
+            self.next_sweep_ms[key] = NEVER_MS if youngest_ms is None else youngest_ms + orphan_age_ms + 1
+        parts = [report.summary, f"deleted {count_noun(deleted, 'file')}" if deleted else "", table.reason_to_keep_files]
+        content = replace(report.content, snapshots=table.snapshot_count) if report.content else None
+        due_ms = min(now + keep_ms, NEVER_MS if next_ms is None else next_ms, self.next_sweep_ms.get(key, NEVER_MS))
+        return replace(report, next_deletion_ms=due_ms, summary="; ".join(filter(None, parts)), content=content)
+
+
+def _expire_snapshots(read_table: Callable[[], TopicTable], keep_ms: int, now_ms: int) -> tuple[TopicTable, int, int | None]:
+    """Expire old snapshots of a table. Return the table, the number of deleted files, and when the next snapshot may expire, in
+    milliseconds (None if none waits). Raises Unavailable if other processes change the table each time, for example set tags.
+    """
+    for _ in range(COMMIT_ATTEMPTS):
+        with suppress(TableChanged):
+            return (table := read_table(), *table.expire_snapshots(keep_ms, now_ms))
+    raise Unavailable("the table was changed each time that its snapshots were about to expire", hint="The daemon tries again later")
+
+
+@dataclass(frozen=True)
+class PartitionTableStatus:
+    """State of one partition in its topic's table, at one moment.
+
+    status: current, behind (the next update shows more), waiting (a round must complete first), or missing (nothing was committed yet).
+    snapshot_id, snapshot_ms: the table's current snapshot and its commit time; None if there is none.
+    cleaner_offset: end (exclusive) of the offsets that the table shows.
+    tier_cleaner_offset: end (exclusive) of the offsets that the tier has cleaned, so that the table could show them.
+    lag_offsets: ``tier_cleaner_offset`` minus ``cleaner_offset``; negative after a round was undone.
+    lag_ms: time since the first publication of a round that the table does not show; 0 if there is none.
+    rows, files, bytes: number of the partition's rows, number of its data files, and their total size.
+    undecoded: number of the partition's rows of whose key or value a part has no typed columns.
+    snapshots: number of snapshots of the table that can be read.
+    remains: why superseded snapshots and orphans remain; empty if they are deleted in time.
+    """
+
+    topic: str
+    partition: int
+    table: str
+    status: str
+    snapshot_id: int | None
+    snapshot_ms: int | None
+    cleaner_offset: int
+    tier_cleaner_offset: int
+    lag_offsets: int
+    lag_ms: int
+    rows: int
+    files: int
+    bytes: int
+    snapshots: int
+    undecoded: int
+    remains: str = ""
+
+
+def read_table_status(tier: Tier, partition: TopicPartition) -> PartitionTableStatus | None:
+    """Return the state of a partition in its topic's table; None if its topic has no table. Raises StoreError, UsageError, and BadData if
+    another program has written into the table.
+    """
+    settings = tier.settings.outputs.iceberg.iceberg_table_settings(partition.topic)
+    if settings is None:
+        return None
+    with open_table_loader(settings, tier.identity.read_catalog().tier_id, partition.topic, create_if_missing=False) as read_table:
+        table = read_table()
+        known = table.partition_entry_in_current_snapshot(partition.partition) if table else None
+        files = list(table.data_files_of_partition(partition.partition).values()) if table else []
+        is_changed = table is not None and table.is_partition_changed_by_others(partition.partition)
+    state, view, _ = _read_published_view(tier, partition)
+    is_waiting = end_offset_of_unfinished_round(state) >= 0
+    shown = (
+        not is_waiting
+        and not is_changed
+        and known is not None
+        and known.describes_same_rows(view.model_copy(update={"empty": known.empty}))
+    )
+    since = [run.ended_ms for run in state.runs if run.published_slot > (known.slot if known else 0)]
+    current = table.current_snapshot if table else None
+    cleaner_offset = known.cleaner_offset if known else view.log_start
+    return PartitionTableStatus(
+        partition.topic, partition.partition, settings.table,
+        "current" if shown else "waiting" if is_waiting else "behind" if known else "missing",
+        current.snapshot_id if current else None, current.timestamp_ms if current else None,
+        cleaner_offset, view.cleaner_offset, view.cleaner_offset - cleaner_offset,
+        0 if shown or not since else max(0, tier.ports.clock_ms() - min(since)),
+        sum(file.record_count for file in files), len(files), sum(file.file_size_in_bytes for file in files),
+        table.snapshot_count if table else 0, table.count_undecoded_rows(files) if table else 0,
+        table.reason_to_keep_files if table else "",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class IcebergDataFileHoldingRecordKey:
+    """A data file of a topic's table that has a row with a key.
+
+    snapshots: ids of the snapshots that name the file. is_current: whether the current snapshot is among them.
+    partition: -1 if another program wrote the file. kept_because: why the snapshots do not expire; empty if they do.
+    """
+
+    path: str
+    partition: int
+    key: bytes
+    snapshots: tuple[int, ...]
+    is_current: bool
+    kept_because: str = ""
+
+
+def find_iceberg_files_with_record_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> list[IcebergDataFileHoldingRecordKey]:
+    """Return the data files of a topic's table with a row that has one of the keys, in all snapshots. Raises StoreError, UsageError."""
+    settings = tier.settings.outputs.iceberg.iceberg_table_settings(topic)
+    if settings is None:
+        return []
+    with open_table_loader(settings, tier.identity.read_catalog().tier_id, topic, create_if_missing=False) as read_table:
+        table = read_table()
+        current = table.current_snapshot.snapshot_id if table and table.current_snapshot else 0
+        return (
+            [
+                IcebergDataFileHoldingRecordKey(
+                    path,
+                    name.partition if (name := DataFileName.from_data_file_path(path)) else -1,
+                    key,
+                    snapshots,
+                    current in snapshots,
+                    table.reason_to_keep_files,
+                )
+                for path, key, snapshots in (table.find_data_files_with_keys(keys))
+            ]
+            if table
+            else []
+        )
+
+
+def _read_published_view(tier: Tier, partition: TopicPartition) -> tuple[PartitionState, PartitionEntryInSnapshot, tuple[ViewSlice, ...]]:
+    """Return three descriptions of a partition as it is published now: its state, the entry that describes its compacted view in a snapshot
+    of the table, and the view's slices (one for each segment), ascending by offset.
+    """
+    state = tier.open_control_log_of_partition(partition).refresh()
+    log_start = tier.first_readable_offset(state)
+    return state, snapshot_entry_of_partition_view(state, log_start), view_slices(state, log_start)
+
+
+@dataclass(frozen=True)
+class _TableUpdateAttempt:
+    """One attempt to bring a partition's rows in its table up to date.
+
+    written: data files that this and earlier attempts have written and that no snapshot names yet; None for slices without rows.
+    """
+
+    tier: Tier
+    partition: TopicPartition
+    table: TopicTable
+    writer: DataFileWriter
+    written: dict[ViewSlice, DataFile | None]
+
+    def try_write_and_commit_changed_rows(self) -> OutputReport | None:
+        """Write and commit the partition's changed rows, and return a report, also if nothing has changed. Return None, without a commit,
+        if the partition's compacted view has changed while files were written.
+
+        Raises TableChanged if another process has committed, LogChanged if the log was truncated while it was read.
+        """
+        partition = self.partition.partition
+        # In this order: the control log is then at least as new as the table, unless it is another one.
+        known = self.table.partition_entry_in_current_snapshot(partition)
+        state, view, slices = _read_published_view(self.tier, self.partition)
+        files, unfinished = self.table.data_files_of_partition(partition), end_offset_of_unfinished_round(state)
+        # Of an entry that has expired, the names of the files still tell the incarnation.
+        incarnation = max((name.incarnation for name in map(DataFileName.from_data_file_path, files) if name), default=0)
+        if incarnation > view.incarnation or (known is not None and known.snapshot_ordering_key > view.snapshot_ordering_key):
+            shown = f"slot {known.slot} of incarnation {known.incarnation}" if known else f"incarnation {incarnation}"
+            raise BadData(
+                f"it shows {shown}, the control log has slot {view.slot} of {view.incarnation}",
+                segment=f"table {self.table.name}, partition {partition}",
+                hint="Was the control store restored? Drop the table to have it written anew",
+            )
+        is_changed = self.table.is_partition_changed_by_others(partition)
+        undecoded = self.table.count_undecoded_rows(files.values())
+        content = PartitionOutputExtent(known.cleaner_offset if known else view.log_start, len(files), 0, undecoded=undecoded)
+        if unfinished >= 0:
+            content = replace(content, waits_for=f"a round that cleans up to {unfinished}")
+            return OutputReport("behind", state.slot, summary=f"table {self.table.name} waits for {content.waits_for}", content=content)
+        # Before files are written: a later round may have superseded none of the rows, and no snapshot would name the files.
+        if (
+            known is not None
+            and not is_changed
+            and (
+                known.snapshot_ordering_key == view.snapshot_ordering_key
+                or known.describes_same_rows(view.model_copy(update={"empty": known.empty}))
+            )
+        ):
+            if self.table.is_changed_by_others:  # the entries of all partitions would expire with the snapshot that holds them
+                self.table.commit_snapshot({}, [], [])
+            return OutputReport("up_to_date", state.slot, content=content)
+        plan = plan_table_update(partition, view, slices, files, known)
+        checked = self._write_data_files_of_changed_slices(state, plan, files)
+        added = [file for each in plan.write if (file := self.written[each]) is not None]
+        empty = tuple(str(each) for each in slices if each in plan.empty or (each in plan.write and self.written[each] is None))
+        view = view.model_copy(update={"empty": empty, "checked": checked})
+        if known is None and not state.vector and not files:
+            return OutputReport("empty", state.slot)
+        _, again, slices_again = _read_published_view(self.tier, self.partition)
+        if slices_again != slices or not again.describes_same_rows(view.model_copy(update={"empty": ()})):
+            return None
+        self.table.commit_snapshot({partition: view}, added, [files[path] for path in plan.remove])
+        rows, size = sum(file.record_count for file in added), sum(file.file_size_in_bytes for file in added)
+        files_now = f"{count_noun(len(added), 'file')} with {count_noun(rows, 'row')} ({format_size(size)})"
+        summary = f"table {self.table.name}: {files_now} in place of {count_noun(len(plan.remove), 'file')}"
+        undecoded = self.table.count_undecoded_rows([*added, *(files[path] for path in plan.keep)])
+        content = PartitionOutputExtent(view.cleaner_offset, len(plan.keep) + len(added), 0, undecoded=undecoded)
+        return OutputReport("written" if state.has_segments else "removed", state.slot, summary=summary, content=content)
+
+    def _write_data_files_of_changed_slices(
+        self, state: PartitionState, plan: TableUpdatePlan, files: Mapping[str, DataFile]
+    ) -> ShareOfKeysCheckedUnique:
+        """Write the files of the slices in ``plan.write``, except those that an earlier attempt has written, and check that no key occurs
+        twice. Return the share of keys that was checked.
+
+        :param files: the partition's data files in the current snapshot, by path.
+        """
+        todo = [each for each in plan.write if each not in self.written]
+        live, log = state.live_segments_by_id(), log_identity(self.tier, state)
+        limit = self.tier.cleaner_settings_for_topic(self.partition.topic).max_decompressed_batch_bytes
+        tasks = [
+            DataFileWriteTask(
+                DataFileName(self.partition.partition, state.incarnation, each),
+                OffsetRangeToRead(self.partition, each.first, each.last, (live[each.segment_id],), log),
+                limit,
+            )
+            for each in todo
+        ]
+        others = [files[path] for path in plan.keep]
+        others += [file for each in plan.write if each not in todo and (file := self.written[each]) is not None]
+        return self.writer.write_data_files(
+            DataFilesToWrite(self.tier, self.partition, self.table, tasks, others, state.slot), self.written
+        )
+
+
+def open_output(tier: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> IcebergOutput:
+    """Return the output to the tables of [outputs.iceberg] (``outputs.OutputModule``). Their files are not written through our stores."""
+    return IcebergOutput()

@@ -1,0 +1,322 @@
+"""Plans of changes to an Iceberg table: which data files replace which. Pure.
+
+The compacted view of a partition lies between the log start and the cleaner offset. Each live segment contributes one slice of it, and each
+slice is one data file, whose name states the slice. A round that replaces segments therefore replaces exactly their files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import Final, NamedTuple, Self
+from uuid import UUID
+
+from pydantic import ValidationError
+from typing_extensions import override
+
+from checkpoint.offsets import first_dirty_offset_of_vector
+from compactor.control.state import PartitionState
+from compactor.errors import BadData
+from compactor.model.ids import RunHistoryStatus
+from compactor.model.segment import StrictFrozenModel
+
+ENTRY_PREFIX = "tiered-compactor.partition."
+"""Prefix of the keys in a snapshot's summary under which the entries of partitions are stored."""
+
+_FILE_NAME = re.compile(r"(?:[01]+-)?(\d+)\.(\d+)\.(\d+)\.(\d+)\.([A-Za-z0-9_-]{22})\.([0-9a-f]{32})\.parquet")
+_MANIFEST_NAME = re.compile(r"(?:snap-\d+-\d+-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:-m\d+)?\.avro")
+_MARK_DIGITS: Final = 12
+_EARLIER_COMMITS: Final = b"tiered".hex()
+"""First digits of the commit ids of earlier versions, which marked the program but not the table."""
+SnapshotExpiryPlan = tuple[list[int], int | None]
+"""Ids of the snapshots that may expire now, and when the next one may, in milliseconds; None if none waits."""
+SnapshotOrder = tuple[int, int, int]
+"""Numbers that rise from one snapshot of a table to the next."""
+
+
+class FileOrigin(Enum):
+    """Writer of a file, as its name tells."""
+
+    THIS_TABLE = "this table's writer"
+    UNMARKED = "an earlier version of this program, for this table or for another one"
+    OTHER = "another program, or this program for another table"
+
+
+def marked_file_id(table_uuid: UUID, random_digits: str) -> UUID:
+    """Return an id for the names of files of one table: a UUID of version 8 that begins with the table's own first digits.
+
+    A renamed table keeps its location, and another table may take the same one, so that a folder does not tell whose its files are.
+
+    :param random_digits: 32 hexadecimal digits that no other file has.
+    """
+    return UUID(f"{table_uuid.hex[:_MARK_DIGITS]}8{random_digits[_MARK_DIGITS + 1 :]}")
+
+
+def file_origin(name: str, table_uuid: UUID) -> FileOrigin:
+    """Return who wrote a data file, manifest or manifest list. Earlier versions gave data files a UUID of version 4."""
+    is_data = (found := _FILE_NAME.fullmatch(name)) is not None
+    if found is None and (found := _MANIFEST_NAME.fullmatch(name)) is None:
+        return FileOrigin.OTHER
+    digits = found[6] if is_data else found[1].replace("-", "")
+    mark, version = digits[:_MARK_DIGITS], digits[_MARK_DIGITS]
+    if (mark, version) == (table_uuid.hex[:_MARK_DIGITS], "8"):
+        return FileOrigin.THIS_TABLE
+    is_unmarked = version == "4" if is_data else (mark, version) == (_EARLIER_COMMITS, "8")
+    return FileOrigin.UNMARKED if is_unmarked else FileOrigin.OTHER
+
+
+class ViewSlice(NamedTuple):
+    """Part of the compacted view that lies in one segment. first, last: offsets, both inclusive."""
+
+    segment_id: str
+    first: int
+    last: int
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.first}.{self.last}.{self.segment_id}"
+
+
+class DataFileName(NamedTuple):
+    """Fields that the name of a data file states: the partition, the topic's incarnation (its life from creation to deletion), and the
+    slice of the view.
+    """
+
+    partition: int
+    incarnation: int
+    slice: ViewSlice
+
+    @classmethod
+    def from_data_file_path(cls, path: str) -> Self | None:
+        """Return the fields that the file name in a path states, or None if the name does not have this program's form."""
+        found = _FILE_NAME.fullmatch(path.rpartition("/")[2])
+        if found is None:
+            return None
+        return cls(int(found[1]), int(found[2]), ViewSlice(found[5], int(found[3]), int(found[4])))
+
+    def file_name_with_nonce(self, nonce: str) -> str:
+        """Return the file name that states these fields. ``nonce``: 32 hexadecimal digits that no other file has."""
+        return f"{self.partition}.{self.incarnation}.{self.slice}.{nonce}.parquet"
+
+
+class SnapshotReference(NamedTuple):
+    """A branch or tag of a table. max_age_ms: largest age of the snapshot that it names; None if it never expires."""
+
+    name: str
+    snapshot_id: int
+    max_age_ms: int | None
+
+
+class PartitionEntryInSnapshot(StrictFrozenModel):
+    """Description of one partition's rows in a snapshot of the table.
+
+    incarnation: number of the topic's life from creation to deletion.
+    log_start: first offset that readers may see.
+    cleaner_offset: the rows are the last values of all keys below this offset.
+    leader_epochs: the leader epochs below the cleaner offset with the first offset of each.
+    slot: position in the control log of the state that the rows show.
+    run: id of the latest round that the rows show; empty if there was none.
+    empty: slices (a segment's part of the view) without rows, which have no file.
+    checked: share of the written keys of which it was checked that they occur once.
+    """
+
+    topic_id: str
+    incarnation: int
+    log_start: int
+    cleaner_offset: int
+    leader_epochs: tuple[tuple[int, int], ...]
+    slot: int
+    run: str
+    empty: tuple[str, ...] = ()
+    checked: float = 1.0
+
+    @property
+    def snapshot_ordering_key(self) -> SnapshotOrder:
+        """Return incarnation, slot (position in the control log) and log start as a tuple, which must not decrease from one snapshot of the
+        table to the next.
+
+        The log start is included because brokers may raise it without a new record in the control log, so that the slot stays the same.
+        """
+        return self.incarnation, self.slot, self.log_start
+
+    def describes_same_rows(self, other: PartitionEntryInSnapshot) -> bool:
+        """Return whether both entries describe the same rows. Their slots and rounds may differ, because not every record of the control
+        log changes rows.
+        """
+        unimportant = {"slot", "run", "checked"}
+        return self.model_dump(exclude=unimportant) == other.model_dump(exclude=unimportant)
+
+
+def snapshot_summary_key_of_partition(partition: int) -> str:
+    """Return the key of a partition's entry in a snapshot's summary."""
+    return f"{ENTRY_PREFIX}{partition}"
+
+
+def parse_snapshot_entry_of_partition(text: str | None, table_name: str) -> PartitionEntryInSnapshot | None:
+    """Parse a partition's entry in a snapshot's summary. Return None if ``text`` is None or empty. Raises BadData if the entry is invalid
+    or was written by a newer version.
+    """
+    try:
+        return PartitionEntryInSnapshot.model_validate_json(text) if text else None
+    except ValidationError as error:
+        raise BadData(f"its summary is not valid: {error.errors()[0]['msg']}", segment=f"table {table_name}") from None
+
+
+def end_offset_of_unfinished_round(state: PartitionState) -> int:
+    """Return the offset up to which a round must clean before the view is complete again, or -1 if it is complete.
+
+    A round that was cut off or undone in part has dropped values whose successors lie above the cleaner offset, so that no view of the
+    offsets below it can be computed.
+    """
+    needed = max(
+        (
+            max(run.cut_off_offset, run.next_dirty_offset if run.status == RunHistoryStatus.REVERTED_IN_PART else -1)
+            for run in state.runs
+            if run.published_slot and run.status != RunHistoryStatus.REVERTED
+        ),
+        default=-1,
+    )
+    return needed if needed > first_dirty_offset_of_vector(state.vector) else -1
+
+
+def view_slices(state: PartitionState, log_start_offset: int) -> tuple[ViewSlice, ...]:
+    """Return the slices (a segment's range of offsets each) of the compacted view, ascending by offset.
+
+    :param log_start_offset: first offset that readers may see.
+    """
+    end = first_dirty_offset_of_vector(state.vector)
+    slices = (
+        ViewSlice(segment.id, max(segment.start_offset, log_start_offset), min(segment.end_offset, end - 1)) for segment in state.live
+    )
+    return tuple(each for each in slices if each.first <= each.last)
+
+
+def snapshot_entry_of_partition_view(state: PartitionState, log_start_offset: int) -> PartitionEntryInSnapshot:
+    """Return the entry that describes a partition's compacted view in a snapshot. Its list of empty slices is still empty, because these
+    are known only after the files were written.
+    """
+    end = max(first_dirty_offset_of_vector(state.vector), log_start_offset)
+    shown = [run for run in state.runs if run.published_slot and run.status != RunHistoryStatus.REVERTED]
+    return PartitionEntryInSnapshot(
+        topic_id=state.topic_id,
+        incarnation=state.incarnation,
+        log_start=log_start_offset,
+        cleaner_offset=end,
+        leader_epochs=tuple((entry.epoch, entry.start_offset) for entry in state.lineage if entry.start_offset < end),
+        slot=state.slot,
+        run=max(shown, key=lambda run: run.published_slot).run_id if shown else "",
+    )
+
+
+def foreign_rows_error(path: str) -> BadData:
+    """Return the error for a data file of another program in the table, or for one of two files with the same rows."""
+    hint = "Only this program may write into the table; roll it back to a snapshot before, or drop it to have it written anew"
+    return BadData("it was not written by this program, or its rows are there twice", segment=path, hint=hint)
+
+
+@dataclass(frozen=True)
+class TableUpdatePlan:
+    """Changes that bring a partition's rows in its table up to a compacted view.
+
+    keep: paths of data files in the table that stay.
+    remove: paths of data files in the table that the next snapshot no longer names.
+    write: slices (a segment's part of the view) for which a file must be written.
+    empty: slices that are known to have no rows and need no file.
+    """
+
+    keep: tuple[str, ...]
+    remove: tuple[str, ...]
+    write: tuple[ViewSlice, ...]
+    empty: tuple[ViewSlice, ...]
+
+
+def plan_table_update(
+    partition: int,
+    view_entry: PartitionEntryInSnapshot,
+    slices: Sequence[ViewSlice],
+    present_paths: Iterable[str],
+    known_entry: PartitionEntryInSnapshot | None,
+) -> TableUpdatePlan:
+    """Return the changes to a partition's files.
+
+    :param view_entry: entry of the view that the table shall show.
+    :param slices: slices of this view, one for each segment.
+    :param present_paths: paths of the partition's data files in the table's current snapshot.
+    :param known_entry: the partition's entry in that snapshot; None if it has none.
+    :raises BadData: if the partition has a file that another program wrote, or two files with the same rows.
+    """
+    wanted = {DataFileName(partition, view_entry.incarnation, each) for each in slices}
+    keep: dict[DataFileName, str] = {}
+    remove: list[str] = []
+    for path in present_paths:
+        name = DataFileName.from_data_file_path(path)
+        if name is None or name in keep:
+            raise foreign_rows_error(path)
+        if name in wanted:
+            keep[name] = path
+        else:
+            remove.append(path)
+    known_empty = set(known_entry.empty) if known_entry is not None and known_entry.incarnation == view_entry.incarnation else set()
+    absent = [each for each in slices if DataFileName(partition, view_entry.incarnation, each) not in keep]
+    return TableUpdatePlan(
+        tuple(keep.values()),
+        tuple(remove),
+        tuple(each for each in absent if str(each) not in known_empty),
+        tuple(each for each in absent if str(each) in known_empty),
+    )
+
+
+@dataclass(frozen=True)
+class SnapshotCommitTime:
+    """Commit time of one snapshot of a table, and whether the snapshot must stay.
+
+    made_ms: when it was committed, in milliseconds. is_held: whether a branch or a tag names it, or it holds entries that no later one has.
+    parent_id: the snapshot that it followed; None if there was none or it has expired.
+    """
+
+    snapshot_id: int
+    made_ms: int
+    is_held: bool
+    parent_id: int | None = None
+
+
+def plan_snapshot_expiry(snapshots: Iterable[SnapshotCommitTime], keep_ms: int, now_ms: int) -> SnapshotExpiryPlan:
+    """Return two values: the ids of the snapshots that may expire, and the time in milliseconds at which the next one may expire (None if
+    no other waits).
+
+    A snapshot may expire ``keep_ms`` after its successor was committed, unless it is held. With a branch, it has several successors, and
+    the last one counts. If it has none, because the table was rolled back, the next snapshot of the table counts.
+    """
+    expired, next_ms = [], None
+    ordered = sorted(snapshots, key=lambda one: one.made_ms)
+    followed_ms = {one.parent_id: one.made_ms for one in ordered if one.parent_id is not None}
+    for one, later in pairwise(ordered):
+        due_ms = followed_ms.get(one.snapshot_id, later.made_ms) + keep_ms
+        if one.is_held:
+            continue
+        if due_ms <= now_ms:
+            expired.append(one.snapshot_id)
+        elif next_ms is None or due_ms < next_ms:
+            next_ms = due_ms
+    return expired, next_ms
+
+
+def split_expired_references(
+    references: Iterable[SnapshotReference], made_ms: Mapping[int, int], now_ms: int
+) -> tuple[set[str], int | None]:
+    """Return two values: the names of the branches and tags that are older than they may become, and the time in milliseconds at which the
+    next one is (None if no other has such an age).
+
+    A branch or tag is as old as the snapshot that it names, as in Iceberg's own library. The branch ``main`` never expires.
+
+    :param made_ms: commit times of snapshots, by id.
+    """
+    due = {
+        one.name: made_ms[one.snapshot_id] + one.max_age_ms + 1
+        for one in references
+        if one.max_age_ms is not None and one.name != "main" and one.snapshot_id in made_ms
+    }
+    return {name for name, due_ms in due.items() if due_ms <= now_ms}, min((ms for ms in due.values() if ms > now_ms), default=None)

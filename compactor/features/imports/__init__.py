@@ -1,0 +1,1 @@
+"""Imports of log directories and of other tiers."""

@@ -1,0 +1,682 @@
+"""Files staged for deletion, opened when they are first seen and held open: unlinking a file does not take its bytes from its readers."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from bloom.sidecar import Sidecar
+from checkpoint.lineage import EpochEntry, Lineage, first_contradicting_offset, leader_epoch_at, merge_segment_lineages
+from compactor.access.tier import Tier
+from compactor.cleaner.rewrite import build_sidecar
+from compactor.cleaner.source import SourceSegment, open_source_segment
+from compactor.cleaner.worker_threads import WorkerThreads
+from compactor.constants import EMPTY_TOPIC_ID, LeaderEpoch, Offset, TopicId
+from compactor.control.importing import (
+    find_closed_import,
+    record_prepended_segments,
+    record_tail_truncation,
+    record_tiered_segments,
+    register_import,
+)
+from compactor.control.logs import PartitionLog
+from compactor.control.ports import EnvironmentPorts
+from compactor.control.records import LastImportedBatch, TailTruncated
+from compactor.control.state import PartitionState
+from compactor.errors import OutOfBudget, StoreError
+from compactor.features.imports.log_directory import (
+    DELETED,
+    SegmentToImport,
+    path_of_segment_staged_for_deletion,
+    prepare_segment_upload,
+    read_epoch_checkpoint,
+    require_file_unchanged,
+    segment_log_path,
+)
+from compactor.local.budget import spool_folder_of_this_process
+from compactor.model.ids import TopicPartition, encode_segment_id
+from compactor.model.plan import CleanerPolicy
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.batches import BatchTable, Bytes, read_only_view
+from compactor.records.encode import BalanceDigestKey
+from compactor.records.indexes import parse_txn_index
+from compactor.storage.schemes import innermost_existing_folder_of_store
+from compactor.tier.sidecars import SidecarStore
+
+# Rules by which segment files that a broker has staged for deletion (``NNN.log.deleted``) still belong to its log. Pure.
+#
+# Kafka removes a segment by renaming its files, and unlinks them ``file.delete.delay.ms`` later (LocalLog.deleteSegmentFiles). Retention
+# and DeleteRecords do so at the front of the log, and leave the same files: the two cannot be told apart. Truncations and the log cleaner
+# do so, too, with records that the log does not have any more. So a staged file is taken only if every rule of ``choose_staged_files``
+# holds.
+
+
+@dataclass(frozen=True)
+class FileStagedForDeletion:
+    """Segment file that its broker has renamed for deletion, as the directory listing describes it.
+
+    base: offset in the file's name.
+    size: size in bytes.
+    mtime_ms: when the broker wrote it last.
+    changed_ms: change time of the inode, which is when the broker renamed the file.
+    inode: device and inode number, because a later file may take the same name.
+    """
+
+    base: int
+    size: int
+    mtime_ms: int
+    changed_ms: int
+    inode: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class SegmentStagedForDeletion:
+    """Offsets and leader epochs of a staged file.
+
+    last_offset: last offset of its last batch; less than ``base`` if it has no batch.
+    epochs: leader epochs of its batches, in the order of the batches, each with the offset of its first batch.
+    """
+
+    base: int
+    last_offset: int
+    epochs: Lineage = ()
+
+
+@dataclass(frozen=True)
+class BrokerLiveLog:
+    """The part of a broker's log that is not staged for deletion: offsets and leader epoch where it begins.
+
+    bases: base offsets of all its segment files, ascending, the active one included.
+    first_epoch: leader epoch of its first batch, -1 if unknown.
+    cleaned: first offset that no log cleaner has cleaned, neither this broker's nor that of a leader from which it has fetched; 0 if none
+        has cleaned anything.
+    """
+
+    bases: tuple[int, ...]
+    first_epoch: int = -1
+    cleaned: int = 0
+
+
+@dataclass(frozen=True)
+class TierEnd:
+    """End of a partition in the tier, from which a broker's log must continue.
+
+    position: last offset + 1, or the offset at which the tier's end is to be cut; None for an empty tier.
+    lineage: the tier's leader epochs, without those that are to be cut.
+    """
+
+    position: int | None
+    lineage: Lineage = ()
+
+
+@dataclass(frozen=True)
+class StagedFileChoice:
+    """Decision about files that a broker has staged for deletion.
+
+    taken: base offsets of the files to import, ascending.
+    refusals: by base offset, why a file is not imported although it has offsets that the tier lacks.
+    """
+
+    taken: tuple[int, ...] = ()
+    refusals: Mapping[int, str] = field(default_factory=dict)
+
+
+def choose_staged_files(segments: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> StagedFileChoice:
+    """Choose, among files staged for deletion, those that continue the tier up to the live log. None are taken if the live log continues it
+    by itself.
+
+    :param segments: in any order. Those that have no offset at or after the tier's position are ignored.
+    """
+    position = 0 if tier_end.position is None else tier_end.position
+    if not live_log.bases or (tier_end.position is not None and live_log.bases[0] <= position):
+        return StagedFileChoice()
+    missing = [segment for segment in segments if segment.last_offset >= max(segment.base, position)]
+    refusals = {
+        segment.base: segment_replaced_by_live_file_problem(segment, live_log) or segment_not_below_live_log_problem(segment, live_log)
+        for segment in missing
+    }
+    chain = longest_chain_to_live_log([segment for segment in missing if not refusals[segment.base]], live_log)
+    while tier_end.position is None and (reason := live_log_cleaned_by_broker_problem(chain, live_log, tier_end)):
+        refusals[chain[0].base], chain = reason, chain[1:]  # an empty tier may begin with what the cleaner has not reached
+    problem = (
+        chain_not_continuing_tier_problem(chain, tier_end)
+        or chain_epochs_contradict_tier_problem(chain, live_log, tier_end)
+        or live_log_cleaned_by_broker_problem(chain, live_log, tier_end)
+    )
+    linked_bases = {segment.base for segment in chain}
+    for segment in missing:
+        if not refusals[segment.base]:
+            unlinked = f"it ends at offset {segment.last_offset}, and it is not the only one before a segment that is taken or live"
+            refusals[segment.base] = problem if segment.base in linked_bases else unlinked
+    taken = () if problem else tuple(segment.base for segment in chain)
+    return StagedFileChoice(taken, {base: reason for base, reason in refusals.items() if reason})
+
+
+def segment_replaced_by_live_file_problem(segment: SegmentStagedForDeletion, live_log: BrokerLiveLog) -> str:
+    """Return a message if the live log has a file with the segment's base offset, so that the segment is not imported; else an empty
+    string.
+
+    The log cleaner, and a roll over an empty active segment, replace a file by one of the same name.
+    """
+    return "a live segment has its base offset: it was replaced" if segment.base in live_log.bases else ""
+
+
+def segment_not_below_live_log_problem(segment: SegmentStagedForDeletion, live_log: BrokerLiveLog) -> str:
+    """Return a message if the segment is not entirely below the lowest base offset of the live log, so that it is not imported; else an
+    empty string.
+
+    Retention removes segments from the front only. A file staged above the front was removed by a truncation or replaced by the log
+    cleaner.
+    """
+    if segment.base < live_log.bases[0] and segment.last_offset < live_log.bases[0]:
+        return ""
+    return f"it is not wholly below offset {live_log.bases[0]}, where the live log begins: a truncation or the log cleaner removed it"
+
+
+def longest_chain_to_live_log(
+    segments: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog
+) -> tuple[SegmentStagedForDeletion, ...]:
+    """Return the longest chain of segments, ascending, in which each ends where the next one begins and the last one ends where the live
+    log begins.
+
+    The chain stops where two segments end at the same offset, because they are of two branches of the log and nothing tells them apart.
+    """
+    chain: list[SegmentStagedForDeletion] = []
+    begin = live_log.bases[0]
+    while len(before := [segment for segment in segments if segment.last_offset + 1 == begin]) == 1:
+        chain.insert(0, before[0])
+        begin = before[0].base
+    return tuple(chain)
+
+
+def chain_not_continuing_tier_problem(chain: Sequence[SegmentStagedForDeletion], tier_end: TierEnd) -> str:
+    """Return why a chain of segments does not continue the tier's end without a gap, or an empty string.
+
+    Any chain continues an empty tier.
+    """
+    if not chain or tier_end.position is None or chain[0].base <= tier_end.position:
+        return ""
+    return f"the tier ends before offset {tier_end.position}, and what is staged begins at {chain[0].base}: it leaves a gap"
+
+
+def chain_epochs_contradict_tier_problem(chain: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
+    """Return why the leader epochs of a chain of segments contradict the tier's lineage or the first live batch, or an empty string.
+
+    Epochs never decrease along a log. Batches of v0 and v1 have none.
+    """
+    named = [entry for segment in chain for entry in segment.epochs if entry.epoch >= 0]
+    falls = next((after for before, after in pairwise(named) if after.epoch < before.epoch), None)
+    if falls is not None:
+        return f"leader epoch {falls.epoch} at offset {falls.start_offset} is lower than the one before it"
+    if named and 0 <= live_log.first_epoch < named[-1].epoch:
+        return f"it was written in leader epoch {named[-1].epoch}, and the live log begins with epoch {live_log.first_epoch}"
+    given = merge_segment_lineages([named])
+    if tier_end.position is None or not given:
+        return ""
+    older = given[0].epoch < leader_epoch_at(tier_end.lineage, given[0].start_offset)
+    if older or first_contradicting_offset(tier_end.lineage, tier_end.position, given, chain[-1].last_offset + 1) is not None:
+        both = f"{_epochs_text(tier_end.lineage)} in the tier, {_epochs_text(given)} in what is staged"
+        return f"its leader epochs are not those of the tier's log: {both}"
+    return ""
+
+
+def live_log_cleaned_by_broker_problem(chain: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
+    """Return why a chain of segments cannot precede a live log that a log cleaner has cleaned, or an empty string.
+
+    The cleaner may have dropped a tombstone after retention had staged the key's older records. Importing these would bring the key back.
+    """
+    if not chain or live_log.cleaned <= max(chain[0].base, tier_end.position or 0):
+        return ""
+    return f"a log cleaner has cleaned the log up to offset {live_log.cleaned}: tombstones may be gone that delete keys in what is staged"
+
+
+def _epochs_text(lineage: Lineage) -> str:
+    return ", ".join(f"{entry.epoch} from {entry.start_offset}" for entry in lineage) or "none"
+
+
+STAGED_NAME = re.compile(r"(\d{20})\.log\.deleted")
+_MAGIC, _EPOCH = 16, slice(12, 16)
+
+
+@dataclass(frozen=True)
+class HeldFileStagedForDeletion:
+    """Staged file that this process holds open, with the bytes of its transaction index."""
+
+    file: FileStagedForDeletion
+    descriptor: int
+    txn_index: bytes
+
+    @property
+    def is_unlinked(self) -> bool:
+        """Return whether the broker has deleted the file, so that only this process can still read it."""
+        return os.fstat(self.descriptor).st_nlink == 0
+
+    def map_bytes(self) -> Bytes:
+        """Return the file's bytes, mapped into memory. The mapping stays valid because a broker never changes a staged file."""
+        if not self.file.size:
+            return read_only_view(np.empty(0, np.uint8))
+        return np.frombuffer(mmap.mmap(self.descriptor, self.file.size, access=mmap.ACCESS_READ), np.uint8)
+
+    def open_segment(self, log_dir: Path, next_base_offset: int | None, policy: CleanerPolicy) -> SourceSegment:
+        """Return the segment with its batch table. Raises BadData.
+
+        :param next_base_offset: base offset of the segment after this one, None if it is not known yet.
+        """
+        file, limit, path = self.file, policy.max_decompressed_batch_bytes, path_of_segment_staged_for_deletion(log_dir, self.file.base)
+        entries = parse_txn_index(self.txn_index, path.name.replace(".log", ".txnindex"))
+
+        def read_from_open_file(path: Path) -> Bytes:
+            return self.map_bytes()
+
+        return open_source_segment(
+            0, path, file.base, next_base_offset, file.mtime_ms, -1, limit, txn_entries=entries, read_bytes=read_from_open_file
+        )
+
+    def describe_segment(self, log_dir: Path, policy: CleanerPolicy) -> SegmentStagedForDeletion:
+        """Return the file's offsets and leader epochs, read from the headers of its batches. Raises BadData."""
+        table = self.open_segment(log_dir, None, policy).table
+        last = int(table.last_offset[-1]) if len(table) else self.file.base - 1
+        return SegmentStagedForDeletion(self.file.base, last, epochs_of_batches(table))
+
+
+def inode_change_ms(stat: os.stat_result) -> int:
+    """Return the change time of a file's inode, in milliseconds. For a staged file it is the time of its renaming."""
+    return stat.st_ctime_ns // 1_000_000
+
+
+def describe_staged_file(base_offset: int, stat: os.stat_result) -> FileStagedForDeletion:
+    """Return the description of a staged file, from its base offset and its ``stat`` result."""
+    return FileStagedForDeletion(
+        base_offset, stat.st_size, stat.st_mtime_ns // 1_000_000, inode_change_ms(stat), (stat.st_dev, stat.st_ino)
+    )
+
+
+def list_staged_files_before_live_log(log_dir: Path, live_base_offsets: Sequence[int]) -> list[FileStagedForDeletion]:
+    """List the files staged for deletion that begin before the live log (its lowest base offset), ascending by base offset.
+
+    Raises OSError.
+    """
+    found = []
+    with os.scandir(log_dir) as entries:
+        for entry in entries:
+            match = STAGED_NAME.fullmatch(entry.name)
+            if match and int(match[1]) < min(live_base_offsets, default=0):
+                with suppress(FileNotFoundError):
+                    found.append(describe_staged_file(int(match[1]), entry.stat()))
+    return sorted(found, key=lambda file: file.base)
+
+
+def epochs_of_batches(table: BatchTable) -> Lineage:
+    """Return the leader epochs in these batches, in order, each with the offset of its first batch."""
+    epochs = table.leader_epoch
+    changes = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist()] if len(epochs) else []
+    return tuple(EpochEntry(LeaderEpoch(int(epochs[batch])), Offset(int(table.base_offset[batch]))) for batch in changes)
+
+
+def first_epoch_of_live_log(log_dir: Path, live_base_offsets: Sequence[int]) -> LeaderEpoch:
+    """Return the leader epoch at the beginning of the live log, -1 if it is unknown. Raises BadData, OSError.
+
+    It is the epoch of the first batch; if the live segments have no batch, it is taken from the leader-epoch-checkpoint.
+    """
+    for base in live_base_offsets:
+        with segment_log_path(log_dir, base).open("rb") as file:
+            header = file.read(_MAGIC + 1)
+        if len(header) > _MAGIC:
+            return LeaderEpoch(int.from_bytes(header[_EPOCH], "big", signed=True) if header[_MAGIC] == 2 else -1)
+    return leader_epoch_at(read_epoch_checkpoint(log_dir), live_base_offsets[0])
+
+
+class OpenFilesStagedForDeletion:
+    """Files of one partition that the broker has staged for deletion and that this process holds open, so that they can be read after the
+    broker deletes them.
+
+    Any thread may open files; only the thread that reads them, or one that knows that none reads them, may close any.
+
+    refusals: why the latest import did not take a file, by base offset.
+    """
+
+    def __init__(self, log_dir: Path) -> None:
+        self.log_dir = log_dir
+        self.refusals: dict[int, str] = {}
+        self._directory = -1
+        self._held: dict[tuple[int, int], HeldFileStagedForDeletion] = {}
+        self._changing = threading.RLock()
+
+    @property
+    def held_files(self) -> tuple[HeldFileStagedForDeletion, ...]:
+        """Return the staged files that are open now, ascending by base offset."""
+        with self._changing:
+            return tuple(sorted(self._held.values(), key=lambda held: held.file.base))
+
+    def open_files(self, files: Sequence[FileStagedForDeletion]) -> None:
+        """Open those of these files that are not open yet; other open files stay open. A file that was deleted or replaced meanwhile is
+        left out.
+        """
+        for file in files:
+            with self._changing, suppress(OSError):
+                if file.inode not in self._held:
+                    self._open_file(file)
+
+    def close_outdated_files(self, listed_files: Sequence[FileStagedForDeletion]) -> None:
+        """Close the open files whose names other files have taken. Close all if another directory has taken the place of the log directory,
+        because the topic was created again.
+
+        :param listed_files: the files in the directory now.
+        :raises OSError: if the directory is gone.
+        """
+        moved = self._directory >= 0 and not os.path.samestat(os.fstat(self._directory), self.log_dir.stat())
+        inodes = {file.base: file.inode for file in listed_files}
+        self.close_unwanted_files(lambda held: not moved and inodes.get(held.file.base, held.file.inode) == held.file.inode)
+
+    def close_unwanted_files(self, is_wanted: Callable[[HeldFileStagedForDeletion], bool]) -> None:
+        """Close all staged files for which ``is_wanted`` returns False."""
+        with self._changing:
+            for inode, held in list(self._held.items()):
+                if not is_wanted(held):
+                    del self._held[inode]
+                    os.close(held.descriptor)
+            if not self._held and self._directory >= 0:
+                os.close(self._directory)
+                self._directory = -1
+
+    def close(self) -> None:
+        """Close all staged files that are held open."""
+        self.close_unwanted_files(lambda held: False)
+
+    def _open_file(self, file: FileStagedForDeletion) -> None:
+        """Open one staged file and add it to the open ones. Raises OSError, also if it is not the file that was listed."""
+        descriptor = os.open(path_of_segment_staged_for_deletion(self.log_dir, file.base), os.O_RDONLY)
+        try:
+            stat = os.fstat(descriptor)
+            if stat.st_nlink == 0 or describe_staged_file(file.base, stat) != file:
+                raise FileNotFoundError(file.base)
+            index = segment_log_path(self.log_dir, file.base).with_suffix(f".txnindex{DELETED}")
+            txn_index = index.read_bytes() if index.exists() else b""
+            if self._directory < 0:
+                self._directory = os.open(self.log_dir, os.O_RDONLY)
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._held[file.inode] = HeldFileStagedForDeletion(file, descriptor, txn_index)
+
+
+# Upload of one segment of a log directory into the tier (for ``transfer.intake``): its files and its sidecar.
+
+
+@dataclass(frozen=True)
+class SegmentUploadSettings:
+    """Settings that the uploads of one import share.
+
+    threads: number of threads that build the sidecar of one segment.
+    advance: called from threads with the size of each uploaded segment.
+    sidecars: where sidecars are stored; None if none are wanted.
+    """
+
+    tier: Tier
+    partition: TopicPartition
+    policy: CleanerPolicy
+    threads: int
+    sidecars: SidecarStore | None
+    advance: Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class SegmentUpload:
+    """A segment of a log directory that an import adds to the tier (implements ``intake.IncomingSegment``).
+
+    lineage: leader epochs of the log, as far as they are known.
+    identity_check: raises BadData if the directory's topic was recreated.
+    """
+
+    how: SegmentUploadSettings
+    member: SegmentToImport
+    lineage: Lineage
+    identity_check: Callable[[], None]
+
+    @property
+    def content_identity(self) -> str:
+        return f"{self.member.start} {self.member.end} {self.member.checked.sha256}"
+
+    def upload_under_id(self, segment_id: str) -> RemoteLogSegmentMetadata | None:
+        how = self.how
+        with tempfile.TemporaryDirectory(prefix="import-", dir=spool_folder_of_this_process(how.tier.state_dir)) as scratch:
+            key = BalanceDigestKey(how.tier.identity.hash_key())
+            metadata, paths = prepare_segment_upload(self.member, segment_id, self.lineage, how.policy, key, Path(scratch))
+            if how.tier.ports.layout.upload_segment(how.partition, metadata, paths):
+                return None
+        if how.sidecars is not None:
+            how.sidecars.add_sidecar_if_absent(self._build_sidecar(metadata.id, how.sidecars.hash_key))
+        how.advance(metadata.size_bytes)
+        return metadata
+
+    def _build_sidecar(self, segment_id: str, hash_key: bytes) -> Sidecar:
+        builder = self.member.checked.builder
+        if builder is not None and builder.hash_key == hash_key:
+            return builder.build_sidecar(segment_id)
+        # Another process has created the tier meanwhile, so the builder hashed the keys with another hash key.
+        with WorkerThreads(self.how.threads) as workers:
+            return build_sidecar(
+                segment_id,
+                self.member.source,
+                None,
+                hash_key,
+                self.how.policy.max_decompressed_batch_bytes,
+                workers,
+                counts_distinct_keys=True,
+            )
+
+    def check_source_unchanged(self) -> None:
+        require_file_unchanged(self.member)
+        self.identity_check()
+
+
+def require_free_space(url: str, needed_bytes: int) -> None:
+    """Raise OutOfBudget if the tier is a directory on a disk that has no space for ``needed_bytes``, so that the import fails before it
+    writes anything.
+    """
+    disk = innermost_existing_folder_of_store(url)
+    if disk is None:
+        return
+    free = shutil.disk_usage(disk).free
+    if free < needed_bytes:
+        raise OutOfBudget(
+            f"this import needs {needed_bytes} bytes, and the disk of {disk} has {free} left",
+            hint="Free space, or move the tier to a larger disk",
+        )
+
+
+# Order of steps by which segments enter the tier: ids registered < objects created < sources checked again < segments tiered.
+#
+# An interrupted import is resumed: its id is derived from what it brings, and the ids of its segments are in the control log.
+
+
+MOST_ATTEMPTS = 1000
+
+
+class IncomingSegment(Protocol):
+    """A segment that an import adds to the tier: its content, its upload, and the check that its source is unchanged."""
+
+    @property
+    def content_identity(self) -> str:
+        """Return a text that identifies the segment's content: equal for two segments if and only if their offsets and bytes are equal."""
+
+    def upload_under_id(self, segment_id: str) -> RemoteLogSegmentMetadata | None:
+        """Create the segment's objects under this id and return the segment's metadata; None if objects with other content have the id
+        already.
+        """
+
+    def check_source_unchanged(self) -> None:
+        """Raise BadData if the source has changed since ``upload_under_id`` read it."""
+
+
+@dataclass(frozen=True)
+class SegmentAddition:
+    """Data that is recorded together with new segments, and callbacks for adding them.
+
+    tail: the last batches of the segments, by which the next import recognises the log.
+    before: whether the segments are added before the log's start rather than at its end.
+    at_once: number of segments uploaded at the same time.
+    topic_id: id of the broker's topic; empty if unknown.
+    fits: called with the tier's state when the import is registered; raises an error if the segments do not continue that state.
+    listed: called before anything is created, so that the catalog lists the partition and a sweep finds what a killed import leaves behind.
+    noted: called when the control log has a new record.
+    log_start: log start offset of an incoming log, for the first segments of a partition; 0 if the log begins with them.
+    source_cleaned_to: the offset up to which a log cleaner had compacted the log; 0 if it shows no sign of one.
+    accept_loss: a person has accepted that tombstones and transaction markers are missing after the tier's end.
+    cut: record of the truncation, if the segments replace the tier's end; None to append them. A segment that begins before the cut is the
+        rest of the segment that was cut.
+    """
+
+    lineage: Lineage
+    tail: tuple[LastImportedBatch, ...] = ()
+    before: bool = False
+    at_once: int = 1
+    topic_id: TopicId = EMPTY_TOPIC_ID
+    fits: Callable[[PartitionState], None] = lambda state: None
+    listed: Callable[[], None] = lambda: None
+    noted: Callable[[], None] = lambda: None
+    log_start: int = 0
+    source_cleaned_to: int = 0
+    accept_loss: bool = False
+    cut: TailTruncated | None = None
+
+
+def add_segments_to_tier_unless_present(
+    ports: EnvironmentPorts, log: PartitionLog, incoming: Sequence[IncomingSegment], addition: SegmentAddition
+) -> bool:
+    """Add segments to the tier: all of them become readable, or none.
+
+    :return: True if this call added them; False if the same import was complete already, also if another process has completed it
+        meanwhile.
+    :raises BadData: if a source changed meanwhile, or the segments no longer fit the tier because another process has changed it.
+    :raises Fenced: if the import was voided because it paused too long.
+    :raises StoreError: if the store fails. The next attempt finds created objects again, or a sweep deletes them.
+    """
+    for import_id in _import_ids_by_attempt(incoming, addition.cut):
+        if find_closed_import(log.state, import_id) is None and _try_import_under_import_id(ports, log, import_id, incoming, addition):
+            return True
+        closed = find_closed_import(log.state, import_id)
+        if closed is not None and not closed.voided and closed.tiered_end <= log.state.end_offset:
+            return False
+    raise StoreError("this import was voided too often", hint="See why with `explain`, or raise publish.orphan_age_ms")
+
+
+def _try_import_under_import_id(
+    ports: EnvironmentPorts, log: PartitionLog, import_id: str, incoming: Sequence[IncomingSegment], addition: SegmentAddition
+) -> bool:
+    """Try to add the segments under one import id.
+
+    Return True if they are added; False if the id is closed, or an attempt with other settings left other objects. The caller then tries
+    again with new ids.
+    """
+    segments: list[RemoteLogSegmentMetadata] | None = []
+    if incoming:
+        state = register_import(ports, log, import_id, [ports.new_id() for _ in incoming], addition.fits)
+        addition.listed()
+        entry = state.registrations.get(import_id)
+        if entry is None or len(entry.ids) != len(incoming):
+            return False
+        segments = _upload_segments(incoming, entry.ids, addition.at_once)
+    if segments is None:
+        return False
+    if addition.cut is not None:
+        record_tail_truncation(ports, log, _complete_truncation_record(addition.cut, import_id, segments, addition))
+    elif addition.before:
+        record_prepended_segments(ports, log, import_id, segments, addition.lineage, addition.topic_id)
+    else:
+        start = min(addition.log_start, segments[-1].end_offset + 1)
+        log_start = start if start > segments[0].start_offset else None
+        record_tiered_segments(
+            ports,
+            log,
+            import_id,
+            segments,
+            addition.lineage,
+            addition.tail,
+            addition.topic_id,
+            log_start,
+            addition.source_cleaned_to,
+            addition.accept_loss,
+        )
+    addition.noted()
+    return True
+
+
+def _complete_truncation_record(
+    truncation: TailTruncated, cut_id: str, segments: Sequence[RemoteLogSegmentMetadata], addition: SegmentAddition
+) -> TailTruncated:
+    """Return ``truncation``, the record that cuts the tier's end, completed with the segments that it adds. ``cut_id``: the import's id."""
+    head = segments[0] if segments and segments[0].start_offset < truncation.offset else None
+    new = tuple(segments if head is None else segments[1:])
+    known = {"lineage": addition.lineage, "tail": addition.tail, "topic_id": addition.topic_id}
+    return truncation.model_copy(update={"cut_id": cut_id, "head": head, "segments": new, **known})
+
+
+def _upload_segments(incoming: Sequence[IncomingSegment], ids: Sequence[str], max_parallel: int) -> list[RemoteLogSegmentMetadata] | None:
+    """Upload segments under these ids and return their metadata, in order; None if objects with other content have one of the ids. After an
+    error no further upload is begun.
+    """
+
+    def upload_one(segment: IncomingSegment, segment_id: str) -> RemoteLogSegmentMetadata | None:
+        metadata = segment.upload_under_id(segment_id)
+        if metadata is not None:
+            require_source_unchanged(segment)
+        return metadata
+
+    found = []
+    for metadata in _upload_and_yield_in_order(upload_one, incoming, ids, max_parallel):
+        if metadata is None:
+            return None
+        found.append(metadata)
+    return found
+
+
+def _upload_and_yield_in_order(
+    upload: Callable[[IncomingSegment, str], RemoteLogSegmentMetadata | None],
+    incoming: Sequence[IncomingSegment],
+    ids: Sequence[str],
+    max_parallel: int,
+) -> Iterator[RemoteLogSegmentMetadata | None]:
+    """Upload segments, ``max_parallel`` at a time, and yield the result of ``upload`` for each one, in order. A single segment is uploaded
+    in the caller's thread.
+    """
+    if min(max_parallel, len(incoming)) < 2:
+        yield from map(upload, incoming, ids)
+        return
+    pool = ThreadPoolExecutor(max_parallel, "upload")
+    try:
+        yield from pool.map(upload, incoming, ids)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def require_source_unchanged(segment: IncomingSegment) -> None:
+    """Check after the upload that a segment's source is unchanged. Raises BadData otherwise, because then the created objects must not
+    become readable.
+    """
+    segment.check_source_unchanged()
+
+
+def _import_ids_by_attempt(incoming: Sequence[IncomingSegment], truncation: TailTruncated | None) -> Iterator[str]:
+    """Yield the ids of the first, second, ...
+
+    attempt at one import. They are derived from the offsets, the bytes and the segments that the import replaces.
+    """
+    replaced = () if truncation is None else (f"cut {truncation.offset}", *truncation.voided)
+    identity = "\n".join([*replaced, *(one.content_identity for one in incoming)]).encode()
+    for attempt in range(MOST_ATTEMPTS):
+        yield encode_segment_id(hashlib.sha256(identity + attempt.to_bytes(4, "big")).digest()[:16])

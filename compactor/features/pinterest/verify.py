@@ -1,0 +1,167 @@
+"""Verification of listed tiers (Pinterest's layout): LIST, ``_metadata`` and ``offset.wm`` against each other and against the logs.
+
+Problems are judged by what the consumer does (S3PartitionConsumer). A segment consists of three files and must be named in ``_metadata``.
+The consumer reads the segment with the greatest base offset at or below its position, and its position is the last record it got, plus one.
+So it never advances if the next segment begins after that.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from compactor.access.tier import Tier
+from compactor.cleaner.source import open_source_segment, read_offset_of_last_record
+from compactor.errors import BadData, NotFound, UsageError
+from compactor.features.pinterest.layout import (
+    METADATA_FILE,
+    OBJECT_KINDS,
+    WATERMARK,
+    ListedSegment,
+    PartitionListing,
+    PinterestListing,
+    file_name,
+    segment_metadata,
+)
+from compactor.local.budget import spool_folder_of_this_process
+from compactor.model.ids import TopicPartition
+from compactor.records.indexes import OFFSET_ENTRY
+from compactor.upkeep.verify import SegmentProblem, index_and_checkpoint_file_problems, raise_if_segment_exceeds_disk_budget
+
+ENDLESS_ENTRIES: Final = 2
+"""With exactly this many index entries, the consumer's search (S3OffsetIndexHandler) never ends for offsets before the first entry."""
+
+
+def verify_partition_known_by_listing(
+    tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None
+) -> list[SegmentProblem]:
+    """Return all problems and notes of one partition of a listed tier, whose segments are found by listing objects and not in a log. Raises
+    OutOfBudget, StoreError.
+
+    :param on_bytes: called with the size, in bytes, of each segment's log file after the file was checked.
+    """
+    listed = tier.listed_tier
+    if not isinstance(listed, PinterestListing):
+        raise UsageError(f"the tier at {tier.ports.layout.url} has another layout than Pinterest's")
+    return list(_ListedPartitionVerifier(tier, listed, partition).find_partition_problems(on_bytes))
+
+
+@dataclass(frozen=True)
+class _ListedPartitionVerifier:
+    """Verification of one partition of a listed tier, whose segments are found by listing objects and not in a log."""
+
+    tier: Tier
+    listed: PinterestListing
+    partition: TopicPartition
+
+    def find_partition_problems(self, on_bytes: Callable[[int], None]) -> Iterator[SegmentProblem]:
+        listing = self.listed.list_partition(self.partition)
+        yield from self._find_listing_problems(listing)
+        limit = self.tier.settings.cleaner_settings_for_topic(self.partition.topic).max_decompressed_batch_bytes
+        ends: dict[int, int] = {}
+        for segment in listing.segments:
+            if "log" not in segment.files:
+                continue
+            found, end = self._check_segment_and_find_next_offset(segment, limit)
+            on_bytes(segment.files["log"].size)
+            if found and self._have_segment_files_vanished_since_listing(segment):
+                continue  # it expired during the check
+            yield from found
+            if end is not None:
+                ends[segment.base] = end
+        for segment, following in pairwise(listing.segments_for_consumers):
+            end = ends.get(segment.base)
+            if end is not None and following.base > end:
+                detail = f"a consumer that has read it stands at {end} and stays there: the next segment begins at {following.base}"
+                yield self._listing_problem_as_error("gap", file_name(segment.base, "log"), detail)
+
+    def _find_listing_problems(self, listing: PartitionListing) -> Iterator[SegmentProblem]:
+        """Yield the problems that the listing of objects, the ``_metadata`` file and the watermark (base offset of the newest uploaded
+        segment) show, without reading segments.
+        """
+        for problem in listing.problems:
+            yield self._listing_problem_as_error("metadata", problem.segment.rpartition("/")[2], problem.cause)
+        readable = {segment.base for segment in listing.readable_segments}
+        for segment in listing.segments:
+            missing = [kind for kind in OBJECT_KINDS if kind not in segment.files]
+            if missing:
+                detail = f"there is no .{' and no .'.join(missing)} beside it: consumers leave the segment out"
+                yield self._listing_problem_as_error("missing", file_name(segment.base, min(segment.files)), detail)
+            elif listing.times is not None and segment not in listing.segments_for_consumers:
+                if segment.base in readable:
+                    yield self._listing_problem_as_error(
+                        "unlisted", file_name(segment.base, "log"), f"{METADATA_FILE} does not name it: consumers leave it out"
+                    )
+                else:
+                    yield self._listing_problem_as_note(
+                        "waiting", file_name(segment.base, "log"), f"it lies below what {METADATA_FILE} names: the uploader expires it"
+                    )
+        if listing.times is None:
+            yield self._listing_problem_as_note("metadata", METADATA_FILE, "it is missing or cannot be read: consumers use LIST")
+        there = {segment.base for segment in listing.segments}
+        for time in listing.times or ():
+            if time.base_offset not in there:
+                yield self._listing_problem_as_error(
+                    "dangling", METADATA_FILE, f"it names a segment at {time.base_offset}, of which there is no object"
+                )
+        newest = max((segment.base for segment in listing.segments if "log" in segment.files), default=-1)
+        if listing.watermark is None:
+            yield self._listing_problem_as_note(
+                "watermark", WATERMARK, "it is missing or cannot be read: the uploader would upload all segments of the broker again"
+            )
+        elif listing.watermark > newest:
+            yield self._listing_problem_as_error(
+                "watermark", WATERMARK, f"it says {listing.watermark}, and the newest log is that of {newest}"
+            )
+        elif listing.watermark < newest:
+            yield self._listing_problem_as_note(
+                "watermark", WATERMARK, f"it says {listing.watermark}, and there is a log of {newest}: an upload is under way"
+            )
+        for key in listing.other_keys:
+            yield SegmentProblem("note", "stranger", *self.partition, key, "it is not an object of this layout")
+
+    def _check_segment_and_find_next_offset(
+        self, segment: ListedSegment, max_inflated_bytes: int
+    ) -> tuple[list[SegmentProblem], int | None]:
+        """Return two values: a segment's problems, and the offset at which a consumer continues after reading the whole segment; None if
+        the segment cannot be read.
+        """
+        metadata = segment_metadata(segment, segment.base)
+        raise_if_segment_exceeds_disk_budget(self.tier, self.partition, metadata)
+        log = file_name(segment.base, "log")
+        layout = self.tier.ports.layout
+        with tempfile.TemporaryDirectory(prefix="verify-", dir=spool_folder_of_this_process(self.tier.state_dir)) as scratch:
+            paths = {kind: Path(scratch) / file_name(segment.base, kind) for kind in segment.files}
+            try:
+                for kind, path in paths.items():
+                    layout.download_file(self.partition, metadata, kind, path)
+                source = open_source_segment(0, paths["log"], segment.base, None, segment.modified_ms, -1, max_inflated_bytes)
+                source.verify_batch_crcs_unless_verified(0, len(source.table))
+                end = read_offset_of_last_record(source, max_inflated_bytes) + 1
+            except NotFound as error:
+                return [self._listing_problem_as_error("missing", log, error.message)], None
+            except BadData as error:
+                return [self._listing_problem_as_error("log", log, error.cause)], None
+            files = {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}
+            found = [
+                self._listing_problem_as_error(kind, file_name(segment.base, kind), detail)
+                for kind, detail in index_and_checkpoint_file_problems(source, files)
+            ]
+            if len(files.get("index", b"")) == ENDLESS_ENTRIES * OFFSET_ENTRY.itemsize and any(files["index"][:4]):
+                detail = "it has two entries: a consumer that searches for an offset before the first one never ends"
+                found.append(self._listing_problem_as_error("endless", file_name(segment.base, "index"), detail))
+        return found, max(end, segment.base)
+
+    def _have_segment_files_vanished_since_listing(self, segment: ListedSegment) -> bool:
+        now = {found.base: found for found in self.listed.list_partition(self.partition).segments}
+        return segment.base not in now or set(now[segment.base].files) < set(segment.files)
+
+    def _listing_problem_as_error(self, finding_kind: str, file: str, detail: str) -> SegmentProblem:
+        return SegmentProblem("error", finding_kind, *self.partition, self.listed.keys.partition_folder(self.partition) + file, detail)
+
+    def _listing_problem_as_note(self, finding_kind: str, file: str, detail: str) -> SegmentProblem:
+        return SegmentProblem("note", finding_kind, *self.partition, self.listed.keys.partition_folder(self.partition) + file, detail)

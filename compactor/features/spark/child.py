@@ -1,0 +1,199 @@
+"""Rounds on a Spark cluster, driven by a child process: for ``map_engine = "auto"``.
+
+The child starts Spark when the first round needs it and ends after ``[spark] idle_ms`` without a round. It is a process of its own because
+a stopped Spark session leaves its JVM behind, which ends only with the process that started it. The child leads, publishes and is fenced
+like any other compactor: if it is killed, the next round of the partition resumes what it began.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, NamedTuple
+
+from compactor.access.rounds import create_round
+from compactor.access.tier import ReasonToRunRoundInThisProcess, Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import Settings, SparkSettings
+from compactor.control.state import PartitionState
+from compactor.errors import BadData, CompactorError, Fenced, Leased, Unavailable, bug_reason
+from compactor.model.ids import TopicPartition
+from compactor.round.compaction import RoundReport
+from compactor.round.drive import RemoteEngine
+from compactor.round.plan import assess_round, reason_to_run_on_spark
+
+if TYPE_CHECKING:
+    from compactor.features.spark.jobs import SparkCluster
+
+START_S = 300.0
+"""How long Spark may take to start. A cluster without a free executor would be waited for without end."""
+RETRY_START_S = 600.0
+"""How long rounds stay in this process after Spark could not be started."""
+POLL_S = 0.2
+
+_log = logging.getLogger(__name__)
+
+
+class _RoundRequest(NamedTuple):
+    """Request to the child process to run one round.
+
+    settings: the parent's present settings, which may have been read again since the child started.
+    """
+
+    settings: Settings
+    partition: TopicPartition
+    now_ms: int
+    force: bool
+
+
+class _SparkChildProcess(NamedTuple):
+    """A child process that runs Spark, the parent's end of the pipe to it, and the settings with which Spark was started."""
+
+    process: BaseProcess
+    pipe: Connection
+    spark: SparkSettings
+
+    def stop_spark_child_process_and_jvm(self) -> None:
+        """End the child process, and with it its JVM."""
+        self.pipe.close()
+        self.process.terminate()
+        self.process.join(10)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+class SparkChildRoundRunner:
+    """Runner of rounds over large partitions in a child process, one at a time. Implements ``RemoteRoundRunner``. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: _SparkChildProcess | None = None
+        self._failed_at: float | None = None
+        self._problem = ""
+
+    def run_round_remotely(
+        self, tier: Tier, state: PartitionState, now_ms: int, *, force: bool, check_stop: Callable[[], None]
+    ) -> RoundReport | ReasonToRunRoundInThisProcess:
+        cleaner = tier.cleaner_settings_for_topic(state.topic)
+        why = reason_to_run_on_spark(cleaner, tier.settings.spark, assess_round(state, cleaner, now_ms, force=force))
+        if not why:
+            return ""
+        if self._failed_at is not None and time.monotonic() - self._failed_at < RETRY_START_S:
+            return self._problem
+        if not self._lock.acquire(blocking=False):
+            raise Leased(f"{state.topic_partition} waits for Spark, which works on another partition")
+        try:
+            child = self._start_child_if_needed(tier.settings, check_stop)
+            if child is None:
+                return self._problem
+            _log.info("%s goes to Spark on %s: %s", state.topic_partition, tier.settings.spark.master, why)
+            return self._run_round_in_child_process(child, _RoundRequest(tier.settings, state.topic_partition, now_ms, force), check_stop)
+        finally:
+            self._lock.release()
+
+    def _start_child_if_needed(self, settings: Settings, check_stop: Callable[[], None]) -> _SparkChildProcess | None:
+        """Return the child process, started if necessary; None if Spark does not start, which is logged."""
+        if self._child is not None and (not self._child.process.is_alive() or self._child.spark != settings.spark):
+            self._stop_spark_child_process()
+        if self._child is not None:
+            return self._child
+        context = multiprocessing.get_context("spawn")
+        pipe, theirs = context.Pipe()
+        process = context.Process(
+            target=_serve_round_requests_in_child_process, args=(settings, theirs), daemon=True, name="tiered-compactor-spark"
+        )
+        process.start()
+        theirs.close()
+        child = self._child = _SparkChildProcess(process, pipe, settings.spark)
+        problem = self._receive_answer(child, check_stop, START_S)
+        if problem is None:
+            self._failed_at = None
+            return child
+        self._stop_spark_child_process()
+        self._failed_at = time.monotonic()
+        self._problem = f"cleaned by this process, because Spark did not start: {problem}"
+        _log.warning("large partitions are %s", self._problem)
+        return None
+
+    def _run_round_in_child_process(self, child: _SparkChildProcess, request: _RoundRequest, check_stop: Callable[[], None]) -> RoundReport:
+        """Have the child run a round and return its report. Raises the round's error, and Unavailable if the child has ended."""
+        try:
+            child.pipe.send(request)
+        except OSError as error:
+            answer: object = Unavailable(f"Spark's process has ended: {error}", hint="The next try starts another")
+        else:
+            answer = self._receive_answer(child, check_stop)
+        if isinstance(answer, RoundReport):
+            return answer
+        if not isinstance(answer, Leased | Fenced | BadData):
+            self._stop_spark_child_process()  # the next round begins with a new Spark
+        raise answer if isinstance(answer, CompactorError) else CompactorError(f"Spark's process answered {answer!r}")
+
+    def _receive_answer(self, child: _SparkChildProcess, check_stop: Callable[[], None], timeout_s: float | None = None) -> object:
+        """Wait for the child's next answer and return it. Return (not raise) an Unavailable error if the child has ended or has not
+        answered within ``timeout_s`` seconds (None: no limit).
+
+        :param check_stop: called while waiting; its exception ends the child and is raised again.
+        """
+        begin = time.monotonic()
+        try:
+            while not child.pipe.poll(POLL_S):
+                check_stop()
+                if timeout_s is not None and time.monotonic() - begin > timeout_s:
+                    return Unavailable(f"no answer from {child.spark.master} within {timeout_s:.0f} s")
+            return child.pipe.recv()
+        except (EOFError, OSError):
+            child.process.join(POLL_S)
+            return Unavailable(f"Spark's process ended with code {child.process.exitcode}", hint="The next try starts another")
+        except BaseException:
+            self._stop_spark_child_process()
+            raise
+
+    def _stop_spark_child_process(self) -> None:
+        if self._child is not None:
+            self._child.stop_spark_child_process_and_jvm()
+            self._child = None
+
+
+def _serve_round_requests_in_child_process(settings: Settings, pipe: Connection) -> None:
+    """Start Spark, send None or the error to the parent, and run the requested rounds until none was requested for ``[spark] idle_ms``
+    milliseconds. Runs in the child process.
+    """
+    from compactor.features.spark.session import start_cluster
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted parent ends this process itself
+    try:
+        with start_cluster(settings) as started:
+            pipe.send(None)
+            while pipe.poll(settings.spark.idle_ms / 1000):
+                pipe.send(_run_requested_round(pipe.recv(), started.cluster))
+    except CompactorError as error:
+        pipe.send(error)
+    except EOFError:
+        return  # the parent has ended
+
+
+def _run_requested_round(request: _RoundRequest, cluster: SparkCluster) -> RoundReport | CompactorError:
+    """Run the requested round and return its report, or the error with which it failed."""
+    from compactor.features.spark.worker import SparkRoundWorker
+
+    try:
+        tier = open_tier(request.settings)
+        if tier.kind.is_broker_managed:
+            tier.identity.read_or_create_catalog()
+        cleaner = tier.cleaner_settings_for_topic(request.partition.topic)
+        engine = RemoteEngine("spark", lambda stats: SparkRoundWorker(lambda: cluster, tier, cleaner, stats))
+        return create_round(tier, request.partition, request.now_ms, force=request.force, engine=engine).execute_round(
+            tier.open_control_log_of_partition(request.partition, caller_runs_round=True)
+        )
+    except CompactorError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - a bug in one round must not end Spark for the others (I9)
+        return CompactorError(bug_reason(error))

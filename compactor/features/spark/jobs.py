@@ -1,0 +1,609 @@
+"""Spark jobs that return each task's result as soon as the task ends, and that return errors as values.
+
+Spark should not retry our errors: corrupt data stays corrupt, stores were already retried for minutes, and a job that Spark aborts loses
+its other tasks. So a task returns its error as a value, and Spark only has to handle executors that die.
+
+Results travel in an accumulator. Spark applies the updates of a task exactly once, when the task succeeds, which is long before its job
+ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import itertools
+import logging
+import os
+import queue
+import resource
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from pyspark import InheritableThread
+from pyspark.accumulators import Accumulator, AccumulatorParam
+from pyspark.traceback_utils import SCCallSiteSync
+from typing_extensions import override
+
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.config.settings import Settings
+from compactor.constants import EMPTY_TOPIC_ID, TopicId
+from compactor.errors import CompactorError, OutOfBudget, StoreError, Unavailable
+from compactor.local.staging import DiskBudget, StagingFolder
+from compactor.model.plan import CompactionPlan
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.round.pass_two import LocalWorker, program_and_codec_versions_fingerprint
+from compactor.round.ports import BloomFilterUsageStatistics, LeadershipCheck, RoundCosts, design_bloom_filter
+from compactor.round.sources import StagedSegmentReader
+from compactor.storage.port import ObjectStore
+from compactor.tier.ports import ControlLogPublisher
+from compactor.tier.sidecars import SidecarStore
+
+if TYPE_CHECKING:
+    from pyspark import RDD, SparkContext
+    from pyspark.sql import SparkSession
+
+
+# Bin packing: distributes work over tasks so that all of them take about the same time.
+
+
+def pack_item_indexes_into_bins(weights: Sequence[int], bin_count: int) -> list[list[int]]:
+    """Distribute items over at most ``bin_count`` bins of about equal total weight. Return the item indexes of each bin, heaviest bin
+    first; no bin is empty.
+
+    :param weights: weight of each item.
+    """
+    heap = [(0, number) for number in range(min(bin_count, len(weights)))]
+    members: list[list[int]] = [[] for _ in heap]
+    loads = [0] * len(heap)
+    for place in sorted(range(len(weights)), key=lambda place: -weights[place]):
+        load, number = heapq.heappop(heap)
+        members[number].append(place)
+        loads[number] = load + weights[place]
+        heapq.heappush(heap, (loads[number], number))
+    return [members[number] for number in sorted(range(len(members)), key=lambda number: -loads[number])]
+
+
+# Environment of a task on an executor: the round's settings and budgets, store clients, and a folder on local disk.
+#
+# Settings are sent to executors, clients are not: each Python worker opens the stores once and reuses them. A task receives no record data
+# from the driver and returns about a kilobyte. Nothing here writes metadata.
+
+
+@dataclass(frozen=True)
+class BloomFilterSettings:
+    """Settings that decide whether and how new segments get Bloom filters.
+
+    log_prefix: key prefix of the partition's control log.
+    record: statistics of the reads that filters saved in earlier rounds.
+    probes: number of keys that a later round is expected to look up.
+    """
+
+    log_prefix: str
+    record: BloomFilterUsageStatistics
+    probes: int
+
+
+@dataclass(frozen=True)
+class RoundTaskSettings:
+    """Settings that all tasks of a round share.
+
+    scratch: key prefix of this attempt's scratch objects.
+    ranges: number of hash ranges that keys are divided into.
+    map_budget_bytes, disk_budget_bytes: limits of memory for keys and of local disk for one task.
+    gate: whether the output is checked by the gate, which computes it independently from the sources.
+    filters: settings for the Bloom filters of new segments; None if none are written.
+    topic_id: topic id in a broker-managed tier, because object keys contain it; otherwise empty.
+    """
+
+    settings: Settings
+    hash_key: bytes
+    plan: CompactionPlan
+    scratch: str
+    ranges: int
+    map_budget_bytes: int
+    disk_budget_bytes: int
+    gate: bool
+    filters: BloomFilterSettings | None
+    topic_id: TopicId = EMPTY_TOPIC_ID
+
+    @property
+    def partition(self) -> str:
+        """Return the partition as ``topic-number``."""
+        return str(self.plan.topic_partition)
+
+    def open_segments(self, staging: StagingFolder, segments: Sequence[RemoteLogSegmentMetadata]) -> StagedSegmentReader:
+        """Return a reader of these segments, in the given order."""
+        name = self.plan.topic_partition
+        return StagedSegmentReader(staging, name, segments, self.plan.policy.max_decompressed_batch_bytes)
+
+
+@dataclass
+class TaskCost:
+    """Resources that tasks used.
+
+    gate_keys: number of keys whose last record the gate (the independent check of the output) looked up.
+    gate_coverage: share of keys that the gate checked.
+    cpu_seconds: CPU time of the Python processes.
+    exchanged_bytes: bytes that tasks passed to each other through scratch objects and the shuffle.
+    """
+
+    bytes_fetched: int = 0
+    peak_disk_bytes: int = 0
+    peak_map_bytes: int = 0
+    peak_memory_bytes: int = 0
+    map_entries: int = 0
+    rows: int = 0
+    exchanged_bytes: int = 0
+    gate_keys: int = 0
+    gate_coverage: float = 0.0
+    cpu_seconds: float = 0.0
+    sidecar_bytes: int = 0
+
+    def add_cost(self, other: TaskCost) -> None:
+        """Add the cost of another task to this one in place. For peaks and for ``gate_coverage``, keep the higher value."""
+        for name, value in other.__dict__.items():
+            mine = getattr(self, name)
+            setattr(self, name, max(mine, value) if name.startswith(("peak", "gate_coverage")) else mine + value)
+
+
+@lru_cache(maxsize=4)
+def open_tier_on_executor(settings_json: str, topic: str, topic_id: TopicId) -> Tier:
+    """Open a tier, once per process for the same arguments.
+
+    :param settings_json: the tier's settings as JSON.
+    :param topic_id: id of ``topic`` in a broker-managed tier; otherwise empty.
+    """
+    return open_tier(Settings.model_validate_json(settings_json), topics={topic: topic_id} if topic_id else None)
+
+
+def open_task_tier(shared: RoundTaskSettings) -> Tier:
+    """Return this process's clients for the tier of a round. They never contact the brokers, because ``shared`` holds everything that a
+    task needs to know from them.
+    """
+    return open_tier_on_executor(shared.settings.model_dump_json(), shared.plan.topic * bool(shared.topic_id), shared.topic_id)
+
+
+@contextmanager
+def open_staging_folder_of_task(shared: RoundTaskSettings, cost: TaskCost) -> Iterator[StagingFolder]:
+    """Provide a staging folder on the executor's local disk, limited to the task's disk budget, and delete it at the end. The bytes fetched
+    and the highest use of disk are added to ``cost``.
+    """
+    local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or shared.settings.tier.state_dir
+    os.makedirs(local, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"tiered-compactor-{os.getpid()}-", dir=local))
+    staging = StagingFolder(folder / "staged", open_task_tier(shared).ports.layout, DiskBudget(shared.disk_budget_bytes))
+    try:
+        yield staging
+    finally:
+        cost.bytes_fetched += staging.bytes_fetched
+        cost.peak_disk_bytes = max(cost.peak_disk_bytes, staging.peak_bytes)
+        record_peak_memory(cost)
+        staging.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def record_peak_memory(cost: TaskCost) -> None:
+    """Record in ``cost`` the highest memory use of this process so far, in bytes."""
+    cost.peak_memory_bytes = max(cost.peak_memory_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def open_sidecars(shared: RoundTaskSettings) -> SidecarStore | None:
+    """Return access to the partition's sidecars, or None if filters are switched off."""
+    filters = shared.filters
+    return SidecarStore(open_task_tier(shared).ports.control, filters.log_prefix, shared.hash_key) if filters else None
+
+
+def create_local_worker(
+    shared: RoundTaskSettings,
+    staging: StagingFolder,
+    stats: RoundCosts | None = None,
+    sent_files: Mapping[tuple[str, str], bytes] | None = None,
+) -> LocalWorker:
+    """Return a LocalWorker that cleans with the budgets of one task.
+
+    :param stats: costs of the round, to which the worker adds; None if they are not needed.
+    :param sent_files: by segment id and file kind, content of segment files that was sent with the task and need not be fetched.
+    """
+    filters = shared.filters
+    cleaner = shared.settings.cleaner_settings_for_topic(shared.plan.topic)
+    ports = open_task_tier(shared).ports
+    return LocalWorker(
+        layout=ports.layout,
+        publisher=ControlLogPublisher(),  # the driver introduces what a receipt names
+        staging=staging,
+        hash_key=shared.hash_key,
+        map_budget_bytes=shared.map_budget_bytes,
+        threads=1,
+        engine="auto" if cleaner.map_engine == "spark" else cleaner.map_engine,
+        verify_before_publish=shared.gate,
+        sidecars=open_sidecars(shared),
+        filter_for=partial(design_bloom_filter, cleaner, filters.record, filters.probes) if filters else _design_no_bloom_filter,
+        splices=cleaner.splice,
+        stats=stats or RoundCosts(),
+        known=sent_files or {},
+    )
+
+
+def _design_no_bloom_filter(record_count: int, segment_bytes: int) -> None:
+    """Return None, so that new segments get no Bloom filter. Used in place of ``design_bloom_filter`` if filters are switched off."""
+    return
+
+
+IndexAndItem = tuple[int, Any]
+TaskWork = Callable[[int, Any, TaskCost], Any]
+"""Function that a task calls for each item: (item index, item, cost to add to) -> result. It is pickled."""
+
+ShufflePartitionNumber = int
+SHUFFLE_PARTS_PER_SLOT: Final = 3
+"""Shuffle partitions per slot. Several, because their sizes differ."""
+
+FENCING_CHECK_SECONDS: Final = 2.0
+"""Interval at which a waiting driver checks that it still leads."""
+
+
+def _do_nothing(*_: object) -> None:
+    """Do nothing; the default callback."""
+    return
+
+
+@dataclass(frozen=True)
+class JobListener:
+    """Callbacks that report the progress of Spark jobs.
+
+    on_step: called with the description of a new step and the number of its tasks.
+    on_task: called when a task has ended.
+    """
+
+    on_step: Callable[[str, int], None] = _do_nothing
+    on_task: Callable[[], None] = _do_nothing
+
+
+@dataclass(frozen=True)
+class TaskOutcome:
+    """Result of one item: a value or an error, and the cost.
+
+    index: index of the item in its job; -1 for work that belongs to no single item.
+    """
+
+    index: int
+    value: Any
+    error: CompactorError | None
+    cost: TaskCost
+
+
+class VersionMismatch(CompactorError):
+    """Error of an executor whose code or codec libraries differ from those recorded in the plan, so that the executor could write other
+    bytes (I7: equal plans give equal bytes).
+    """
+
+
+def run_task(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan | None = None) -> TaskOutcome:
+    """Run ``work`` in a task and return its outcome. Every exception becomes an error with a one-line message.
+
+    :param index: index of the task's item in the job; -1 for work that belongs to no single item.
+    :param plan: if this executor's version is not that of the plan, the outcome is a VersionMismatch. None for no such check.
+    """
+    cost, begin = TaskCost(), time.process_time()
+    outcome = _run_work_and_catch_errors(index, work, plan, cost)
+    cost.cpu_seconds += time.process_time() - begin
+    return outcome
+
+
+def _run_work_and_catch_errors(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan | None, cost: TaskCost) -> TaskOutcome:
+    """Call ``work`` and convert its result or exception to a TaskOutcome."""
+    try:
+        _require_executor_has_plan_version(plan)
+        return TaskOutcome(index, work(cost), None, cost)
+    except CompactorError as error:
+        return TaskOutcome(index, None, error, cost)
+    except MemoryError:
+        return TaskOutcome(index, None, OutOfBudget("an executor ran out of memory", hint="Lower map_budget_bytes or give it more"), cost)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return TaskOutcome(index, None, OutOfBudget("an executor's local disk is full", hint="Lower disk_budget_bytes"), cost)
+        return TaskOutcome(index, None, StoreError(f"{error.strerror or error} ({error.filename or 'on an executor'})"), cost)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the driver has to hear of it
+        where = error.__traceback__
+        while where is not None and where.tb_next is not None:
+            where = where.tb_next
+        place = f" ({where.tb_frame.f_code.co_filename}:{where.tb_lineno})" if where else ""
+        return TaskOutcome(index, None, CompactorError(f"a bug on an executor: {type(error).__name__}: {error}{place}"), cost)
+
+
+def _require_executor_has_plan_version(plan: CompactionPlan | None) -> None:
+    """Raise VersionMismatch if the plan was made by another version than this executor runs."""
+    if plan is not None and plan.fingerprint != program_and_codec_versions_fingerprint():
+        raise VersionMismatch(f"the plan is for {plan.fingerprint}, an executor is {program_and_codec_versions_fingerprint()}")
+
+
+class _TaskOutcomeAccumulator(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
+    """Spark accumulator that collects outcomes on executors and delivers them to the queue of their job on the driver."""
+
+    def __init__(self) -> None:
+        self.inboxes: dict[int, queue.SimpleQueue[TaskOutcome]] = {}
+        self.on_driver = True
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {"inboxes": {}, "on_driver": False}
+
+    @override
+    def zero(self, value: list[tuple[int, TaskOutcome]]) -> list[tuple[int, TaskOutcome]]:
+        """Return an empty list, with which Spark starts the accumulator of each task."""
+        return []
+
+    @override
+    def addInPlace(self, value1: list[tuple[int, TaskOutcome]], value2: list[tuple[int, TaskOutcome]]) -> list[tuple[int, TaskOutcome]]:
+        """Merge outcomes as Spark requires. On an executor, return both lists joined. On the driver, put each outcome of ``value2`` into
+        the queue of its job and return ``value1`` unchanged.
+        """
+        if not self.on_driver:
+            return [*value1, *value2]
+        for job, outcome in value2:
+            inbox = self.inboxes.get(job)
+            if inbox is not None:
+                inbox.put(outcome)
+        return value1
+
+
+@dataclass(frozen=True)
+class RddPartitionTask:
+    """Function that runs on executors for each partition of an RDD, processes its items one after the other, and sends the outcome of each
+    to the driver.
+    """
+
+    job: int
+    work: TaskWork
+    plan: CompactionPlan | None
+    accumulator: Accumulator[list[tuple[int, TaskOutcome]]]
+
+    def __call__(self, items: Iterable[tuple[int, Any]]) -> None:
+        for index, item in items:
+            self.send_outcome(run_task(index, partial(self.work, index, item), self.plan))
+
+    def send_outcome(self, outcome: TaskOutcome) -> None:
+        """Send an outcome to the driver."""
+        self.accumulator.add([(self.job, outcome)])
+
+
+@dataclass
+class SparkCluster:
+    """A running Spark application that accepts jobs from several threads."""
+
+    spark: SparkSession
+    router: _TaskOutcomeAccumulator = field(default_factory=_TaskOutcomeAccumulator)
+
+    def __post_init__(self) -> None:
+        self._context = self.spark.sparkContext
+        self._accumulator = self._context.accumulator([], self.router)
+        self._numbers = itertools.count()
+        self._over = threading.Event()
+
+    @property
+    def task_slots(self) -> int:
+        """Return the number of tasks that can run at the same time now. This number changes as executors come and go."""
+        return max(1, self._context.defaultParallelism)
+
+    @property
+    def task_slots_per_executor(self) -> int:
+        """Return the number of tasks that run at the same time on one executor, rounded up."""
+        executors = max(1, int(self._context._jsc.sc().getExecutorMemoryStatus().size()) - 1)
+        return -(-self.task_slots // executors)
+
+    def cancel_jobs(self) -> None:
+        """Cancel all jobs; every thread that waits for one gets Unavailable."""
+        self._over.set()
+
+    def require_not_cancelled(self) -> None:
+        """Raise Unavailable if ``cancel_jobs`` was called."""
+        if self._over.is_set():
+            raise Unavailable("the job was broken off", hint="Run it again: open rounds are resumed")
+
+    def create_rdd_with_task_per_item(self, items: Sequence[Any]) -> RDD[IndexAndItem]:
+        """Return an RDD of (index, item) with one task per item."""
+        return self._context.parallelize(list(enumerate(items)), len(items))
+
+    def shuffle_answers_to_targets(
+        self, description: str, items: Sequence[Any], make_answers: Callable[[Any], Iterator[tuple[int, Any]]], targets: Sequence[Any]
+    ) -> RDD[tuple[int, Any]]:
+        """Return an RDD of (target index, group), in which the group of a target holds the target itself and all answers for it.
+
+        :param description: name of the answering stage in the Spark UI.
+        :param items: inputs from which answers are made, one task each.
+        :param make_answers: function that returns (target index, answer) pairs for one item.
+        :param targets: the targets; the target index is the position in this sequence.
+        """
+        parts = min(len(targets), self.task_slots * SHUFFLE_PARTS_PER_SLOT)
+        with name_started_stages(self._context, description):
+            target_rdd = self._context.parallelize(list(enumerate(targets)), parts)
+            answers = self._context.parallelize(list(items), max(1, len(items))).flatMap(make_answers)
+            return answers.union(target_rdd).groupByKey(parts, shuffle_partition_of_target)
+
+    def run_job(
+        self,
+        description: str,
+        rdd: RDD[tuple[int, Any]],
+        work: TaskWork,
+        item_count: int,
+        *,
+        plan: CompactionPlan | None = None,
+        raise_if_leadership_lost: Callable[[], object] = _do_nothing,
+        job_listener: JobListener | None = None,
+    ) -> Iterator[TaskOutcome]:
+        """Run ``work`` over an RDD of (index, item) with ``item_count`` different indexes, and yield an outcome per index as its task ends.
+
+        :param description: description in the Spark UI: the partition and the step.
+        :param plan: executors whose version would write other bytes for this plan return VersionMismatch.
+        :param raise_if_leadership_lost: called every few seconds while waiting; raises Fenced.
+        :raises Unavailable: if Spark aborts the job; outcomes yielded before are valid.
+        """
+        self.require_not_cancelled()
+        job_listener = job_listener or JobListener()
+        job_listener.on_step(description, item_count)
+        with _RunningJob(self, description, rdd, work, plan) as running:
+            seen: set[int] = set()
+            while len(seen) < item_count:
+                outcome = running.next_outcome(raise_if_leadership_lost)
+                if outcome.index not in seen:
+                    seen.add(outcome.index)
+                    job_listener.on_task()
+                    yield outcome
+
+
+def shuffle_partition_of_target(target: int) -> ShufflePartitionNumber:
+    """Return the number of the shuffle partition in which Spark gathers the answers for a target: the target's own index. Spark takes this
+    number modulo the number of partitions.
+    """
+    return target
+
+
+@contextmanager
+def name_started_stages(context: SparkContext, description: str) -> Iterator[None]:
+    """Give the Spark stages that this thread starts within the block a description. PySpark would name them after its own source lines."""
+    with _naming_lock:
+        SCCallSiteSync._spark_stack_depth += 1
+    context.setLocalProperty("callSite.short", description)
+    try:
+        yield
+    finally:
+        context.setLocalProperty("callSite.short", None)  # type: ignore[arg-type]
+        with _naming_lock:
+            SCCallSiteSync._spark_stack_depth -= 1
+
+
+_naming_lock = threading.Lock()
+
+
+class _RunningJob:
+    """A Spark job that runs in its own thread and is cancelled if its consumer stops early."""
+
+    def __init__(
+        self, cluster: SparkCluster, description: str, rdd: RDD[tuple[int, Any]], work: TaskWork, plan: CompactionPlan | None
+    ) -> None:
+        self._cluster = cluster
+        self._context = rdd.context
+        self._number = next(cluster._numbers)
+        self._group = f"tiered-compactor-{self._number}"
+        self._inbox: queue.SimpleQueue[TaskOutcome] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        task = RddPartitionTask(self._number, work, plan, cluster._accumulator)
+
+        def run_job_and_keep_exception() -> None:
+            """Run the job and keep its exception for ``next_outcome``."""
+            try:
+                self._context.setJobGroup(self._group, description, interruptOnCancel=True)
+                with name_started_stages(self._context, description):
+                    rdd.setName(description).foreachPartition(task)
+            except BaseException as error:  # noqa: BLE001 - raised again where the results are awaited
+                self._error = error
+
+        self._thread: threading.Thread = InheritableThread(target=run_job_and_keep_exception, name=description, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._cluster.router.inboxes[self._number] = self._inbox
+        self._thread.start()
+        return self
+
+    def next_outcome(self, raise_if_leadership_lost: Callable[[], object]) -> TaskOutcome:
+        """Wait for the next outcome, calling ``raise_if_leadership_lost`` regularly. Raises Unavailable if the job ended without one."""
+        while True:
+            over = not self._thread.is_alive()
+            try:
+                return self._inbox.get(timeout=0 if over else FENCING_CHECK_SECONDS)
+            except queue.Empty:
+                if over:
+                    raise job_aborted_error(self._error) from None
+            self._cluster.require_not_cancelled()
+            raise_if_leadership_lost()
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread.is_alive():
+            self._context.cancelJobGroup(self._group)
+        self._thread.join()
+        del self._cluster.router.inboxes[self._number]
+
+
+def job_aborted_error(error: BaseException | None) -> CompactorError:
+    """Return an error with the reason for which Spark aborted a job, on one line without stack traces."""
+    lines = [line.strip() for line in str(error or "the job ended without a result").splitlines() if line.strip()]
+    cause = next((line for line in lines if "aborted" in line or "cancelled" in line), lines[0])
+    return Unavailable(
+        f"Spark gave up: {cause[:400]}",
+        hint="Were executors killed for want of memory? Give them more, or lower map_budget_bytes, and run it again",
+    )
+
+
+# The driver's side of one round: it runs each step as a Spark job, stops at the first error, and adds up the cost.
+
+
+ItemIndexAndResult = tuple[int, Any]
+
+
+@dataclass(frozen=True)
+class RoundJobRunner:
+    """Runner of the Spark jobs of one round.
+
+    control: the driver's control store.
+    shared: settings that every task of the round receives.
+    cost: the cost of every task is added to it.
+    check: called while a step runs; raises Fenced if another compactor leads the partition.
+    """
+
+    cluster: SparkCluster
+    control: ObjectStore
+    shared: RoundTaskSettings
+    cost: TaskCost
+    job_listener: JobListener
+    check: LeadershipCheck
+
+    def run_task_per_item(self, step: str, work: Callable[..., Any], items: Sequence[Any]) -> Iterator[ItemIndexAndResult]:
+        """Run one task per item and yield (item index, result) as the tasks finish. Raises the first error of a task.
+
+        :param work: function that each task calls as ``work(shared, item, cost)``.
+        """
+        if items:
+            yield from self.run_tasks_over_rdd(
+                step, self.cluster.create_rdd_with_task_per_item(items), TaskWithSettings(work, self.shared), len(items)
+            )
+
+    def delete_scratch_objects(self, object_keys: Sequence[str]) -> None:
+        """Delete scratch objects of this attempt. An error is only logged, because the command ``retire`` deletes what remains."""
+        try:
+            self.control.delete(object_keys)
+        except CompactorError as error:
+            logging.getLogger(__name__).info("scratch objects stay until `retire`: %s", error)
+
+    def run_tasks_over_rdd(self, step: str, rdd: RDD[tuple[int, Any]], work: TaskWork, item_count: int) -> Iterator[ItemIndexAndResult]:
+        """Run ``work`` over an RDD of (index, item) with ``item_count`` items and yield (index, result) as the tasks finish. Raises the
+        first error of a task.
+        """
+        what = f"{self.shared.partition}: {step}"
+        waits = partial(self.check, caller_only_waits=True)
+        for outcome in self.cluster.run_job(
+            what, rdd, work, item_count, plan=self.shared.plan, raise_if_leadership_lost=waits, job_listener=self.job_listener
+        ):
+            self.check()
+            self.cost.add_cost(outcome.cost)
+            if outcome.error is not None:
+                raise outcome.error
+            yield outcome.index, outcome.value
+
+
+@dataclass(frozen=True)
+class TaskWithSettings:
+    """Picklable function of a task, with the settings that all tasks share already applied."""
+
+    work: Callable[..., Any]
+    shared: RoundTaskSettings
+
+    def __call__(self, index: int, item: Any, cost: TaskCost) -> Any:
+        return self.work(self.shared, item, cost)

@@ -1,0 +1,574 @@
+"""Full re-compaction of many partitions with Spark: each partition is cleaned from the start of its log, whatever its cleaner offset is.
+
+Small partitions share Spark jobs; a large partition is spread over the whole cluster. Both happen at the same time. A limited number of
+partitions is led at once, and the next one starts as soon as one finishes. Each partition is published on its own, so finished work is
+never lost, and a killed run is resumed where it stopped. Leadership and fencing work as in every other command.
+"""
+
+from __future__ import annotations
+
+import atexit
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from compactor.access.rounds import create_round
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
+from compactor.cleaner.retention import transaction_verdicts_by_source
+from compactor.cleaner.rewrite import create_substitute_segment_from_sidecar
+from compactor.config.settings import CleanerSettings, load_settings
+from compactor.config.units import format_size
+from compactor.control.logs import PartitionLog
+from compactor.control.state import PartitionState
+from compactor.errors import CompactorError, Fenced, Leased, UsageError, bug_reason
+from compactor.extras import require_pip_extra
+from compactor.features.spark.session import require_supported_java, require_supported_pyspark
+from compactor.kernels.common import KEY_BYTES
+from compactor.local.budget import DiskBudget
+from compactor.model.ids import CHANGING, RoundStatus, TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.outputs import OutputReport
+from compactor.records.producers import reason_to_read_segment_for_its_markers
+from compactor.round.drive import RemoteEngine
+from compactor.round.plan import RoundAssessment, assess_round
+from compactor.round.ports import RoundCosts, estimate_distinct_keys, estimate_record_count
+from compactor.tier.sidecars import SidecarHead
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from compactor.features.spark.jobs import JobListener, SparkCluster, TaskCost
+    from compactor.features.spark.shared_jobs import SharedJobRunner
+    from compactor.round.compaction import RoundReport
+
+
+# Estimate what a full re-compaction of one partition would save, using only metadata and the headers of sidecars.
+#
+# Kafka's cleaner sets a tombstone's delete horizon the first time it processes the tombstone. A partition with a horizon that is due or not
+# yet set is therefore always worth a round, because its tombstones would otherwise stay forever. The same holds for a partition that has
+# exceeded ``max.compaction.lag.ms``.
+
+
+NOTHING_DUE = "nothing is dirty, and no delete horizon has passed"
+
+
+class RoundBenefitAssessment(NamedTuple):
+    """Result of assessing a full round over a partition: whether it is worth running, and why it is or is not."""
+
+    is_worthwhile: bool
+    reason: str
+
+
+def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_benefit_bytes: int) -> RoundBenefitAssessment:
+    """Return whether a full round over the partition is worth running, and why. If the benefit cannot be estimated, because a sidecar is
+    missing, a round is worth running if any segment is dirty.
+
+    :param min_benefit_bytes: least number of bytes that a round must be expected to save; 0 accepts every round.
+    :raises StoreError: if sidecars cannot be read.
+    """
+    cleaner = tier.cleaner_settings_for_topic(state.topic)
+    assessment = assess_round(state, cleaner, now_ms, force=True)
+    if not assessment.covered_segments:
+        return RoundBenefitAssessment(False, assessment.reason or "there is nothing to clean")
+    dirty = sum(segment.size_bytes for segment in assessment.dirty)
+    if state.intent is not None:
+        return RoundBenefitAssessment(True, "a round was interrupted")
+    if assessment.horizon_due:
+        return RoundBenefitAssessment(True, "a delete horizon has passed")
+    if is_compaction_lag_exceeded(assessment, cleaner, now_ms):
+        return RoundBenefitAssessment(True, "max_compaction_lag_ms has passed")
+    if dirty and (min_benefit_bytes <= 1 or not cleaner.bloom):
+        return RoundBenefitAssessment(True, f"{format_size(dirty)} of {format_size(state.bytes)} is dirty")
+    if not min_benefit_bytes:
+        return RoundBenefitAssessment(True, "every partition is cleaned, also clean ones")
+    heads = (
+        tier.open_sidecar_store(state.topic_partition).load_sidecar_heads([segment.id for segment in state.live]) if cleaner.bloom else {}
+    )
+    if not dirty and any(head is None or head.sidecar is None for head in map(heads.get, (segment.id for segment in state.live))):
+        return RoundBenefitAssessment(False, NOTHING_DUE)
+    horizon_work = reason_to_read_segment_for_delete_horizons(
+        state, assessment, heads, now_ms, drops_keyless=cleaner.keyless_records == "drop"
+    )
+    if horizon_work:
+        return RoundBenefitAssessment(True, horizon_work)
+    gain = estimate_removable_bytes(assessment, heads)
+    if gain < min_benefit_bytes:
+        return RoundBenefitAssessment(False, f"a round would gain about {format_size(gain)}, less than {format_size(min_benefit_bytes)}")
+    return RoundBenefitAssessment(True, f"a round would gain about {format_size(gain)}")
+
+
+def is_compaction_lag_exceeded(assessment: RoundAssessment[RemoteLogSegmentMetadata], cleaner: CleanerSettings, now_ms: int) -> bool:
+    """Return whether a dirty segment contains records older than ``max_compaction_lag_ms``."""
+    return any(0 < segment.first_timestamp_ms < now_ms - cleaner.max_compaction_lag_ms for segment in assessment.dirty)
+
+
+def reason_to_read_segment_for_delete_horizons(
+    state: PartitionState,
+    assessment: RoundAssessment[RemoteLogSegmentMetadata],
+    heads: Mapping[str, SidecarHead],
+    now_ms: int,
+    *,
+    drops_keyless: bool = True,
+) -> str:
+    """Return why a segment of the round must be read for its delete horizons (the times at which tombstones and transaction markers may be
+    removed), or an empty string if none must be read. Reasons are a horizon that has passed or is not yet set, and a missing sidecar.
+    """
+    sidecars = [heads[segment.id].sidecar for segment in state.live]
+    segments = [(segment, sidecar) for segment, sidecar in zip(state.live, sidecars, strict=True) if sidecar is not None]
+    if len(segments) < len(sidecars):
+        return "a segment without a sidecar may hold tombstones"
+    sources = [
+        create_substitute_segment_from_sidecar(place, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, sidecar)
+        for place, (segment, sidecar) in enumerate(segments)
+    ]
+    cleaned_ids = {segment.id for segment in assessment.covered_segments}
+    for source, verdicts, (segment, sidecar) in zip(sources, transaction_verdicts_by_source(sources), segments, strict=True):
+        reason = sidecar.due.reason_to_read_despite_filter(now_ms, drops_keyless=drops_keyless) or reason_to_read_segment_for_its_markers(
+            source.table, verdicts.aborted, verdicts.discardable, now_ms
+        )
+        if reason and segment.id in cleaned_ids:
+            return reason
+    return ""
+
+
+def estimate_removable_bytes(assessment: RoundAssessment[RemoteLogSegmentMetadata], heads: Mapping[str, SidecarHead]) -> int:
+    """Return roughly how many bytes a round would remove: in the dirty range all but one record of each key, and in the clean range one
+    record for each key of the dirty range.
+    """
+    dirty, clean = (sum(segment.size_bytes for segment in some) for some in (assessment.dirty, assessment.clean))
+    records = sum(estimate_record_count(segment) for segment in assessment.dirty)
+    keys = (
+        estimate_distinct_keys(
+            [heads[segment.id] for segment in assessment.dirty], [estimate_record_count(segment) for segment in assessment.dirty]
+        )
+        if records
+        else 0
+    )
+    of_clean = max(1, sum(estimate_record_count(segment) for segment in assessment.clean))
+    return round(dirty * (1 - min(1.0, keys / max(1, records)))) + min(clean, clean * keys // of_clean)
+
+
+# Engine for ``map_engine = "spark"``. Spark is started when the first round needs it and stopped when the process ends.
+
+
+class SparkEngineFactory:
+    """Factory of Spark engines for rounds, which share one Spark application per process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._checked = False
+        self._cluster: SparkCluster | None = None
+        self._stack = ExitStack()
+
+    def __call__(self, tier: Tier, partition: TopicPartition) -> RemoteEngine | None:
+        """Return the Spark engine if the partition's settings ask for it, else None. Raises UsageError if Java or PySpark is missing or
+        not supported.
+        """
+        cleaner = tier.cleaner_settings_for_topic(partition.topic)
+        if cleaner.map_engine != "spark":
+            return None
+        with self._lock:
+            if not self._checked:
+                require_supported_pyspark()
+                require_supported_java()
+                self._checked = True
+        from compactor.features.spark.worker import SparkRoundWorker
+
+        return RemoteEngine("spark", lambda stats: SparkRoundWorker(lambda: self.get_or_start_cluster(tier), tier, cleaner, stats))
+
+    def get_or_start_cluster(self, tier: Tier) -> SparkCluster:
+        """Return the cluster, starting Spark on the first call. Raises UsageError if Spark does not start."""
+        from compactor.features.spark.session import start_cluster
+
+        with self._lock:
+            if self._cluster is None:
+                atexit.register(self._stack.close)
+                self._cluster = self._stack.enter_context(start_cluster(tier.settings)).cluster
+            return self._cluster
+
+
+LED_PARTITIONS_PER_SLOT: Final = 4
+LED_LIMITS: Final = (16, 256)
+"""Least and largest number of partitions led at the same time. Each has a lease to renew, and its thread mostly waits."""
+
+SURVEY_THREADS: Final = 16
+SMALL_PARTITION_BYTES: Final = 32 << 20
+"""A partition smaller than this is not spread over the cluster."""
+
+MAX_CACHED_LOGS: Final = 5_000
+"""With at most this many partitions, folded logs are cached between the survey and the round; with more they are folded again."""
+
+CHANGES_PER_RECORD: Final = 64
+"""Number of changed partitions that one catalog record announces."""
+
+RESULT_COLUMNS: Final = {
+    "topic": "string", "partition": "int", "status": "string", "reason": "string", "rewritten_data_files_count": "bigint",
+    "added_data_files_count": "bigint", "rewritten_bytes_count": "bigint", "failed_data_files_count": "bigint", "records_read": "bigint",
+    "records_kept": "bigint", "bytes_read": "bigint", "bytes_written": "bigint", "next_dirty_offset": "bigint", "seconds": "double",
+    "table": "string",
+}  # fmt: skip
+"""Columns of the data frame that ``compactor.spark.recompact`` returns, with their Spark types."""
+ResultRow = dict[str, Any]
+"""Row of the data frame that ``recompact`` returns, by column name."""
+
+
+@dataclass(frozen=True)
+class RecompactionResult:
+    """Result of re-compacting one partition: a report (also for a quarantined partition), an error, or the reason why it was skipped.
+
+    seconds: duration of the round.
+    skip_reason: why no round ran; empty if one ran or failed.
+    segments, bytes_before: number and total size of the partition's live segments before the work began.
+    """
+
+    partition: TopicPartition
+    report: RoundReport | None
+    error: CompactorError | None
+    seconds: float
+    skip_reason: str = ""
+    segments: int = 0
+    bytes_before: int = 0
+
+
+TableResult = OutputReport | CompactorError
+"""Result of bringing a partition's rows in an Iceberg table up to date."""
+
+
+def recompaction_result_row(result: RecompactionResult, table: TableResult | None) -> ResultRow:
+    """Return the result of a partition as a JSON object or data frame row: our own fields plus the count fields of Iceberg's
+    ``rewrite_data_files``.
+
+    :param table: result of updating the partition's rows in its table; None if it has no table.
+    """
+    report, error = result.report, result.error
+    name = result.partition
+    row: dict[str, Any] = {"topic": name.topic, "partition": name.partition, "incarnation": name.incarnation}
+    if report is not None:
+        row = asdict(report)
+    elif error is not None:
+        row |= {
+            "status": RoundStatus.LEASED
+            if isinstance(error, Leased)
+            else RoundStatus.FENCED
+            if isinstance(error, Fenced)
+            else RoundStatus.FAILED,
+            "reason": error.message,
+        }
+    else:
+        row |= {"status": "left_alone", "reason": result.skip_reason}
+    done = report is not None and report.segments_out > 0
+    failed = error is not None or (report is not None and report.status == RoundStatus.QUARANTINED)
+    if table is not None:
+        row["table"] = table.status if isinstance(table, OutputReport) else f"failed: {table.message}"
+    return row | {
+        "seconds": round(result.seconds, 3),
+        "rewritten_data_files_count": report.segments_in - report.segments_skipped if report is not None and done else 0,
+        "added_data_files_count": report.segments_out if report is not None else 0,
+        "rewritten_bytes_count": result.bytes_before if done else 0,
+        "failed_data_files_count": result.segments if failed else 0,
+    }
+
+
+@dataclass(frozen=True)
+class RecompactionListener:
+    """Callbacks that report progress, called from several threads.
+
+    job_listener: progress of the Spark jobs.
+    on_done: called with the result of each partition as soon as it is final.
+    """
+
+    job_listener: JobListener
+    on_done: Callable[[RecompactionResult], None]
+
+
+@dataclass(frozen=True)
+class RecompactionCandidate:
+    """Partition that may be re-compacted, as found before the work begins.
+
+    is_skipped, reason: whether the partition is skipped because no round is worth running, and why it is or is not.
+    error: why its state could not be read; None if it could.
+    log: the partition's control log with the state computed from it, if it is cached for the round; else None.
+    """
+
+    partition: TopicPartition
+    bytes: int = 0
+    records: int = 0
+    segments: int = 0
+    is_skipped: bool = False
+    reason: str = ""
+    error: CompactorError | None = None
+    log: PartitionLog | None = None
+
+
+def assess_round_over_whole_log(state: PartitionState, cleaner: CleanerSettings, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
+    """Return an assessment in which every segment that a normal round could clean counts as dirty, so that the round covers the whole log.
+    Such a round never moves the cleaner offset backwards.
+    """
+    found = assess_round(state, cleaner, now_ms, force=True)
+    return replace(
+        found, due=bool(found.covered_segments), reason="full re-compaction", first_dirty=state.log_start, dirty_ratio=1.0,
+        dirty=found.covered_segments, clean=(),
+    )  # fmt: skip
+
+
+def find_recompaction_candidates(
+    tier: Tier, partitions: Sequence[TopicPartition], now_ms: int, min_benefit_bytes: int
+) -> list[RecompactionCandidate]:
+    """Read the state of each partition and decide whether it needs a round. Return a candidate for each partition, in the given order.
+    Nothing is written.
+
+    :param min_benefit_bytes: least number of bytes that a round must be expected to save; 0 accepts every partition.
+    """
+    keeps = (
+        len(partitions) <= MAX_CACHED_LOGS and tier.kind.is_content_determined_by_control_logs
+    )  # if not, a round reads the control log without the view
+
+    def assess_recompaction_candidate(partition: TopicPartition) -> RecompactionCandidate:
+        """Read the state of one partition and return it as a candidate. An error is not raised, but stored in the candidate."""
+        try:
+            log = tier.open_control_log_of_partition(partition)
+            state = log.refresh()
+            is_worthwhile, reason = assess_round_benefit(tier, state, now_ms, min_benefit_bytes)
+        except CompactorError as error:
+            return RecompactionCandidate(partition, error=error)
+        records = sum(segment.records for segment in state.live)
+        return RecompactionCandidate(
+            partition, state.bytes, records, len(state.live), not is_worthwhile, reason, log=log if keeps else None
+        )
+
+    with ThreadPoolExecutor(SURVEY_THREADS, "survey") as pool:
+        return list(pool.map(assess_recompaction_candidate, partitions))
+
+
+def recompact_partitions(
+    tier: Tier,
+    cluster: SparkCluster,
+    partitions: Sequence[TopicPartition],
+    now_ms: int,
+    cost: TaskCost,
+    listener: RecompactionListener,
+    min_benefit_bytes: int = 0,
+) -> list[RecompactionResult]:
+    """Run one full round over each partition and return the results in the order of ``partitions``. An error affects only its own
+    partition.
+
+    :param now_ms: the cleaner's clock in milliseconds since the epoch.
+    :param cost: the cost of all tasks is added to it.
+    :param min_benefit_bytes: least number of bytes that a round must be expected to save; 0 accepts every partition.
+    """
+    from compactor.features.spark.shared_jobs import SharedJobRunner
+
+    recompaction = _SharedRecompactionState(tier, cluster, now_ms, cost, listener)
+    unfinished = recompaction.record_skipped_and_list_remaining(find_recompaction_candidates(tier, partitions, now_ms, min_benefit_bytes))
+    total = sum(candidate.bytes for candidate in unfinished)
+    large = [candidate for candidate in unfinished if recompaction.should_spread_partition_over_cluster(candidate, total)]
+    small = sorted((candidate for candidate in unfinished if candidate not in large), key=lambda candidate: -candidate.bytes)
+    with ExitStack() as stack:
+        flow = stack.enter_context(SharedJobRunner(cluster, tier, cost, listener.job_listener))
+        spread = stack.enter_context(ThreadPoolExecutor(tier.settings.spark.large_at_once, "large"))
+        pool = stack.enter_context(ThreadPoolExecutor(recompaction.max_partitions_led_at_once(), "partition"))
+        try:
+            futures = [
+                spread.submit(recompaction.run_rounds_and_record_result, candidate, recompaction.clean_partition_on_all_executors)
+                for candidate in large
+            ]
+            futures += [
+                pool.submit(recompaction.run_rounds_and_record_result, candidate, partial(recompaction.clean_in_shared_job, flow))
+                for candidate in small
+            ]
+            for future in futures:
+                future.result()
+        except BaseException:
+            cluster.cancel_jobs()
+            for workers in (spread, pool):
+                workers.shutdown(wait=False, cancel_futures=True)
+            raise
+        finally:
+            recompaction.publish_changed_partitions_in_catalog()
+    return [recompaction.finished[name] for name in partitions]
+
+
+def update_iceberg_tables(
+    tier: Tier, cluster: SparkCluster, partitions: Sequence[TopicPartition], cost: TaskCost
+) -> dict[TopicPartition, TableResult]:
+    """Bring the Iceberg tables of partitions up to date, with data files that executors write. Return the report or error of each
+    partition; partitions without a table are left out.
+
+    :param cost: the cost of all tasks is added to it.
+    :raises UsageError: if a package is missing or the settings of an output are not valid.
+    """
+    from compactor.features.spark.jobs import JobListener
+
+    topics = tier.settings.outputs.iceberg
+    wanted = [
+        name for name in partitions if topics.iceberg_table_settings(name.topic) is not None and name == tier.latest_incarnation(name)
+    ]
+    if not wanted:
+        return {}
+    require_pip_extra("iceberg", "[outputs.iceberg]")
+    from compactor.features.iceberg.output import IcebergOutput
+    from compactor.features.spark.table_files import SparkTaskDataFileWriter
+
+    output = IcebergOutput(SparkTaskDataFileWriter(cluster, cost, JobListener()))
+
+    def update_iceberg_table(partition: TopicPartition) -> TableResult:
+        try:
+            return output.update_output_to_published_view(tier, partition, DiskBudget(0))  # it streams
+        except CompactorError as error:
+            return error
+
+    with ThreadPoolExecutor(tier.settings.spark.large_at_once, "tables") as pool:
+        return dict(zip(wanted, pool.map(update_iceberg_table, wanted), strict=True))
+
+
+def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit_bytes: int, now_ms: int | None) -> DataFrame:
+    """Re-compact the whole log of each partition of the topics that match, and return a data frame with a row per partition. Raises
+    UsageError if no topic of the tier matches.
+
+    :param config: path of the configuration file.
+    :param topics: regular expression that must match the whole topic name.
+    :param min_benefit_bytes: least number of bytes that a round must be expected to save; 0 accepts every partition.
+    :param now_ms: the cleaner's clock in milliseconds since the epoch; None means the store's clock.
+    """
+    from compactor.features.spark.jobs import JobListener, TaskCost
+    from compactor.features.spark.session import start_cluster
+
+    settings = load_settings(config)
+    tier = open_tier(settings)
+    if tier.kind.is_broker_managed:
+        tier.identity.read_or_create_catalog()
+    names = [name for name in sorted(tier.list_partitions()) if re.fullmatch(topics, name.topic)]
+    if not names:
+        raise UsageError(f"the tier at {tier.ports.layout.url} holds no topic that matches {topics}")
+    now = tier.ports.clock_ms() if now_ms is None else now_ms
+    with start_cluster(settings) as started:
+        listener = RecompactionListener(JobListener(), lambda _: None)
+        results = recompact_partitions(tier, started.cluster, names, now, TaskCost(), listener, min_benefit_bytes)
+        tables = update_iceberg_tables(tier, started.cluster, names, TaskCost())
+    rows = [recompaction_result_row(result, tables.get(result.partition)) for result in results]
+    schema = ", ".join(f"{name} {kind}" for name, kind in RESULT_COLUMNS.items())
+    return spark.createDataFrame([tuple(row.get(name) for name in RESULT_COLUMNS) for row in rows], schema)
+
+
+class _SharedRecompactionState:
+    """State that the worker threads of one ``recompact_partitions`` call share. Thread-safe."""
+
+    def __init__(self, tier: Tier, cluster: SparkCluster, now_ms: int, cost: TaskCost, listener: RecompactionListener) -> None:
+        self._tier = tier
+        self._cluster = cluster
+        self._now_ms = now_ms
+        self._cost = cost
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._changed: list[PartitionLog] = []
+        self.finished: dict[TopicPartition, RecompactionResult] = {}
+
+    def record_skipped_and_list_remaining(self, candidates: Sequence[RecompactionCandidate]) -> list[RecompactionCandidate]:
+        """Record a final result for each candidate whose state could not be read or that needs no round. Return the other candidates."""
+        for candidate in candidates:
+            if candidate.error is not None or candidate.is_skipped:
+                self._record_result(
+                    RecompactionResult(
+                        candidate.partition, None, candidate.error, 0.0, candidate.reason, candidate.segments, candidate.bytes
+                    )
+                )
+        return [candidate for candidate in candidates if candidate.error is None and not candidate.is_skipped]
+
+    def max_partitions_led_at_once(self) -> int:
+        """Return how many small partitions this process may lead (hold the right to compact) at the same time."""
+        return self._tier.settings.spark.led_at_once or min(
+            max(LED_LIMITS[0], self._cluster.task_slots * LED_PARTITIONS_PER_SLOT), LED_LIMITS[1]
+        )
+
+    def should_spread_partition_over_cluster(self, candidate: RecompactionCandidate, total_bytes: int) -> bool:
+        """Return whether the partition should be spread over the cluster: it does not fit one executor, or it would take longer than an
+        equal share of the work. A ``map_engine`` other than "auto" decides instead.
+        """
+        cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
+        if cleaner.map_engine != "auto":
+            return cleaner.map_engine == "spark"
+        if candidate.records * KEY_BYTES > cleaner.map_budget_bytes // self._cluster.task_slots_per_executor:
+            return True
+        return self._cluster.task_slots > 1 and candidate.bytes > max(SMALL_PARTITION_BYTES, total_bytes // self._cluster.task_slots)
+
+    def run_rounds_and_record_result(
+        self, candidate: RecompactionCandidate, run_rounds: Callable[[RecompactionCandidate], RoundReport]
+    ) -> None:
+        """Call ``run_rounds`` for one partition and record its report as the result. An exception is not raised, but recorded as the
+        result's error.
+        """
+        begin = time.monotonic()
+        report, problem = None, None
+        try:
+            report = run_rounds(candidate)
+        except CompactorError as error:
+            problem = error
+        except Exception as error:  # noqa: BLE001 - a bug of ours in one partition is no reason to lose the others (I9)
+            problem = CompactorError(bug_reason(error))
+        self._record_result(
+            RecompactionResult(candidate.partition, report, problem, time.monotonic() - begin, "", candidate.segments, candidate.bytes)
+        )
+
+    def clean_partition_on_all_executors(self, candidate: RecompactionCandidate) -> RoundReport:
+        """Clean a large partition with tasks on all executors."""
+        from compactor.features.spark.worker import SparkRoundWorker
+        from compactor.round.drive import RemoteEngine
+
+        cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
+
+        def create_remote_worker(stats: RoundCosts) -> SparkRoundWorker:
+            return SparkRoundWorker(lambda: self._cluster, self._tier, cleaner, stats, self._cost, self._listener.job_listener)
+
+        return self._run_round_over_whole_log(candidate, RemoteEngine("spark", create_remote_worker))
+
+    def clean_in_shared_job(self, shared_jobs: SharedJobRunner, candidate: RecompactionCandidate) -> RoundReport:
+        """Clean a small partition on one executor, in a Spark job that it shares with other partitions."""
+        from compactor.round.drive import RemoteEngine
+
+        cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
+        engine = "partitioned" if cleaner.map_engine == "partitioned" else "memory"
+        return self._run_round_over_whole_log(
+            candidate, RemoteEngine(engine, lambda stats: shared_jobs.create_shared_job_worker(cleaner, stats))
+        )
+
+    def publish_changed_partitions_in_catalog(self, min_changes: int = 1) -> None:
+        """Publish which partitions have changed, in one catalog record, if there are at least ``min_changes`` of them."""
+        with self._lock:
+            if len(self._changed) < min_changes:
+                return
+            changed, self._changed = self._changed, []
+            self._tier.change_notifier.announce_changed_control_logs(changed)
+
+    def _run_round_over_whole_log(self, candidate: RecompactionCandidate, engine: RemoteEngine) -> RoundReport:
+        """Run one round over the whole log and return its report. If a crashed round over another range is open, resume that one first."""
+        cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
+        share = cleaner.disk_budget_bytes
+        disk = (
+            DiskBudget(share // self._cluster.task_slots_per_executor) if isinstance(share, int) else DiskBudget(3 * cleaner.segment_bytes)
+        )
+        log = candidate.log
+        while True:
+            log = log or self._tier.open_control_log_of_partition(candidate.partition, caller_runs_round=True)
+            report = create_round(
+                self._tier, candidate.partition, self._now_ms, engine=engine, assess_with=assess_round_over_whole_log, disk=disk
+            ).execute_round(log)
+            if report.status in CHANGING:
+                with self._lock:
+                    self._changed.append(log)
+                self.publish_changed_partitions_in_catalog(CHANGES_PER_RECORD)
+            if report.status != RoundStatus.RESUMED or report.first_dirty_offset <= log.state.log_start:
+                return report
+            log = None
+
+    def _record_result(self, result: RecompactionResult) -> None:
+        """Store the final result of a partition and report it to the listener."""
+        with self._lock:
+            self.finished[result.partition] = result
+            self._listener.on_done(result)

@@ -1,0 +1,507 @@
+"""Finds bundles that interrupted attempts left in the scratch prefix and reuses those that match the current plan.
+
+    <scratch>/<run>/<epoch>-keys-..                    bundles of an announced plan
+    <scratch>/scouted-<now>-<kin>/<attempt>/keys-..    bundles of a plan that was not announced yet; no record names them
+
+*kin* is a digest of everything that determines rows, verdicts and the gate's rows, except *now*. The time of the interrupted attempt
+is reused, as a resumed plan keeps its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Final
+
+import numpy as np
+
+from bloom.sidecar import Sidecar
+from compactor.cleaner.disk_map import KEY_ROW_BYTES
+from compactor.cleaner.gate.batch_checks import BatchTransactionOutcomes, transaction_outcomes_by_source
+from compactor.cleaner.gate.gate import Gate
+from compactor.cleaner.gate.parser import GATE_ROW_BYTES
+from compactor.cleaner.keys import count_keyless_records_of_rows
+from compactor.cleaner.retention import (
+    CleanedChunkCache,
+    TransactionVerdicts,
+    find_txn_outcomes_and_update_next_outcomes,
+    transaction_verdicts_by_source,
+)
+from compactor.cleaner.rewrite import NO_BYTES, create_substitute_segment_from_sidecar
+from compactor.cleaner.source import SourceSegment
+from compactor.cleaner.worker_threads import ReusableJobBuffers, WorkerThreads
+from compactor.control.logs import PartitionLog
+from compactor.control.records import ScratchObject
+from compactor.control.state import PartitionState
+from compactor.errors import BadData, StoreError
+from compactor.features.spark.exchange import (
+    ExpectedRecordSums,
+    PassOneResultOfSegment,
+    PassOneResultOfSegmentBundle,
+    ScratchObjectPart,
+    SparseTransactionOutcomes,
+    StoredGateRows,
+    StoredKeyRows,
+    StoredSurvivors,
+    create_gate_checking_rewritten_groups,
+    decode_pass_one_result_of_bundle,
+    decode_transaction_outcomes,
+    decode_transaction_verdicts,
+    is_scratch_object_of_kind,
+    merge_segments_into_row_number_ranges,
+    plan_segment_bundles,
+    read_arrays_at_object_end,
+    read_scratch_arrays,
+)
+from compactor.features.spark.jobs import (
+    RoundJobRunner,
+    RoundTaskSettings,
+    TaskCost,
+    create_local_worker,
+    open_staging_folder_of_task,
+    open_task_tier,
+)
+from compactor.features.spark.pass_one import (
+    GATE_PREFIX,
+    KEYS_PREFIX,
+    GateInputOfAllHashRanges,
+    InputOfAllHashRangeTasks,
+    SegmentForWritingSurvivors,
+    SegmentToReadInPassOne,
+    SparseTransactionVerdicts,
+    SurvivorBundle,
+    read_segments_of_bundle_in_pass_one,
+)
+from compactor.local.budget import DiskSpaceReservation
+from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, KeylessRecords
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.batches import ABORT, NOT_CONTROL
+from compactor.records.rows import parse_records
+from compactor.round.drive import SCOUTED, DraftPlanAtTimeFunction, scratch_key_prefix
+from compactor.round.pass_two import PlanExecution
+from compactor.round.ports import RoundCosts
+from compactor.round.sources import StagedSegmentReader
+from compactor.storage.port import ObjectInfo, ObjectStore
+
+# Tasks of pass 2: one rewrites a group of a spread round, another cleans a whole small partition.
+
+
+@dataclass(frozen=True)
+class SegmentGroupRewriteWork:
+    """Work of pass 2 on one group (neighbouring segments that become one).
+
+    sources, survivors: metadata and stored survivors of the group's segments, in the same order.
+    judged: location of the sums that the gate, an independent check, expects of the output; None if nothing is dirty.
+    """
+
+    task: CompactionTask
+    sources: tuple[RemoteLogSegmentMetadata, ...]
+    survivors: tuple[ScratchObjectPart | ScratchObject, ...]
+    judged: ScratchObjectPart | ScratchObject | None = None
+
+
+@dataclass(frozen=True)
+class StoredPassOneResults:
+    """Results of pass 1 for the source segments of one group, read from scratch objects for pass 2. Implements
+    round.pass_two.SurvivorScanResultsForRewrite.
+    """
+
+    reading: StagedSegmentReader
+    sources: Sequence[SourceSegment]
+    verdicts: Sequence[TransactionVerdicts]
+    survivors: StoredSurvivors
+    gate: Gate | None
+    cleaned_chunk_cache: CleanedChunkCache = field(default_factory=lambda: CleanedChunkCache(0))
+    second_reader: None = None
+
+    @contextmanager
+    def open_segment(self, ordinal: int, reservation: DiskSpaceReservation | None) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
+        """Provide one source segment with its log mapped into memory, and its transaction verdicts (which batches are aborted, which may be
+        discarded).
+
+        :param ordinal: position of the segment in the group.
+        """
+        with self.reading.memory_map_segment(self.sources[ordinal], reservation):
+            yield self.sources[ordinal], self.verdicts[ordinal]
+
+    def part_to_read_of_segment(self, ordinal: int) -> None:
+        """Return None, which means that ``open_segment`` opens the whole segment: Spark never reads only a part of one.
+
+        :param ordinal: position of the segment in the group.
+        """
+
+
+def rewrite_group(shared: RoundTaskSettings, item: SegmentGroupRewriteWork, cost: TaskCost) -> CompactionReceipt | CompactionFailure:
+    """Rewrite one group of segments into one segment, upload it under the id that the task names, and return the receipt or the failure.
+    Raises BadData, StoreError, OutOfBudget; GateFailed if the independent check rejects the output.
+    """
+    with open_staging_folder_of_task(shared, cost) as staging, WorkerThreads(1) as workers:
+        stats, reading = RoundCosts(), shared.open_segments(staging, item.sources)
+        answers = _read_stored_pass_one_results(shared, item, reading)
+        receipt = PlanExecution(create_local_worker(shared, staging, stats), shared.plan, reading, workers, answers).rewrite_and_upload(
+            item.task
+        )
+        cost.sidecar_bytes = stats.sidecar_bytes_written
+        return receipt
+
+
+def _read_stored_pass_one_results(
+    shared: RoundTaskSettings, item: SegmentGroupRewriteWork, reader: StagedSegmentReader
+) -> StoredPassOneResults:
+    """Read the batch headers of the group's source segments, and their stored survivors and transaction verdicts."""
+    survivors = StoredSurvivors(shared.plan.next_dirty_offset - 1)
+    store = open_task_tier(shared).ports.control
+    sources, verdicts, outcomes = [], [], []
+    for ordinal, stored in enumerate(item.survivors):
+        with reader.open_segment(ordinal) as source:
+            sources.append(source)
+        arrays = read_scratch_arrays(store, stored)
+        verdicts.append(decode_transaction_verdicts(arrays, len(source.table)))
+        survivors.add_survivors_of_segment(source, verdicts[-1], arrays)
+        if shared.gate:
+            outcomes.append(decode_transaction_outcomes(arrays, len(source.table)))
+    gate = None
+    if shared.gate:
+        judged = ExpectedRecordSums.decode_expected_sums_from_arrays(read_scratch_arrays(store, item.judged)) if item.judged else None
+        gate = create_gate_checking_rewritten_groups(shared.plan, shared.hash_key, sources, outcomes, judged)
+    return StoredPassOneResults(reader, sources, verdicts, survivors, gate)
+
+
+@dataclass(frozen=True)
+class PartitionCleaningWork:
+    """Tasks of a small partition's plan that are still to be run, for one executor. snapshot: producer snapshot of the last segment, if the
+    driver has read it.
+    """
+
+    shared: RoundTaskSettings
+    tasks: tuple[CompactionTask, ...]
+    live: tuple[RemoteLogSegmentMetadata, ...]
+    snapshot: bytes = b""
+
+
+@dataclass(frozen=True)
+class KeylessCountWork:
+    """Small partition of whose dirty range an executor counts the records without a key. shared: its plan is a draft."""
+
+    shared: RoundTaskSettings
+    live: tuple[RemoteLogSegmentMetadata, ...]
+
+
+def count_keyless_records_of_partition(item: KeylessCountWork, cost: TaskCost) -> KeylessRecords:
+    """Return how many records of the draft plan's dirty range have no key. Raises BadData, StoreError, OutOfBudget."""
+    plan = item.shared.plan
+    with open_staging_folder_of_task(item.shared, cost) as staging:
+        return _count_keyless_records(item.shared.open_segments(staging, item.live), plan.first_dirty_offset, plan.end_offset)
+
+
+def _count_keyless_records(reader: StagedSegmentReader, first_dirty: int, end: int) -> KeylessRecords:
+    """Read the segments from the newest to that of ``first_dirty``, and return how many of the committed records from ``first_dirty`` up to
+    ``end`` (exclusive) have no key.  Raises BadData, StoreError, OutOfBudget.
+    """
+    found, outcomes, buffers = KeylessRecords(), dict[int, int](), ReusableJobBuffers()
+    for ordinal in reversed([n for n, segment in enumerate(reader.live) if segment.end_offset >= first_dirty]):
+        with reader.open_segment(ordinal) as source:
+            table = source.table
+            aborted = find_txn_outcomes_and_update_next_outcomes(table, outcomes) == ABORT
+            wanted = (table.control == NOT_CONTROL) & ~aborted & (table.last_offset >= first_dirty)
+            if source.base >= end:
+                continue
+            for first, last in source.split_batches_by_magic_and_compression():
+                for chunk in source.read_chunks(first, last, wanted[first:last], reader.inflate_limit, buffers.bodies):
+                    rows, _ = parse_records(table, chunk, buffers.rows, source.name)
+                    found = found.plus(count_keyless_records_of_rows(rows.offset, rows.key_length, first_dirty))
+        reader.staging.delete_cached_copies([reader.log_file_to_stage(ordinal)])
+    return found
+
+
+def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[CompactionReceipt | CompactionFailure]:
+    """Run all tasks of a plan with a local worker on this executor, and return a receipt or failure for each. Raises BadData, StoreError,
+    OutOfBudget.
+    """
+    shared, stats = item.shared, RoundCosts()
+    known = {(item.live[-1].id, "snapshot"): item.snapshot} if item.snapshot else {}
+    with open_staging_folder_of_task(shared, cost) as staging:
+        outcomes = list(
+            create_local_worker(shared, staging, stats, known)(shared.plan, item.tasks, _ExecutorRoundWorkerSession(shared, item.live))
+        )
+    cost.map_entries += stats.map_entries
+    cost.peak_map_bytes = max(cost.peak_map_bytes, stats.peak_map_bytes)
+    cost.gate_keys, cost.gate_coverage, cost.sidecar_bytes = stats.gate_keys, stats.gate_coverage, stats.sidecar_bytes_written
+    return outcomes
+
+
+class _ExecutorRoundWorkerSession:
+    """Session that a worker on an executor gets in place of the driver's (RoundDriverServicesForWorker). It holds the partition's state as
+    the driver has sent it, and never checks the leadership, because the driver does.
+    """
+
+    scratch_objects_of_earlier_survivor_scan: tuple[ScratchObject, ...] = ()
+
+    def __init__(self, shared: RoundTaskSettings, live_segments: tuple[RemoteLogSegmentMetadata, ...]) -> None:
+        plan = shared.plan
+        self.state = PartitionState(topic=plan.topic, partition=plan.partition, incarnation=plan.incarnation, live=live_segments)
+        self._scratch = shared.scratch
+
+    def scratch_object_key(self, name: str) -> str:
+        """Return the key of a scratch object of this attempt."""
+        return f"{self._scratch}{name}"
+
+    def record_scratch_objects_of_survivor_scan(self, objects: Sequence[ScratchObject]) -> None:
+        """Do nothing: the survivors of a small partition are not stored, because an interrupted plan starts again from the beginning."""
+
+    def raise_if_leadership_lost(self, *, caller_only_waits: bool = False) -> None:
+        """Do nothing: the driver checks its leadership while it waits for this task."""
+
+
+# The driver's index of live segments during pass 1: plans the bundles, collects their results, and folds the transactions.
+#
+# rows wanted     keys of dirty segments and of all sources, as scratch objects
+# headers only    other segments, because the end of a transaction may be in any of them
+# sidecars        replace segments that are not read
+# bundles         of an earlier attempt at the same plan replace their segments
+
+
+SEGMENTS_PER_GATHER_TASK = 256
+"""Number of segments without keys whose verdicts one task writes."""
+
+
+@dataclass
+class PassOneSegmentResults:
+    """Results of pass 1 for the live segments, which the driver collects.
+
+    stand_ins: sidecars, by segment id, that take the place of reading a segment. Of a segment without one, at least the headers are read.
+    segments: results for the segments that were read, by id.
+    folded: transaction results of each segment, by id.
+    bundles, gate_bundles: locations of the key rows, and of the rows for the gate (the independent check of the output); one entry for each
+        task.
+    bundle_places: by segment id, index in ``bundles`` of the entry that holds the segment's keys.
+    """
+
+    live: Sequence[RemoteLogSegmentMetadata]
+    stand_ins: Mapping[str, Sidecar]
+    segments: dict[str, PassOneResultOfSegment] = field(default_factory=dict)
+    folded: dict[str, tuple[SourceSegment, TransactionVerdicts, BatchTransactionOutcomes]] = field(default_factory=dict)
+    bundles: list[StoredKeyRows] = field(default_factory=list)
+    gate_bundles: list[StoredGateRows] = field(default_factory=list)
+    bundle_places: dict[str, int] = field(default_factory=dict)
+
+    def read_segment_keys_and_headers(
+        self, jobs: RoundJobRunner, ids_with_keys: AbstractSet[str], source_ids: AbstractSet[str] = frozenset()
+    ) -> None:
+        """Read what the index does not have yet: the keys of the segments in ``ids_with_keys``, and the headers of ``source_ids`` and of
+        all segments without a sidecar. A segment of which only the headers were read is read again if its keys are wanted now. Raises
+        BadData, StoreError, OutOfBudget.
+
+        :param ids_with_keys: ids of segments whose keys are wanted.
+        :param source_ids: ids of segments that will be rewritten.
+        """
+        items = []
+        for segment in self.live:
+            name = segment.id
+            if name not in self.segments:
+                if name in ids_with_keys or name in source_ids or name not in self.stand_ins:
+                    items.append(SegmentToReadInPassOne(segment, name in ids_with_keys))
+            elif name in ids_with_keys and not self.segments[name].has_key_rows and not self.segments[name].undecided:
+                items.append(self._segment_to_read_with_key_rows(segment))
+        self._read_segments_in_tasks_per_bundle(jobs, items, "")
+        self._determine_transaction_outcomes()
+        undecided = [segment for segment in self.live if segment.id in self.segments and self.segments[segment.id].undecided]
+        self._read_segments_in_tasks_per_bundle(
+            jobs, [self._segment_to_read_with_key_rows(segment) for segment in undecided], " with transactions"
+        )
+
+    def add_bundle_unless_known(self, bundle: PassOneResultOfSegmentBundle) -> bool:
+        """Add the result of a pass 1 task to the index, and return True. Return False, without adding it, if the index has the keys of one
+        of its segments already.
+        """
+        if any(segment.has_key_rows and segment.id in self.bundle_places for segment in bundle.segments):
+            return False
+        for segment in bundle.segments:
+            if segment.has_key_rows:
+                self.bundle_places[segment.id] = len(self.bundles)
+            if segment.has_key_rows or segment.id not in self.bundle_places:
+                self.segments[segment.id] = segment
+        if bundle.keys is not None:
+            self.bundles.append(bundle.keys)
+        if bundle.gate is not None:
+            self.gate_bundles.append(bundle.gate)
+        return True
+
+    def input_of_all_hash_range_tasks(self, source_ids: AbstractSet[str]) -> InputOfAllHashRangeTasks:
+        """Return the input of the tasks over hash ranges.
+
+        :param source_ids: ids of the segments whose survivors are wanted.
+        """
+        with_rows = [self.segments[segment.id] for segment in reversed(self.live) if segment.id in self.bundle_places]
+        dirty = [
+            (self.bundle_places[segment.id], segment) for segment in with_rows if self.bundles[self.bundle_places[segment.id]].dirty_rows
+        ]
+        return InputOfAllHashRangeTasks(
+            tuple(self.bundles),
+            merge_segments_into_row_number_ranges(dirty),
+            frozenset(self.bundle_places[name] for name in source_ids if name in self.bundle_places),
+        )
+
+    def gate_input(self) -> GateInputOfAllHashRanges:
+        """Return the input of the gate (the independent check of the output) for tasks over hash ranges: all rows that this index has
+        stored.
+        """
+        shown = [segment for segment in self.live if segment.id in self.bundle_places]
+        bounds = [*(segment.start_offset for segment in shown), *(segment.end_offset + 1 for segment in shown[-1:])]
+        return GateInputOfAllHashRanges(tuple(self.gate_bundles), np.array(bounds, np.int64))
+
+    def plan_survivor_bundles(self, source_ids: AbstractSet[str]) -> list[SurvivorBundle]:
+        """Return the work items for gathering the survivors of the segments in ``source_ids``: first each bundle that has keys, then
+        segments without keys.
+        """
+        of_bundle: dict[int, list[SegmentForWritingSurvivors]] = {}
+        without: list[SegmentForWritingSurvivors] = []
+        for segment in self.live:
+            if segment.id in source_ids:
+                place = self.bundle_places.get(segment.id)
+                (without if place is None else of_bundle.setdefault(place, [])).append(self._segment_for_writing_survivors(segment.id))
+        found = [SurvivorBundle(f"{place}", tuple(of_bundle[place]), self.bundles[place]) for place in sorted(of_bundle)]
+        together = range(0, len(without), SEGMENTS_PER_GATHER_TASK)
+        return found + [SurvivorBundle(f"headers-{n}", tuple(without[n : n + SEGMENTS_PER_GATHER_TASK]), None) for n in together]
+
+    def count_keyless_records(self) -> KeylessRecords:
+        """Return how many records of the dirty range have no key, in the segments whose keys were read."""
+        return reduce(KeylessRecords.plus, (segment.keyless for segment in self.segments.values()), KeylessRecords())
+
+    @property
+    def scratch_keys(self) -> list[str]:
+        """Return the keys of the scratch objects that were written."""
+        return [bundle.key for bundle in self.bundles] + [bundle.key for bundle in self.gate_bundles]
+
+    def _segment_for_writing_survivors(self, segment_id: str) -> SegmentForWritingSurvivors:
+        """Return a segment that was read, with its transaction verdicts (which batches are aborted), as input for writing its survivors."""
+        indexed = self.segments[segment_id]
+        _, verdicts, outcomes = self.folded[segment_id]
+        places = indexed.batches, indexed.places
+        return SegmentForWritingSurvivors(
+            indexed, SparseTransactionVerdicts(*places, verdicts), SparseTransactionOutcomes(*places, outcomes)
+        )
+
+    def _segment_to_read_with_key_rows(self, segment: RemoteLogSegmentMetadata) -> SegmentToReadInPassOne:
+        """Return the input with which pass 1 reads a segment with its keys. It includes the segment's transaction verdicts if these are
+        known.
+        """
+        if segment.id not in self.folded:
+            return SegmentToReadInPassOne(segment, True)
+        known = self._segment_for_writing_survivors(segment.id)
+        return SegmentToReadInPassOne(segment, True, known.verdicts, known.outcomes)
+
+    def _read_segments_in_tasks_per_bundle(self, jobs: RoundJobRunner, items: Sequence[SegmentToReadInPassOne], description: str) -> None:
+        """Index segments in Spark tasks, one for each bundle of neighbours, and add the results to this index.
+
+        :param description: text that the job's name in the Spark UI ends with.
+        """
+        row_bytes = KEY_ROW_BYTES + (GATE_ROW_BYTES if jobs.shared.gate else 0)
+        runs = plan_segment_bundles([item.metadata for item in items], jobs.cluster.task_slots, jobs.shared.disk_budget_bytes, row_bytes)
+        what = f"pass 1, keys of {len(items)} segments{description}, in {len(runs)} bundles"
+        for result in jobs.run_task_per_item(
+            what, read_segments_of_bundle_in_pass_one, [tuple(reversed(items[begin:end])) for begin, end in runs]
+        ):
+            self.add_bundle_unless_known(result[1])
+
+    def _determine_transaction_outcomes(self) -> None:
+        """Determine the outcome of all transactions from the segments' headers in order: once for the cleaner, and once more for the gate
+        (the independent check of the output).
+        """
+        sources = list(self._live_segment_headers())
+        both = zip(sources, transaction_verdicts_by_source(sources), transaction_outcomes_by_source(sources, {}), strict=True)
+        self.folded = {source.name: (source, verdicts, outcomes) for source, verdicts, outcomes in both}
+
+    def _live_segment_headers(self) -> Iterator[SourceSegment]:
+        """Yield every live segment with the batch headers that decide about transactions, from its pass 1 result or its sidecar."""
+        for ordinal, segment in enumerate(self.live):
+            place = (ordinal, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
+            found = self.segments.get(segment.id)
+            if found is None:
+                yield create_substitute_segment_from_sidecar(*place, self.stand_ins[segment.id])
+            else:
+                yield SourceSegment(*place, NO_BYTES, found.table, txn_entries=found.txn_entries)
+
+
+_SCOUTED: Final = re.compile(rf"({SCOUTED}(\d+)-[0-9a-f]+/).+")
+
+
+def scratch_prefix_of_draft_plan(log: PartitionLog, plan: CompactionPlan, live_segments: Sequence[RemoteLogSegmentMetadata]) -> str:
+    """Return the key prefix of scratch objects that are written while a plan is only a draft, before it is recorded in the control log.
+    Attempts at the same plan share the prefix.
+    """
+    below = " ".join(segment.id for segment in live_segments if segment.start_offset < plan.end_offset)
+    facts = (plan.fingerprint, plan.policy.model_dump_json(), plan.vector, plan.first_dirty_offset, plan.end_offset, below)
+    kin = hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:16]
+    return f"{scratch_key_prefix(log)}{SCOUTED}{plan.now_ms}-{kin}/"
+
+
+def plan_time_ms_of_resumable_attempt_or_now(
+    store: ObjectStore, log: PartitionLog, live_segments: Sequence[RemoteLogSegmentMetadata], now_ms: int, draft_at: DraftPlanAtTimeFunction
+) -> int:
+    """Return the time to set as the new plan's time so that results of an interrupted pass 1 can be reused, or ``now_ms`` if there are
+    none. Results are reusable if a plan of the time of their attempt would read exactly the same; the newest reusable results are chosen.
+
+    An attempt over other segments or with other settings is not used, because deletions could be due at its time that are not due now.
+
+    :param draft_at: returns the plan that would be made at a time, or None.
+    """
+    prefix = scratch_key_prefix(log)
+    found = (
+        _SCOUTED.fullmatch(info.key.removeprefix(prefix))
+        for info in store.list(f"{prefix}{SCOUTED}")
+        if is_scratch_object_of_kind(KEYS_PREFIX, info.key)
+    )
+    places = sorted({(int(match[2]), f"{prefix}{match[1]}") for match in found if match and int(match[2]) <= now_ms}, reverse=True)
+    for at_ms, place in places:
+        plan = draft_at(at_ms)
+        if plan is not None and scratch_prefix_of_draft_plan(log, plan, live_segments) == place:
+            return at_ms
+    return now_ms
+
+
+def list_stored_pass_one_results(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
+    """Return the stored results of pass 1 tasks (key rows and rows for the gate) below a key prefix."""
+    return [
+        info
+        for info in store.list(prefix)
+        if is_scratch_object_of_kind(KEYS_PREFIX, info.key) or is_scratch_object_of_kind(GATE_PREFIX, info.key)
+    ]
+
+
+def list_leftover_bundles_and_delete_others(jobs: RoundJobRunner, log: PartitionLog, round_prefix: str) -> list[ObjectInfo]:
+    """Return the stored pass 1 results of earlier attempts at the same round, and delete those of other rounds. Only the leader may call
+    it.
+
+    :param round_prefix: key prefix of this round's scratch objects.
+    """
+    found = list(jobs.control.list(f"{scratch_key_prefix(log)}{SCOUTED}"))
+    jobs.delete_scratch_objects([info.key for info in found if not info.key.startswith(round_prefix)])
+    return [info for info in found if info.key.startswith(round_prefix)]
+
+
+def add_leftover_bundles_and_adapt_runner(
+    jobs: RoundJobRunner, index: PassOneSegmentResults, leftovers: Sequence[ObjectInfo]
+) -> RoundJobRunner:
+    """Add those stored pass 1 results of earlier attempts that match this round to ``index``. Return a job runner that divides keys into as
+    many hash ranges as these results do; ``jobs`` itself if none was added.
+
+    :param leftovers: stored results (bundles) of earlier attempts.
+    """
+    for info in leftovers:
+        if not is_scratch_object_of_kind(KEYS_PREFIX, info.key):
+            continue
+        try:
+            bundle = decode_pass_one_result_of_bundle(read_arrays_at_object_end(jobs.control, info.key, info.size), info.key, info.size)
+        except (BadData, StoreError):
+            continue  # damaged, or its writer lives and has deleted it
+        shared = jobs.shared
+        if bundle.keys is None or (bundle.gate is not None) != shared.gate or (index.bundles and bundle.keys.ranges != shared.ranges):
+            continue
+        if index.add_bundle_unless_known(bundle):
+            jobs = replace(jobs, shared=replace(shared, ranges=bundle.keys.ranges))
+    return jobs

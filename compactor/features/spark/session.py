@@ -1,0 +1,266 @@
+"""Starts or joins a Spark session for our jobs, sets the options they need, and reports clearly why Spark cannot start."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from compactor.errors import UsageError
+from compactor.extras import require_pip_extra
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from compactor.config.settings import Settings, SparkSettings
+    from compactor.features.spark.jobs import SparkCluster
+
+
+# Checks for supported versions of Java and PySpark, made before Spark is started so that the error is one clear line.
+
+
+OLDEST_JAVA = 17
+OLDEST_PYSPARK = (4, 1)
+NEXT_PYSPARK = (5, 0)
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+def require_supported_java() -> None:
+    """Raise UsageError if no Java is found or if it is older than OLDEST_JAVA."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    hint = "Install a JRE (Debian, Ubuntu: apt install default-jre-headless) or set JAVA_HOME"
+    if not java or not os.access(java, os.X_OK):
+        where = f"JAVA_HOME={home} has no bin/java" if home else "there is no java on the PATH"
+        raise UsageError(f"Spark needs Java {OLDEST_JAVA} or newer, and {where}", hint=hint)
+    try:
+        message = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"{java} does not run: {error}", hint=hint) from error
+    found = _VERSION.search(message)
+    if not found:
+        lines = message.strip().splitlines() or ["nothing"]
+        raise UsageError(f"`{java} -version` does not name a Java version, but: {lines[0]}", hint=hint)
+    if int(found[1]) < OLDEST_JAVA:
+        raise UsageError(f"Spark needs Java {OLDEST_JAVA} or newer, and {java} is Java {found[1]}", hint=hint)
+
+
+def require_supported_pyspark() -> None:
+    """Raise UsageError if PySpark is not installed or its version is not supported."""
+    supported = f"{OLDEST_PYSPARK[0]}.{OLDEST_PYSPARK[1]} to {NEXT_PYSPARK[0] - 1}.x"
+    require_pip_extra("spark", "Spark")
+    import pyspark
+
+    numbers = re.match(r"(\d+)\.(\d+)", pyspark.__version__)
+    version = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    if not OLDEST_PYSPARK <= version < NEXT_PYSPARK:
+        raise UsageError(f"PySpark {pyspark.__version__} is not supported", hint=f"Supported are PySpark {supported}")
+
+
+_LOCAL = re.compile(r"local\[(\d+|\*)\]")
+_MISSING = re.compile(r"No module named '([\w.]+)'")
+OWN_PACKAGES: Final = ("compactor", "bloom", "checkpoint")
+DISTRIBUTION_NAMES: Final = {"pydantic_core": "pydantic", "pybloom_live": "pybloom-live"}
+"""Import names of packages that are installed under another name."""
+
+LOCAL_TASK_ATTEMPTS: Final = 4
+SUBMIT_VARIABLE: Final = "PYSPARK_GATEWAY_PORT"
+"""Environment variable that spark-submit sets, because it has started the JVM already."""
+
+MAX_SOCKET_DIR_BYTES: Final = 60
+"""Longest directory path, in bytes, that Spark accepts for its Unix sockets."""
+
+TaskNumberAndVersion = tuple[int, str]
+INSTALL_HINT: Final = 'Install the same tiered-compactor on all of them, or send it along (docs/spark.md, "On a cluster")'
+
+
+@dataclass(frozen=True)
+class StartedCluster:
+    """A Spark application that is ready to run tasks.
+
+    seconds: time from the start until executors were ready; reported apart from the work.
+    ui: URL of Spark's web pages; empty if there are none.
+    """
+
+    cluster: SparkCluster
+    master: str
+    seconds: float
+    ui: str
+
+
+@contextmanager
+def start_cluster(settings: Settings, app_name: str = "tiered-compactor") -> Iterator[StartedCluster]:
+    """Provide a cluster for the duration of a ``with`` block: the existing session (spark-submit, a notebook), else a new one on ``[spark]
+    master`` that is stopped at the end of the block.
+
+    :raises UsageError: if Java is missing or too old, PySpark is not supported, the master cannot be reached, or executors run another
+        version.
+    """
+    require_supported_pyspark()
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    begin = time.monotonic()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    given = SparkContext._active_spark_context is not None
+    folder = Path(settings.tier.state_dir) / "spark"
+    if given or SUBMIT_VARIABLE in os.environ:
+        session: SparkSession = SparkSession.builder.appName(app_name).getOrCreate()
+    else:
+        require_supported_java()
+        session = _start_session(settings.spark, app_name, folder)
+    try:
+        yield _check_executors_with_first_job(session, begin)
+    finally:
+        if not given:
+            session.stop()
+            shutil.rmtree(_local_directory_of_driver(folder, os.getpid()), ignore_errors=True)
+
+
+def _check_executors_with_first_job(session: SparkSession, start_s: float) -> StartedCluster:
+    """Run a first job so that executors are registered, have loaded the kernels and are known to run the driver's version. Raises
+    UsageError otherwise.
+
+    :param start_s: when the start of the session began, in seconds of the monotonic clock.
+    """
+    from compactor.features.spark.jobs import SparkCluster, name_started_stages
+
+    context = session.sparkContext
+    context.setJobDescription("first job: are the executors ready?")
+    try:
+        wanted = max(2, context.defaultParallelism)
+        # With a shuffle, as the JVM loads what that needs when it is first asked.
+        with name_started_stages(context, "are the executors ready?"):
+            answers = (
+                context.parallelize(range(wanted), wanted)
+                .map(_load_kernels_and_report_version)
+                .groupByKey(wanted)
+                .map(_first_reported_version)
+            )
+            differing = set(answers.collect()) - {_code_version_of_this_process()}
+    except _spark_error_types() as error:
+        raise executors_not_ready_error(error) from None
+    finally:
+        context.setJobDescription(None)  # type: ignore[arg-type]
+    if differing:
+        raise UsageError(f"the executors run {min(differing)}, the driver {_code_version_of_this_process()}", hint=INSTALL_HINT)
+    return StartedCluster(SparkCluster(session), str(context.master), time.monotonic() - start_s, context.uiWebUrl or "")
+
+
+def executors_not_ready_error(error: Exception) -> UsageError:
+    """Return the UsageError for a first job that failed, naming the Python package that executors lack if that is the cause."""
+    missing = _MISSING.search(str(error))
+    if missing is None:
+        return UsageError(f"Spark's executors do not run our tasks: {first_line_of_spark_error(error)}", hint=INSTALL_HINT)
+    package = missing[1].partition(".")[0]
+    if package in OWN_PACKAGES:
+        return UsageError(f"the executors' Python has no tiered-compactor: it finds no {package}", hint=INSTALL_HINT)
+    distribution = DISTRIBUTION_NAMES.get(package, package)
+    hint = f"Install it for the Python that executors use (PYSPARK_PYTHON, spark.pyspark.python): pip install {distribution}"
+    return UsageError(f"the executors' Python lacks the package {package}", hint=hint)
+
+
+def _load_kernels_and_report_version(task_number: int) -> TaskNumberAndVersion:
+    """Load the compiled kernels in an executor's Python worker before any work is timed. Return (task number, version)."""
+    from compactor.cleaner.precompile import precompile_kernels
+    from compactor.features.spark.pass_one import load_survivor_kernels
+
+    precompile_kernels()
+    load_survivor_kernels()
+    # Spark collects garbage after each task: a twentieth of a second, if it has to look at everything that was imported.
+    gc.collect()
+    gc.freeze()
+    return task_number, _code_version_of_this_process()
+
+
+def _first_reported_version(gathered: tuple[int, Iterable[str]]) -> str:
+    """Return the version that one task of the first job reported, given (task number, its versions)."""
+    return next(iter(gathered[1]))
+
+
+def _code_version_of_this_process() -> str:
+    """Return the version of our code and the codec libraries in this process."""
+    from compactor.round.pass_two import program_and_codec_versions_fingerprint
+
+    return program_and_codec_versions_fingerprint()
+
+
+def _start_session(settings: SparkSettings, app_name: str, folder: Path) -> SparkSession:
+    """Start a new Spark session with the properties from the settings. Raises UsageError if Spark does not start."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    master = settings.master
+    folder.mkdir(parents=True, exist_ok=True)
+    _delete_directories_of_ended_drivers(folder)
+    conf = SparkConf().setAppName(app_name)
+    conf.set("spark.ui.showConsoleProgress", "false")
+    conf.set("spark.ui.port", "0")
+    local_dir = _local_directory_of_driver(folder, os.getpid())
+    conf.set("spark.local.dir", str(local_dir))
+    # Between two TCP sockets on one machine a task waits 40 ms for an acknowledgement that is sent late.
+    conf.set("spark.python.unix.domain.socket.enabled", "true")
+    local = _LOCAL.fullmatch(master)
+    # Locally Spark tries a task once; a killed Python worker deserves what a killed executor gets.
+    conf.setMaster(f"local[{local[1]},{LOCAL_TASK_ATTEMPTS}]" if local else master)
+    if master.startswith("local"):
+        # Nothing has to reach this machine from outside, Spark's web pages included.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # The JVM hands out tasks and little else: an optimizer and a parallel collector take more from the tasks than they give.
+        conf.set("spark.driver.defaultJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        local_dir.mkdir(parents=True, exist_ok=True)
+        short = [place for place in (str(local_dir), tempfile.gettempdir()) if len(os.fsencode(place)) <= MAX_SOCKET_DIR_BYTES]
+        conf.set("spark.python.unix.domain.socket.enabled", str(bool(short)).lower())
+        if short:
+            conf.set("spark.python.unix.domain.socket.dir", short[0])
+    for name, value in settings.properties.items():
+        conf.set(name, str(value).lower() if isinstance(value, bool) else str(value))
+    log = folder / "driver.log"
+    try:
+        with log.open("ab") as file:
+            gateway = SparkContext._gateway or launch_gateway(conf, {"stdout": file, "stderr": file})  # type: ignore[no-untyped-call]
+        SparkContext(conf=conf, gateway=gateway)
+        return SparkSession.builder.getOrCreate()
+    except _spark_error_types() as error:
+        raise UsageError(
+            f"Spark did not start on {master}: {first_line_of_spark_error(error)}", hint=f"Check [spark] master; {log} says more"
+        ) from None
+
+
+def _spark_error_types() -> tuple[type[Exception], ...]:
+    """Return the exception types that Spark raises if it cannot start or run a job."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    return PySparkException, Py4JError, OSError, RuntimeError, ValueError
+
+
+def first_line_of_spark_error(error: BaseException) -> str:
+    """Return the first meaningful line of a Spark error, without stack traces."""
+    lines = [line.strip() for line in str(getattr(error, "desc", None) or error).splitlines() if line.strip()]
+    reported = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", ":", "An error occurred while calling"))]
+    return (reported or lines or [type(error).__name__])[0][:400]
+
+
+def _local_directory_of_driver(parent_folder: Path, pid: int) -> Path:
+    """Return the local directory of the driver process ``pid``."""
+    return parent_folder / f"local-{pid}"
+
+
+def _delete_directories_of_ended_drivers(folder: Path) -> None:
+    """Delete the local directories of drivers that no longer run."""
+    for left in folder.glob("local-*"):
+        pid = left.name.removeprefix("local-")
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,262 @@
+"""Cleans many small partitions in shared Spark jobs. A thread of the driver leads and publishes each partition; one task cleans several
+of them.
+
+    threads       lead, plan, announce -> submit -----------------------> receipts, verify, publish
+                                             |                               ^
+    SharedJobRunner        waiting partitions -> bins of about equal bytes -> one job
+
+No partition waits for the slowest: as soon as a slot is free, a job starts with the partitions that are ready. An error affects only
+its own partition. If Spark aborts a job, for example because one partition kills every executor, each unfinished partition of the job
+is retried in a job of its own, so that only the culprit fails.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Final, Self
+
+from typing_extensions import override
+
+from compactor.access.tier import Tier
+from compactor.config.settings import CleanerSettings
+from compactor.errors import CompactorError, bug_reason
+from compactor.features.spark.jobs import (
+    FENCING_CHECK_SECONDS,
+    JobListener,
+    SparkCluster,
+    TaskCost,
+    TaskOutcome,
+    VersionMismatch,
+    pack_item_indexes_into_bins,
+    run_task,
+)
+from compactor.features.spark.rewrite import KeylessCountWork, PartitionCleaningWork, clean_partition, count_keyless_records_of_partition
+from compactor.features.spark.worker import copy_cost_to_stats, create_round_task_settings
+from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, KeylessRecords, raise_if_keyless
+from compactor.round.drive import RemoteWorker
+from compactor.round.plan import PlanInputs, draft_plan
+from compactor.round.ports import CleanSegmentVerdicts, LeadershipCheck, RoundCosts, RoundDriverServicesForWorker
+
+GATHER_SECONDS: Final = 0.2
+"""Time for which the first ready partition waits for others, because a job costs more than a small partition."""
+
+MAX_SNAPSHOT_BYTES: Final = 64 << 10
+"""Largest producer snapshot that is sent to the executor; the executor fetches a larger one itself."""
+
+BINS_PER_SLOT: Final = 2
+"""Bins per slot. More than one, because sizes in bytes only estimate the work."""
+
+
+@dataclass(frozen=True)
+class _QueuedPartition:
+    """A partition that waits for a task, with the queue to which its outcome will be sent."""
+
+    item: PartitionCleaningWork | KeylessCountWork
+    bytes: int
+    answer: SimpleQueue[TaskOutcome] = field(default_factory=SimpleQueue)
+
+
+class SharedJobRunner:
+    """Runner of background Spark jobs, each of which cleans several small partitions that threads have submitted. To be used as a context
+    manager, which starts and ends its thread.
+    """
+
+    def __init__(self, cluster: SparkCluster, tier: Tier, cost: TaskCost, job_listener: JobListener) -> None:
+        self.cluster = cluster
+        self.tier = tier
+        self._over = False
+        self._cost = cost
+        self._job_listener = job_listener
+        self._changed = threading.Condition()
+        self._waiting: list[_QueuedPartition] = []
+        self._running = 0
+        self._starter = threading.Thread(target=self._start_jobs_until_closed, name="flow", daemon=True)
+
+    def create_shared_job_worker(self, cleaner: CleanerSettings, stats: RoundCosts) -> SharedJobWorker:
+        """Return a worker for one round of one partition. ``stats``: statistics of the round, which the worker fills in."""
+        return SharedJobWorker(self, cleaner, stats)
+
+    def submit_partition(self, partition: _QueuedPartition) -> None:
+        """Add a partition to the next job."""
+        with self._changed:
+            self._waiting.append(partition)
+            self._changed.notify_all()
+
+    def __enter__(self) -> Self:
+        self._starter.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        self._starter.join()
+
+    def _start_jobs_until_closed(self) -> None:
+        """Start a job whenever partitions wait and a task slot of the cluster is free, until the context ends."""
+        jobs: list[threading.Thread] = []
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._over or (self._waiting and self._has_free_task_slot()), timeout=FENCING_CHECK_SECONDS)
+                if self._over:
+                    break
+                if not self._waiting or not self._has_free_task_slot():
+                    continue  # slots may have come meanwhile
+                self._changed.wait_for(lambda: self._over or len(self._waiting) >= self.cluster.task_slots, timeout=GATHER_SECONDS)
+                tickets, self._waiting = self._waiting, []
+                bins = pack_item_indexes_into_bins([ticket.bytes for ticket in tickets], self.cluster.task_slots * BINS_PER_SLOT)
+                self._running += len(bins)
+            jobs = [job for job in jobs if job.is_alive()]
+            jobs.append(threading.Thread(target=self._run_job_or_retry, args=(tickets, bins), name="flow-job", daemon=True))
+            jobs[-1].start()
+        for job in jobs:
+            job.join()
+
+    def _has_free_task_slot(self) -> bool:
+        """Return whether fewer tasks run than the cluster has slots."""
+        return self._running < self.cluster.task_slots
+
+    def _release_task_slots(self, task_count: int) -> None:
+        """Record that ``task_count`` tasks have ended, so that other tasks can use their slots."""
+        with self._changed:
+            self._running -= task_count
+            self._changed.notify_all()
+
+    def _run_job_or_retry(self, partitions: list[_QueuedPartition], bins: list[list[int]]) -> None:
+        """Run one job. If it fails, retry each partition that has no outcome yet in a job of its own. ``bins``: for each task, the indexes
+        in ``partitions`` of those that it cleans.
+        """
+        done: set[int] = set()
+        left = len(bins)
+        try:
+            for _ in self._run_partition_bins(f"{len(partitions)} partitions in {len(bins)} tasks", partitions, bins, done):
+                left -= 1
+                self._release_task_slots(1)
+        except Exception:  # noqa: BLE001 - met again below, by whoever is the cause of it
+            for number, ticket in enumerate(partitions):
+                if number not in done:
+                    self._retry_partition_alone(partitions, number, ticket)
+        finally:
+            self._release_task_slots(left)
+
+    def _retry_partition_alone(self, partitions: list[_QueuedPartition], index: int, partition: _QueuedPartition) -> None:
+        """Run a job for one partition, whose shared job has failed, and deliver its outcome or error.
+
+        :param index: position of ``partition`` in ``partitions``.
+        """
+        try:
+            deque(
+                self._run_partition_bins(
+                    f"{partition.item.shared.partition}: by itself, after its job was given up", partitions, [[index]], set()
+                ),
+                maxlen=0,
+            )
+        except CompactorError as error:
+            partition.answer.put(TaskOutcome(index, None, error, TaskCost()))
+        except Exception as error:  # noqa: BLE001 - somebody waits for this answer
+            partition.answer.put(TaskOutcome(index, None, CompactorError(bug_reason(error)), TaskCost()))
+
+    def _run_partition_bins(
+        self, description: str, partitions: list[_QueuedPartition], bins: list[list[int]], done_indexes: set[int]
+    ) -> Iterator[None]:
+        """Run a job with one task per bin and deliver the outcome of each partition. Yield None each time a task has ended.
+
+        :param description: name of the job in the Spark UI.
+        :param bins: for each task, the indexes in ``partitions`` of those that it cleans.
+        :param done_indexes: receives the indexes of the partitions whose outcome was delivered.
+        """
+        items = [[(number, partitions[number].item) for number in members] for members in bins]
+        for outcome in self.cluster.run_job(
+            description, self.cluster.create_rdd_with_task_per_item(items), clean_partition_bin, len(items), job_listener=self._job_listener
+        ):
+            if outcome.error is not None:
+                raise outcome.error
+            for partition in outcome.value:
+                done_indexes.add(partition.index)
+                self._cost.add_cost(partition.cost)
+                partitions[partition.index].answer.put(partition)
+            yield
+
+
+PartitionWork = PartitionCleaningWork | KeylessCountWork
+
+
+def clean_partition_bin(bin_number: int, items: Sequence[tuple[int, PartitionWork]], cost: TaskCost) -> list[TaskOutcome]:
+    """Do the work on the partitions that were assigned to one task, one after the other, and return an outcome for each."""
+    return [run_task(number, partial(_work_on_partition, item), item.shared.plan) for number, item in items]
+
+
+def _work_on_partition(item: PartitionWork, cost: TaskCost) -> list[CompactionReceipt | CompactionFailure] | KeylessRecords:
+    if isinstance(item, KeylessCountWork):
+        return count_keyless_records_of_partition(item, cost)
+    return clean_partition(item, cost)
+
+
+@dataclass
+class SharedJobWorker(RemoteWorker):
+    """RemoteWorker (round.engines) that cleans one partition in a shared job."""
+
+    jobs: SharedJobRunner
+    cleaner: CleanerSettings
+    stats: RoundCosts
+    _snapshot: bytes = field(default=b"", init=False)
+
+    @override
+    def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
+        """Return verdicts that skip no clean segment, because the executor reads the whole partition.
+
+        If the producer snapshot that was read for the plan is small, it is kept, and sent to the executor with the partition's tasks. If
+        records without a key are refused, an executor counts them first, since there must be no plan if there are any.
+        """
+        self._snapshot = plan_inputs.snapshot if len(plan_inputs.snapshot) <= MAX_SNAPSHOT_BYTES else b""
+        state, plan, dirty = plan_inputs.state, draft_plan(plan_inputs), plan_inputs.assessment.dirty
+        if plan.policy.keyless_records == "refuse" and dirty:
+            shared = create_round_task_settings(self.jobs.cluster, self.jobs.tier, self.cleaner, plan, "", state)
+            ticket = _QueuedPartition(KeylessCountWork(shared, state.live), sum(segment.size_bytes for segment in dirty))
+            self.jobs.submit_partition(ticket)
+            outcome = self._wait_for_outcome(ticket, check)
+            if outcome.error is not None and not isinstance(outcome.error, VersionMismatch):  # the round meets that one again
+                raise outcome.error
+            if outcome.error is None:
+                raise_if_keyless(state.topic, outcome.value)
+        return CleanSegmentVerdicts()
+
+    @override
+    def delete_unused_scan_results(self) -> None:
+        """Do nothing: ``find_skippable_clean_segments`` stores no results."""
+
+    @override
+    def __call__(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        """Submit the partition to the next shared job, wait until a task has cleaned it, and yield the receipt or failure of each of
+        ``tasks``.
+        """
+        jobs, live = self.jobs, session.state.live
+        shared = create_round_task_settings(jobs.cluster, jobs.tier, self.cleaner, plan, session.scratch_object_key(""), session.state)
+        ticket = _QueuedPartition(
+            PartitionCleaningWork(shared, tuple(tasks), live, self._snapshot), sum(segment.size_bytes for segment in live)
+        )
+        jobs.submit_partition(ticket)
+        outcome = self._wait_for_outcome(ticket, partial(session.raise_if_leadership_lost, caller_only_waits=True))
+        copy_cost_to_stats(self.stats, outcome.cost)
+        if isinstance(outcome.error, VersionMismatch):
+            yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=outcome.error.message)
+        elif outcome.error is not None:
+            raise outcome.error
+        else:
+            yield from outcome.value
+
+    def _wait_for_outcome(self, partition: _QueuedPartition, check: LeadershipCheck) -> TaskOutcome:
+        """Wait for the partition's outcome, checking regularly that this process still leads. Raises Fenced, Unavailable."""
+        while True:
+            try:
+                return partition.answer.get(timeout=FENCING_CHECK_SECONDS)
+            except Empty:
+                self.jobs.cluster.require_not_cancelled()
+                check()

@@ -1,0 +1,174 @@
+"""Data files of Iceberg tables, written by the executors of a cluster. The driver commits them.
+
+    slices, other files -> one task each: file written, hashes of keys -> one task per range of hashes: no key occurs twice
+
+Each record's key costs 16 bytes in Spark's shuffle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from pyiceberg.manifest import DataFile
+
+from bloom.filter import siphash_key_halves
+from compactor.cleaner.keys import KeyHashSet
+from compactor.config.settings import Settings
+from compactor.constants import TopicId
+from compactor.errors import OutOfBudget
+from compactor.features.iceberg.columns import (
+    BYTES_PER_KEY,
+    DataFilesToWrite,
+    DataFileWriteTask,
+    ShareOfKeysCheckedUnique,
+    TableColumnsMissing,
+    duplicate_key_error,
+    hashes_of_key_column,
+    write_data_file_of_slice,
+)
+from compactor.features.iceberg.plan import ViewSlice
+from compactor.features.iceberg.table import TopicTable
+from compactor.features.spark.jobs import JobListener, SparkCluster, TaskCost, TaskOutcome, open_tier_on_executor, run_task
+from compactor.kernels.common import Hashes
+from compactor.model.ids import TopicPartition
+from compactor.read.reading import LastRecordOfEachKeyRequest, hash_keys_of_rows
+from compactor.read.records import SelectedRecords
+
+MIN_RANGE_BYTES: Final = 1 << 16
+"""Smallest memory for the keys of one range."""
+
+
+class _KeyHashesInHashRange(NamedTuple):
+    """Key hashes that lie in one hash range. place: name of the segment, or path of the data file, that holds the keys. data: the hashes,
+    16 bytes each.
+    """
+
+    place: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class SparkTaskDataFileWriter:
+    """Writer of data files by Spark tasks (iceberg.columns.DataFileWriter). cost: the cost of all tasks is added to it."""
+
+    cluster: SparkCluster
+    cost: TaskCost
+    job_listener: JobListener
+
+    def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> ShareOfKeysCheckedUnique:
+        """Write data files in Spark tasks, and return which share (0 to 1) of their keys was checked to be unique in the partition.
+
+        :param out_files_by_slice: receives the files that were written; None for a slice without rows.
+        :raises BadData: if a key occurs twice. :raises LogChanged: if the log was truncated meanwhile.
+        :raises StoreError: if a store fails. :raises Unavailable: if Spark aborts the job.
+        """
+        if not files.tasks:
+            return 1.0
+        tier, name = files.tier, files.partition
+        budget = max(tier.cleaner_settings_for_topic(name.topic).map_budget_bytes // self.cluster.task_slots_per_executor, MIN_RANGE_BYTES)
+        keys = sum(task.upper_bound_of_records_in_slice for task in files.tasks) + sum(file.record_count for file in files.others)
+        ranges = -(-keys * BYTES_PER_KEY // budget)
+        items = [*files.tasks, *(file.file_path for file in files.others)]
+        task = _WriteFileAndHashKeysTask(
+            tier.settings,
+            name,
+            tier.metadata.topic_id(name),
+            tier.identity.hash_key_for_unstored_hashes(),
+            files.table.copy_without_catalog(),
+            ranges,
+        )
+        answers = self.cluster.shuffle_answers_to_targets(f"{name}: {len(items)} data files", items, task, [None] * (ranges + 1))
+        step, work = f"{name}: keys of data files compared in {ranges} ranges", _CheckKeyUniquenessTask(name, budget)
+        outcomes: list[TaskOutcome] = []
+        for outcome in self.cluster.run_job(step, answers, work, ranges + 1, job_listener=self.job_listener):
+            outcomes += [outcome, *(outcome.value or ())]
+        for outcome in outcomes:
+            self.cost.add_cost(outcome.cost)
+            if isinstance(outcome.value, tuple):
+                out_files_by_slice[outcome.value[0]] = outcome.value[1]
+        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+        missing = [error.columns for error in errors if isinstance(error, TableColumnsMissing)]
+        for error in errors:
+            if not isinstance(error, TableColumnsMissing):
+                raise error
+        for columns in missing:
+            files.table.add_columns(columns)
+        # The keys were compared before.
+        rest = [task for task in files.tasks if task.file.slice not in out_files_by_slice]
+        return self.write_data_files(replace(files, tasks=rest, others=()), out_files_by_slice) if missing else 1.0
+
+
+@dataclass(frozen=True)
+class _WriteFileAndHashKeysTask:
+    """Picklable function that tasks run on one slice or file each: it writes the slice's file, or reads the keys of the file, and yields
+    the hashes of the keys.
+    """
+
+    settings: Settings
+    partition: TopicPartition
+    topic_id: TopicId
+    hash_key: bytes
+    table: TopicTable
+    ranges: int
+
+    def __call__(self, task_or_path: DataFileWriteTask | str) -> Iterator[tuple[int, _KeyHashesInHashRange | TaskOutcome]]:
+        """Yield (number of the hash range, hashes of keys in it), and at last (number after the last range, outcome).
+
+        :param task_or_path: task to write the file of a slice, or path of a file whose keys are read.
+        """
+        hashes: list[Hashes] = []
+        outcome = run_task(-1, lambda _: self._write_slice_or_read_keys_of_file(task_or_path, hashes))
+        place = task_or_path if isinstance(task_or_path, str) else f"segment {task_or_path.file.slice.segment_id}"
+        for found in hashes if outcome.error is None or isinstance(outcome.error, TableColumnsMissing) else ():
+            range_of_hash = ((found[:, 0] >> np.uint64(32)) * np.uint64(self.ranges)) >> np.uint64(32)
+            for number in np.unique(range_of_hash).tolist():
+                yield number, _KeyHashesInHashRange(place, found[range_of_hash == number].tobytes())
+        yield self.ranges, outcome
+
+    def _write_slice_or_read_keys_of_file(
+        self, task_or_path: DataFileWriteTask | str, key_hashes: list[Hashes]
+    ) -> tuple[ViewSlice, DataFile | None] | None:
+        """Write the file of a slice and return (slice, file), with None as the file if the slice has no rows; or read the keys of the file
+        at a path and return None. In both cases, append the hashes of the keys to ``key_hashes``.
+        """
+        halves = siphash_key_halves(self.hash_key)
+        if isinstance(task_or_path, str):
+            key_hashes += [hashes_of_key_column(keys, halves) for keys in self.table.read_keys_of_data_file(task_or_path)]
+            return None
+        tier = open_tier_on_executor(self.settings.model_dump_json(), self.partition.topic * bool(self.topic_id), self.topic_id)
+        each, every_key = task_or_path.file.slice, LastRecordOfEachKeyRequest(0, 1, 0)
+
+        def append_key_hashes_of_records(selection: SelectedRecords) -> None:
+            key_hashes.append(hash_keys_of_rows(selection, each.first, each.last, every_key, halves)[0].copy())
+
+        return each, write_data_file_of_slice(tier, self.table, task_or_path, append_key_hashes_of_records)
+
+
+@dataclass(frozen=True)
+class _CheckKeyUniquenessTask:
+    """Picklable function that tasks run on the key hashes of one hash range each, and that checks that no key occurs twice. One further
+    task collects the outcomes of the tasks that wrote files.
+    """
+
+    partition: TopicPartition
+    budget_bytes: int
+
+    def __call__(self, index: int, gathered: Iterable[Any], cost: TaskCost) -> list[TaskOutcome]:
+        """Check the key hashes among the gathered items, and return the other items, which are task outcomes. Raises BadData if a key
+        occurs twice, OutOfBudget if the hashes exceed the memory.
+        """
+        keys, outcomes = KeyHashSet(self.budget_bytes * 5 // 4), []  # more, because ranges differ a little
+        for answer in gathered:
+            if isinstance(answer, TaskOutcome):
+                outcomes.append(answer)
+            elif answer is not None:
+                hashes = np.frombuffer(bytearray(answer.data), np.uint64).reshape(-1, 2)
+                new = np.empty(len(hashes), np.bool_)
+                if keys.insert_keys_until_full(hashes, new) < len(hashes):
+                    raise OutOfBudget(f"{self.partition}: the keys of a table need more memory", hint="Raise map_budget_bytes")
+                if not new.all():
+                    raise duplicate_key_error(self.partition, answer.place)
+        return outcomes

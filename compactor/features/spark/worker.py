@@ -1,0 +1,623 @@
+"""Worker (round.ports) that spreads one round over Spark executors: ``map_engine = "spark"``.
+
+    pass 1    headers and keys of bundles of segments -> transactions folded on the driver -> keys of segments with transactions
+    map       survivors found for each hash range -> survivors written for each bundle
+    pass 2    groups rewritten and uploaded, one receipt each
+
+Key rows (16 bytes a record) and survivors are exchanged through the partition's scratch prefix, answers of ranges through Spark's
+shuffle. The driver only receives the batch headers that decide about transactions, and kilobytes otherwise. The output equals that of
+the local engine, byte for byte (I7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final
+
+from bloom.sidecar import Sidecar
+from compactor.access.tier import Tier
+from compactor.cleaner.gate.batch_checks import GateFailed
+from compactor.cleaner.gate.parser import GATE_KEY_BYTES
+from compactor.config.settings import CleanerSettings
+from compactor.config.units import format_size
+from compactor.control.records import ScratchObject
+from compactor.control.state import PartitionState
+from compactor.errors import CompactorError, Fenced, OutOfBudget, StoreError
+from compactor.features.spark.exchange import (
+    ScratchObjectPart,
+    StoredSurvivorLocations,
+    is_scratch_object_of_kind,
+    read_arrays_at_object_end,
+)
+from compactor.features.spark.jobs import (
+    BloomFilterSettings,
+    JobListener,
+    RoundJobRunner,
+    RoundTaskSettings,
+    SparkCluster,
+    TaskCost,
+    TaskOutcome,
+    VersionMismatch,
+    pack_item_indexes_into_bins,
+    run_task,
+)
+from compactor.features.spark.pass_one import (
+    GATE_SUMS_NAME,
+    SURVIVORS_PREFIX,
+    BloomFilterQuery,
+    GateInputOfAllHashRanges,
+    InputOfAllHashRangeTasks,
+    SurvivorBundle,
+    WrittenSurvivors,
+    compute_and_encode_expected_record_sums,
+    find_survivors_of_hash_ranges,
+    query_bloom_filters,
+    write_expected_record_sums,
+    write_surviving_records_of_bundle,
+)
+from compactor.features.spark.rewrite import (
+    PassOneSegmentResults,
+    SegmentGroupRewriteWork,
+    add_leftover_bundles_and_adapt_runner,
+    list_leftover_bundles_and_delete_others,
+    list_stored_pass_one_results,
+    plan_time_ms_of_resumable_attempt_or_now,
+    rewrite_group,
+    scratch_prefix_of_draft_plan,
+)
+from compactor.kernels.common import KEY_BYTES
+from compactor.local.staging import disk_bytes_to_rewrite_group
+from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, raise_if_keyless
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.producers import reason_to_read_segment_for_its_markers
+from compactor.round.drive import DraftPlanAtTimeFunction
+from compactor.round.plan import PlanInputs, RoundAssessment, draft_plan
+from compactor.round.ports import (
+    BloomFilterUsageStatistics,
+    CleanSegmentVerdicts,
+    LeadershipCheck,
+    RoundCosts,
+    RoundDriverServicesForWorker,
+    SegmentReadDecisionFromSidecar,
+    bloom_filter_stats_for_run_history,
+    bloom_filter_usage_of_runs,
+    build_clean_segment_verdicts,
+    decide_whether_to_read_clean_segment,
+    delete_horizon_passed_reason,
+    estimate_distinct_keys,
+    estimate_record_count,
+    expected_dirty_key_count_of_next_rounds,
+)
+from compactor.storage.port import ObjectInfo
+from compactor.tier.sidecars import SidecarHead, SidecarStore
+
+MAX_KEY_SET_BYTES: Final = 128 << 20
+MAX_RANGES: Final = 4096
+RANGE_TASKS_PER_SLOT: Final = 3
+"""Range tasks per slot. A task reads the directory of every bundle once, whatever its number of ranges."""
+TargetAndAnswer = tuple[int, bytes]
+SurvivorLocations = dict[str, ScratchObjectPart | ScratchObject]
+"""Where the survivors of each segment are stored, by segment id."""
+
+
+@dataclass
+class SparkRoundWorker:
+    """RemoteWorker that runs the rounds of one partition on a Spark cluster.
+
+    ``find_skippable_clean_segments`` keeps the pass 1 results of dirty segments. When the worker is then called with a plan that these
+    results match, it uses them; otherwise ``delete_unused_scan_results`` deletes them.
+
+    open_cluster: returns the cluster, starting Spark if necessary; called when there is work for it.
+    stats: statistics of the round, which the worker fills in.
+    cost: the cost of the round is added to it.
+    """
+
+    open_cluster: Callable[[], SparkCluster]
+    tier: Tier
+    cleaner: CleanerSettings
+    stats: RoundCosts = field(default_factory=RoundCosts)
+    cost: TaskCost = field(default_factory=TaskCost)
+    job_listener: JobListener = field(default_factory=JobListener)
+    _used: TaskCost = field(default_factory=TaskCost, init=False)
+    _prepared: KeptPassOneResults | None = field(default=None, init=False)
+
+    @cached_property
+    def cluster(self) -> SparkCluster:
+        """Return the cluster on which the rounds run."""
+        return self.open_cluster()
+
+    def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftPlanAtTimeFunction) -> int:
+        """Return the time to set as the new plan's time so that results of an interrupted pass 1 can be reused, or ``now_ms`` if there are
+        none. ``draft_at``: returns the plan that would be made at a time.
+        """
+        return plan_time_ms_of_resumable_attempt_or_now(
+            self.tier.ports.control, self.tier.open_control_log_of_partition(state.topic_partition), state.live, now_ms, draft_at
+        )
+
+    def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
+        """Run pass 1 over the dirty segments; return which clean segments the plan can skip. Raises Fenced, BadData, StoreError,
+        OutOfBudget; KeylessRecordsRefused for records without a key if the plan's policy refuses them.
+        """
+        self.delete_unused_scan_results()
+        state, plan = plan_inputs.state, draft_plan(plan_inputs)
+        place = self.scratch_prefix_of_draft_plan(plan, state)
+        jobs = self.create_job_runner(plan, state, f"{place}{self.tier.ports.new_id()}/", check)
+        left = list_leftover_bundles_and_delete_others(jobs, self.tier.open_control_log_of_partition(state.topic_partition), place)
+        sidecars = self.open_sidecars(state)
+        if not _refuses_keyless_records(plan, plan_inputs.assessment) and (sidecars is None or not plan_inputs.assessment.clean):
+            jobs.delete_scratch_objects([info.key for info in left])
+            return CleanSegmentVerdicts()
+        try:
+            self._prepared = read_dirty_and_find_skippable_segments(
+                jobs, state, plan_inputs.assessment, sidecars, bloom_filter_usage_of_runs(state.runs), left
+            )
+        except VersionMismatch:
+            return CleanSegmentVerdicts()  # the round meets it again, and then there is a plan that can be given up for it
+        finally:
+            copy_cost_to_stats(self.stats, self._used)
+        return self._prepared.verdicts if self._prepared else CleanSegmentVerdicts()
+
+    def delete_unused_scan_results(self) -> None:
+        """Delete results of ``find_skippable_clean_segments`` that no plan used, unless another compactor leads now and may use them."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            with suppress(CompactorError):
+                prepared.jobs.check()
+                prepared.jobs.delete_scratch_objects(prepared.scratch_keys)
+
+    def __call__(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        """Run the tasks of a plan that is recorded in the control log, and yield a receipt or failure for each."""
+        prepared = None
+        if self._prepared is not None and self._prepared.matches_plan(plan):
+            prepared, self._prepared = self._prepared, None
+        try:
+            yield from _RecordedPlanExecution(self, plan, tasks, session, prepared).run_unfinished_tasks_of_plan()
+        except VersionMismatch as error:
+            yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=error.message)
+        except GateFailed as refused:
+            yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
+        finally:
+            copy_cost_to_stats(self.stats, self._used)
+            self.cost.add_cost(self._used)
+            self._used = TaskCost()
+
+    def create_job_runner(self, plan: CompactionPlan, state: PartitionState, scratch_prefix: str, check: LeadershipCheck) -> RoundJobRunner:
+        """Return the runner of the Spark jobs of one plan.
+
+        :param check: called while a step runs; raises Fenced if another compactor leads the partition.
+        """
+        shared = create_round_task_settings(self.cluster, self.tier, self.cleaner, plan, scratch_prefix, state)
+        return RoundJobRunner(self.cluster, self.tier.ports.control, shared, self._used, self.job_listener, check)
+
+    def scratch_prefix_of_draft_plan(self, plan: CompactionPlan, state: PartitionState) -> str:
+        """Return the key prefix of scratch objects that are written before this plan, still a draft, is recorded in the control log."""
+        return scratch_prefix_of_draft_plan(self.tier.open_control_log_of_partition(state.topic_partition), plan, state.live)
+
+    def open_sidecars(self, state: PartitionState) -> SidecarStore | None:
+        """Return access to the partition's sidecars, or None if filters are switched off."""
+        return self.tier.open_sidecar_store(state.topic_partition) if self.cleaner.bloom else None
+
+
+def copy_cost_to_stats(stats: RoundCosts, cost: TaskCost) -> None:
+    """Copy the cost of executors into the statistics that the round reports."""
+    stats.bytes_fetched = cost.bytes_fetched
+    stats.peak_disk_bytes = cost.peak_disk_bytes
+    stats.peak_map_bytes = cost.peak_map_bytes
+    stats.map_entries = cost.map_entries
+    stats.gate_keys = cost.gate_keys
+    stats.gate_coverage = cost.gate_coverage
+    stats.sidecar_bytes_written = cost.sidecar_bytes
+
+
+def create_round_task_settings(
+    cluster: SparkCluster, tier: Tier, cleaner: CleanerSettings, plan: CompactionPlan, scratch_prefix: str, state: PartitionState
+) -> RoundTaskSettings:
+    """Return the settings that all tasks of a round share. Budgets are divided by the number of tasks that run on one executor at a time.
+
+    Unless ``[spark] partitions`` sets it, the number of hash ranges is chosen so that the dirty keys of a range fit in memory; clean
+    records are only looked up among these keys.
+    """
+    each = cluster.task_slots_per_executor
+    records = sum(max(segment.records, 1) for segment in _dirty_segments(state.live, plan))
+    disk = 3 * cleaner.segment_bytes if cleaner.disk_budget_bytes == "auto" else cleaner.disk_budget_bytes // each
+    budget = max(cleaner.map_budget_bytes // each, 1 << 16)
+    gate = cleaner.verify_before_publish
+    sets = -(-records * max(KEY_BYTES, GATE_KEY_BYTES * gate) // min(budget, MAX_KEY_SET_BYTES))
+    even = -(-sets // cluster.task_slots) * cluster.task_slots
+    ranges = tier.settings.spark.partitions or min(MAX_RANGES, max(cluster.task_slots, even))
+    # What grows with the log travels with the task that needs it, not with all of them.
+    lean = plan.model_copy(update={"tasks": (), "skipped": (), "read": ()})
+    filters = None
+    if cleaner.bloom:
+        filters = BloomFilterSettings(
+            tier.open_control_log_of_partition(state.topic_partition).prefix,
+            bloom_filter_usage_of_runs(state.runs),
+            expected_dirty_key_count_of_next_rounds(cleaner, state.runs, 0),
+        )
+    hash_key, topic_id = tier.identity.hash_key(), tier.metadata.topic_id(state.topic_partition)
+    return RoundTaskSettings(tier.settings, hash_key, lean, scratch_prefix, ranges, budget, disk, gate, filters, topic_id)
+
+
+def _dirty_segments(live_segments: Sequence[RemoteLogSegmentMetadata], plan: CompactionPlan) -> list[RemoteLogSegmentMetadata]:
+    """Return the live segments that overlap the plan's dirty range."""
+    return [
+        segment for segment in live_segments if segment.end_offset >= plan.first_dirty_offset and segment.start_offset < plan.end_offset
+    ]
+
+
+class _RecordedPlanExecution:
+    """Work on one plan that was recorded in the control log, from pass 1 to the receipts.
+
+    prepared: results of pass 1 from ``find_skippable_clean_segments``; None if this process has none.
+    """
+
+    def __init__(
+        self,
+        worker: SparkRoundWorker,
+        plan: CompactionPlan,
+        tasks: Sequence[CompactionTask],
+        session: RoundDriverServicesForWorker,
+        prepared: KeptPassOneResults | None,
+    ) -> None:
+        self._worker = worker
+        self._plan = plan
+        self._tasks = tasks
+        self._session = session
+        self._prepared = prepared
+        self._live = session.state.live
+        self._superseded: set[str] = set()
+        epoch = session.state.leader.epoch if session.state.leader else plan.leader_epoch
+        # An attempt's objects have its epoch in their names: a zombie's deletions are its own affair.
+        jobs = worker.create_job_runner(plan, session.state, session.scratch_object_key(f"{epoch}-"), session.raise_if_leadership_lost)
+        if prepared is not None:
+            # The log may have grown since, and other sizes would be cut into other ranges.
+            jobs = replace(jobs, shared=replace(prepared.jobs.shared, plan=jobs.shared.plan, scratch=jobs.shared.scratch))
+        self._jobs = jobs
+
+    @property
+    def _has_dirty_range(self) -> bool:
+        """Return whether the dirty range contains any offset."""
+        return self._plan.first_dirty_offset < self._plan.end_offset
+
+    def run_unfinished_tasks_of_plan(self) -> Iterator[CompactionReceipt | CompactionFailure]:
+        """Run what an earlier attempt has not finished and yield a receipt or failure for each task."""
+        self._require_disk_for_largest_group()
+        stored = self._read_stored_survivor_locations()
+        by_id = {segment.id: segment for segment in self._live}
+        sources = [by_id[name] for task in self._tasks for name in task.sources]
+        wanted = {source.id for source in sources} | ({GATE_SUMS_NAME} if self._has_dirty_range and self._jobs.shared.gate else set())
+        if not wanted <= stored.keys():
+            stored = self._run_pass_one_and_record_survivors(sources)
+        else:
+            self._delete_scratch_objects(
+                [info.key for info in self._list_bundles_of_earlier_attempts()]
+            )  # bundles whose survivors were recorded by one that died then
+        items = [
+            SegmentGroupRewriteWork(
+                task, tuple(by_id[name] for name in task.sources), tuple(stored[name] for name in task.sources), stored.get(GATE_SUMS_NAME)
+            )
+            # Newest first: of them the most is kept, and tasks that take long are not to be the last.
+            for task in sorted(self._tasks, key=lambda task: -task.end_offset)
+        ]
+        yield from (result for _, result in self._jobs.run_task_per_item(f"pass 2, {len(items)} groups rewritten", rewrite_group, items))
+        if self._prepared is not None:
+            self._worker.stats.filters = bloom_filter_stats_for_run_history(
+                self._prepared.verdicts, self._plan, self._session.state, self._superseded
+            )
+
+    def _read_stored_survivor_locations(self) -> SurvivorLocations:
+        """Return where an earlier attempt stored the survivors of each segment, by segment id. The extra key GATE_SUMS_NAME gives the
+        location of the sums that the gate (the independent check of the output) expects. Empty if nothing was stored.
+        """
+        store = self._worker.tier.ports.control
+        found: SurvivorLocations = {}
+        for item in self._session.scratch_objects_of_earlier_survivor_scan:
+            if is_scratch_object_of_kind(SURVIVORS_PREFIX, item.key):
+                found |= locate_survivors(
+                    item.key, StoredSurvivorLocations.decode_locations_from_arrays(read_arrays_at_object_end(store, item.key, item.size))
+                )
+            elif is_scratch_object_of_kind(GATE_SUMS_NAME, item.key):  # else another version's, which says nothing here
+                found[GATE_SUMS_NAME] = item
+        return found
+
+    def _require_disk_for_largest_group(self) -> None:
+        """Raise OutOfBudget if one task's share of the disk budget is too small for a group of segments. Called before any work begins."""
+        by_id, share = {segment.id: segment for segment in self._live}, self._jobs.shared.disk_budget_bytes
+        interval = self._plan.policy.index_interval_bytes
+        need = max(
+            disk_bytes_to_rewrite_group([by_id[name] for name in task.sources], interval, max_output_bytes=task.most_bytes)
+            for task in self._tasks
+        )
+        if need > share:
+            each = self._worker.cluster.task_slots_per_executor
+            raise OutOfBudget(
+                f"a group of {self._session.state.topic_partition} needs {format_size(need)} of local disk;"
+                f" of the disk budget each of {each} tasks "
+                f"at a time has {format_size(share)}",
+                hint=f"Set disk_budget_bytes to at least {need * each}, lower segment_bytes, or run fewer tasks at a time",
+            )
+
+    def _run_pass_one_and_record_survivors(self, sources: Sequence[RemoteLogSegmentMetadata]) -> SurvivorLocations:
+        """Run pass 1, write the surviving records to scratch objects, and record these objects, so that later attempts skip this step.
+        Return where the survivors are stored.
+
+        If the store or Spark fails, the results of finished tasks are kept for the next attempt. A task is finished once its object exists.
+        """
+        index = self._prepared.index if self._prepared else PassOneSegmentResults(self._live, self._load_sidecars_by_segment_id())
+        adopted = list(self._prepared.leftover_keys) if self._prepared else self._reuse_bundles_of_earlier_attempts(index)
+        written: list[ScratchObject] = []
+        found: SurvivorLocations = {}
+        stay: Collection[str] = ()
+        try:
+            index.read_segment_keys_and_headers(self._jobs, self._ids_of_segments_needing_keys(sources), {source.id for source in sources})
+            self._worker.stats.keyless = index.count_keyless_records()
+            for gathered in self._find_and_write_survivors(sources, index):
+                written.append(gathered.written)
+                found |= locate_survivors(gathered.written.key, gathered.parts) if gathered.parts else {GATE_SUMS_NAME: gathered.written}
+                self._superseded.update(gathered.superseded)
+            stay = [stored.key for stored in written]  # the log may have them from here on, also where an error says that nobody knows
+            self._session.record_scratch_objects_of_survivor_scan(written)
+        except (StoreError, OutOfBudget):
+            stay = {*stay, *index.scratch_keys, *adopted}
+            raise
+        finally:
+            self._delete_scratch_objects(
+                [key for key in dict.fromkeys((*adopted, *index.scratch_keys, *(stored.key for stored in written))) if key not in stay]
+            )
+        return found
+
+    def _reuse_bundles_of_earlier_attempts(self, index: PassOneSegmentResults) -> list[str]:
+        """Reuse the stored pass 1 results of earlier attempts at this plan. Return the keys of all objects that those attempts left, used
+        or not.
+        """
+        left = self._list_bundles_of_earlier_attempts()
+        self._jobs = add_leftover_bundles_and_adapt_runner(self._jobs, index, left)
+        return [info.key for info in left]
+
+    def _list_bundles_of_earlier_attempts(self) -> list[ObjectInfo]:
+        """Return the stored pass 1 results of all attempts at this plan, from before and after it was recorded in the control log."""
+        store = self._worker.tier.ports.control
+        places = (self._session.scratch_object_key(""), self._worker.scratch_prefix_of_draft_plan(self._plan, self._session.state))
+        return [info for place in places for info in list_stored_pass_one_results(store, place)]
+
+    def _load_sidecars_by_segment_id(self) -> dict[str, Sidecar]:
+        """Return the sidecars of segments that are not read: segments that the plan skips, and segments after the plan's range."""
+        plan = self._plan
+        skipped = {segment.id for segment in plan.skipped}
+        names = [segment.id for segment in self._live if segment.id in skipped or segment.start_offset >= plan.end_offset]
+        heads = self._worker.open_sidecars(self._session.state)
+        return {name: head.sidecar for name, head in heads.load_sidecar_heads(names).items() if head.sidecar} if heads else {}
+
+    def _ids_of_segments_needing_keys(self, sources: Sequence[RemoteLogSegmentMetadata]) -> set[str]:
+        """Return the ids of segments whose keys are needed: all dirty segments and all sources."""
+        if not self._has_dirty_range:
+            return set()
+        return {segment.id for segment in (*_dirty_segments(self._live, self._plan), *sources)}
+
+    def _find_and_write_survivors(
+        self, sources: Sequence[RemoteLogSegmentMetadata], index: PassOneSegmentResults
+    ) -> Iterator[WrittenSurvivors]:
+        """Find the surviving records of all hash ranges and write them, one object per bundle. With the gate (the independent check of the
+        output), also write the sums that it expects, as one object.
+
+        Each range is read from the newest record to the oldest; Spark's shuffle gathers the survivors found in each bundle.
+        """
+        ids, shared, cluster = {source.id for source in sources}, self._jobs.shared, self._worker.cluster
+        range_input = index.input_of_all_hash_range_tasks(ids)
+        beside: list[SurvivorBundle | GateInputOfAllHashRanges] = list(index.plan_survivor_bundles(ids))
+        targets = {place: number for number, place in enumerate(sorted(range_input.wanted_bundles))}
+        gate_input = index.gate_input() if index.gate_bundles else None
+        if gate_input is not None:
+            beside.append(gate_input)
+        ranges = shared.ranges if range_input.wanted_bundles else 0
+        tasks = min(ranges, cluster.task_slots * RANGE_TASKS_PER_SLOT)
+        runs = [range(ranges * task // tasks, ranges * (task + 1) // tasks) for task in range(tasks)]
+        step = f"offset map, {ranges} ranges of keys in {len(range_input.bundles)} bundles{', and for the gate' if gate_input else ''}"
+        answers = cluster.shuffle_answers_to_targets(
+            f"{shared.partition}: {ranges} ranges answered",
+            runs,
+            HashRangeTask(shared, range_input, targets, gate_input, len(beside) - 1),
+            beside,
+        )
+        yield from (gathered for _, gathered in self._jobs.run_tasks_over_rdd(step, answers, _WriteSurvivorsTask(shared), len(beside)))
+
+    def _delete_scratch_objects(self, object_keys: Sequence[str]) -> None:
+        """Delete scratch objects of this attempt if this process still leads. Ignore a StoreError, which could hide an earlier error."""
+        if object_keys:
+            with suppress(StoreError):
+                self._session.raise_if_leadership_lost()
+                self._jobs.delete_scratch_objects(object_keys)
+
+
+def locate_survivors(object_key: str, parts: StoredSurvivorLocations) -> SurvivorLocations:
+    """Return where the survivors of each segment are stored in the scratch object ``object_key``, by segment id."""
+    return {name: ScratchObjectPart(object_key, *part) for name, part in parts.parts.items()}
+
+
+@dataclass(frozen=True)
+class HashRangeTask:
+    """Task that reads some hash ranges and yields (target index, answer) pairs: for a bundle (segments indexed by one task) the survivors
+    found, for the gate (the independent check of the output) checksums. An error is sent to every target.
+
+    targets: target index of each bundle.
+    gate_input: what the gate's part of the task reads; None without a gate.
+    gate_place: target index of the gate's answers.
+    """
+
+    shared: RoundTaskSettings
+    range_input: InputOfAllHashRangeTasks
+    targets: Mapping[int, int]
+    gate_input: GateInputOfAllHashRanges | None
+    gate_place: int
+
+    def __call__(self, ranges: range) -> Iterator[tuple[int, bytes | TaskOutcome]]:
+        pairs: list[tuple[int, bytes]] = []
+        outcome = run_task(-1, lambda cost: pairs.extend(self._find_survivors_and_sums_of_hash_ranges(ranges, cost)), self.shared.plan)
+        places = [*sorted(self.targets.values()), *([self.gate_place] if self.gate_input is not None else [])]
+        if outcome.error is not None:
+            yield from ((place, outcome) for place in places)
+            return
+        yield places[0], outcome
+        yield from pairs
+
+    def _find_survivors_and_sums_of_hash_ranges(self, ranges: range, cost: TaskCost) -> Iterator[TargetAndAnswer]:
+        """Yield (target index, answer) pairs: row numbers of survivors by bundle, then checksums for the gate (the check of the output)."""
+        yield from (
+            (self.targets[place], answer) for place, answer in find_survivors_of_hash_ranges(self.shared, ranges, self.range_input, cost)
+        )
+        if self.gate_input is not None:
+            yield self.gate_place, compute_and_encode_expected_record_sums(self.shared, ranges, self.gate_input, cost)
+
+
+@dataclass(frozen=True)
+class _WriteSurvivorsTask:
+    """Task that combines the answers of all hash ranges for one target (a bundle or the gate) and writes them as one scratch object."""
+
+    shared: RoundTaskSettings
+
+    def __call__(
+        self, target: int, answers: Iterable[bytes | TaskOutcome | SurvivorBundle | GateInputOfAllHashRanges], cost: TaskCost
+    ) -> WrittenSurvivors:
+        what: SurvivorBundle | GateInputOfAllHashRanges | None = None
+        some: list[bytes] = []
+        for answer in answers:
+            if isinstance(answer, bytes):
+                some.append(answer)
+            elif isinstance(answer, TaskOutcome):
+                cost.add_cost(answer.cost)
+                if answer.error is not None:
+                    raise answer.error
+            else:
+                what = answer
+        if isinstance(what, GateInputOfAllHashRanges):
+            return WrittenSurvivors(write_expected_record_sums(self.shared, what, some, cost))
+        if what is None:
+            raise CompactorError("answers came for nobody", hint="This is a bug; please report it")
+        return write_surviving_records_of_bundle(self.shared, what, some, cost)
+
+
+# ---- before the plan: which clean segments need not be read -----------------------------------------------------------------
+#
+# dirty segments    executors index their keys; the round reuses the resulting scratch objects
+# transactions      folded on the driver, with sidecars in place of clean segments, to find deletions that are due
+# clean segments    the driver reads the sidecar headers; tasks compare the Bloom filters with all dirty keys
+
+
+@dataclass(frozen=True)
+class KeptPassOneResults:
+    """Pass 1 results of the dirty segments, kept for the plan that follows.
+
+    index: what pass 1 found in the dirty segments. jobs: job runner with the settings under which it was found.
+    verdicts: which clean segments the plan can skip.
+    leftover_keys: keys of all objects that earlier attempts left, used or not.
+    """
+
+    jobs: RoundJobRunner
+    index: PassOneSegmentResults
+    verdicts: CleanSegmentVerdicts
+    leftover_keys: tuple[str, ...]
+
+    def matches_plan(self, plan: CompactionPlan) -> bool:
+        """Return whether these results can be used for ``plan``: it covers the same dirty range with the same policy at the same time, and
+        it skips only segments that these results include.
+        """
+        same = ("topic", "partition", "now_ms", "first_dirty_offset", "end_offset", "vector", "policy")
+        return all(getattr(plan, name) == getattr(self.jobs.shared.plan, name) for name in same) and all(
+            segment.id in self.index.stand_ins or segment.id in self.index.segments for segment in plan.skipped
+        )
+
+    @property
+    def scratch_keys(self) -> list[str]:
+        """Return the keys of all scratch objects that belong to this result."""
+        return list(dict.fromkeys((*self.leftover_keys, *self.index.scratch_keys)))
+
+
+def read_dirty_and_find_skippable_segments(
+    jobs: RoundJobRunner,
+    state: PartitionState,
+    assessment: RoundAssessment[RemoteLogSegmentMetadata],
+    sidecars: SidecarStore | None,
+    statistics: BloomFilterUsageStatistics,
+    leftovers: Sequence[ObjectInfo],
+) -> KeptPassOneResults | None:
+    """Index the dirty segments and decide which clean segments can be skipped.
+
+    Return None if no clean segment has a sidecar, because nothing could be skipped then, unless records without a key are refused, which
+    must be known before there is a plan.
+
+    :param sidecars: None if sidecars are switched off.
+    :param leftovers: stored pass 1 results of earlier attempts at the same round.
+    :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails or disk is short. After StoreError and OutOfBudget
+        the results are kept for the next attempt.
+    """
+    ids = [segment.id for segment in state.live]
+    heads = sidecars.load_sidecar_heads(ids) if sidecars else dict.fromkeys(ids, SidecarHead(None, "bloom = false", 0))
+    refuses_keyless = _refuses_keyless_records(jobs.shared.plan, assessment)
+    if not refuses_keyless and all(heads[segment.id].sidecar is None for segment in assessment.clean):
+        return None
+    index = PassOneSegmentResults(state.live, {name: head.sidecar for name, head in heads.items() if head.sidecar is not None})
+    jobs = add_leftover_bundles_and_adapt_runner(jobs, index, leftovers)
+    keys = tuple(info.key for info in leftovers)
+    try:
+        # Where something is dirty, a clean segment without a sidecar is read in any case: its keys now, and not once more for them.
+        blind = {segment.id for segment in assessment.clean if segment.id not in index.stand_ins} if assessment.dirty else set()
+        index.read_segment_keys_and_headers(jobs, blind | {segment.id for segment in assessment.dirty})
+        if refuses_keyless:
+            raise_if_keyless(state.topic, index.count_keyless_records())
+        return KeptPassOneResults(jobs, index, _find_skippable_clean_segments(jobs, index, assessment, heads, statistics), keys)
+    except (StoreError, OutOfBudget, Fenced):
+        raise
+    except BaseException:
+        jobs.delete_scratch_objects([*keys, *index.scratch_keys])
+        raise
+
+
+def _refuses_keyless_records(plan: CompactionPlan, assessment: RoundAssessment[RemoteLogSegmentMetadata]) -> bool:
+    """Return whether a round must not be planned if its dirty range has records without a key."""
+    return plan.policy.keyless_records == "refuse" and bool(assessment.dirty)
+
+
+def _find_skippable_clean_segments(
+    jobs: RoundJobRunner,
+    index: PassOneSegmentResults,
+    assessment: RoundAssessment[RemoteLogSegmentMetadata],
+    heads: dict[str, SidecarHead],
+    statistics: BloomFilterUsageStatistics,
+) -> CleanSegmentVerdicts:
+    """Decide for each clean segment whether it can be skipped, using its sidecar header and, if needed, its Bloom filter."""
+    now_ms = jobs.shared.plan.now_ms
+    bundles = tuple(bundle for bundle in index.bundles if bundle.dirty_rows)
+    rows = sum(bundle.dirty_rows for bundle in bundles)
+    estimate = estimate_distinct_keys([heads[s.id] for s in assessment.dirty], [estimate_record_count(s) for s in assessment.dirty])
+    # Without a key every clean segment may be skipped, so 0 is said only where there is none.
+    keys = max(1, min(rows, estimate)) if rows else 0
+    due: dict[str, str] = {}
+    inspections: dict[str, SegmentReadDecisionFromSidecar] = {}
+    for segment in assessment.clean:
+        source, verdicts, _ = index.folded[segment.id]
+        why = reason_to_read_segment_for_its_markers(source.table, verdicts.aborted, verdicts.discardable, now_ms)
+        if why:
+            due[segment.id] = why
+        inspections[segment.id] = decide_whether_to_read_clean_segment(
+            heads[segment.id],
+            why or delete_horizon_passed_reason(segment, now_ms),
+            dirty_key_count=keys,
+            filter_usage=statistics,
+            now_ms=now_ms,
+            drops_keyless=jobs.shared.plan.policy.keyless_records == "drop",
+        )
+    asked = [name for name, decision in inspections.items() if decision.askable and not decision.must and not decision.may]
+    sizes = {segment.id: segment.size_bytes for segment in assessment.clean}
+    bunches = pack_item_indexes_into_bins([sizes[name] for name in asked], jobs.cluster.task_slots)
+    items = [BloomFilterQuery(tuple(asked[n] for n in bunch), bundles) for bunch in bunches]
+    met: dict[str, str] = {}
+    size = sum(head.bytes for head in heads.values())
+    for _, (why_of, fetched) in jobs.run_task_per_item(f"filters of {len(asked)} clean segments", query_bloom_filters, items):
+        met |= why_of
+        size += fetched
+    return build_clean_segment_verdicts(inspections, met, due, asked_segments=asked, dirty_key_count=keys, sidecar_bytes=size)

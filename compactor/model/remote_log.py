@@ -1,0 +1,165 @@
+"""What brokers record about tiered segments: the records of ``__remote_log_metadata``, and the view that readers derive from them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from typing_extensions import override
+
+from checkpoint.lineage import EpochEntry
+from compactor.constants import LeaderEpoch, Offset, TopicId
+from compactor.model.ids import TopicPartition, encode_segment_id
+from compactor.model.segment import SegmentState
+
+
+def uuid_text(raw: bytes) -> TopicId:
+    """Convert 16 bytes to text (Kafka's Uuid.toString)."""
+    return TopicId(encode_segment_id(raw))
+
+
+def uuid_bytes(text: str) -> bytes:
+    """Convert text to 16 bytes (Kafka's Uuid.fromString). Raises ValueError if it is not a UUID."""
+    raw = base64.urlsafe_b64decode(text + "==")
+    if len(raw) != 16:
+        raise ValueError(f"{text!r} is not an id")
+    return raw
+
+
+TaggedFields = tuple[tuple[int, bytes], ...]
+"""Tagged fields in their order: number and bytes."""
+
+
+class PartitionDeleteState(StrEnum):
+    """State of the deletion of a partition's tier (Kafka's RemotePartitionDeleteState)."""
+
+    DELETE_PARTITION_MARKED = "DELETE_PARTITION_MARKED"
+    DELETE_PARTITION_STARTED = "DELETE_PARTITION_STARTED"
+    DELETE_PARTITION_FINISHED = "DELETE_PARTITION_FINISHED"
+
+
+class TopicIdPartition(NamedTuple):
+    """A partition of a topic with a given topic id (Kafka's TopicIdPartition). topic_id: 16 bytes."""
+
+    topic_id: bytes
+    topic: str
+    partition: int
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """Return topic name and partition number."""
+        return TopicPartition(self.topic, self.partition)
+
+    @override
+    def __str__(self) -> str:
+        return f"{uuid_text(self.topic_id)}:{self.topic}-{self.partition}"
+
+
+class RemoteLogSegmentMetadataRecord(NamedTuple):
+    """Record that introduces a segment (api key 0). Segments in later states are stored in this form, too.
+
+    segment_id: 16 bytes. end_offset: inclusive. leader_epochs: at least one.
+    nested: unknown tagged fields of TopicIdPartition, RemoteLogSegmentId and each leader epoch, in this order; empty if there are none.
+    """
+
+    partition: TopicIdPartition
+    segment_id: bytes
+    start_offset: int
+    end_offset: int
+    broker_id: int
+    max_timestamp_ms: int
+    event_timestamp_ms: int
+    leader_epochs: tuple[EpochEntry, ...]
+    size_bytes: int
+    custom_metadata: bytes | None = None
+    state: SegmentState = SegmentState.COPY_SEGMENT_STARTED
+    txn_index_empty: bool = False
+    tags: TaggedFields = ()
+    nested: tuple[TaggedFields, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """Return the segment id as Kafka prints it: 22 characters of URL-safe base64."""
+        return encode_segment_id(self.segment_id)
+
+    def with_update(self, update: RemoteLogSegmentMetadataUpdateRecord) -> RemoteLogSegmentMetadataRecord:
+        """Return the segment after an update (Kafka's createWithUpdates). Custom metadata is replaced, even by None."""
+        return self._replace(
+            broker_id=update.broker_id,
+            event_timestamp_ms=update.event_timestamp_ms,
+            custom_metadata=update.custom_metadata,
+            state=update.state,
+        )
+
+
+class RemoteLogSegmentMetadataUpdateRecord(NamedTuple):
+    """Record that moves a segment to its next state (api key 1)."""
+
+    partition: TopicIdPartition
+    segment_id: bytes
+    broker_id: int
+    event_timestamp_ms: int
+    state: SegmentState
+    custom_metadata: bytes | None = None
+    tags: TaggedFields = ()
+    nested: tuple[TaggedFields, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """Return the segment id as 22 characters of URL-safe base64."""
+        return encode_segment_id(self.segment_id)
+
+
+class RemotePartitionDeleteMetadataRecord(NamedTuple):
+    """Record that reports the deletion of a partition's tier (api key 2)."""
+
+    partition: TopicIdPartition
+    broker_id: int
+    event_timestamp_ms: int
+    state: PartitionDeleteState
+    tags: TaggedFields = ()
+    nested: tuple[TaggedFields, ...] = ()
+
+
+MetadataRecord = RemoteLogSegmentMetadataRecord | RemoteLogSegmentMetadataUpdateRecord | RemotePartitionDeleteMetadataRecord
+
+
+EpochAndStartOffset = tuple[int, int]
+
+
+def epoch_start_offsets(segment: RemoteLogSegmentMetadataRecord) -> list[EpochAndStartOffset]:
+    """Return the segment's leader epochs and their first offsets in it, sorted by epoch."""
+    entries = segment.leader_epochs
+    if len(entries) == 1:
+        return [(entries[0].epoch, entries[0].start_offset)]
+    return sorted({entry.epoch: entry.start_offset for entry in entries}.items())
+
+
+def segment_lineage(segment: RemoteLogSegmentMetadataRecord) -> tuple[EpochEntry, ...]:
+    """Return the leader epochs of a segment with the first offset of each."""
+    return tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_start_offsets(segment))
+
+
+class SegmentReadRange(NamedTuple):
+    """Segment, and the offsets that a broker reads from it: ``first`` to ``last``, both inclusive."""
+
+    segment: RemoteLogSegmentMetadataRecord
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class BrokerView:
+    """Segments that readers of one partition find according to the brokers' metadata.
+
+    links: the segments with the offsets that are read from each, ascending.
+    lineage: the leader epochs with which the segments were looked up.
+    metadata_offset: offset in the metadata topic of the last record that was applied; -1 if there is none.
+    """
+
+    links: Sequence[SegmentReadRange]
+    lineage: tuple[EpochEntry, ...]
+    metadata_offset: int = -1

@@ -1,0 +1,111 @@
+"""The port of outputs: a partition's compacted view, written for readers that do not know the tier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+from compactor.access.tier import Tier
+from compactor.config.settings import Settings
+from compactor.constants import NEVER_MS
+from compactor.errors import UsageError
+from compactor.extras import require_pip_extra
+from compactor.local.budget import DiskBudget
+from compactor.model.ids import TopicPartition
+from compactor.storage.port import ObjectStore
+
+
+@dataclass(frozen=True)
+class PartitionOutputExtent:
+    """Part of a partition that its output shows, with the number of files and versions.
+
+    end_offset: end of the offsets that the output shows, exclusive.
+    files: number of the partition's files.
+    snapshots: number of versions of the output that can be read.
+    waits_for: why the output shows no more offsets; empty if it shows all that it could.
+    undecoded: number of rows whose key or value could not be decoded into typed columns.
+    """
+
+    end_offset: int
+    files: int
+    snapshots: int
+    waits_for: str = ""
+    undecoded: int = 0
+
+
+@dataclass(frozen=True)
+class OutputReport:
+    """Result of one update of an output (a copy of the partition in another layout).
+
+    status: written, appended, up_to_date, empty, removed, superseded, or behind (a round must complete first).
+    written_slot: position in the control log of the state that the output copies.
+    next_deletion_ms: when an old version may be deleted, by the store's clock; NEVER_MS if none waits.
+    summary: one line for people; empty if nothing was written or deleted.
+    content: what the output shows; None if this kind of output does not report it.
+    """
+
+    status: str
+    written_slot: int
+    next_deletion_ms: int = NEVER_MS
+    summary: str = ""
+    content: PartitionOutputExtent | None = None
+
+
+class OutputWriter(Protocol):
+    """Writer of one kind of output, which is a copy of compacted partitions in another layout."""
+
+    def update_output_to_published_view(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
+        """Bring a partition's output up to its published view, and delete old versions that have been kept for the configured time.
+
+        :param disk: local disk that the partition's segments may use.
+        :raises BadData: if an object is missing or damaged. :raises OutOfBudget: if a segment does not fit the disk budget.
+        :raises Leased: if another process writes this output now. :raises StoreError: if a store fails.
+        """
+
+
+class OutputModule(Protocol):
+    """Interface of the modules of outputs (``OutputKind.module`` names them)."""
+
+    def open_output(self, tier: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> OutputWriter:
+        """Return the configured output. Makes no request. Raises UsageError if its settings are invalid."""
+
+
+@dataclass(frozen=True)
+class OutputKind:
+    """One kind of output.
+
+    is_configured: whether the settings ask for it.
+    setting: the settings that do, for messages.
+    module: name of its module, which is imported on use.
+    extra: the pip extra that it needs; empty for none.
+    """
+
+    is_configured: Callable[[Settings], bool]
+    setting: str
+    module: str
+    extra: str = ""
+
+
+OUTPUTS = (
+    OutputKind(lambda settings: bool(settings.outputs.iceberg.topics), "[outputs.iceberg]", "compactor.features.iceberg.output", "iceberg"),
+    OutputKind(lambda settings: bool(settings.tier.pinterest.target), "[tier.pinterest] target", "compactor.features.pinterest.output"),
+)
+"""A new kind of output is one row here."""
+
+
+def configured_output_writer(tier: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> OutputWriter | None:
+    """Return the configured output, or None if there is none. Makes no request. Raises UsageError if its settings are invalid.
+
+    :param wrap_store: wraps the output's store, for example so that requests can be interrupted.
+    """
+    found = [kind for kind in OUTPUTS if kind.is_configured(tier.settings)]
+    if len(found) > 1:
+        raise UsageError("two outputs are configured", hint="Remove [tier.pinterest] target, or the topics of [outputs.iceberg]")
+    if not found:
+        return None
+    if found[0].extra:
+        require_pip_extra(found[0].extra, found[0].setting)
+    module: OutputModule = import_module(found[0].module)
+    return module.open_output(tier, wrap_store)

@@ -1,0 +1,1 @@
+"""Records of the tier: ranges of offsets and last values of all keys."""

@@ -1,0 +1,360 @@
+"""The loop that daemon and agent share: scan, start jobs in threads, process their results, until asked to stop."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from typing_extensions import override
+
+from compactor.access.tier import Tier
+from compactor.config.settings import SECTION_TYPES, CleanerSettings, Settings, setting_keys, topic_override_key
+from compactor.control.state import RoundStage
+from compactor.errors import CompactorError
+from compactor.model.ids import TopicPartition
+from compactor.storage.port import ObjectInfo, ObjectStore
+from compactor.storage.wrappers import ForwardingStore, StoreUsage
+
+# Stopping a service: the request to stop, and a store wrapper that obeys it.
+
+
+T = TypeVar("T")
+
+
+class Stopped(CompactorError):
+    """Raised to interrupt work because the service was asked to stop.
+
+    A round that ends with this error is resumed by the next run, like one that a crash has ended.
+    """
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """Flag that the service was asked to stop, shared by all its threads. Work checks it wherever it can be interrupted safely."""
+
+    event: threading.Event
+
+    def raise_if_stopped(self) -> None:
+        """Raise Stopped if the service was asked to stop."""
+        if self.event.is_set():
+            raise Stopped("the daemon is stopping")
+
+    def sleep_unless_stopped(self, seconds: float) -> None:
+        """Sleep for at most ``seconds``. Raises Stopped as soon as the service is asked to stop."""
+        if self.event.wait(seconds):
+            self.raise_if_stopped()
+
+    def raise_if_stopped_unless_published(self, stage: RoundStage) -> None:
+        """Raise Stopped if the service was asked to stop, unless the round is published already: then only its statistics are left to
+        record.
+
+        :param stage: the stage that the round has reached.
+        """
+        if stage is not RoundStage.PUBLISHED:
+            self.raise_if_stopped()
+
+
+class InterruptibleStore(ForwardingStore):
+    """Object store whose next request raises Stopped once the service was asked to stop, so that large jobs end within one request.
+
+    :param record_transferred_bytes: called after each read of an object with the number of its bytes, for progress reports.
+    """
+
+    def __init__(self, store: ObjectStore, stop: StopRequest, record_transferred_bytes: Callable[[int], None] = lambda size: None) -> None:
+        super().__init__(store)
+        self._stop = stop
+        self._moved = record_transferred_bytes
+
+    @override
+    def _forward_read_request(self, key: str, request: Callable[[], T]) -> T:
+        """Make a read request to the store and return its result. Raises Stopped if the service was asked to stop."""
+        self._stop.raise_if_stopped()
+        return request()
+
+    @override
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        data = super().get(key, start, length)
+        self._moved(len(data))
+        return data
+
+    @override
+    def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
+        size = super().download(key, path, start, length)
+        self._moved(size)
+        return size
+
+    @override
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        self._stop.raise_if_stopped()
+        return super().list(prefix, after)
+
+    @override
+    def clock_ms(self) -> int:
+        return self._store.clock_ms()
+
+
+# Log lines of a service: one line per event, with machine-readable fields.
+
+
+class EventLogger(Protocol):
+    """Function that writes one line to a service's log.
+
+    level: a level of ``logging``. fields: ``partition``, ``run``, ``segment``, ``phase`` and the like.
+    """
+
+    def __call__(self, text: str, *, level: int = logging.INFO, **fields: str) -> None: ...
+
+
+class ServiceEventLogger:
+    """EventLogger that writes lines to a Python logger. The log record's attribute ``fields`` holds the fields that are not empty."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def __call__(self, text: str, *, level: int = logging.INFO, **fields: str) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, "%s", text, extra={"fields": {name: value for name, value in fields.items() if value}})
+
+
+# Delays before a service retries a failed partition.
+
+
+RETRY_MS = 60_000
+"""Delay after the first failure, in milliseconds."""
+MAX_RETRY_MS = 6 * 3_600_000
+"""Longest delay. The delay doubles with every failure up to this."""
+
+
+def backoff_ms(failures: int, first_ms: int = RETRY_MS, max_ms: int = MAX_RETRY_MS) -> int:
+    """Return the delay before the next attempt after ``failures`` consecutive failures, in milliseconds: ``first_ms`` after the first
+    failure, twice as much after each further one, at most ``max_ms``. 0 if nothing has failed.
+    """
+    return 0 if failures <= 0 else min(max_ms, first_ms << min(failures - 1, 40))
+
+
+# Status that every service has, whatever its work is. Health and pages are made from it.
+
+
+@dataclass(frozen=True)
+class ServiceStatus:
+    """Status of a service at one moment. Times are in milliseconds.
+
+    scans: number of scans so far. scan_ms: time of the latest scan, 0 before the first. interval_ms: time between two scans.
+    ready: whether the latest scan was complete and nothing is wrong. False before the first scan, and when the service is stopping.
+    problem: what is wrong, or an empty string.
+    """
+
+    holder: str
+    tier: str
+    now_ms: int
+    started_ms: int
+    scans: int
+    scan_ms: int
+    interval_ms: int
+    ready: bool
+    stopping: bool
+    problem: str
+    usage: StoreUsage
+
+
+# Comparison of a reread configuration with the one in force: which changes take effect at once, and which wait for the next start.
+# Pure.
+
+
+LIVE = frozenset({"cleaner", "topics", "publish", "lease", "agent"})
+"""Sections that take effect with the next job. Stores, sockets and sessions that are open depend on the others."""
+LIVE_KEYS = frozenset({"daemon.threads"})
+BOUND_KEYS = frozenset({"agent.listen", "agent.host_names"})
+"""Keys of live sections that take effect at the next start because an open socket depends on them."""
+FIXED = ("disk_budget_bytes", "map_engine")
+"""Keys of [cleaner] and its overrides that take effect at the next start: the process has one disk budget and one Spark session."""
+
+
+@dataclass(frozen=True)
+class ReloadedSettings:
+    """Result of rereading a configuration.
+
+    settings: the settings that apply from now on. changed: changes that take effect now. waiting: changes that wait for the next start.
+    Changes are lines such as ``cleaner.bloom: true -> false``.
+    """
+
+    settings: Settings
+    changed: tuple[str, ...]
+    waiting: tuple[str, ...]
+
+
+def settings_after_reload(current: Settings, reread: Settings) -> ReloadedSettings:
+    """Compare the settings in force with a reread configuration. Return the settings that the running process can adopt now, a list of the
+    changes that take effect, and a list of the changes that wait for the next start.
+    """
+    before, after = _flatten_settings(current), _flatten_settings(reread)
+    changed: list[str] = []
+    waiting: list[str] = []
+    for key in [*before, *(key for key in after if key not in before)]:
+        was, becomes = before.get(key), after.get(key)
+        if was != becomes:
+            # Properties of a client may hold secrets.
+            line = key if isinstance(becomes, dict) else f"{key}: {_format_setting_value(was)} -> {_format_setting_value(becomes)}"
+            (changed if _takes_effect_without_restart(key) else waiting).append(line)
+    topics = {
+        pattern: _keep_old_values_fixed_until_restart(cleaner, current.topics.get(pattern, current.cleaner))
+        for pattern, cleaner in reread.topics.items()
+    }
+    fixed_sections = {section: getattr(current, section) for section in SECTION_TYPES if "." not in section and section not in LIVE}
+    daemon = current.daemon.model_copy(update={"threads": reread.daemon.threads})
+    agent = reread.agent.model_copy(update={"listen": current.agent.listen, "host_names": current.agent.host_names})
+    settings = reread.model_copy(
+        update=fixed_sections
+        | {
+            "daemon": daemon,
+            "agent": agent,
+            "cleaner": _keep_old_values_fixed_until_restart(reread.cleaner, current.cleaner),
+            "topics": topics,
+        }
+    )
+    return ReloadedSettings(settings, tuple(changed), tuple(waiting))
+
+
+def _keep_old_values_fixed_until_restart(new: CleanerSettings, old: CleanerSettings) -> CleanerSettings:
+    """Return the new cleaner settings, except that settings which take effect only at the next start (FIXED) keep their old values."""
+    return new.model_copy(update={name: getattr(old, name) for name in FIXED})
+
+
+def _takes_effect_without_restart(key: str) -> bool:
+    """Return whether a change of this dotted key takes effect without a restart."""
+    section, _, rest = key.partition(".")
+    if key in BOUND_KEYS:
+        return False
+    return key in LIVE_KEYS or (section in LIVE and rest.rpartition(".")[2] not in FIXED)
+
+
+def _flatten_settings(settings: Settings) -> dict[str, Any]:
+    """Return all settings by dotted key, such as ``cleaner.bloom``. A [topics] table contributes only the values that it sets."""
+    found = {
+        f"{section}.{key}": value
+        for section, kind in SECTION_TYPES.items()
+        for key, value in settings.settings_of_section(section).model_dump(mode="json", include=set(setting_keys(kind))).items()
+    }
+    for pattern, cleaner in settings.topics.items():
+        values = cleaner.model_dump(mode="json")
+        found |= {topic_override_key(pattern, name): values[name] for name in settings.overridden_setting_names(pattern)}
+    return found
+
+
+def _format_setting_value(value: Any) -> str:
+    """Return a setting's value as text for log lines."""
+    if value is None:
+        return "not set"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+ResultT = TypeVar("ResultT")
+JobT = TypeVar("JobT")
+
+WAKE_S = 1.0
+"""Shortest time between two scans, in seconds, however often ``request_scan`` is called."""
+
+
+class PollingLoop(ABC, Generic[JobT, ResultT]):
+    """Base class of services. One thread calls ``scan``, ``start_due_jobs`` and ``process_ended_jobs`` in turn; all other public methods
+    may be called from any thread.
+
+    :param log: receives one line for each event.
+    """
+
+    def __init__(self, tier: Tier, log: EventLogger) -> None:
+        self.stop = StopRequest(threading.Event())
+        tier = tier.with_stores(data=InterruptibleStore(tier.ports.data, self.stop))
+        self._tier = replace(tier, ports=replace(tier.ports, sleep=self.stop.sleep_unless_stopped))
+        self._log = log
+        self._running: dict[TopicPartition, JobT] = {}
+        self._done: queue.SimpleQueue[ResultT | None] = queue.SimpleQueue()
+        self._started_ms = tier.ports.clock_ms()
+        self._scans = 0
+        self._scan_ms = 0
+        self._new_settings: Settings | None = None
+        self._woken = threading.Event()
+        self._loop_s = time.monotonic()
+
+    def run(self) -> None:
+        """Run the service until ``request_stop`` is called, then return when all running jobs have ended. A stop interrupts the running
+        jobs: each ends at one of its next two requests to the store.
+        """
+        last_scan = next_scan = time.monotonic()
+        while not self.stop.event.is_set():
+            self._loop_s = time.monotonic()
+            settings, self._new_settings = self._new_settings, None
+            if settings is not None:
+                self._apply_settings(settings)
+            if self._loop_s >= next_scan:
+                self._woken.clear()
+                self.scan()
+                last_scan = time.monotonic()
+                next_scan = last_scan + self._seconds_until_next_partition_scan()
+            elif self._woken.is_set():
+                next_scan = min(next_scan, last_scan + WAKE_S)
+            self.start_due_jobs()
+            self.process_ended_jobs(max(0.0, next_scan - time.monotonic()))
+        while self._running:
+            self.process_ended_jobs(None)
+
+    def request_stop(self) -> None:
+        """Ask the service to stop, and return at once. ``run`` returns when all running jobs have ended."""
+        self.stop.event.set()
+        self._done.put(None)
+
+    def request_scan(self) -> None:
+        """Ask the service to scan before the next regular time, at the earliest a second after the last scan, and return at once."""
+        self._woken.set()
+        self._done.put(None)
+
+    def request_settings_change(self, settings: Settings) -> None:
+        """Ask the service to use these settings for all jobs that begin from now on, and return at once. ``service.reloading`` makes the
+        settings.
+        """
+        self._new_settings = settings
+        self._done.put(None)
+
+    def process_ended_jobs(self, max_wait_s: float | None) -> None:
+        """Wait until a job ends, at most ``max_wait_s`` seconds (None: without limit), and process the results of all jobs that have ended.
+        Returns early if a stop, a scan or new settings are requested.
+        """
+        try:
+            done = self._done.get(timeout=max_wait_s) if max_wait_s is None or max_wait_s > 0 else self._done.get_nowait()
+            while True:
+                if done is not None:
+                    self._process_job_result(done)
+                done = self._done.get_nowait()
+        except queue.Empty:
+            return
+
+    def ms_since_latest_loop_pass(self) -> int:
+        """Return the milliseconds since the loop began its latest pass. A large value shows that the loop hangs."""
+        return int((time.monotonic() - self._loop_s) * 1000)
+
+    @abstractmethod
+    def scan(self) -> None:
+        """Find out which partitions need a job, and update what ``start_due_jobs`` chooses from."""
+
+    @abstractmethod
+    def start_due_jobs(self) -> Sequence[object]:
+        """Start every due job for which a thread is free. Return the started jobs, or their partitions."""
+
+    @abstractmethod
+    def _process_job_result(self, result: ResultT) -> None:
+        """Process the result of a job that has ended, and remove it from ``_running``."""
+
+    @abstractmethod
+    def _apply_settings(self, settings: Settings) -> None:
+        """Use these settings for all jobs that begin from now on."""
+
+    @abstractmethod
+    def _seconds_until_next_partition_scan(self) -> float:
+        """Return the seconds from the end of a scan to the next one."""

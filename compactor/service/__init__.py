@@ -1,1 +1,0 @@
-"""Code that the agent and the daemon share: stopping, retry delays, log lines, reloading, status and metrics."""

@@ -1,1 +1,0 @@
-"""Spark runtime: sessions, jobs, the environment of tasks, and version checks."""

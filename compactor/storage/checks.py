@@ -1,0 +1,210 @@
+"""Large objects in parts: tasks that run in parallel, and the files they read and write."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import crc32c
+
+from compactor.errors import CompactorError, CopyDiffers, NotFound, OutOfBudget, Refused, Unavailable
+from compactor.model.segment import StrictFrozenModel
+from compactor.storage.port import ComposeSource, FileRange, ObjectRangeToCopy, ObjectStore
+
+# Findings of `config check` about a store, for people and scripts.
+
+
+FindingKindAndDetail = tuple[str, str]
+"""Kind and detail of a StoreFinding."""
+
+
+class StoreFinding(StrictFrozenModel):
+    """Result of a check of the store.
+
+    severity: error (do not use this store), warning (works with restrictions) or note. kind: one word for scripts.
+    """
+
+    severity: Literal["error", "warning", "note"]
+    kind: str
+    detail: str
+    hint: str = ""
+
+    @staticmethod
+    def error(finding_kind: str, detail: str, hint: str) -> StoreFinding:
+        """Return a finding with severity "error": the store must not be used."""
+        return StoreFinding(severity="error", kind=finding_kind, detail=detail, hint=hint)
+
+    @staticmethod
+    def warning(finding_kind: str, detail: str, hint: str) -> StoreFinding:
+        """Return a finding with severity "warning": the store works with restrictions."""
+        return StoreFinding(severity="warning", kind=finding_kind, detail=detail, hint=hint)
+
+    @staticmethod
+    def note(finding_kind: str, detail: str, hint: str) -> StoreFinding:
+        """Return a finding with severity "note": the store works, and people should know the detail."""
+        return StoreFinding(severity="note", kind=finding_kind, detail=detail, hint=hint)
+
+
+# Checks around server-side copies: the sources before and after, and the copied bytes.
+
+
+def require_copied_bytes_equal_source(
+    piece: ObjectRangeToCopy, object_name: str, copied: Iterable[bytes], read_source: Callable[[], Iterable[bytes]]
+) -> None:
+    """Raise CopyDiffers if the copied bytes have another CRC-32C than the range from which they were copied.
+
+    :param piece: the range that was to be copied.
+    :param object_name: name of the source object, for the message.
+    :param copied: the bytes of the new object, in chunks of any size.
+    :param read_source: reads the range from the source; called only if ``piece.crc32c`` is None.
+    """
+    expected = _crc32c_of_chunks(read_source()) if piece.crc32c is None else piece.crc32c
+    if _crc32c_of_chunks(copied) != expected:
+        raise CopyDiffers(f"{object_name}: the store has copied other bytes of it than it was asked for", hint="Run verify --deep")
+
+
+def _crc32c_of_chunks(chunks: Iterable[bytes]) -> int:
+    crc = 0
+    for chunk in chunks:
+        crc = crc32c.crc32c(chunk, crc)
+    return crc
+
+
+def copy_source_changed_error(object_name: str) -> Unavailable:
+    """Return the error for a copy whose source object was replaced by another version."""
+    return Unavailable(f"{object_name} is not the version that was to be copied", hint="Something else writes to this tier; run verify")
+
+
+def require_unchanged_copy_sources(store: ObjectStore, sources: Sequence[ComposeSource]) -> None:
+    """Check that the objects from which ranges are copied exist in the expected version and contain the ranges, with one request for each
+    object.
+
+    Raises NotFound if an object is gone, Unavailable if it has another version, ValueError if a range is not in it.
+    """
+    copied = [piece for piece in sources if isinstance(piece, ObjectRangeToCopy) and piece.length]
+    for key in dict.fromkeys(piece.key for piece in copied):
+        found = store.head(key)
+        if any(piece.etag != found.etag for piece in copied if piece.key == key):
+            raise copy_source_changed_error(f"{store.url}/{key}")
+        if any(piece.start + piece.length > found.size for piece in copied if piece.key == key):
+            raise ValueError(f"{store.url}/{key} ends before what was to be copied of it")
+
+
+def delete_and_raise_if_copied_bytes_differ(store: ObjectStore, key: str, sources: Sequence[ComposeSource], chunk_bytes: int) -> None:
+    """Read back the copied ranges of a new object, ``chunk_bytes`` bytes at a time. If they differ from their sources, delete the object
+    and raise CopyDiffers.
+
+    :param sources: the ranges of which the object was composed, in order.
+    """
+
+    def read_range(source: str, start: int, length: int) -> Iterator[bytes]:
+        for at in range(start, start + length, chunk_bytes):
+            yield store.get(source, at, min(chunk_bytes, start + length - at))
+
+    at = 0
+    for piece in sources:
+        if isinstance(piece, ObjectRangeToCopy):
+            try:
+                source = partial(read_range, piece.key, piece.start, piece.length)
+                require_copied_bytes_equal_source(piece, f"{store.url}/{piece.key}", read_range(key, at, piece.length), source)
+            except CopyDiffers:
+                store.delete([key])
+                raise
+        at += piece.length
+
+
+# Translation of operating-system errors about files into the port's errors, with the path and what to do next.
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NOT_A_FILE = (errno.ENOTDIR, errno.EISDIR)
+_BAD_PATH = (errno.ELOOP, errno.ENAMETOOLONG)
+
+
+@contextmanager
+def os_errors_as_compactor_errors(verb: str, path: Path) -> Iterator[None]:
+    """Provide a ``with`` block in which OSErrors are replaced by CompactorErrors with a hint. A missing file becomes NotFound if ``verb``
+    is ``read``.
+
+    :param verb: what is done to the file: read, write, list or delete.
+    :param path: the file or directory, for messages.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise _os_error_as_compactor_error(verb, path, error) from error
+
+
+def _os_error_as_compactor_error(verb: str, path: Path, error: OSError) -> CompactorError:
+    name = error.filename if isinstance(error.filename, str) else str(path)
+    what = f"cannot {verb} {path}: {error.strerror or error}" + (f" ({name})" if name != str(path) else "")
+    if error.errno in FULL:
+        return OutOfBudget(what, hint="Free space on that file system, or move the tier or state_dir to a larger one")
+    if error.errno in _PERMISSION:
+        return Refused(what, hint="Check owner and mode; the file system must be writable for writing and know hard links")
+    if error.errno == errno.EXDEV:
+        return Refused(what, hint="A tier directory must lie on one file system: hard links cannot leave it")
+    if error.errno in _BAD_PATH:
+        return Refused(what, hint="Objects are plain files with names of at most 255 bytes; remove the symbolic link or shorten the path")
+    if verb == "write" and error.errno in _NOT_A_FILE:
+        return Refused(what, hint="No key may be a directory of another key")
+    if verb == "read" and error.errno in (errno.ENOENT, *_NOT_A_FILE):
+        return NotFound(f"no object {path}")
+    return Unavailable(what, hint="Check the disk or the mount, then try again")
+
+
+def write_at_position(descriptor: int, data: bytes, position: int) -> int:
+    """Write all bytes at a position of an open file and return their number."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, position)
+        view, position = view[written:], position + written
+    return len(data)
+
+
+def run_in_parallel(threads: int, tasks: list[Callable[[threading.Event], Any]]) -> list[Any]:
+    """Run tasks in threads and return their results in the order of the tasks.
+
+    Each task receives an event. The first task that fails sets the event, so that the other tasks stop before their next attempt, and its
+    error is raised.
+    """
+    stop = threading.Event()
+
+    def run_unless_stopped(task: Callable[[threading.Event], Any]) -> Any:
+        try:
+            return task(stop)
+        except BaseException:
+            stop.set()
+            raise
+
+    with ThreadPoolExecutor(max(1, min(threads, len(tasks))), thread_name_prefix="transfer") as pool:
+        futures = [pool.submit(run_unless_stopped, task) for task in tasks]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            stop.set()
+            for future in futures:
+                future.cancel()
+    errors = [error for future in futures if not future.cancelled() and (error := future.exception())]
+    for error in errors:
+        if not isinstance(error, CancelledError):
+            raise error
+    return [future.result() for future in futures]
+
+
+def read_file_range(piece: FileRange) -> bytes:
+    """Return the bytes of a range of a local file. Raises Unavailable if the file has become shorter."""
+    with os_errors_as_compactor_errors("read", piece.path), open(piece.path, "rb") as file:
+        file.seek(piece.start)
+        data = file.read(piece.length)
+    if len(data) != piece.length:
+        raise Unavailable(f"{piece.path} became shorter while it was uploaded")
+    return data

@@ -1,0 +1,408 @@
+"""Options with which an adapter opens a store."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn, Protocol, TypeVar
+
+from typing_extensions import override
+
+from compactor.config.settings import Settings
+from compactor.errors import CompactorError, NotFound, Unavailable, UsageError
+from compactor.model.segment import StrictFrozenModel
+from compactor.storage.port import ComposeSource, CopyLimits, ObjectInfo, ObjectStore, UnfinishedUpload
+from compactor.storage.settings import RetrySettings, TransferSettings
+
+# Stores in front of another store, or of none: they pass requests on and change only what they are for.
+
+
+T = TypeVar("T")
+
+
+class ForwardingStore:
+    """ObjectStore that passes every request to another store. Subclasses override ``_forward_read_request`` or ``_forward_write_request``
+    to change all reads or all writes.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def _forward_read_request(self, key: str, request: Callable[[], T]) -> T:
+        """Make a request that changes nothing in the store, and return its result. Subclasses override it to change all reads."""
+        return request()
+
+    def _forward_write_request(self, verb: str, key: str, request: Callable[[], T]) -> T:
+        """Make a request that writes or deletes, and return its result. ``verb``: write or delete, for messages."""
+        return self._forward_read_request(key, request)
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    @property
+    def server_copy_limits(self) -> CopyLimits | None:
+        return self._store.server_copy_limits
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        return self._forward_read_request(key, lambda: self._store.get(key, start, length))
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._forward_read_request(key, lambda: self._store.head(key))
+
+    def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
+        return self._forward_read_request(key, lambda: self._store.download(key, path, start, length))
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        return self._store.list(prefix, after)
+
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        return self._forward_write_request("create", key, lambda: self._store.create(key, data, metadata))
+
+    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        return self._forward_write_request("create", key, lambda: self._store.create_from_file(key, path, metadata))
+
+    def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        return self._forward_write_request("create", key, lambda: self._store.compose(key, sources, metadata))
+
+    def put(self, key: str, data: bytes) -> ObjectInfo:
+        return self._forward_write_request("put", key, lambda: self._store.put(key, data))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        if wanted := tuple(keys):
+            self._forward_write_request("delete", ", ".join(wanted), lambda: self._store.delete(wanted))
+
+    def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        return iter(self._forward_read_request(prefix, lambda: [*self._store.unfinished_uploads(prefix)]))
+
+    def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
+        wanted = tuple(uploads)
+        self._forward_write_request("abort", ", ".join(upload.key for upload in wanted), lambda: self._store.abort_uploads(wanted))
+
+    def clock_ms(self) -> int:
+        return self._forward_write_request("ask the clock of", "the store", lambda: self._store.clock_ms())  # noqa: PLW0108 - a null store has no store
+
+
+class ReadOnlyStore(ForwardingStore):
+    """ObjectStore that raises CompactorError (a bug) for every request that writes. This includes ``clock_ms``, because a directory store
+    writes a file to read its clock.
+    """
+
+    @override
+    def _forward_write_request(self, verb: str, key: str, request: Callable[[], T]) -> NoReturn:
+        raise CompactorError(
+            f"something that only reads tried to {verb} {key}", hint="This is a bug; please report it. Nothing was changed"
+        )
+
+
+class UnconfiguredStore(ForwardingStore):
+    """Empty store that refuses writes. It takes the place of a store that was not configured.
+
+    :param missing_setting: what has to be configured before anything can be written, for the message.
+    """
+
+    def __init__(self, missing_setting: str) -> None:
+        self._needed = missing_setting
+
+    @property
+    @override
+    def url(self) -> str:
+        return "nowhere"
+
+    @property
+    @override
+    def server_copy_limits(self) -> None:
+        return None
+
+    @override
+    def _forward_read_request(self, key: str, request: Callable[[], T]) -> T:
+        raise NotFound(f"{key} does not exist: {self._needed}")
+
+    @override
+    def _forward_write_request(self, verb: str, key: str, request: Callable[[], T]) -> NoReturn:
+        raise UsageError(f"nothing can be written: {self._needed}")
+
+    @override
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        return iter(())
+
+    @override
+    def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        return iter(())
+
+
+# Counters of requests and transferred bytes, including those of failed attempts.
+#
+# Adapters report to a :class:`RequestMeter`, because only they see single requests: one upload is many. Meters can be nested.
+
+
+STORE = "store"
+"""Reason of delays that the store causes: it was busy, did not answer or broke off."""
+
+
+class RequestMeter(Protocol):
+    """Receiver of reports about each request and each transferred byte of a store."""
+
+    def record_request(self, request_kind: str) -> None:
+        """Record a request before it is sent. kind: get, head, put, copy, list, delete or multipart."""
+
+    def record_retry(self) -> None:
+        """Record that the next request repeats a failed one."""
+
+    def record_bytes_read(self, size: int) -> None:
+        """Record body bytes that were received."""
+
+    def record_bytes_written(self, size: int) -> None:
+        """Record body bytes before they are sent."""
+
+    def record_request_delay(self, reason: str, seconds: float) -> None:
+        """Record that a request was delayed. reason: the setting in [limits] that delayed it, or ``STORE`` for the delay before a retry."""
+
+
+class StoreUsage(StrictFrozenModel):
+    """Requests by kind and bytes transferred. repeats: number of requests that repeated a failed one. waited_s: seconds of delay by reason,
+    summed over threads.
+    """
+
+    requests: Mapping[str, int] = {}
+    repeats: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    waited_s: Mapping[str, float] = {}
+
+    @property
+    def total_requests(self) -> int:
+        """Return the number of requests of all kinds."""
+        return sum(self.requests.values())
+
+    def usage_since(self, earlier: StoreUsage) -> StoreUsage:
+        """Return the usage since ``earlier``, which must be an earlier result of the same counters."""
+        difference = Counter(self.requests)
+        difference.subtract(earlier.requests)
+        return StoreUsage(
+            requests={kind: count for kind, count in sorted(difference.items()) if count},
+            repeats=self.repeats - earlier.repeats,
+            bytes_read=self.bytes_read - earlier.bytes_read,
+            bytes_written=self.bytes_written - earlier.bytes_written,
+            waited_s={why: seconds - earlier.waited_s.get(why, 0.0) for why, seconds in self.waited_s.items()},
+        )
+
+
+class RequestCounters:
+    """Thread-safe RequestMeter that counts requests and bytes. It cannot be sent to another process: each Spark executor has its own and
+    returns a StoreUsage.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watcher: Callable[[int], None] | None = None
+        self._requests: Counter[str] = Counter()
+        self._repeats = 0
+        self._read = 0
+        self._wrote = 0
+        self._waited: dict[str, float] = {}
+
+    def record_request(self, request_kind: str) -> None:
+        with self._lock:
+            self._requests[request_kind] += 1
+
+    def record_retry(self) -> None:
+        with self._lock:
+            self._repeats += 1
+
+    def record_bytes_read(self, size: int) -> None:
+        with self._lock:
+            self._read += size
+        if self._watcher:
+            self._watcher(size)
+
+    def record_bytes_written(self, size: int) -> None:
+        with self._lock:
+            self._wrote += size
+        if self._watcher:
+            self._watcher(size)
+
+    def record_request_delay(self, reason: str, seconds: float) -> None:
+        with self._lock:
+            self._waited[reason] = self._waited.get(reason, 0.0) + seconds
+
+    @contextmanager
+    def report_transferred_bytes_to(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
+        """Provide a ``with`` block during which ``on_bytes`` is called with the number of bytes of every transfer, from any thread. For
+        progress reports.
+        """
+        self._watcher = on_bytes
+        try:
+            yield
+        finally:
+            self._watcher = None
+
+    def usage(self) -> StoreUsage:
+        """Return all requests and bytes counted so far."""
+        with self._lock:
+            requests = dict(sorted(self._requests.items()))
+            return StoreUsage(
+                requests=requests, repeats=self._repeats, bytes_read=self._read, bytes_written=self._wrote, waited_s=dict(self._waited)
+            )
+
+
+# Retries of requests: the only place that decides how often, how long and after which delay.
+#
+# Adapters retry each single request, not a whole upload of many parts, so that a store which fails one request in ten can still take large
+# objects. ``RetryingStore`` retries for adapters that do not do it themselves. Only Unavailable is retried; every other error is final.
+
+
+_log = logging.getLogger(__name__)
+_LOG_INTERVAL_S = 1.0
+"""Least time between two log lines about one store, because many threads may wait for it."""
+
+
+class FirstAnswerTracker:
+    """Record of whether a store has ever answered this process, shared by everything that sends requests to that store. Thread-safe.
+
+    If a store has never answered, its address is probably wrong. Therefore all requests wait for the first answer together, and the wait is
+    counted from the first of them.
+    """
+
+    def __init__(self) -> None:
+        self.answered = False
+        self._asked_at: float | None = None
+        self._logged_at: float | None = None
+
+    def record_answer(self) -> None:
+        """Record that the store has answered a request, successfully or not."""
+        self.answered = True
+
+    def seconds_without_first_answer(self, requested_at: float, now: float) -> float:
+        """Return the seconds since the first request to a store that has never answered; 0 if it has answered.
+
+        :param requested_at: start of the caller's request; it counts as the first one if no other request was reported before.
+        :param now: current time. Both are seconds of the same clock.
+        """
+        if self.answered:
+            return 0.0
+        if self._asked_at is None:
+            self._asked_at = requested_at
+        return now - self._asked_at
+
+    def claim_permission_to_log_retry(self, now: float) -> bool:
+        """Return whether the caller may write a log line about a retry. At most one line per second is allowed, so a caller that gets True
+        must write it.
+
+        :param now: current time in seconds.
+        """
+        if self._logged_at is not None and now - self._logged_at < _LOG_INTERVAL_S:
+            return False
+        self._logged_at = now
+        return True
+
+
+@dataclass(frozen=True)
+class Retrier:
+    """Sender of requests. A request that fails with Unavailable is repeated after random delays (settings.RetrySettings).
+
+    clock, sleep, fraction: time in seconds, function that waits, and random number from 0 to 1. Tests replace them.
+    """
+
+    policy: RetrySettings = field(default_factory=RetrySettings)
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    fraction: Callable[[], float] = random.random
+    contact: FirstAnswerTracker = field(default_factory=FirstAnswerTracker)
+
+    def call_with_retries(self, attempt: Callable[[int], T]) -> T:
+        """Call ``attempt`` until it does not raise Unavailable, and return its result. If the next attempt would begin after the retry
+        deadline (``policy.deadline_s``), raise the last Unavailable instead.
+
+        The deadline counts from the first failure, because [limits] may delay an attempt for minutes. A store that has never answered is
+        given up earlier, after ``policy.first_answer_s``. Retries from the second on are logged with cause and delay.
+
+        :param attempt: receives 0, 1, 2, ...; from 1 on, an earlier attempt may have taken effect.
+        """
+        began = failed = self.clock()
+        number = 0
+        while True:
+            try:
+                result = attempt(number)
+            except Unavailable as error:
+                ceiling = min(self.policy.cap_s, self.policy.base_s * 2.0 ** min(number, 32))
+                pause = ceiling * self.fraction()
+                now = self.clock()
+                failed = failed if number else now
+                silent = self.contact.seconds_without_first_answer(began, now)
+                if now - failed + pause > self.policy.deadline_s or (silent and silent + pause > self.policy.first_answer_s):
+                    tries = f" (tried {number + 1} times in {now - began:.1f} s)" if number else ""
+                    raise Unavailable(f"{error.message}{tries}", hint=error.hint) from error
+                if (number or silent > _LOG_INTERVAL_S) and self.contact.claim_permission_to_log_retry(now):
+                    _log.warning("%s; try %d in %.1f s", error.message, number + 2, pause, extra={"transient": True})
+            else:
+                self.contact.record_answer()
+                return result
+            self.sleep(pause)
+            number += 1
+
+
+class RetryingStore(ForwardingStore):
+    """ObjectStore that repeats failed requests to an inner store which does not retry itself. A failed listing continues after the last key
+    that it has yielded.
+    """
+
+    def __init__(self, store: ObjectStore, retrier: Retrier) -> None:
+        super().__init__(store)
+        self._retrier = retrier
+
+    @override
+    def _forward_read_request(self, key: str, request: Callable[[], T]) -> T:
+        return self._retrier.call_with_retries(lambda _: request())
+
+    @override
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        last = after
+        listing: Iterator[ObjectInfo] | None = None
+
+        def next_listed_object(attempt_number: int) -> ObjectInfo | None:
+            nonlocal listing
+            if listing is None or attempt_number:
+                listing = self._store.list(prefix, last)
+            return next(listing, None)
+
+        while (info := self._retrier.call_with_retries(next_listed_object)) is not None:
+            last = info.key
+            yield info
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """Arguments of ``factory.open_store``, as the module for each kind of store receives them.
+
+    retries: None for the module's own default.
+    records: whether control records are stored in this store.
+    """
+
+    settings: Settings
+    meter: RequestMeter
+    retries: RetrySettings | None
+    transfers: TransferSettings
+    contact: FirstAnswerTracker
+    records: bool
+    before_create: Callable[[ObjectStore], None]
+
+    def create_retrier(self, max_wait_for_first_answer_s: float) -> Retrier:
+        """Return the retrier for requests to a server.
+
+        :param max_wait_for_first_answer_s: longest wait for the server's first answer to this process, in seconds.
+        """
+        policy = (self.retries or RetrySettings()).model_copy(update={"first_answer_s": max_wait_for_first_answer_s})
+
+        def sleep(seconds: float) -> None:
+            time.sleep(seconds)
+            self.meter.record_request_delay(STORE, seconds)
+
+        return Retrier(policy, sleep=sleep, contact=self.contact)

@@ -1,1 +1,0 @@
-"""In and out of the tier: Kafka log directories imported and exported."""

@@ -1,1 +1,0 @@
-"""Checks and verification of broker-managed tiers."""

@@ -1,0 +1,517 @@
+"""Verification of compactor-managed tiers (``verify``): metadata against objects. Reads every live object; changes nothing."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from checkpoint import offsets
+from checkpoint.files import parse_leader_epoch_checkpoint
+from checkpoint.lineage import EpochEntry
+from compactor.access.tier import READER_THREADS, Tier
+from compactor.cleaner.retention import reason_txn_index_is_invalid
+from compactor.cleaner.source import (
+    SourceSegment,
+    count_implausible_timestamps,
+    open_source_segment,
+    summarize_timestamps_and_record_count,
+)
+from compactor.config.times import format_iso_time
+from compactor.config.units import count_noun
+from compactor.constants import DAY_MS
+from compactor.control import ordering
+from compactor.control.logs import PartitionLog
+from compactor.control.records import BadControlRecord
+from compactor.control.state import PartitionState
+from compactor.errors import BadData, NotFound, OutOfBudget, Refused
+from compactor.local.budget import round_up_to_disk_blocks, spool_folder_of_this_process
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
+from compactor.records.encode import BalanceDigestKey, batch_digest_sum_of_segment
+from compactor.records.indexes import parse_txn_index, reason_offset_index_is_invalid, reason_time_index_is_invalid
+from compactor.records.producers import parse_producer_snapshot_file
+from compactor.round.compaction import disk_budget_bytes
+from compactor.tier.contents import download_segment_file
+from compactor.upkeep.retire import GraceClock, find_objects_to_delete_now_or_later, find_unfinished_uploads
+
+# Checks of one segment's files, shared by `verify` for all kinds of tier. Reads only.
+
+
+ProblemKindAndText = tuple[str, str]
+"""Kind of a problem in one word, and its description."""
+
+
+@dataclass(frozen=True)
+class SegmentProblem:
+    """A problem that `verify` found in a segment or its metadata.
+
+    severity: ``error``, or ``note`` for something that only waits for its deletion.
+    kind: the problem's kind in one word, for scripts.
+    """
+
+    severity: str
+    kind: str
+    topic: str
+    partition: int
+    object: str
+    detail: str
+
+
+class SegmentFileProblem(NamedTuple):
+    """A file of a segment whose object is not as recorded. kind: ``missing``, ``size`` or ``digest``."""
+
+    file: str
+    kind: str
+    detail: str
+
+
+IntactPathsAndFileProblems = tuple[dict[str, Path], list[SegmentFileProblem]]
+"""Paths of the intact files by kind, and a problem for each other file."""
+
+
+def download_intact_files(
+    tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path
+) -> IntactPathsAndFileProblems:
+    """Download a segment's objects into a folder. Return the paths, by kind, of those that have the recorded size and digest, and a problem
+    for each of the others. Raises StoreError.
+    """
+    paths: dict[str, Path] = {}
+    problems = []
+    for kind, file in segment.files.items():
+        path = folder / kind
+        path.unlink(missing_ok=True)
+        try:
+            arrived = download_segment_file(tier.ports.layout, partition, segment, kind, path)
+        except NotFound:
+            problems.append(SegmentFileProblem(kind, "missing", "the object is not in the store"))
+            continue
+        if arrived.matches_recorded_content(file):
+            paths[kind] = path
+        elif arrived.size != file.size:
+            problems.append(SegmentFileProblem(kind, "size", f"it has {arrived.size} bytes, recorded are {file.size}"))
+        else:
+            problems.append(SegmentFileProblem(kind, "digest", "its bytes are not those that were recorded"))
+    return paths, problems
+
+
+def raise_if_segment_exceeds_disk_budget(
+    tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, other_remedy: str = "", *, copies_on_disk: int = 1
+) -> None:
+    """Raise OutOfBudget if one segment does not fit within the disk budget.
+
+    :param other_remedy: text about another remedy, appended to the hint.
+    :param copies_on_disk: how many copies of the segment are on local disk at once.
+    """
+    needed = copies_on_disk * sum(round_up_to_disk_blocks(file.size) for file in segment.files.values())
+    budget = disk_budget_bytes(tier.cleaner_settings_for_topic(partition.topic), tier.state_dir)
+    if needed > budget:
+        message = f"segment {segment.id} takes {needed} bytes of local disk, and the disk budget is {budget}"
+        raise OutOfBudget(message, hint=f"Set disk_budget_bytes to at least {needed}{other_remedy}")
+
+
+def index_and_checkpoint_file_problems(
+    source: SourceSegment, files: Mapping[str, bytes], lineage: Sequence[EpochEntry] = (), log_start: int = 0
+) -> Iterator[ProblemKindAndText]:
+    """Yield (kind, problem) for each invalid index, snapshot or checkpoint file of a segment whose log is valid.
+
+    :param lineage: leader epochs that the leader-epoch checkpoint must have.
+    :param log_start: log start offset of the partition. Brokers drop leader epochs below it from later checkpoints.
+    """
+    checks: dict[str, Callable[[bytes], str]] = {
+        "index": lambda data: reason_offset_index_is_invalid(data, source.base, source.table),
+        "timeindex": lambda data: reason_time_index_is_invalid(data, source.base, source.table),
+        "txnindex": lambda data: reason_txn_index_is_invalid(parse_txn_index(data, ""), source),
+        "snapshot": _producer_snapshot_problem,
+        "leader-epoch-checkpoint": lambda data: _leader_epoch_checkpoint_problem(data, lineage, log_start),
+    }
+    for kind, check in checks.items():
+        if kind in files:
+            try:
+                detail = check(files[kind])
+            except BadData as error:
+                detail = error.cause
+            if detail:
+                yield kind, detail
+
+
+def _producer_snapshot_problem(snapshot_bytes: bytes) -> ReasonOrEmpty:
+    parse_producer_snapshot_file(snapshot_bytes, "snapshot")
+    return ""
+
+
+def _leader_epoch_checkpoint_problem(checkpoint_bytes: bytes, lineage: Sequence[EpochEntry], log_start: int) -> ReasonOrEmpty:
+    """Return how a leader-epoch checkpoint differs from the leader epochs that the metadata states, or an empty string. A broker that uses
+    a differing file would take another lineage.
+
+    :param log_start: log start offset of the partition. Brokers drop epochs that end before it, and let the epoch that contains it begin
+        there.
+    """
+    try:
+        known = {entry.epoch: entry.start_offset for entry in parse_leader_epoch_checkpoint(checkpoint_bytes.decode())}
+    except UnicodeDecodeError:
+        return "it is not text"
+    for entry, following in zip_longest(lineage, lineage[1:]):
+        if following is not None and following.start_offset <= log_start:
+            continue
+        latest = max(entry.start_offset, log_start)
+        if known.get(entry.epoch, latest + 1) > latest:
+            return f"epoch {entry.epoch} begins at {known.get(entry.epoch, 'no offset')} in it, metadata says {entry.start_offset}"
+    return ""
+
+
+# Verification of cleaner offsets and control logs (``checkpoints verify``): against the rules, the live segments and each other. Reads
+# only.
+
+
+ProblemKindTextAndObject = tuple[str, str, str]
+"""Kind of a problem in one word, its description, and the key of the object that has it."""
+
+
+def verify_control_logs(
+    tier: Tier, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
+) -> list[SegmentProblem]:
+    """Return the problems of the control logs and cleaner offsets of several partitions, in the order of the partitions.
+
+    :param on_partition: called when a partition is done.
+    """
+
+    def verify_control_log_of_partition(partition: TopicPartition) -> list[SegmentProblem]:
+        found = verify_control_log(tier, partition)
+        on_partition()
+        return found
+
+    with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="verify") as pool:
+        return [finding for found in pool.map(verify_control_log_of_partition, partitions) for finding in found]
+
+
+def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentProblem]:
+    """Return all problems and notes about one partition's control log and the cleaner offsets in it. Raises StoreError."""
+    log = tier.open_control_log_of_partition(partition)
+    found: list[SegmentProblem] = []
+
+    def add_finding(kind: str, detail: str, object_key: str = "", severity: str = "error") -> None:
+        found.append(SegmentProblem(severity, kind, partition.topic, partition.partition, object_key, detail))
+
+    # LIST before the fold, as in ``retire``: a listed object that a later fold does not know belongs to no writer.
+    slots = _list_slot_numbers_in_object_keys(tier, f"{log.prefix}/log/")
+    snapshots = _list_slot_numbers_in_object_keys(tier, f"{log.prefix}/snapshot/")
+    try:
+        base, steps = log.read_records_with_resulting_states()
+    except BadControlRecord as error:
+        add_finding("control-log", error.cause, error.segment)
+        return found
+    for detail in cleaner_offset_problems(log.state):
+        add_finding("cleaner-offsets", detail)
+    for detail in live_segment_problems(log.state):
+        add_finding("segments", detail)
+    for detail in segment_beyond_cleaner_offset_problems(log.state):
+        add_finding("not-granted", detail, severity="note")
+    for detail in reasons_open_round_cannot_be_resumed(log.state):
+        add_finding("intent", detail, severity="note")
+    for entry in log.state.fenced:
+        add_finding(
+            "fenced",
+            f"{entry.type} of epoch {entry.leader_epoch} by {entry.by}: {entry.reason}",
+            log.control_record_object_key(entry.slot),
+            "note",
+        )
+    for slot in slots:
+        if slot > log.state.slot:
+            add_finding("gap", f"slot {slot} comes after a gap: the log ends at slot {log.state.slot}", log.control_record_object_key(slot))
+        elif slot <= base.slot:
+            add_finding("left-over", "a boundary has passed it; the next cut deletes it", log.control_record_object_key(slot), "note")
+    for kind, detail, where in _control_log_snapshot_problems(
+        log, base, {base.slot: base} | {state.slot: state for _, state in steps}, snapshots
+    ):
+        add_finding(kind, detail, where, "error" if kind == "snapshot" else "note")
+    return found
+
+
+def cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
+    """Yield a message for each rule that the cleaner offsets of a state violate. The rules concern their order, the log's end, and the
+    compactor epochs that were acquired.
+    """
+    problem = offsets.cleaner_vector_problem(state.vector)
+    if problem:
+        yield problem
+    clean = offsets.first_dirty_offset_of_vector(state.vector)
+    if state.has_segments and clean > state.end_offset + 1:
+        yield f"they state clean data up to {clean}, the log ends at {state.end_offset}"
+    if state.vector and state.vector[-1].leader_epoch > state.last_compactor_epoch:
+        yield f"they name epoch {state.vector[-1].leader_epoch}, the last that was acquired is {state.last_compactor_epoch}"
+
+
+def segment_beyond_cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
+    """Yield a message for each live segment that ends after the offset up to which the compactor epoch that published it has cleaned. The
+    cleaner offset of that epoch was lowered later, when the broker's log was truncated.
+    """
+    for segment in state.live:
+        epoch = state.published_by.get(segment.id)
+        if epoch is not None and not offsets.has_epoch_cleaned_below(state.vector, epoch, segment.end_offset + 1):
+            yield f"segment {segment.id} up to {segment.end_offset} was published by epoch {epoch}, whose cleaner offset is lower by now"
+
+
+def live_segment_problems(state: PartitionState) -> Iterator[str]:
+    """Yield a message for each gap or overlap between live segments. Yield one more if a segment is live twice, and one if the deletion of
+    a live segment has begun.
+    """
+    for before, after in pairwise(state.live):
+        if after.start_offset != before.end_offset + 1:
+            yield f"segment {after.id} begins at {after.start_offset}, the one before it ends at {before.end_offset}"
+    ids = [segment.id for segment in state.live]
+    if len(set(ids)) != len(ids):
+        yield "a segment is live twice"
+    both = set(ids).intersection(segment.id for segment in state.retiring)
+    if both:
+        yield f"segment {min(both)} is live, and its deletion has begun"
+
+
+def reasons_open_round_cannot_be_resumed(state: PartitionState) -> Iterator[str]:
+    """Yield the reason why the open round cannot be resumed, such as a truncation of its sources, or nothing if it can. The next `run`
+    undoes a round that cannot be resumed.
+    """
+    if state.intent and (reason := ordering.round_resumption_problem(state, state.intent)):
+        yield f"the open round {state.intent.plan.run_id} can only be undone: {reason}"
+
+
+def _control_log_snapshot_problems(
+    log: PartitionLog, base_state: PartitionState, state_by_slot: dict[int, PartitionState], snapshot_slots: list[int]
+) -> Iterator[ProblemKindTextAndObject]:
+    """Yield (kind, description, object key) for each stored snapshot with a problem. Kind ``snapshot`` is an error: the snapshot differs
+    from the state that results from the log's records. Kind ``left-over`` is a note: a newer snapshot has replaced it.
+
+    :param base_state: state from which the records were replayed.
+    :param state_by_slot: resulting states by position (slot).
+    :param snapshot_slots: positions of the stored snapshots.
+    """
+    for slot in snapshot_slots:
+        key = f"{log.prefix}/snapshot/{slot:020d}.json"
+        try:
+            stored = log.read_snapshot(slot)
+        except BadData as error:
+            yield "snapshot", error.message, key
+            continue
+        if stored is None:
+            continue  # deleted since the LIST
+        problem = next(iter((*cleaner_offset_problems(stored), *live_segment_problems(stored))), "")
+        if problem:
+            yield "snapshot", problem, key
+        elif slot < base_state.slot:
+            yield "left-over", "a newer snapshot has replaced it; the next cut deletes it", key
+        elif slot not in state_by_slot:
+            yield "snapshot", f"it is ahead of the log, which ends at slot {log.state.slot}", key
+        elif slot > base_state.slot and (field := name_of_first_differing_field(stored, state_by_slot[slot])):
+            yield "snapshot", f"its {field} is not what slots {base_state.slot + 1} to {slot} fold to", key
+
+
+def name_of_first_differing_field(stored: PartitionState, folded: PartitionState) -> str:
+    """Return the name of the first field in which two states differ, or an empty string if they are equal. Store times are not compared,
+    because only a state from a snapshot has them.
+    """
+    one, two = (_state_without_store_times(state) for state in (stored, folded))
+    return next((field for field in PartitionState.model_fields if getattr(one, field) != getattr(two, field)), "")
+
+
+def _state_without_store_times(state: PartitionState) -> PartitionState:
+    def entry_without_store_time(entry: Any) -> Any:
+        return entry.model_copy(update={"since_ms": None})
+
+    return state.model_copy(
+        update={
+            "leader": entry_without_store_time(state.leader) if state.leader else None,
+            "waiting": tuple(entry_without_store_time(group) for group in state.waiting),
+            "registrations": {name: entry_without_store_time(entry) for name, entry in state.registrations.items()},
+        }
+    )
+
+
+def _list_slot_numbers_in_object_keys(tier: Tier, key_prefix: str) -> list[int]:
+    """Return the positions (slots) in the names of the objects under a prefix. Objects whose names are not a number are left out."""
+    names = (info.key.removeprefix(key_prefix).removesuffix(".json") for info in tier.ports.control.list(key_prefix))
+    return [int(name) for name in names if name.isascii() and name.isdigit()]
+
+
+ProblemsAndLastOffset = tuple[list[SegmentProblem], int]
+"""Problems of a segment, and the last offset of its batches (-1 for none)."""
+
+
+def verify_tier_wide_control_log(tier: Tier) -> list[SegmentProblem]:
+    """Return one problem if the tier-wide log, which names the partitions, cannot be read to its end; else an empty list. Partitions that
+    it does not name are not verified.
+    """
+    try:
+        tier.identity.require_data_root_not_of_other_tier()
+        tier.catalog.refresh_and_check_gaps()
+    except BadData as error:
+        return [SegmentProblem("error", "control-log", "", -1, error.segment, error.cause)]
+    return []
+
+
+def find_stale_upload_problems(tier: Tier) -> list[SegmentProblem]:
+    """Return a note on each unfinished upload that is too old to be in progress, or a single note if the store does not allow listing
+    uploads.
+    """
+    try:
+        found = [one for one in find_unfinished_uploads(tier, tier.ports.clock_ms()) if one.due]
+    except Refused as error:
+        return [
+            SegmentProblem("note", "uploads-unknown", "", -1, tier.ports.data.url, f"unfinished uploads cannot be listed: {error.message}")
+        ]
+    detail = "an unfinished upload; `retire` sweeps it"
+    return [SegmentProblem("note", "unfinished", "", -1, one.object_url, detail) for one in found]
+
+
+def verify_partition(
+    tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None, *, compares_batch_digest_sums: bool = False
+) -> list[SegmentProblem]:
+    """Return all problems and notes of one partition. Corrupt data is reported, not raised.
+
+    :param on_bytes: called with the size of each segment when it was checked.
+    :param compares_batch_digest_sums: also sum up each segment's batches and compare with the sum recorded when it was written.
+    :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``.
+    :raises StoreError: if the store fails.
+    """
+    log = tier.open_control_log_of_partition(partition)
+    try:
+        state = log.refresh_and_check_gaps()
+    except BadData as error:
+        return [SegmentProblem("error", "control-log", partition.topic, partition.partition, error.segment, error.message)]
+    found = list(_offset_gap_problems(state))
+    found += _uneven_round_balance_problems(state) if compares_batch_digest_sums else []
+    key = BalanceDigestKey(tier.identity.hash_key()) if compares_batch_digest_sums and state.has_segments else None
+    cleaner = tier.cleaner_settings_for_topic(partition.topic)
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=spool_folder_of_this_process(tier.state_dir)) as scratch:
+        previous_last = -1
+        for segment in state.live:
+            raise_if_segment_exceeds_disk_budget(tier, partition, segment)
+            check = _SegmentVerifier(tier, partition, segment, Path(scratch), cleaner.max_decompressed_batch_bytes, key)
+            problems, last = check.verify_segment(previous_last)
+            previous_last = max(previous_last, last)
+            if problems and log.refresh().slot != state.slot and segment.id not in log.state.live_segments_by_id():
+                continue  # replaced and retired during the check
+            found += problems
+            on_bytes(segment.size_bytes)
+    return found + list(_pending_deletion_notes(tier, partition, log))
+
+
+def _offset_gap_problems(state: PartitionState) -> Iterator[SegmentProblem]:
+    for before, after in zip(state.live, state.live[1:], strict=False):
+        if after.start_offset != before.end_offset + 1:
+            kind = "gap" if after.start_offset > before.end_offset else "overlap"
+            detail = f"it begins at {after.start_offset}, the segment before ends at {before.end_offset}"
+            yield SegmentProblem("error", kind, *state.topic_partition, after.id, detail)
+
+
+class _SegmentVerifier(NamedTuple):
+    """Check of one segment against its recorded metadata."""
+
+    tier: Tier
+    partition: TopicPartition
+    segment: RemoteLogSegmentMetadata
+    scratch: Path
+    inflate_limit: int
+    balance_key: BalanceDigestKey | None
+
+    def verify_segment(self, previous_last_offset: int) -> ProblemsAndLastOffset:
+        """Return two values: the segment's problems, and the last offset of its batches (-1 if it has none). If its log cannot be read, the
+        second value is the recorded end offset.
+
+        :param previous_last_offset: last offset of the batches before the segment.
+        """
+        segment = self.segment
+        paths, problems = download_intact_files(self.tier, self.partition, segment, self.scratch)
+        found = [self._segment_problem(one.kind, one.file, one.detail) for one in problems]
+        if "log" not in paths:
+            return found, segment.end_offset
+        try:
+            source = open_source_segment(
+                0, paths["log"], segment.start_offset, segment.end_offset + 1, segment.mtime_ms, previous_last_offset, self.inflate_limit
+            )
+            source.name = self._object_key_of_file("log")
+            source.verify_batch_crcs_unless_verified(0, len(source.table))
+            now_ms = self.tier.ports.clock_ms()
+            times = count_implausible_timestamps(source, self.inflate_limit, now_ms + DAY_MS)
+        except BadData as error:
+            return [*found, self._segment_problem("log", "log", error.cause)], segment.end_offset
+        if times.negative:
+            detail = f"{times.negative} records have negative timestamps: "
+            detail += "a round does not rewrite a batch that keeps one, like Kafka's cleaner"
+            found.append(self._segment_problem("negative-timestamp", "log", detail, severity="note"))
+        if times.late:
+            detail = f"{count_noun(times.late, 'record is', 'records are')} of times more than a day ahead, "
+            detail += f"the latest {format_iso_time(times.latest_ms)}: neither retention.ms nor "
+            detail += "min.compaction.lag.ms passes for the segment until then, as in Kafka"
+            found.append(self._segment_problem("future-timestamp", "log", detail, severity="note"))
+        if detail := _batch_digest_sum_mismatch(segment, source, self.balance_key):
+            found.append(self._segment_problem("balance", "log", detail))
+        if detail := _metadata_mismatch(segment, source):
+            found.append(self._segment_problem("metadata", "log", detail))
+        for kind, detail in index_and_checkpoint_file_problems(
+            source, {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}
+        ):
+            found.append(self._segment_problem(kind, kind, detail))
+        return found, int(source.table.last_offset[-1]) if len(source.table) else -1
+
+    def _segment_problem(self, finding_kind: str, file: str, detail: str, severity: str = "error") -> SegmentProblem:
+        return SegmentProblem(severity, finding_kind, *self.partition, self._object_key_of_file(file), detail)
+
+    def _object_key_of_file(self, file_kind: str) -> str:
+        return self.tier.ports.layout.object_name(self.partition, self.segment, file_kind)
+
+
+def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> ReasonOrEmpty:
+    """Return how a log differs from the recorded metadata that readers use without opening the log, or an empty string."""
+    latest = summarize_timestamps_and_record_count(source.table).max_timestamp_ms
+    if segment.size_bytes != source.size:
+        return f"its metadata says {segment.size_bytes} bytes, it has {source.size}"
+    if segment.max_timestamp_ms != latest:
+        recorded, found = format_iso_time(segment.max_timestamp_ms), format_iso_time(latest)
+        return f"its metadata says that its latest record is of {recorded}, it is of {found}"
+    return ""
+
+
+def _batch_digest_sum_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment, key: BalanceDigestKey | None) -> ReasonOrEmpty:
+    """Return how a log's batches differ from the number and digest sum recorded when it was written, or an empty string. It is also empty
+    if no key is given or no sum was recorded.
+    """
+    if key is None or segment.content is None:
+        return ""
+    held = batch_digest_sum_of_segment(source.buf, key)
+    return "" if held == segment.content else f"it holds {held} batches, and {segment.content} were recorded when it was written"
+
+
+def _uneven_round_balance_problems(state: PartitionState) -> Iterator[SegmentProblem]:
+    """Yield a problem for each recorded round whose balance (sums over its batches and records before and after) does not add up, and a
+    note if the digest sum of a live segment was not recorded.
+    """
+    for run in state.runs:
+        if run.balance is not None and (problem := run.balance.imbalance_problem()):
+            yield SegmentProblem("error", "balance", *state.topic_partition, run.run_id, problem)
+    unknown = sum(segment.content is None for segment in state.live)
+    if unknown:
+        detail = f"of {unknown} segments no sum is recorded: an earlier version or a broker wrote them"
+        yield SegmentProblem("note", "balance-unknown", *state.topic_partition, "", detail)
+
+
+def _pending_deletion_notes(tier: Tier, partition: TopicPartition, log: PartitionLog) -> Iterator[SegmentProblem]:
+    # This machine's clock is used because asking a directory for its own writes to it, and nothing is deleted here.
+    found = find_objects_to_delete_now_or_later(tier.ports, log, tier.retention, GraceClock(tier.ports.clock_ms(), asks_store=False))
+    for segment in (*found.due, *found.waiting, *found.unfinished):
+        yield SegmentProblem("note", "waiting", *partition, segment.id, "replaced; its objects wait for grace or for `retire`")
+    for key in (*(item.key for item in found.orphans), *found.scratch):
+        yield SegmentProblem("note", "orphan", *partition, key, "no reader uses it; `retire` sweeps it")
+    for key in (item.key for item in found.young):
+        yield SegmentProblem(
+            "note", "orphan", *partition, key, "the control log does not know it; `retire` sweeps it once it is older than orphan_age_ms"
+        )
+    for key in found.strangers:
+        yield SegmentProblem("note", "stranger", *partition, key, "this program did not write it, and never touches it")
+    for import_id in found.stale_imports:
+        yield SegmentProblem("note", "import", *partition, import_id, "an unfinished import; `retire` sweeps its objects")
+    if found.open_intent:
+        yield SegmentProblem("note", "intent", *partition, "", "a round was begun and not finished; the next `run` finishes or undoes it")
