@@ -107,7 +107,7 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
 
     @override
     def refresh(self) -> None:
-        from compactor.brokers.view import TOPICS_MAX_AGE_S
+        from compactor.adapters.brokers.view import TOPICS_MAX_AGE_S
 
         self.brokers.refresh(max_age_s=0.0, topics_max_age_s=TOPICS_MAX_AGE_S)
 

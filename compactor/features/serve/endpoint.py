@@ -30,7 +30,7 @@ from compactor.features.serve.partitions import Node, Partitions
 from compactor.features.serve.pieces import DiskBudgetFolder, PieceCache
 from compactor.features.serve.protocol import APIS, InvalidFrame, Request, decode_request, encode_response
 from compactor.features.serve.requests import Requests, longest_wait_s
-from compactor.service.journal import EventLogger, ServiceEventLogger
+from compactor.service import EventLogger, ServiceEventLogger
 
 JOURNAL = ServiceEventLogger(logging.getLogger(__name__))
 SLICE: Final = 256 << 10

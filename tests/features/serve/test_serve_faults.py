@@ -20,7 +20,7 @@ from compactor.features.serve import pieces
 from compactor.features.serve.endpoint import LEAST_RESPONSE, parse_nodes
 from compactor.features.serve.protocol import ErrorCode
 from compactor.model.ids import TopicPartition
-from compactor.storage.forwarding import ForwardingStore
+from compactor.storage.wrappers import ForwardingStore
 from tests.builders import LogBuilder
 from tests.features.serve.test_serve_fetch import TOPIC, all_records, committed_records, log_of_transactions
 from tests.plain_format import read_batches
