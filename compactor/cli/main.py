@@ -77,27 +77,6 @@ class CommandProfile:
         return [Table("what it cost", ("stage", "CPU s", "seconds", "bytes"), rows)] if self._costs else []
 
 
-# Compilation of kernels before a command needs them. The first time on a machine it takes half a minute.
-
-
-def compile_numba_kernels(out: Output, *, load_into_process: bool = False) -> None:
-    """Compile all numba kernels, with a note to the user, if the cache on disk does not hold them yet.
-
-    :param load_into_process: also load them into this process, whether or not they were in the cache.
-    """
-    from compactor.kernels.jit import COMPLETE, kernel_cache_folder
-
-    folder = kernel_cache_folder()
-    compiled = folder is None or (folder / COMPLETE).exists()
-    if not compiled:
-        out.print_note("compiling kernels: up to half a minute, the first time only ...")
-    if load_into_process or not compiled:
-        from compactor.cleaner.precompile import KERNELS, precompile_kernels
-
-        with out.show_progress("compiling kernels", KERNELS, "kernels") as progress:
-            precompile_kernels(lambda name, done: progress.begin_progress_part_with_same_total(f"compiling {name.strip('_')}", done))
-
-
 SERVICES = ("daemon.run_daemon", "agent.run_upload_agent", "serve.serve_tier")
 """Functions of commands that run until they are stopped. Their lines on stderr carry time and level."""
 

@@ -62,7 +62,7 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
         from compactor.features.spark.recompaction import SparkEngineFactory
 
         tier = replace(tier, engines=SparkEngineFactory())
-    if writing_command in ("run", "daemon"):
+    if writing_command in ("run", "daemon") and settings.spark.uses_spark_cluster:
         from compactor.features.spark.child import SparkChildRoundRunner
 
         tier = replace(tier, remote_rounds=SparkChildRoundRunner())

@@ -1,4 +1,4 @@
-"""What brokers record about tiered segments: the records of ``__remote_log_metadata``, and the view that readers derive from them."""
+"""Brokers' records about tiered segments, those of ``__remote_log_metadata``, and the view that readers derive from them."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ import time
 
 from compactor.cleaner.offline import OfflineCleanOptions, OfflineCleanSummary, clean_log_directory
 from compactor.cli import command_parser
-from compactor.cli.main import CommandProfile, compile_numba_kernels
+from compactor.cli.kernels import compile_numba_kernels
+from compactor.cli.main import CommandProfile
 from compactor.cli.output import Output, Table, format_size
 
 

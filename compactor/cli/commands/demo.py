@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from compactor.cli import command_parser
-from compactor.cli.main import compile_numba_kernels
+from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.units import count_noun
 from compactor.demo import Demo, DemoComparison, count_keys_with_value

@@ -11,7 +11,7 @@ from typing import Any
 
 from compactor.access.tier import Tier
 from compactor.cli import command_parser, tiers, tiers as audit
-from compactor.cli.main import compile_numba_kernels
+from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.units import count_noun
 from compactor.control.audit import ERASURE

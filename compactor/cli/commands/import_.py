@@ -16,7 +16,7 @@ from typing import Any
 from compactor.access.tier import Tier
 from compactor.bootstrap import create_topic_ids_query, create_topic_settings_query, open_tier
 from compactor.cli import command_parser, tiers, tiers as audit
-from compactor.cli.main import compile_numba_kernels
+from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.settings import load_settings
 from compactor.errors import ExitCode, StoreError, UsageError

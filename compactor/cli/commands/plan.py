@@ -9,7 +9,7 @@ from dataclasses import replace
 from compactor.access.tier import Tier
 from compactor.cli import command_parser, tiers
 from compactor.cli.command_parser import SAMPLED_PARTITIONS
-from compactor.cli.main import compile_numba_kernels
+from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.times import format_iso_time
 from compactor.config.units import count_noun

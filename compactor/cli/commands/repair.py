@@ -8,7 +8,7 @@ from pathlib import Path
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.cli import command_parser, tiers, tiers as audit
-from compactor.cli.main import compile_numba_kernels
+from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.settings import load_settings
 from compactor.config.units import count_noun

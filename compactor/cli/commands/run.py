@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.cli import command_parser, tiers
-from compactor.cli.main import CommandProfile, compile_numba_kernels
+from compactor.cli.kernels import compile_numba_kernels
+from compactor.cli.main import CommandProfile
 from compactor.cli.output import Output, Progress
 from compactor.control.leadership import current_lease
 from compactor.control.logs import round_pause_reason_or_empty

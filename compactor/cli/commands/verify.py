@@ -11,7 +11,6 @@ from compactor.access.tier import Tier
 from compactor.cli import tiers
 from compactor.cli.output import Output
 from compactor.errors import ExitCode, UsageError
-from compactor.features.pinterest.verify import verify_partition_known_by_listing
 from compactor.tier.kinds import MetadataSource
 from compactor.upkeep.broker_verify import verify_broker_partition
 from compactor.upkeep.verify import find_stale_upload_problems, verify_partition, verify_tier_wide_control_log
@@ -46,6 +45,8 @@ def _verify_compactor_managed_tier(tier: Tier, args: argparse.Namespace, out: Ou
 
 
 def _verify_tier_known_only_by_listing(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
+    from compactor.features.pinterest.verify import verify_partition_known_by_listing
+
     return tiers.print_check_findings(_verify_each_partition(tier, args, out, verify_partition_known_by_listing), out)
 
 

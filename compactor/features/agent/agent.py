@@ -74,7 +74,6 @@ from compactor.features.imports.incarnations import (
 from compactor.features.imports.log_directory import DELETED, path_of_segment_staged_for_deletion
 from compactor.features.imports.log_identity import PARTITION_METADATA
 from compactor.features.imports.staged_files import FileStagedForDeletion, OpenFilesStagedForDeletion
-from compactor.features.pinterest.generations import GenerationWriteOptions, configured_generation_target, write_generation
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.round.compaction import disk_budget_bytes
@@ -251,12 +250,15 @@ class _PinterestOutputAppender:
     """
 
     def __init__(self, tier: Tier, stop: StopRequest) -> None:
+        from compactor.features.pinterest.generations import GenerationWriteOptions, configured_generation_target, write_generation
+
         target = configured_generation_target(tier)
         self._target = replace(target, store=InterruptibleStore(target.store, stop))
         self._tier = _with_agent_log_directories(tier)
         self._write_options = GenerationWriteOptions(
             disk=DiskBudget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir)), append_only=True, yields=True
         )
+        self._write = write_generation
         self._left: set[TopicPartition] = set()
 
     def append_upload_to_pinterest_output(self, partition: TopicPartition, outcome: UploadOutcome) -> UploadOutcome:
@@ -266,7 +268,7 @@ class _PinterestOutputAppender:
         if not outcome.position:
             return outcome
         try:
-            report = write_generation(self._tier, self._target, self._tier.latest_incarnation(partition), self._write_options)
+            report = self._write(self._tier, self._target, self._tier.latest_incarnation(partition), self._write_options)
         except Stopped:
             raise
         except Exception as error:  # noqa: BLE001 - as for the upload: it is an outcome, and what was uploaded stays

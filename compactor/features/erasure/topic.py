@@ -30,8 +30,6 @@ from compactor.features.erasure.partition import (
     UnsearchedKeyLocation,
     survey_objects_holding_keys,
 )
-from compactor.features.pinterest.generations import GenerationStepLog
-from compactor.features.pinterest.layout import configured_object_keys
 from compactor.model.ids import PUBLISHING, RoundStatus, TopicPartition
 from compactor.model.remote_log import uuid_text
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -191,6 +189,9 @@ def _key_holding_objects_in_pinterest_output(
     tier: Tier, partition: TopicPartition, request: KeySearchRequest
 ) -> Iterator[ObjectHoldingRecordKey]:
     """Yield the objects with the keys among the copies that `generations write` made for Pinterest's consumers."""
+    from compactor.features.pinterest.generations import GenerationStepLog
+    from compactor.features.pinterest.layout import configured_object_keys
+
     settings, target = tier.settings, tier.settings.tier.pinterest.target
     store = open_store(target, settings=settings, limits=settings.limits, counters=tier.counters)
     known = GenerationStepLog(store, configured_object_keys(settings), partition).read_generations()
