@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from compactor.decoding.registry import RegisteredSchema, SchemaRegistry
+from compactor.decoding import RegisteredSchema, SchemaRegistry
 from tests.iceberg.read_by_engine import plain
 from tests.integration.test_iceberg_typed import SCHEMAS, TypedHouse, framed
 from tests.support.go_tools import Unbuildable, pip_packages
