@@ -1,1 +1,0 @@
-"""Everything that concerns Kafka brokers: their metadata topic, their view of a tier, and publication through them."""
