@@ -31,11 +31,12 @@ def names(kind: str) -> list[str]:
 
 
 def unpack(kind: str, target: Path) -> Path:
-    """The cases of one archive below ``target``; unpacked once, so do not write into them."""
+    """The cases of one kind below ``target``; unpacked once, so do not write into them."""
     folder = target / kind
     if not folder.exists():
-        with tarfile.open(GOLDEN / f"{kind}.tar.xz") as archive:
-            archive.extractall(target, filter="data")
+        for path in GOLDEN.glob(f"{kind}*.tar.xz"):
+            with tarfile.open(path) as archive:
+                archive.extractall(target, filter="data")
     return folder
 
 
@@ -71,15 +72,15 @@ def cleaner_round(case: Path, scratch: Path) -> Round:
 
 
 def client_rounds(case: Path, parameters: str, scratch: Path) -> list[Round]:
-    """Both rounds of one set (``keep`` or ``drop``); the second one's input is what Kafka made in the first."""
-    params, expected = _json(case / "params.json")[parameters], _json(case / "expected.json")[parameters]
-    log_dir = _copy(case / "in", scratch / "in", params[0]["mtimes"])
-    first = Round(log_dir, params[0], case / "expected" / parameters / "round1", expected[0])
-    if first.refused:
-        return [first]
-    second = params[1] | {"mtimes": {str(base): time for base, time in first.mtimes_after().items()}}
-    copied = _copy(first.expected_dir, scratch / "in2", second["mtimes"])
-    return [first, Round(copied, second, case / "expected" / parameters / "round2", expected[1])]
+    """All rounds of one set (``keep`` or ``drop``); the input of each but the first is what Kafka made in the one before."""
+    rounds: list[Round] = []
+    both = zip(_json(case / "params.json")[parameters], _json(case / "expected.json")[parameters], strict=False)  # none after a refusal
+    for number, (params, expected) in enumerate(both, start=1):
+        mtimes = {str(base): time for base, time in rounds[-1].mtimes_after().items()} if rounds else params["mtimes"]
+        source = rounds[-1].expected_dir if rounds else case / "in"
+        log_dir = _copy(source, scratch / ("in" if number == 1 else f"in{number}"), mtimes)
+        rounds.append(Round(log_dir, params | {"mtimes": mtimes}, case / "expected" / parameters / f"round{number}", expected))
+    return rounds
 
 
 def _copy(source: Path, target: Path, mtimes: dict[str, int]) -> Path:
