@@ -42,21 +42,16 @@ if TYPE_CHECKING:
 def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[str, TopicId] | None = None) -> Tier:
     """Return the tier that the settings describe, with its stores opened. Makes no request to brokers.
 
-    :param local_state: whether to cache control logs in ``state_dir``. The cache is opened when it is first used.
+    :param local_state: whether to cache control logs in ``state_dir``; the cache is opened at its first use.
     :param topics: topic ids by topic name; None to look them up in the tier's metadata.
     :raises UsageError: if the settings are invalid.
-    :raises StoreError: if a broker-managed tier is configured without brokers, and the control store has no snapshot of the brokers'
-        metadata.
+    :raises StoreError: if a broker-managed tier has neither brokers nor a metadata snapshot in the control store.
     """
     counters = RequestCounters()
     contact = FirstAnswerTracker()
     conditions = ConditionalCreateCheck(Path(settings.tier.state_dir) / "stores")
 
     def open_control_store(limits: RateLimitSettings, retries: RetrySettings | None = None) -> ObjectStore:
-        """Open the store of control logs with these rate limits.
-
-        :param retries: how failed requests are retried; None for the usual retries of this kind of store.
-        """
         return open_store(
             control_at,
             settings=settings,
@@ -121,9 +116,6 @@ def _wall_clock_unix_ms() -> int:
 
 
 def _create_metadata_source(settings: Settings, kind: TierKind, data: ObjectStore, control: ObjectStore) -> TierMetadataSource:
-    """Return the object that lists the tier's partitions and live segments. It reads control logs, the brokers' metadata topic or a listing
-    of the objects, by the tier's kind.
-    """
     listed = kind.listing(settings, data)
     if listed is not None:
         return ListedTierMetadataSource(listed, settings.tier.layout)
@@ -135,9 +127,6 @@ def _create_metadata_source(settings: Settings, kind: TierKind, data: ObjectStor
 
 
 def _create_segment_publisher(settings: Settings, metadata: TierMetadataSource) -> SegmentPublisher:
-    """Return the object that makes readers use the segments that a round wrote: by the control log, or by the brokers' metadata topic. On a
-    tier that is only read, return one that refuses. Makes no request.
-    """
     if not isinstance(metadata, BrokerManagedTierMetadataSource):
         return RefusingPublisherOfReadOnlyTier() if metadata.exists_elsewhere else ControlLogPublisher()
     from compactor.adapters.brokers.view import LiveBrokerMetadata
@@ -168,9 +157,7 @@ def _create_segment_publisher(settings: Settings, metadata: TierMetadataSource) 
 
 
 def _create_broker_log_start_offset_reader(settings: Settings, metadata: TierMetadataSource) -> Callable[[TopicPartition], int] | None:
-    """Return a function that requests a partition's log start offset from its leader. Return None if the tier is not broker-managed, or no
-    broker is configured. Makes no request itself.
-    """
+    """Return None if the tier is not broker-managed, or no broker is configured. Makes no request itself."""
     from compactor.adapters.brokers.view import LiveBrokerMetadata
 
     if not isinstance(metadata, BrokerManagedTierMetadataSource) or not isinstance(metadata.brokers, LiveBrokerMetadata):
@@ -182,10 +169,7 @@ def _create_broker_log_start_offset_reader(settings: Settings, metadata: TierMet
 
 
 def open_segment_metadata_of_brokers(settings: Settings, control: ObjectStore) -> BrokerMetadata:
-    """Return the source of the brokers' segment metadata: the metadata topic, or its latest snapshot in ``control`` if no broker is
-    configured.
-
-    Makes no request to brokers yet.
+    """Open the brokers' metadata topic, or its latest snapshot in ``control`` if no broker is configured. Makes no request to brokers yet.
 
     :raises UsageError: if the connection settings are invalid.
     :raises StoreError: if no broker is configured and there is no snapshot.
@@ -213,22 +197,19 @@ def open_segment_metadata_of_brokers(settings: Settings, control: ObjectStore) -
 
 
 def cluster_confirmations(settings: Settings) -> ClusterConfirmations:
-    """Return what [kafka] confirms about the cluster."""
     from compactor.adapters.brokers.cluster import ClusterConfirmations
 
     return ClusterConfirmations(settings.kafka.metadata_manager_class, settings.kafka.allow_untested_brokers)
 
 
 def create_topic_ids_query(settings: Settings) -> Callable[[Sequence[str]], ClusterTopicIds] | None:
-    """Return a function that requests the ids of topics from the configured brokers by name; None if no brokers are configured."""
+    """Return a function that requests topic ids by topic name from the configured brokers; None if no brokers are configured."""
     queries = _create_cluster_queries(settings)
     return None if queries is None else queries.topic_ids
 
 
 def create_topic_settings_query(settings: Settings) -> TopicSettingsQuery | None:
-    """Return a function that requests from the configured brokers what is set for compaction on topics; None if no brokers are
-    configured.
-    """
+    """Return a function that requests the compaction settings of topics from the configured brokers; None if no brokers are configured."""
     queries = _create_cluster_queries(settings)
     return None if queries is None else queries.compaction_settings
 
@@ -242,9 +223,7 @@ def _create_cluster_queries(settings: Settings) -> AgentClusterQueriesOverKafka 
 
 
 def kafka_connection_settings(settings: Settings) -> KafkaConnection:
-    """Return the connection settings that [kafka] configures. Raises UsageError if they name no broker, or set a property that must not be
-    set.
-    """
+    """Return the connection settings in [kafka]. Raises UsageError if they name no broker, or set a property that must not be set."""
     from compactor.adapters.kafka_client import KafkaConnection
 
     properties = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings.kafka.properties.items()}

@@ -35,15 +35,9 @@ from compactor.upkeep.export import export_partition
 from compactor.upkeep.verify import SegmentProblem, verify_partition
 from compactor.views.forecast import RoundForecast, forecast_next_round
 
-# A change-capture topic as a broker would have it on disk: one table of customers, captured row by row.
-#
-# The same seed gives the same bytes. The topic has inserts, updates of keys with skewed popularity, deletes as tombstones, headers, all
-# five codecs (as if the producer's settings had changed over time) and three leader epochs. One producer is idempotent. A second one is
-# transactional, and its transactions lie between the other's batches; all but one are committed.
+# The topic, as a change-capture connector writes it: inserts, updates of keys with skewed popularity, tombstones, headers, all five
+# codecs, three leader epochs, one idempotent and one transactional producer.
 
-
-RecordCount = int
-"""Number of records."""
 CONNECTOR = 4001
 IMPORTER = 4002
 """Producer ids of the change-capture connector, and of a job that changes many customers in one transaction."""
@@ -60,12 +54,11 @@ _PLANS = (b"free", b"basic", b"plus", b"business")
 class DemoTopicSettings:
     """Size of the generated topic. The same settings, ``seed`` included, give the same bytes.
 
-    now_ms: time of the last record, in milliseconds.
-    records: number of records; each is one change of a row.
-    keys: number of rows of the table, and so of different record keys.
+    now_ms: time of the last record.
+    records: each is one change of a row.
+    keys: number of rows of the table.
     batch_records: records in a batch.
-    segment_bytes: largest size of a segment, in bytes.
-    transactions: number of transactions, one of which is aborted.
+    transactions: one of them is aborted.
     """
 
     now_ms: int
@@ -79,9 +72,7 @@ class DemoTopicSettings:
 
 @dataclass
 class _LogDirectoryWriter:
-    """Writer of a Kafka log directory. Appends batches to segments as a broker does, and begins a new segment when the next batch does not
-    fit.
-    """
+    """Appends batches to segments as a broker does, and begins a new segment when the next batch does not fit."""
 
     folder: Path
     segment_bytes: int
@@ -93,11 +84,6 @@ class _LogDirectoryWriter:
     _size: int = 0
 
     def append_batch(self, data: bytes, record_count: int, segment_file_mtime_ms: int) -> None:
-        """Append a serialized batch to the log. If it does not fit into the current segment, write that segment and begin a new one first.
-
-        :param record_count: number of records in the batch.
-        :param segment_file_mtime_ms: modification time, in milliseconds, for the file of a segment that is written.
-        """
         if self._size + len(data) > self.segment_bytes:
             self.roll_segment(segment_file_mtime_ms)
         self._parts.append(data)
@@ -105,15 +91,10 @@ class _LogDirectoryWriter:
         self.next_offset += record_count
 
     def begin_leader_epoch(self, epoch: int) -> None:
-        """Begin a leader epoch at the next offset of the log."""
         self.leader_epoch = epoch
         self.epochs.append(EpochEntry(LeaderEpoch(epoch), Offset(self.next_offset)))
 
     def roll_segment(self, segment_file_mtime_ms: int) -> None:
-        """Write the batches of the current segment to a file, if there are any, and begin a new segment.
-
-        :param segment_file_mtime_ms: modification time of the file, in milliseconds.
-        """
         if self._parts:
             path = self.folder / f"{self._base:020d}.log"
             path.write_bytes(b"".join(self._parts))
@@ -121,9 +102,8 @@ class _LogDirectoryWriter:
         self._base, self._parts, self._size = self.next_offset, [], 0
 
 
-def write_demo_topic(folder: Path, settings: DemoTopicSettings, customers: CustomersTable) -> Iterator[RecordCount]:
-    """Write a Kafka log directory with the generated topic. Yield the number of records of each batch once it is generated, for a progress
-    bar.
+def write_demo_topic(folder: Path, settings: DemoTopicSettings, customers: CustomersTable) -> Iterator[int]:
+    """Write a Kafka log directory with the generated topic. Yield the number of records of each batch, for a progress bar.
 
     :param folder: the directory, which must not exist yet.
     :param customers: the table whose changes are the records. Afterwards it holds the last value of each key.
@@ -161,12 +141,11 @@ def write_demo_topic(folder: Path, settings: DemoTopicSettings, customers: Custo
 
 
 def _is_demo_transaction_aborted(settings: DemoTopicSettings, transaction_number: int) -> bool:
-    """Return whether the transaction with this number is aborted. Only the one in the middle is."""
     return transaction_number == settings.transactions // 2
 
 
 class CustomersTable:
-    """The table whose changes the demo's topic holds: which rows exist, how often each was changed, and the last value of each key.
+    """The table whose changes the demo's topic holds.
 
     latest: key -> last committed value, None if the key was deleted.
     """
@@ -181,8 +160,7 @@ class CustomersTable:
         self._lsn = 1 << 32
 
     def change_random_rows_and_return_records(self, count: int, offset: int, timestamp: int, *, aborted: bool) -> list[RecordToEncode]:
-        """Change ``count`` random rows, and return the records of these changes. If ``aborted``, the table itself stays as it is, because
-        the records belong to an aborted transaction.
+        """Change ``count`` random rows, and return the records of these changes. If ``aborted``, the table itself stays as it is.
 
         :param offset: offset of the first record.
         :param timestamp: time of the first record in milliseconds. Each further record is one millisecond later.
@@ -201,10 +179,7 @@ class CustomersTable:
     def _change_row_and_return_record(
         self, change_count_by_key: dict[int, int], key: int, random_fraction: float, offset: int, timestamp: int
     ) -> RecordToEncode:
-        """Return the record of the next change of a row.
-
-        :param change_count_by_key: how often each row was changed, by key. Changed in place.
-        :param key: number of the row.
+        """:param change_count_by_key: how often each row was changed, by key. Changed in place.
         :param random_fraction: a random number from 0 to 1. Below ``_DELETES``, the change deletes the row, if it exists.
         """
         self._lsn += 64 + key % 512
@@ -219,11 +194,7 @@ class CustomersTable:
 
 
 def _customer_row_json(key: int, version: int, random_fraction: float, timestamp: int, lsn: int) -> bytes:
-    """Return a row of the table as the JSON value of a change record.
-
-    :param version: number of earlier changes of the row; 0 if this change inserts it.
-    :param random_fraction: a number from 0 to 1 that decides the values of some columns.
-    :param timestamp: time of the change, in milliseconds.
+    """:param version: number of earlier changes of the row; 0 if this change inserts it.
     :param lsn: position of the change in the source database's log.
     """
     return (
@@ -256,7 +227,7 @@ ValueByKey = dict[bytes, bytes | None]
 
 @dataclass(frozen=True)
 class DemoTopicSize:
-    """Number of records, bytes and segments of the topic in the tier. Records include transaction markers."""
+    """Size of the topic in the tier. Records include transaction markers."""
 
     records: int
     bytes: int
@@ -267,7 +238,7 @@ class DemoTopicSize:
 class DemoComparison:
     """The tier before and after the round, and each key's last value as written and as found in the tier.
 
-    differences: a line for each key whose last value in the tier is not the one that was written; empty if the demo succeeded.
+    differences: a line for each key whose last value in the tier is not the one that was written.
     """
 
     before: DemoTopicSize
@@ -278,14 +249,12 @@ class DemoComparison:
 
 
 def count_keys_with_value(values: ValueByKey) -> int:
-    """Return the number of keys whose last record has a value, that is, which are not deleted."""
     return sum(value is not None for value in values.values())
 
 
 def describe_last_value_differences(written_values: ValueByKey, values_in_tier: ValueByKey) -> list[str]:
-    """Return a line for each key whose last value in the tier is not the one that was written; an empty list if there is none.
-
-    Deleted keys are equal whether the tier has a tombstone or no record of them.
+    """Return a line for each key whose last value in the tier is not the one that was written. Deleted keys are equal whether the tier has
+    a tombstone or no record of them.
     """
     return [
         f"{key!r} has another last value"
@@ -295,7 +264,6 @@ def describe_last_value_differences(written_values: ValueByKey, values_in_tier: 
 
 
 def _require_fit_store(store: ObjectStore) -> None:
-    """Try a store as `config check` does. Raises Refused with the first error that is found."""
     for finding in probe_store(store, lambda: int(time.time() * 1000)):
         if finding.severity == "error":
             raise Refused(finding.detail, hint=finding.hint)
@@ -305,10 +273,9 @@ class Demo:
     """One run of the demo in a folder.
 
     :param folder: may be absent or empty, or hold an earlier demo, which is deleted.
-    :param now_ms: time of the last record, and of the round, in milliseconds.
-    :param tier_url: where the tier is created, empty for inside the folder. The demo refuses a URL at which a tier
-        exists, and leaves its own tier there.
-    :param settings: settings from which the access to the store at ``tier_url`` is taken.
+    :param now_ms: time of the last record, and of the round.
+    :param tier_url: where the tier is created and stays, empty for inside the folder.
+    :param settings: access to the store at ``tier_url``.
     :raises UsageError: if the folder or the URL is in use.
     :raises Refused: if the store at ``tier_url`` is not fit for a tier. It is tried before the topic is generated.
     """
@@ -338,9 +305,7 @@ class Demo:
         self._cleaner = self._tier.cleaner_settings_for_topic(NAME.topic)
 
     def _delete_earlier_demo_from_folder(self) -> None:
-        """Delete an earlier demo in the folder, and create the folder if it does not exist. Raises UsageError if the folder holds anything
-        else.
-        """
+        """Raises UsageError if the folder holds anything but an earlier demo."""
         if self.folder.is_dir() and any(self.folder.iterdir()):
             if not self.config.exists() or not self.config.read_text(encoding="utf-8", errors="replace").startswith(FIRST_LINE):
                 raise UsageError(f"{self.folder} is not empty and not of an earlier demo", hint="Name an empty or a new directory")
@@ -352,35 +317,31 @@ class Demo:
             raise UsageError(f"cannot make {self.folder}: {error.strerror}", hint="Name another directory") from error
 
     def write_generated_topic_as_log_directory(self, on_records: OnCount) -> None:
-        """Generate the demo's topic and write it as a Kafka log directory. ``on_records``: receives the number of records of each batch."""
+        """``on_records`` receives the number of records of each batch."""
         for count in write_demo_topic(self.log_dir, self.shape, self._table):
             on_records(count)
 
     def import_topic(self, progress: ImportProgressCallbacks) -> ImportReport:
-        """Import the log directory into the tier."""
         report = import_directory(self._tier, self.log_dir, NAME, self._cleaner.cleaner_policy(), progress)
         self._before = self._topic_size_in_tier()
         return report
 
     def forecast_round(self) -> RoundForecast:
-        """Return the forecast of a round of compaction: what it will clean and save."""
         return forecast_next_round(self._tier, NAME, self.now_ms)
 
     def compact_topic_in_one_round(self, on_stage: RoundStageCallback) -> RoundReport:
-        """Compact the topic in one round."""
         return compact(self._tier, NAME, self.now_ms, on_stage=on_stage)
 
     def verify_tier(self, on_bytes: OnCount) -> list[SegmentProblem]:
-        """Verify the tier's segments, and return the errors, without notes."""
+        """Return the errors of the tier's segments, without notes."""
         found = verify_partition(self._tier, NAME, on_bytes)
         return [problem for problem in found if problem.severity == "error"]
 
     def export_topic_as_log_directory(self, on_bytes: OnCount) -> None:
-        """Export the compacted topic from the tier as a Kafka log directory."""
         export_partition(self._tier, NAME, self.exported, on_bytes)
 
     def compare_last_values_with_written_ones(self) -> DemoComparison:
-        """Read the tier as a consumer does and compare the last value of each key with the last one that was written."""
+        """Read the tier as a consumer does, and compare the last values."""
         found: ValueByKey = {}
         for block in read_record_blocks(self._tier, NAME):
             found |= {
@@ -393,13 +354,11 @@ class Demo:
         )
 
     def _topic_size_in_tier(self) -> DemoTopicSize:
-        """Return the present number of segments, records and bytes of the topic in the tier."""
         state = self._tier.open_control_log_of_partition(NAME).refresh()
         return DemoTopicSize(sum(segment.records for segment in state.live), state.bytes, len(state.live))
 
 
 def _format_toml(sections: dict[str, dict[str, str]]) -> str:
-    """Return the text of a TOML file with these sections, below a comment by which a later demo recognizes the file."""
     lines = [FIRST_LINE]
     for name, keys in sections.items():
         lines += [f"[{name}]\n", *(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in keys.items())]

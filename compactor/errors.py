@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing_extensions import override
 
 ExitCode = int
-"""Exit code of a command: 0 for success, else that of the error class, or 1 for a bug."""
+"""0 for success, else that of the error class, or 1 for a bug."""
 
 _USER_PART = (
     r"\b(?!abfss?:|wasbs?:)([a-z][a-z0-9+.-]*://)"  # before the @ of abfss:// stands a container
@@ -39,7 +39,7 @@ _SECRETS = (
 
 
 def without_secrets(text: str) -> str:
-    """Return a text of a library or store without the credentials that it may contain: user parts and queries of URLs, tokens, headers.
+    """Return a text of a library or store without credentials: user parts and queries of URLs, tokens, headers.
 
     Every text that becomes an error passes through this function, because errors are logged, recorded and shown on pages.
     """
@@ -49,7 +49,6 @@ def without_secrets(text: str) -> str:
 
 
 def bug_reason(error: BaseException) -> str:
-    """Return the reason to report for an exception that nobody expected."""
     return without_secrets(f"a bug: {type(error).__name__}: {error}")
 
 
@@ -96,7 +95,6 @@ class CompactorError(Exception):
 
 
 def _rebuild_pickled_error(kind: type[CompactorError], state: dict[str, object]) -> CompactorError:
-    """Recreate a pickled error without calling its constructor."""
     error = kind.__new__(kind)
     error.__dict__.update(state)
     error.args = (state.get("message", ""),)
@@ -104,18 +102,16 @@ def _rebuild_pickled_error(kind: type[CompactorError], state: dict[str, object])
 
 
 class UsageError(CompactorError):
-    """Raised if the command line, the configuration or a request is not valid. Exit code 2."""
+    """Raised if the command line, the configuration or a request is not valid."""
 
     exit_code = 2
 
 
 class BadData(CompactorError):
-    """Raised if data is damaged or contradicts the metadata recorded about it, so that it cannot be cleaned. Exit code 3.
+    """Raised if data is damaged or contradicts the metadata recorded about it, so that it cannot be cleaned.
 
     is_other_content: whether the bytes are intact, but differ from the content that is known for the same offsets.
     is_compacted: whether the data is intact, but a log cleaner has removed records that the tier needs.
-
-    :param cause: what is wrong, for the message.
     :param segment: file or object name.
     :param position: byte position of the batch in the segment, -1 if unknown.
     :param offset: base offset of the batch, -1 if unknown.
@@ -140,17 +136,17 @@ class BadData(CompactorError):
 
 
 class Fenced(CompactorError):
-    """Raised if another compactor has taken over the partition. This process has changed nothing since then. Exit code 4."""
+    """Raised if another compactor has taken over the partition. This process has changed nothing since then."""
 
     exit_code = 4
 
 
 class Leased(Fenced):
-    """Raised if another compactor leads the partition and is alive. Exit code 4."""
+    """Raised if another compactor leads the partition and is alive."""
 
 
 class StoreError(CompactorError):
-    """Raised if the object store, a broker or the network fails. Exit code 5."""
+    """Raised if the object store, a broker or the network fails."""
 
     exit_code = 5
 
@@ -171,7 +167,7 @@ class Refused(StoreError):
     """Raised if the store or broker refuses a request: credentials, permissions, a missing bucket, a wrong region, an archived object.
     Trying again does not help.
 
-    :param cause: what is to be corrected, by default the rights of this user.
+    :param cause: what is to be corrected.
     """
 
     def __init__(self, message: str, *, hint: str = "", cause: BlockedCause = BlockedCause.RIGHTS) -> None:
@@ -180,24 +176,24 @@ class Refused(StoreError):
 
 
 class CannotCopy(StoreError):
-    """Raised if the store does not copy ranges of objects on the server side, so that the data has to be downloaded and uploaded."""
+    """Raised if the store does not copy ranges of objects on the server side: the data has to be downloaded and uploaded."""
 
 
 class CopyDiffers(StoreError):
-    """Raised if a server-side copy differs from its source, because the source is damaged or the store copies wrongly.
-    The copy has been removed.
+    """Raised if a server-side copy differs from its source: the source is damaged or the store copies wrongly. The copy has been
+    removed.
     """
 
 
 class OutOfBudget(CompactorError):
-    """Raised if the disk or memory budget is too small, or the disk is full. Exit code 6."""
+    """Raised if the disk or memory budget is too small, or the disk is full."""
 
     exit_code = 6
     blocks_by = BlockedCause.BUDGET
 
 
 def gravest_exit_code(codes: list[ExitCode]) -> ExitCode:
-    """Return the exit code of a command over several partitions: the first of 1, 2, 6, 5, 3 and 4 that is among ``codes``, else 0."""
+    """Return the first of 1, 2, 6, 5, 3 and 4 that is among ``codes``, else 0."""
     for code in (1, 2, 6, 5, 3, 4):
         if code in codes:
             return code

@@ -33,7 +33,7 @@ def require_pip_extra(extra: str, feature: str) -> None:
 
 
 def missing_extra_error(module: str) -> UsageError | None:
-    """Return the error to raise for a module that could not be imported, if the module belongs to an extra; otherwise None."""
+    """Return the error for a module that could not be imported, if the module belongs to an extra; otherwise None."""
     for extra, modules in MODULES.items():
         for one in modules:
             if f"{module}.".startswith(f"{one}.") or one.startswith(f"{module}."):
@@ -42,7 +42,6 @@ def missing_extra_error(module: str) -> UsageError | None:
 
 
 def _is_python_module_installed(module: str) -> bool:
-    """Return whether a module is installed."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
@@ -50,5 +49,4 @@ def _is_python_module_installed(module: str) -> bool:
 
 
 def _extra_not_installed_error(extra: str, feature: str) -> UsageError:
-    """Return the error for an extra that is not installed. ``feature``: beginning of the message, such as ``recompact needs pyspark``."""
     return UsageError(f"{feature}, which is not installed", hint=f"It comes with an extra: pip install 'tiered-compactor[{extra}]'")

@@ -19,10 +19,9 @@ from compactor.storage.port import ObjectStore
 
 @dataclass(frozen=True)
 class PartitionOutputExtent:
-    """Part of a partition that its output shows, with the number of files and versions.
+    """Part of a partition that its output shows.
 
-    end_offset: end of the offsets that the output shows, exclusive.
-    files: number of the partition's files.
+    end_offset: exclusive.
     snapshots: number of versions of the output that can be read.
     waits_for: why the output shows no more offsets; empty if it shows all that it could.
     undecoded: number of rows whose key or value could not be decoded into typed columns.
@@ -37,13 +36,13 @@ class PartitionOutputExtent:
 
 @dataclass(frozen=True)
 class OutputReport:
-    """Result of one update of an output (a copy of the partition in another layout).
+    """Result of one update of an output.
 
     status: written, appended, up_to_date, empty, removed, superseded, or behind (a round must complete first).
     written_slot: position in the control log of the state that the output copies.
     next_deletion_ms: when an old version may be deleted, by the store's clock; NEVER_MS if none waits.
     summary: one line for people; empty if nothing was written or deleted.
-    content: what the output shows; None if this kind of output does not report it.
+    content: None if this kind of output does not report it.
     """
 
     status: str
@@ -54,22 +53,24 @@ class OutputReport:
 
 
 class OutputWriter(Protocol):
-    """Writer of one kind of output, which is a copy of compacted partitions in another layout."""
+    """Writer of one kind of output: copies of compacted partitions in another layout."""
 
     def update_output_to_published_view(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
         """Bring a partition's output up to its published view, and delete old versions that have been kept for the configured time.
 
         :param disk: local disk that the partition's segments may use.
-        :raises BadData: if an object is missing or damaged. :raises OutOfBudget: if a segment does not fit the disk budget.
-        :raises Leased: if another process writes this output now. :raises StoreError: if a store fails.
+        :raises BadData: if an object is missing or damaged.
+        :raises OutOfBudget: if a segment does not fit the disk budget.
+        :raises Leased: if another process writes this output now.
+        :raises StoreError: if a store fails.
         """
 
 
 class OutputModule(Protocol):
-    """Interface of the modules of outputs (``OutputKind.module`` names them)."""
+    """Interface of the modules that ``OutputKind.module`` names."""
 
     def open_output(self, tier: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> OutputWriter:
-        """Return the configured output. Makes no request. Raises UsageError if its settings are invalid."""
+        """Makes no request. Raises UsageError if the output's settings are invalid."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ class OutputKind:
     """One kind of output.
 
     is_configured: whether the settings ask for it.
-    setting: the settings that do, for messages.
-    module: name of its module, which is imported on use.
+    setting: name of these settings, for messages.
+    module: imported on use.
     extra: the pip extra that it needs; empty for none.
     """
 

@@ -1,6 +1,6 @@
-"""Cost of each stage of the work, in CPU time, wall-clock time and bytes. ``measure_stage`` marks the work of a stage.
+"""Cost of each stage of the work, in CPU time, wall-clock time and bytes.
 
-Without an active recorder a call costs the check of one variable. Measured functions handle chunks of megabytes, never single batches or
+Without a recorder a call costs the check of one variable. Measured functions handle chunks of megabytes, never single batches or
 records.
 """
 
@@ -38,7 +38,7 @@ class SegmentWorkStage(StrEnum):
 
 @dataclass(slots=True)
 class StageCost:
-    """Cost of one stage: CPU and wall-clock seconds, each summed over all threads, and the number of bytes that the stage processed."""
+    """CPU and wall-clock seconds, each summed over all threads, and bytes processed."""
 
     cpu: float = 0.0
     wall: float = 0.0
@@ -46,7 +46,7 @@ class StageCost:
 
 
 class _ActiveStagesOfThread(threading.local):
-    """Stages that a thread is in, the innermost last, and the thread's CPU and wall clocks when the innermost began or resumed."""
+    """Stages that a thread is in, the innermost last, and its clocks when the innermost began or resumed."""
 
     def __init__(self) -> None:
         self.stages: list[SegmentWorkStage] = []
@@ -67,18 +67,16 @@ class StageCostRecorder:
         self._adding = threading.Lock()
 
     def enter_stage(self, stage: SegmentWorkStage) -> None:
-        """Begin a stage in the calling thread."""
         self._add_elapsed_time_to_innermost_stage()
         self._here.stages.append(stage)
 
     def leave_stage(self, nbytes: int) -> None:
-        """End the innermost stage of the calling thread, which processed ``nbytes`` bytes."""
+        """End the calling thread's innermost stage, which processed ``nbytes`` bytes."""
         self._add_elapsed_time_to_innermost_stage()
         with self._adding:
             self.costs[self._here.stages.pop()].bytes += nbytes
 
     def _add_elapsed_time_to_innermost_stage(self) -> None:
-        """Add the time since this method was last called in the thread to the thread's innermost stage, if the thread is in a stage."""
         here, cpu, wall = self._here, self._cpu(), self._wall()
         if here.stages:
             with self._adding:
@@ -93,7 +91,7 @@ _recorder: StageCostRecorder | None = None
 
 @contextmanager
 def record_stage_costs_during_block(recorder: StageCostRecorder) -> Iterator[None]:
-    """Let ``recorder`` record the stages of all threads of this process for the duration of a ``with`` block."""
+    """Record the stages of all threads of this process during a ``with`` block."""
     global _recorder  # noqa: PLW0603 - the threads of a round are started in many places
     before, _recorder = _recorder, recorder
     try:

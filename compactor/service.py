@@ -22,41 +22,30 @@ from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.storage.wrappers import ForwardingStore, StoreUsage
 
-# Stopping a service: the request to stop, and a store wrapper that obeys it.
-
-
 T = TypeVar("T")
 
 
 class Stopped(CompactorError):
-    """Raised to interrupt work because the service was asked to stop.
-
-    A round that ends with this error is resumed by the next run, like one that a crash has ended.
-    """
+    """Raised to interrupt work because the service was asked to stop. The next run resumes a round that ends so, like one after a crash."""
 
 
 @dataclass(frozen=True)
 class StopRequest:
-    """Flag that the service was asked to stop, shared by all its threads. Work checks it wherever it can be interrupted safely."""
+    """The request that a service stops, shared by its threads. Work checks it wherever it can be interrupted safely."""
 
     event: threading.Event
 
     def raise_if_stopped(self) -> None:
-        """Raise Stopped if the service was asked to stop."""
         if self.event.is_set():
             raise Stopped("the daemon is stopping")
 
     def sleep_unless_stopped(self, seconds: float) -> None:
-        """Sleep for at most ``seconds``. Raises Stopped as soon as the service is asked to stop."""
+        """Raises Stopped as soon as the service is asked to stop."""
         if self.event.wait(seconds):
             self.raise_if_stopped()
 
     def raise_if_stopped_unless_published(self, stage: RoundStage) -> None:
-        """Raise Stopped if the service was asked to stop, unless the round is published already: then only its statistics are left to
-        record.
-
-        :param stage: the stage that the round has reached.
-        """
+        """Raise Stopped if the service was asked to stop, unless the round is published: then only its statistics are left to record."""
         if stage is not RoundStage.PUBLISHED:
             self.raise_if_stopped()
 
@@ -64,7 +53,7 @@ class StopRequest:
 class InterruptibleStore(ForwardingStore):
     """Object store whose next request raises Stopped once the service was asked to stop, so that large jobs end within one request.
 
-    :param record_transferred_bytes: called after each read of an object with the number of its bytes, for progress reports.
+    :param record_transferred_bytes: called after each read of an object with the number of its bytes.
     """
 
     def __init__(self, store: ObjectStore, stop: StopRequest, record_transferred_bytes: Callable[[int], None] = lambda size: None) -> None:
@@ -74,7 +63,6 @@ class InterruptibleStore(ForwardingStore):
 
     @override
     def _forward_read_request(self, key: str, request: Callable[[], T]) -> T:
-        """Make a read request to the store and return its result. Raises Stopped if the service was asked to stop."""
         self._stop.raise_if_stopped()
         return request()
 
@@ -100,11 +88,8 @@ class InterruptibleStore(ForwardingStore):
         return self._store.clock_ms()
 
 
-# Log lines of a service: one line per event, with machine-readable fields.
-
-
 class EventLogger(Protocol):
-    """Function that writes one line to a service's log.
+    """Writes one line to a service's log.
 
     level: a level of ``logging``. fields: ``partition``, ``run``, ``segment``, ``phase`` and the like.
     """
@@ -113,7 +98,7 @@ class EventLogger(Protocol):
 
 
 class ServiceEventLogger:
-    """EventLogger that writes lines to a Python logger. The log record's attribute ``fields`` holds the fields that are not empty."""
+    """EventLogger of a Python logger. The log record's attribute ``fields`` holds the fields that are not empty."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -127,26 +112,23 @@ class ServiceEventLogger:
 
 
 RETRY_MS = 60_000
-"""Delay after the first failure, in milliseconds."""
+"""Delay after the first failure."""
 MAX_RETRY_MS = 6 * 3_600_000
 """Longest delay. The delay doubles with every failure up to this."""
 
 
 def backoff_ms(failures: int, first_ms: int = RETRY_MS, max_ms: int = MAX_RETRY_MS) -> int:
-    """Return the delay before the next attempt after ``failures`` consecutive failures, in milliseconds: ``first_ms`` after the first
-    failure, twice as much after each further one, at most ``max_ms``. 0 if nothing has failed.
+    """Return the delay in milliseconds after ``failures`` consecutive failures: ``first_ms`` after the first one, doubled by each further
+    one, at most ``max_ms``. 0 if nothing has failed.
     """
     return 0 if failures <= 0 else min(max_ms, first_ms << min(failures - 1, 40))
-
-
-# Status that every service has, whatever its work is. Health and pages are made from it.
 
 
 @dataclass(frozen=True)
 class ServiceStatus:
     """Status of a service at one moment. Times are in milliseconds.
 
-    scans: number of scans so far. scan_ms: time of the latest scan, 0 before the first. interval_ms: time between two scans.
+    scan_ms: time of the latest scan, 0 before the first. interval_ms: time between two scans.
     ready: whether the latest scan was complete and nothing is wrong. False before the first scan, and when the service is stopping.
     problem: what is wrong, or an empty string.
     """
@@ -164,8 +146,7 @@ class ServiceStatus:
     usage: StoreUsage
 
 
-# Comparison of a reread configuration with the one in force: which changes take effect at once, and which wait for the next start.
-# Pure.
+# Comparison of a reread configuration with the one in force. Pure.
 
 
 LIVE = frozenset({"cleaner", "topics", "publish", "lease", "agent"})
@@ -181,7 +162,7 @@ FIXED = ("disk_budget_bytes", "map_engine")
 class ReloadedSettings:
     """Result of rereading a configuration.
 
-    settings: the settings that apply from now on. changed: changes that take effect now. waiting: changes that wait for the next start.
+    settings: apply from now on. changed: changes that take effect now. waiting: changes that wait for the next start.
     Changes are lines such as ``cleaner.bloom: true -> false``.
     """
 
@@ -191,9 +172,7 @@ class ReloadedSettings:
 
 
 def settings_after_reload(current: Settings, reread: Settings) -> ReloadedSettings:
-    """Compare the settings in force with a reread configuration. Return the settings that the running process can adopt now, a list of the
-    changes that take effect, and a list of the changes that wait for the next start.
-    """
+    """Compare the settings in force with a reread configuration."""
     before, after = _flatten_settings(current), _flatten_settings(reread)
     changed: list[str] = []
     waiting: list[str] = []
@@ -223,12 +202,10 @@ def settings_after_reload(current: Settings, reread: Settings) -> ReloadedSettin
 
 
 def _keep_old_values_fixed_until_restart(new: CleanerSettings, old: CleanerSettings) -> CleanerSettings:
-    """Return the new cleaner settings, except that settings which take effect only at the next start (FIXED) keep their old values."""
     return new.model_copy(update={name: getattr(old, name) for name in FIXED})
 
 
 def _takes_effect_without_restart(key: str) -> bool:
-    """Return whether a change of this dotted key takes effect without a restart."""
     section, _, rest = key.partition(".")
     if key in BOUND_KEYS:
         return False
@@ -249,7 +226,6 @@ def _flatten_settings(settings: Settings) -> dict[str, Any]:
 
 
 def _format_setting_value(value: Any) -> str:
-    """Return a setting's value as text for log lines."""
     if value is None:
         return "not set"
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -259,14 +235,12 @@ ResultT = TypeVar("ResultT")
 JobT = TypeVar("JobT")
 
 WAKE_S = 1.0
-"""Shortest time between two scans, in seconds, however often ``request_scan`` is called."""
+"""Shortest time between two scans, however often ``request_scan`` is called."""
 
 
 class PollingLoop(ABC, Generic[JobT, ResultT]):
     """Base class of services. One thread calls ``scan``, ``start_due_jobs`` and ``process_ended_jobs`` in turn; all other public methods
     may be called from any thread.
-
-    :param log: receives one line for each event.
     """
 
     def __init__(self, tier: Tier, log: EventLogger) -> None:
@@ -284,8 +258,8 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
         self._loop_s = time.monotonic()
 
     def run(self) -> None:
-        """Run the service until ``request_stop`` is called, then return when all running jobs have ended. A stop interrupts the running
-        jobs: each ends at one of its next two requests to the store.
+        """Run the service until ``request_stop`` is called, then return when all running jobs have ended: each ends at one of its next two
+        requests to the store.
         """
         last_scan = next_scan = time.monotonic()
         while not self.stop.event.is_set():
@@ -311,14 +285,12 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
         self._done.put(None)
 
     def request_scan(self) -> None:
-        """Ask the service to scan before the next regular time, at the earliest a second after the last scan, and return at once."""
+        """Ask for a scan before the next regular time, at the earliest WAKE_S after the last scan, and return at once."""
         self._woken.set()
         self._done.put(None)
 
     def request_settings_change(self, settings: Settings) -> None:
-        """Ask the service to use these settings for all jobs that begin from now on, and return at once. ``service.reloading`` makes the
-        settings.
-        """
+        """Ask the service to use these settings (``settings_after_reload``) for all jobs that begin from now on, and return at once."""
         self._new_settings = settings
         self._done.put(None)
 
@@ -336,16 +308,16 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
             return
 
     def ms_since_latest_loop_pass(self) -> int:
-        """Return the milliseconds since the loop began its latest pass. A large value shows that the loop hangs."""
+        """Return the age of the latest pass. A large value shows that the loop hangs."""
         return int((time.monotonic() - self._loop_s) * 1000)
 
     @abstractmethod
     def scan(self) -> None:
-        """Find out which partitions need a job, and update what ``start_due_jobs`` chooses from."""
+        """Find out which partitions need a job."""
 
     @abstractmethod
     def start_due_jobs(self) -> Sequence[object]:
-        """Start every due job for which a thread is free. Return the started jobs, or their partitions."""
+        """Start every due job for which a thread is free, and return the started jobs, or their partitions."""
 
     @abstractmethod
     def _process_job_result(self, result: ResultT) -> None:

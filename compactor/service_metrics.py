@@ -1,4 +1,4 @@
-"""Metric helpers that the daemon and the agent share: one name prefix, base units, Prometheus text format."""
+"""Metric helpers of daemon and agent: one name prefix, base units, Prometheus text format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compactor.storage.wrappers import STORE, StoreUsage
 
 OWN = "tiered_compactor"
 MOST_LABELLED = 500
-"""Number of partitions with time series of their own: those that matter most. Totals cover all partitions."""
+"""Number of partitions with time series of their own. Totals cover all partitions."""
 MetricNameHelpAndValue = tuple[str, str, float]
 """Name without the common prefix, help text, and value."""
 REQUESTS = ("get", "head", "put", "copy", "list", "delete", "multipart")
@@ -32,14 +32,11 @@ def render_metrics(families: Iterable[Metric]) -> bytes:
 
 
 class _ComputedMetricsCollector(Collector):
-    """Prometheus collector of metrics that are computed before the collector is created."""
-
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
 
     def describe(self) -> list[Metric]:
-        """Return an empty list. Prometheus asks for the metrics' names at registration to find duplicates, and there are none."""
-        return []  # asked at registration, and none of them comes twice
+        return []  # requested at registration to find duplicates, and there are none
 
     @override
     def collect(self) -> Iterable[Metric]:
@@ -47,28 +44,24 @@ class _ComputedMetricsCollector(Collector):
 
 
 def make_gauge(name: str, help_text: str, value: float) -> Metric:
-    """Return a gauge with one value. The common prefix of this program's metrics is put before ``name``."""
+    """Return a gauge with one value. ``name`` lacks the program's common prefix."""
     return GaugeMetricFamily(f"{OWN}_{name}", help_text, value=value)
 
 
 def make_counter(name: str, help_text: str, value: float) -> Metric:
-    """Return a counter with one value. The common prefix of this program's metrics is put before ``name``."""
     return CounterMetricFamily(f"{OWN}_{name}", help_text, value=value)
 
 
 def make_gauges(rows: Iterable[MetricNameHelpAndValue]) -> Iterator[Metric]:
-    """Yield a gauge for each row (name, help text and value)."""
     return (make_gauge(*row) for row in rows)
 
 
 def make_counters(rows: Iterable[MetricNameHelpAndValue]) -> Iterator[Metric]:
-    """Yield a counter for each row (name, help text and value)."""
     return (make_counter(*row) for row in rows)
 
 
 def partition_gauges(help_by_name: Mapping[str, str], values: Iterable[tuple[TopicPartition, Sequence[float]]]) -> list[GaugeMetricFamily]:
-    """Return gauges with one time series per partition. Partitions of topics that were deleted and created again under the same name are
-    left out, except those of the latest topic.
+    """Return gauges with one time series per partition of the latest topic of each name.
 
     :param help_by_name: the help text of each gauge, by its name.
     :param values: for each partition one value per gauge, in the order of ``help_by_name``.
@@ -93,7 +86,7 @@ def add_labelled_values(family: GaugeMetricFamily | CounterMetricFamily, values:
 
 
 def version_and_store_usage_metrics(usage: StoreUsage) -> Iterator[Metric]:
-    """Yield the metrics that every service has: the running version, and the requests and bytes to and from the store."""
+    """Yield the metrics of every service: the running version, and the requests and bytes to and from the store."""
     build = {"version": __version__, "python": platform.python_version()}
     yield InfoMetricFamily(f"{OWN}_build", "The program that is running", value=build)
     requests = CounterMetricFamily(f"{OWN}_requests", "Requests to the tier", labels=["kind"])

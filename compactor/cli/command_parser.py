@@ -27,11 +27,11 @@ DEBUG = "TIERED_COMPACTOR_DEBUG"
 """Environment variable. If it is 1, errors are shown with their stack trace."""
 
 CommandFunction = Callable[[argparse.Namespace, "Output"], ExitCode | None]
-"""A command's function: receives the parsed arguments and the output, and returns the exit code, None for 0."""
+"""A command's function. It returns the exit code, or None for 0."""
 
 
 class Argument(NamedTuple):
-    """Description of one argument of a command, or of a group of arguments of which at most one may be given.
+    """One argument of a command, or a group of arguments of which at most one may be given.
 
     names: name of a positional argument, or all spellings of an option; empty for a group.
     settings: keyword arguments for argparse's ``add_argument`` or, for a group, ``add_mutually_exclusive_group``.
@@ -44,20 +44,19 @@ class Argument(NamedTuple):
 
 
 def argument(*names: str, **settings: Any) -> Argument:
-    """Return the description of one command argument. The parameters are those of argparse's ``add_argument``."""
+    """Return one command argument. The parameters are those of argparse's ``add_argument``."""
     return Argument(names, settings)
 
 
 def exclusive_arguments(*arguments: Argument, required: bool = False) -> Argument:
-    """Return a group of arguments of which at most one may be given, and with ``required`` exactly one."""
     return Argument((), {"required": required}, arguments)
 
 
 class Command(NamedTuple):
     """A command or subcommand.
 
-    help: one line. function: module below ``compactor.cli.commands`` and its function (a CommandFunction), such as
-    ``run.run_compaction_rounds``; empty if a subcommand must be given. The module is imported only if the command is called.
+    function: module below ``compactor.cli.commands`` and its function (a CommandFunction), such as ``run.run_compaction_rounds``; empty
+        if a subcommand must be given.
     """
 
     name: str
@@ -79,13 +78,10 @@ _OPTIONS_BEFORE_COMMAND = {name: "action" not in option.settings for option in C
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Help formatter that aligns the list of commands. argparse ignores the extra indentation of commands when it computes the column
-    width, so that the longest name would push its help text to the next line.
-    """
+    """Aligns the list of commands: argparse ignores their extra indentation when it computes the column width."""
 
     @override
     def add_argument(self, action: argparse.Action) -> None:
-        """Add an option or command to the help text, taking its extra indentation into account."""
         super().add_argument(action)
         self._action_max_length += self._indent_increment
 
@@ -97,7 +93,6 @@ class CommandLineParser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, "formatter_class": _HelpFormatter, **settings})
 
     def define_command(self, command: Command) -> None:
-        """Add the command's arguments, the options that all commands have, and its subcommands."""
         if command.function:
             for one in command.arguments:
                 group = self.add_mutually_exclusive_group(**one.settings) if one.exclusive else self
@@ -115,11 +110,7 @@ class CommandLineParser(argparse.ArgumentParser):
 
     @override
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse arguments. Return their values, and an empty list in place of argparse's list of unknown arguments.
-
-        Raises UsageError if an argument is unknown. The error's hint is the most similar option of this command, or the command's
-        ``--help``.
-        """
+        """Parse arguments. Raises UsageError if an argument is unknown, with the most similar option as its hint."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             from difflib import get_close_matches
@@ -133,10 +124,7 @@ class CommandLineParser(argparse.ArgumentParser):
 
     @override
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise ArgumentError if a value is not among the argument's choices.
-
-        The message suggests the most similar choice. If none is similar, it lists all choices, provided that there are fewer than ten.
-        """
+        """Raise ArgumentError, with the most similar choice or (if fewer than ten) all of them, if a value is not among the choices."""
         from difflib import get_close_matches
 
         choices = None if action.choices is None else [*map(str, action.choices)]
@@ -148,13 +136,11 @@ class CommandLineParser(argparse.ArgumentParser):
 
     @override
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError with this message, in place of argparse's exit."""
         raise UsageError(message, hint=f"See `{self.prog} --help`")
 
 
 def move_common_options_to_end(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with common options moved from before the command to its end: ``--config FILE run`` becomes ``run --config
-    FILE``.
+    """Move common options from before the command to the end: ``--config FILE run`` becomes ``run --config FILE``.
 
     :raises UsageError: if an option other than these, ``--help`` and ``--version`` comes before the command.
     """
@@ -173,16 +159,12 @@ def move_common_options_to_end(arguments: Sequence[str]) -> list[str]:
 
 
 def is_json_requested(arguments: Sequence[str]) -> bool:
-    """Return whether ``--output json`` is among the arguments. Works also for arguments that cannot be parsed, so that their error is
-    JSON too.
-    """
+    """Return whether ``--output json`` is among the arguments, which need not be valid: their error is then JSON, too."""
     return "--output=json" in arguments or ("--output", "json") in pairwise(arguments)
 
 
 def whole_number_parser(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], int]:
-    """Return a function for argparse's ``type`` that parses a whole number from ``low`` to ``high``, inclusive. The default range suits
-    offsets, bytes and milliseconds.
-    """
+    """Return a parser of whole numbers from ``low`` to ``high``, inclusive, for argparse's ``type``."""
 
     def parse_whole_number_in_range(text: str) -> int:
         try:
@@ -197,7 +179,7 @@ def whole_number_parser(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], 
 
 
 def parse_byte_count(text: str) -> int:
-    """Return a size given as an argument, such as ``1048576`` or ``64 MiB``, in bytes. Raises ArgumentTypeError if it is not a size."""
+    """Parse a size, such as ``1048576`` or ``64 MiB``, in bytes. Raises ArgumentTypeError if the text is not a size."""
     found = parse_size_bytes(text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 1048576 or '64 MiB'")
@@ -205,8 +187,8 @@ def parse_byte_count(text: str) -> int:
 
 
 def parse_relative_time_ms(text: str) -> int | None:
-    """Return the distance from now, in milliseconds, that a relative time names: negative for ``2h ago`` and ``-2h``, positive for ``in
-    3d`` and ``+3d``, 0 for ``now``; None for any other text.
+    """Return the distance from now in milliseconds: negative for ``2h ago`` and ``-2h``, positive for ``in 3d`` and ``+3d``, 0 for ``now``;
+    None for any other text.
 
     Units are ms, s, m (or min), h, d and w.
     """
@@ -221,10 +203,9 @@ def parse_relative_time_ms(text: str) -> int | None:
 
 
 def parse_time_ms(text: str) -> int:
-    """Return a time given as an argument, in milliseconds since 1970. Raises ArgumentTypeError if the text is not a time.
+    """Parse a time, in milliseconds since 1970. Raises ArgumentTypeError if the text is not a time.
 
-    Accepts milliseconds, a time such as 2026-01-31T12:00:00Z (UTC if it has no zone), ``now``, ``2h ago`` and ``in 3d``. Short forms of the
-    last two are ``-2h`` (written ``--at=-2h``) and ``+3d``. Units are s, m, h, d and w.
+    Accepts milliseconds, a time such as 2026-01-31T12:00:00Z (UTC if it has no zone), and relative times (``parse_relative_time_ms``).
     """
     from datetime import UTC, datetime
 
@@ -242,22 +223,19 @@ def parse_time_ms(text: str) -> int:
 
 
 def now_ms_from_arguments(args: argparse.Namespace) -> int:
-    """Return the time that the command uses as the current time, in milliseconds since 1970: that of ``--now``, or else the real one."""
+    """Return the time of ``--now``, or else the real time, in milliseconds since 1970."""
     return int(time.time() * 1000) if args.now is None else args.now
 
 
 def load_command_settings(args: argparse.Namespace) -> Settings:
-    """Load the settings from the file that ``--config`` names, or the default one, and from the environment.
-
-    Raises UsageError if they are invalid.
-    """
+    """Load the settings from the file of ``--config``, or the default file, and the environment. Raises UsageError if they are invalid."""
     from compactor.config.settings import load_settings
 
     return load_settings(getattr(args, "config", None))
 
 
 def command_line(args: argparse.Namespace, words: str) -> str:
-    """Return a command line for people to copy, with the ``--config`` that this command was given.
+    """Return a command line for people to copy, with this command's ``--config``.
 
     :param words: command and arguments, such as ``undo RUN``.
     """
@@ -266,10 +244,8 @@ def command_line(args: argparse.Namespace, words: str) -> str:
 
 
 def as_compactor_error(error: BaseException) -> CompactorError:
-    """Convert an exception to a CompactorError, which determines the exit code.
-
-    Adapters already raise CompactorError. This function translates the exceptions that they let through: missing packages, full disks, lack
-    of memory. Anything else is reported as a bug.
+    """Convert an exception to a CompactorError, which has the exit code: missing packages, full disks, lack of memory. Others become bug
+    reports.
     """
     if isinstance(error, CompactorError):
         return error
@@ -285,7 +261,7 @@ def as_compactor_error(error: BaseException) -> CompactorError:
     return CompactorError(bug_reason(error), hint=f"{DEBUG}=1 shows where; please report it")
 
 
-# Arguments that several commands share, and types of arguments. It imports nothing heavy, like ``arguments``.
+# Arguments that several commands share, and their types.
 
 
 INT32_MAX = 2**31 - 1
@@ -294,21 +270,18 @@ WATCH_SECONDS = 5
 SAMPLED_PARTITIONS = 8
 """Largest number of partitions that `plan` samples without being asked, so that it answers within seconds."""
 FIELD_FORMATS = ("auto", "avro", "json", "text", "bytes")
-OffsetOrTimeWord = str
-"""``offset`` or ``time``."""
-OffsetOrTimeMs = int
 FILE_HELP = "or one of Kafka's own cleaner-offset-checkpoint and leader-epoch-checkpoint files"
 
 
-def parse_offset_or_time(text: str) -> tuple[OffsetOrTimeWord, OffsetOrTimeMs]:
-    """Return an argument as ("offset", a number) or ("time", milliseconds). Raises ArgumentTypeError if it is neither."""
+def parse_offset_or_time(text: str) -> tuple[str, int]:
+    """Parse an argument as ("offset", a number) or ("time", milliseconds). Raises ArgumentTypeError if it is neither."""
     if text.isascii() and text.isdigit():
         return "offset", whole_number_parser()(text)
     return "time", parse_time_ms(text)
 
 
 def parse_topic_id(text: str) -> TopicId:
-    """Check that an argument is a topic id, and return it. Raises ArgumentTypeError if it is not."""
+    """Parse a topic id. Raises ArgumentTypeError if the text is not a topic id."""
     from compactor.tier.contents import is_topic_id
 
     if not is_topic_id(text):

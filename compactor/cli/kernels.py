@@ -1,4 +1,4 @@
-"""Compilation of kernels before a command needs them. The first time on a machine it takes half a minute."""
+"""Compilation of kernels before a command needs them: half a minute, the first time on a machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from compactor.cli.output import Output
 def compile_numba_kernels(out: Output, *, load_into_process: bool = False) -> None:
     """Compile all numba kernels, with a note to the user, if the cache on disk does not hold them yet.
 
-    :param load_into_process: also load them into this process, whether or not they were in the cache.
+    :param load_into_process: also load them into this process.
     """
     from compactor.kernels.jit import COMPLETE, kernel_cache_folder
 

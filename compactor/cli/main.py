@@ -30,13 +30,10 @@ from compactor.cli.output import Output, StderrLineFormat, StderrNoteLogHandler,
 from compactor.errors import ExitCode
 from compactor.profiling import StageCost, StageCostRecorder, record_stage_costs_during_block
 
-# Option ``--profile``: the cost of each stage of a command's work.
-
 
 class CommandProfile:
-    """Recorder of what a command's work costs in CPU time, wall-clock time and bytes: by stage, outside the stages, and in total.
-
-    Records only if ``--profile`` was given.
+    """Records, if ``--profile`` was given, the cost of a command in CPU time, wall-clock time and bytes: by stage, outside the stages, and
+    in total.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -45,7 +42,7 @@ class CommandProfile:
 
     @contextmanager
     def record_stage_costs_during_block(self) -> Iterator[None]:
-        """Record the costs of all threads while the block runs. Does nothing without ``--profile``."""
+        """Record the costs of all threads while the block runs."""
         if not self._asked:
             yield
             return
@@ -62,13 +59,13 @@ class CommandProfile:
         }
 
     def stage_costs_document(self) -> list[dict[str, object]] | None:
-        """Return the costs of each stage for JSON output; None without ``--profile``, an empty list if no costs were recorded."""
+        """Return None without ``--profile``, an empty list if no costs were recorded."""
         rows = self._costs.items()
         reported = [{"stage": name, "cpu": round(cost.cpu, 6), "seconds": round(cost.wall, 6), "bytes": cost.bytes} for name, cost in rows]
         return reported if self._asked else None
 
     def stage_cost_tables(self) -> list[Table]:
-        """Return a list with one table of the stages that cost anything; an empty list without ``--profile``."""
+        """Return one table of the stages that cost anything; an empty list without ``--profile``."""
         rows = [
             (name, f"{cost.cpu:.3f}", f"{cost.wall:.3f}" if cost.wall else None, format_size(cost.bytes) if cost.bytes else None)
             for name, cost in self._costs.items()
@@ -82,9 +79,7 @@ SERVICES = ("daemon.run_daemon", "agent.run_upload_agent", "serve.serve_tier")
 
 
 def _reduce_process_start_up_time() -> None:
-    """Make the start faster: no threads for linear algebra, less garbage collection, no plug-ins of pydantic. Saves a third of a small
-    command's time.
-    """
+    """Saves a third of a small command's time."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # else the metadata of every package that is installed are read
     gc.set_threshold(20_000, 20, 20)
@@ -92,8 +87,7 @@ def _reduce_process_start_up_time() -> None:
 
 
 def entry(argv: list[str] | None = None) -> ExitCode:
-    """Run one command of ``tiered-compactor`` and return its exit code: 0 for success, 130 after Ctrl-C, 143 after SIGTERM, else the
-    code of the error.
+    """Run one command of ``tiered-compactor`` and return its exit code: 0, 130 after Ctrl-C, 143 after SIGTERM, else that of the error.
 
     :param argv: arguments without the program's name; None for those of the process.
     """
@@ -103,7 +97,6 @@ def entry(argv: list[str] | None = None) -> ExitCode:
 
 
 def _run_command(arguments: list[str]) -> ExitCode:
-    """Parse the arguments, run the command, and return the exit code."""
     out = Output("table")
 
     def current_note_printer() -> StderrNotePrinter:
@@ -145,23 +138,19 @@ def _run_command(arguments: list[str]) -> ExitCode:
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised by SIGTERM, as KeyboardInterrupt is by Ctrl-C, so that leases are released, local state is closed and staged files are deleted
-    before the process ends.
+    """Raised by SIGTERM, as KeyboardInterrupt is by Ctrl-C, so that leases are released, local state is closed and staged files are
+    deleted.
     """
 
 
 class InterruptedByCtrlC(KeyboardInterrupt):
-    """Raised by Ctrl-C. It is a class of its own, because Python loses the exit code of a plain KeyboardInterrupt that passed through
-    ``exec``, even if it was caught.
-    """
+    """Raised by Ctrl-C. Python loses the exit code of a plain KeyboardInterrupt that passed through ``exec``, even if it was caught."""
 
 
 @contextmanager
 def _raise_exceptions_for_stop_signals() -> Iterator[None]:
-    """Turn SIGTERM and Ctrl-C into exceptions while the block runs. Does nothing outside the main thread.
-
-    A second SIGTERM ends the process at once. Python drops an exception that is raised while it runs a finalizer or a callback of a
-    library; the signal is then sent again a moment later.
+    """Turn SIGTERM and Ctrl-C into exceptions while the block runs; a second SIGTERM ends the process at once. Does nothing outside the
+    main thread.
     """
 
     def raise_terminated(number: int, frame: object) -> NoReturn:
@@ -171,6 +160,7 @@ def _raise_exceptions_for_stop_signals() -> Iterator[None]:
     def raise_interrupted(number: int, frame: object) -> NoReturn:
         raise InterruptedByCtrlC
 
+    # Python drops an exception that is raised in a finalizer or a callback of a library.
     def resend_dropped_signal(dropped: sys.UnraisableHookArgs) -> None:
         number = signal.SIGTERM if dropped.exc_type is Terminated else signal.SIGINT if dropped.exc_type is InterruptedByCtrlC else None
         if number is None or threading.current_thread() is not threading.main_thread():
@@ -195,9 +185,7 @@ def _raise_exceptions_for_stop_signals() -> Iterator[None]:
 
 
 def build_parser(command_names: Container[str]) -> CommandLineParser:
-    """Return the parser of the command line. It knows all commands, but only ``command_names`` with their arguments, which saves start-up
-    time.
-    """
+    """Return a parser that knows all commands, but only ``command_names`` with their arguments, which saves start-up time."""
     parser = CommandLineParser(
         prog="tiered-compactor",
         description="Log compaction for Apache Kafka's tiered storage, outside the broker.",

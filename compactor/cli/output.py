@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from compactor.errors import CompactorError
 
 
-# Lines on stderr: remarks of commands and log lines of services, as text or as one JSON object per line.
+# Lines on stderr: remarks of commands and log lines of services.
 
 
 FIRST = ("partition",)
@@ -36,7 +36,7 @@ FIRST = ("partition",)
 class StderrLineFormat:
     """Format of lines on stderr.
 
-    as_json: whether each line is a JSON object with ``time``, ``level``, ``message`` and further fields, instead of plain text.
+    as_json: one object per line with ``time``, ``level``, ``message`` and further fields.
     stamped: whether plain text lines begin with time and level.
     """
 
@@ -59,7 +59,7 @@ class StderrLineFormat:
 
 
 class StderrNotePrinter(Protocol):
-    """Type of ``Output.print_note``: writes one line to stderr."""
+    """Type of ``Output.print_note``."""
 
     def __call__(
         self, text: str, level: int = logging.INFO, fields: Mapping[str, str] | None = None, *, transient: bool = False
@@ -67,16 +67,13 @@ class StderrNotePrinter(Protocol):
 
 
 class StderrNoteLogHandler(logging.Handler):
-    """Logging handler that writes the program's own log records as lines on stderr, until it is closed.
-
-    By default only records from level WARNING on are written. Records of libraries are never written, because some libraries log every
-    header of every request.
+    """Writes the program's own log records, by default from WARNING on, to stderr until it is closed. Those of libraries are never written:
+    some log every header of every request.
 
     :param note: returns the function that writes a line. Called for each line, because the output changes once the arguments are parsed.
     """
 
     def __init__(self, note: Callable[[], StderrNotePrinter]) -> None:
-        """Attach the handler to the program's logger. ``note`` returns the function that writes a line."""
         super().__init__()
         self._note = note
         self._logger = logging.getLogger("compactor")
@@ -85,18 +82,16 @@ class StderrNoteLogHandler(logging.Handler):
         self.set_minimum_log_level(logging.WARNING)
 
     def set_minimum_log_level(self, level: int) -> None:
-        """Write records of this level and above from now on."""
         self._logger.setLevel(level)
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one log record."""
         transient = getattr(record, "transient", False)
         self._note()(record.getMessage(), record.levelno, getattr(record, "fields", {}), transient=transient)
 
     @override
     def close(self) -> None:
-        """Detach the handler from the program's logger, and restore the level that the logger had before."""
+        """Detach the handler from the program's logger, and restore the logger's level."""
         self._logger.setLevel(self._before)
         self._logger.removeHandler(self)
         super().close()
@@ -129,9 +124,8 @@ _STATE_COLUMNS = ("status", "state", "severity")
 
 
 class Table(NamedTuple):
-    """A table for people. A cell may be any value: numbers are aligned to the right, None is an empty cell.
+    """A table for people. Numbers are aligned to the right, None is an empty cell.
 
-    columns: headings.
     minor: headings of columns that a narrow terminal leaves out, the least important first.
     below: how many columns, counted from the right, a terminal shows on separate lines below each row, because they hold long text.
     """
@@ -144,19 +138,14 @@ class Table(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A tree of text for people. label: one or more lines."""
+    """A tree of text for people. A label has one or more lines."""
 
     label: str
     branches: Sequence[Tree]
 
 
 class Output:
-    """Destination of one command's output: the result goes to stdout; remarks and progress go to stderr. ``print_result`` may be called
-    once.
-
-    :param mode: ``table`` for people, or ``json`` for one JSON document.
-    :param lines: format of the lines on stderr.
-    """
+    """Destination of one command's output: the result (once) to stdout; remarks and progress to stderr."""
 
     def __init__(
         self,
@@ -175,9 +164,8 @@ class Output:
         self._next_transient_line = 0.0
 
     def print_result(self, document: Mapping[str, object], *tables: Table | Tree, summary: str = "") -> None:
-        """Print the command's result: the JSON document, or the tables and trees followed by the summary.
-
-        If the reader of stdout is gone (``| head``), the rest is dropped without an error.
+        """Print the JSON document, or the tables and trees followed by the summary. If the reader of stdout is gone (``| head``), the rest
+        is dropped without an error.
         """
         self._reported = True
         self._end_transient_line(CLEAR_LINE)
@@ -193,15 +181,13 @@ class Output:
             self._discard_output_after_broken_pipe()
 
     def print_error_document(self, error: CompactorError) -> None:
-        """Print the document of a command that failed before it had a result: ``error`` with kind, message, hint and exit_code. Only for
-        JSON output.
-        """
+        """Print ``error`` (kind, message, hint and exit_code) as JSON, if the command failed before it had a result."""
         if self.mode == "json" and not self._reported:
             reported = {"kind": type(error).__name__, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
             self.print_result({"error": reported})
 
     def write_byte_chunks_to_stdout(self, parts: Iterable[bytes]) -> None:
-        """Write chunks of bytes to stdout as soon as each is available, for commands that print data in place of a result."""
+        """Write each chunk as soon as it is available, in place of a result."""
         self._reported = True
         raw = getattr(self._stdout, "buffer", None)
         try:
@@ -223,7 +209,8 @@ class Output:
 
         :param level: a level of ``logging``.
         :param fields: further values for the line by name, such as ``partition``.
-        :param transient: on a terminal the next remark takes this one's place; elsewhere at most one transient remark a minute is written.
+        :param transient: on a terminal the next remark takes this one's place; elsewhere at most one transient remark a minute is
+            written.
         """
         width = _terminal_width(self._stderr)
         if transient and width is None:
@@ -244,7 +231,6 @@ class Output:
             _write_line_unless_pipe_closed(self._stderr, text)
 
     def _end_transient_line(self, ending: str) -> None:
-        """If the last remark on the terminal is transient (to be replaced by the next one), end its line with ``ending``."""
         if self._has_transient_line:
             self._stderr.write(ending)
             self._stderr.flush()
@@ -265,7 +251,7 @@ class Output:
             self._meter = None
 
     def close(self) -> None:
-        """End the output: flush stdout now, so that Python's flush at exit cannot fail. A closed pipe is no error."""
+        """Flush stdout now, so that Python's flush at exit cannot fail. A closed pipe is no error."""
         self._end_transient_line("\n")
         try:
             self._stdout.flush()
@@ -273,11 +259,9 @@ class Output:
             self._discard_output_after_broken_pipe()
 
     def _discard_output_after_broken_pipe(self) -> None:
-        """Direct stdout to /dev/null because its reader has closed the pipe."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._stdout.fileno())
 
     def _print_tables(self, tables: Sequence[Table | Tree]) -> None:
-        """Print tables and trees, as wide as the terminal is. A pipe gets lines as wide as they need to be."""
         width = _terminal_width(self._stdout)
         for table in tables:
             if isinstance(table, Tree):
@@ -290,10 +274,10 @@ class Output:
 
 
 class Progress:
-    """Counter of work that shows its progress: a bar on a terminal, else a line every few seconds (JSON with ``--output json``).
+    """Counter of work: shows a bar on a terminal, else a line every few seconds (JSON with ``--output json``).
 
     :param total: amount of work in ``unit``; None if unknown.
-    :param clock: returns the time in seconds; tests replace it.
+    :param clock: returns the time in seconds.
     """
 
     def __init__(
@@ -313,7 +297,6 @@ class Progress:
         self._bar: Bar | None = None
 
     def advance(self, amount: int = 1) -> None:
-        """Add ``amount`` to the work that is done, and update the display if its last update is old enough."""
         with self._lock:
             self.done += amount
             self._update_progress_display()
@@ -321,20 +304,20 @@ class Progress:
     def begin_progress_part_with_same_total(self, title: str, done: int | None = None) -> None:
         """Show another title for the next part of the work. The total stays the same.
 
-        :param done: amount of the total that counts as done when this part begins; None for the amount recorded so far.
+        :param done: amount that counts as done when this part begins; None for the amount recorded so far.
         """
         with self._lock:
             self.title, self.done = title, self.done if done is None else done
             self._update_progress_display()
 
     def begin_progress_step_with_new_total(self, title: str, total: int | None = None) -> None:
-        """Show another title and total for the next step of the work. The amount done starts again at 0. ``total``: None if unknown."""
+        """Show another title and total (None: unknown) for the next step of the work. The amount done starts again at 0."""
         with self._lock:
             self.title, self.total, self.done = title, total, 0
             self._update_progress_display()
 
     def print_above_progress_bar(self, text: str) -> bool:
-        """Print a remark above the progress bar and return True. If no bar is drawn, print nothing and return False."""
+        """Print a remark above the bar. If no bar is drawn, print nothing and return False."""
         with self._lock:
             if self._bar is not None:
                 self._bar.console.print(text, highlight=False, soft_wrap=True)
@@ -349,9 +332,6 @@ class Progress:
                 self._write_progress_line()
 
     def _update_progress_display(self) -> None:
-        """Draw the progress bar or write a line of progress, unless the last one is too recent or the work began less than two seconds
-        ago.
-        """
         now = self._clock()
         if now < self._next:
             return
@@ -364,7 +344,6 @@ class Progress:
         self._shown = True
 
     def _draw_bar(self) -> None:
-        """Draw the progress bar as it is now."""
         if self._bar is None:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
@@ -383,7 +362,6 @@ class Progress:
         )
 
     def _write_progress_line(self) -> None:
-        """Write the present progress as one line of text or JSON."""
         if self._mode == "json":
             text = json.dumps(
                 {"progress": {"title": self.title, "done": self._done_amount_capped_at_total(), "total": self.total, "unit": self.unit}}
@@ -399,7 +377,6 @@ class Progress:
         return self.done if self.total is None else min(self.done, self.total)
 
     def _format_done_amount(self) -> str:
-        """Return the amount done as text; empty for work without a number."""
         if self.total is None and not self.done and not self.unit:
             return ""
         numbers = [self.done] if self.total is None else [self._done_amount_capped_at_total(), self.total]
@@ -408,18 +385,15 @@ class Progress:
 
 
 def _write_line_unless_pipe_closed(stream: IO[str], text: str) -> None:
-    """Write a line of text to a stream. If the reader has closed the pipe, the line is dropped and the work goes on."""
     try:
         stream.write(text + "\n")
         stream.flush()
     except BrokenPipeError:
-        pass  # nobody reads remarks any more; the work goes on
+        pass  # the reader has closed the pipe; the work goes on
 
 
 def _to_json(document: Mapping[str, object]) -> str:
-    """Return a document as indented JSON. Does not use ``json.dumps``, which takes ten times as long: a large tier's plan has 200,000
-    segments.
-    """
+    """``json.dumps`` takes ten times as long, and a large tier's plan has 200,000 segments."""
     from pydantic_core import to_json
 
     return to_json(document, indent=2).decode()
@@ -432,7 +406,7 @@ def table_lines(table: Table, width: int | None = None, *, coloured: bool = Fals
     columns that were left out.
 
     :param width: columns of the terminal; None for a pipe, which gets all columns.
-    :param coloured: whether to colour the words in the columns ``_STATE_COLUMNS``.
+    :param coloured: whether to colour the words in ``_STATE_COLUMNS``.
     """
     from rich.cells import cell_len
 
@@ -475,10 +449,7 @@ def table_lines(table: Table, width: int | None = None, *, coloured: bool = Fals
 
 
 def _wrap_last_cell(text: str, width: int) -> list[str]:
-    """Return the lines of a cell in a row's last column; the first of them stands in the row itself.
-
-    If a path or URL is wider than the column, all lines stand below the row and the first one is empty.
-    """
+    """Return the lines of a last cell, the first for the row itself: empty if a path or URL is wider than the column."""
     lines = textwrap.wrap(text, width, **_WHOLE_WORDS) or [""]
     return ["", *(f"     {line}" if len(line) > width else line for line in lines)] if max(map(len, lines)) > width else lines
 
@@ -488,15 +459,13 @@ _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": F
 
 
 def _colour_cell(cell: str) -> str:
-    """Return a cell in the ANSI colour of its state word (the text before the first comma), or unchanged if ``_WORD_COLOURS`` has no such
-    word.
-    """
+    """Colour a cell by its state word, the text before the first comma."""
     colour = _WORD_COLOURS.get(cell.strip().partition(",")[0].lower())
     return f"\x1b[{colour}m{cell}\x1b[0m" if colour else cell
 
 
 def _terminal_width(stream: IO[str]) -> int | None:
-    """Return the number of columns of a terminal, 80 if it does not tell; None if the stream is not a terminal."""
+    """Return the number of columns, 80 if the terminal does not tell; None if the stream is not a terminal."""
     if not stream.isatty():
         return None
     try:
@@ -506,13 +475,11 @@ def _terminal_width(stream: IO[str]) -> int | None:
 
 
 def _wrap_for_terminal(text: str, stream: IO[str]) -> str:
-    """Return a text broken into lines between words if the stream is a terminal and the text is wider than it; else return it unchanged."""
     width = _terminal_width(stream)
     return text if width is None or len(text) <= width else textwrap.fill(text, width, subsequent_indent="  ", **_WHOLE_WORDS)
 
 
 def _print_tree(tree: Tree, stream: IO[str], width: int) -> None:
-    """Print a tree with rich. Names of topics and files are printed as they are: no markup, no emoji."""
     from rich.console import Console
     from rich.tree import Tree as RichTree
 
@@ -521,17 +488,16 @@ def _print_tree(tree: Tree, stream: IO[str], width: int) -> None:
             add_branches_to_tree(branch.branches, to.add(branch.label))
         return to
 
+    # Names of topics and files are printed as they are: no markup, no emoji.
     console = Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
     console.print(add_branches_to_tree(tree.branches, RichTree(tree.label)))
 
 
 def _is_amount_cell(value: object) -> bool:
-    """Return whether a cell is empty or holds a number, a size, a duration or a percentage."""
     return value in ("", None) or isinstance(value, (int, float)) or (isinstance(value, str) and _AMOUNT.fullmatch(value) is not None)
 
 
 def _format_cell(value: object) -> str:
-    """Return a table cell's value as text; empty for None."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Common part of `daemon` and `agent`: runs a service in a thread, and handles the signals that stop it or make it reread its settings."""
+"""Common part of `daemon`, `agent` and `serve`: a service in a thread, and the signals that stop it or make it reread its settings."""
 
 from __future__ import annotations
 
@@ -31,10 +31,7 @@ MEANT = (*ENDING, signal.SIGHUP)
 
 
 class RunnableService(Protocol):
-    """A program that runs until it is stopped, such as daemon and agent.
-
-    ``run`` returns after ``request_stop`` was called; ``request_stop`` and ``request_settings_change`` return at once.
-    """
+    """``run`` returns after ``request_stop``; both requests return at once."""
 
     def run(self) -> None: ...
     def request_stop(self) -> None: ...
@@ -42,8 +39,8 @@ class RunnableService(Protocol):
 
 
 def block_signals_and_limit_malloc_heaps() -> None:
-    """Block the signals that ``run_service`` waits for, and let malloc use only a few heaps. Must be called before the first thread starts,
-    because threads inherit the blocked signals.
+    """Block the signals that ``run_service`` waits for, and let malloc use only a few heaps. Must be called before the first thread starts:
+    threads inherit blocked signals.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, MEANT)
     allocator.limit_malloc_heaps_if_glibc()
@@ -62,7 +59,6 @@ def run_service(
     Return 0; 1 if the service ended by itself, which is a bug. Work that does not end within STOP_SECONDS is abandoned.
 
     :param name: name of the command.
-    :param settings: settings with which the service starts.
     :param read_settings: reads the configuration again; raises UsageError.
     :param unfinished_jobs: returns the jobs that still run, which the last log line names.
     """
@@ -105,9 +101,8 @@ def run_service(
 def _reload_configuration(
     service: RunnableService, current_settings: Settings, read_settings: Callable[[], Settings], log: EventLogger
 ) -> Settings:
-    """Reread the configuration, pass it to the service, and return the settings now in force.
-
-    Settings that can only be changed by a restart keep their old values. If the configuration is invalid, all settings keep them.
+    """Return the settings now in force. Those that only a restart changes keep their old values; if the configuration is invalid, all
+    do.
     """
     from compactor.service import settings_after_reload
 

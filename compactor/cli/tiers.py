@@ -1,4 +1,4 @@
-"""Parts that the commands over a tier share: opening the tier, common arguments, exit codes over several partitions."""
+"""Parts that the commands over a tier share: opening the tier, choosing partitions, exit codes over several partitions, audit."""
 
 from __future__ import annotations
 
@@ -70,7 +70,6 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
 
 
 def _check_command_may_write_to_brokers_tier(command: str, settings: Settings) -> None:
-    """Raise UsageError if ``command`` is not one that writes to broker-managed tiers, or if a setting is missing that writing needs."""
     if command not in WRITERS:
         raise UsageError(f"`{command}` does not work on a broker-managed tier", hint=READ_ONLY_HINT)
     has_control = bool(control_url(settings))
@@ -82,9 +81,8 @@ def _check_command_may_write_to_brokers_tier(command: str, settings: Settings) -
 
 
 def open_tier_for_control_store_writes(args: argparse.Namespace) -> Tier:
-    """Open the configured tier for a command that writes only to the control store. The brokers' data can then only be read.
-
-    Raises UsageError if no control store is configured.
+    """Open the configured tier for writes to the control store only: brokers' data is read-only. Raises UsageError if no control store is
+    configured.
     """
     settings = command_parser.load_command_settings(args)
     if not tier_kind(settings).is_broker_managed:
@@ -97,18 +95,15 @@ def open_tier_for_control_store_writes(args: argparse.Namespace) -> Tier:
 
 
 def open_configured_tier_read_only(args: argparse.Namespace) -> Tier:
-    """Open the configured tier read-only: every write is refused."""
+    """Open the configured tier. Every write is refused."""
     return read_only_copy_of_tier(open_configured_tier(args))
 
 
 def open_tier_and_partition(
     args: argparse.Namespace, open_tier: Callable[[argparse.Namespace], Tier] = open_configured_tier_read_only
 ) -> tuple[Tier, TopicPartition]:
-    """Return the configured tier, and the partition that ``args.partition`` names.
+    """Return the configured tier and the partition of ``args.partition``. If several topics have had this name, ``--topic-id`` chooses.
 
-    If several topics have had this name, the command's option ``--topic-id`` chooses among them.
-
-    :param open_tier: opens the tier, by default read-only.
     :raises UsageError: if the tier has no such partition, or the name is that of a topic with several partitions.
     """
     tier = open_tier(args)
@@ -121,13 +116,11 @@ def open_tier_and_partition(
 
 
 def select_partitions(tier: Tier, given_names: Sequence[str]) -> list[TopicPartition]:
-    """Return the partitions that a user's arguments select, each once; all partitions if there are no arguments.
+    """Return the partitions that a user's arguments select, each once; all if there are no arguments.
 
-    A topic or expression selects the partitions of the present topic of that name, not those of deleted topics.
-
-    :param given_names: names of partitions or topics, or regular expressions that match such a name as a whole. An existing name is never
-        taken as an expression.
-    :raises UsageError: if a name or expression matches nothing. The error's hint is the most similar name.
+    :param given_names: partitions, topics (the present one of that name, not deleted ones), or regular expressions over whole names. An
+        existing name is never taken as an expression.
+    :raises UsageError: if a name or expression matches nothing. The hint is the most similar name.
     """
     known = tier.list_partitions()
     latest = latest_incarnation_of_each_partition(known, tier.catalog.state.withdrawn_partitions)
@@ -146,10 +139,7 @@ def select_partitions(tier: Tier, given_names: Sequence[str]) -> list[TopicParti
 def read_control_logs_of_partitions(
     tier: Tier, partitions: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes
 ) -> list[PartitionLog]:
-    """Read the control logs of these partitions and return them, each with the partition's present state.
-
-    Logs that cannot be read are left out, and reported by ``outcomes``.
-    """
+    """Return the control logs, which are read. Logs that cannot be read are left out, and reported by ``outcomes``."""
     found = []
     with out.show_progress("reading", len(partitions), "partitions") as progress:
         for name, log in zip(partitions, tier.read_control_logs_or_errors(partitions, progress.advance), strict=True):
@@ -164,9 +154,8 @@ def read_control_logs_of_partitions(
 def read_partition_summaries(
     tier: Tier, partitions: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes
 ) -> list[PartitionSummary]:
-    """Return a summary of each partition, read from its control log or from a recent copy in local state.
-
-    Partitions that cannot be read are left out, and reported by ``outcomes``.
+    """Return a summary of each partition, from its control log or a recent copy in local state. Partitions that cannot be read are left
+    out, and reported by ``outcomes``.
     """
     found = []
     with out.show_progress("looking", len(partitions), "partitions") as progress:
@@ -181,7 +170,7 @@ def read_partition_summaries(
 
 
 def sum_stored_bytes(tier: Tier, partitions: Sequence[TopicPartition], out: Output, *, includes_replaced_segments: bool = False) -> int:
-    """Return the total size in bytes of these partitions' live segments, for a progress display. Partitions that cannot be read count as 0.
+    """Return the bytes of live segments, for a progress display. Partitions that cannot be read count as 0.
 
     :param includes_replaced_segments: whether to add replaced segments that are not deleted yet.
     """
@@ -193,12 +182,11 @@ def sum_stored_bytes(tier: Tier, partitions: Sequence[TopicPartition], out: Outp
 
 
 def print_check_findings(findings: Sequence[Any], out: Output, summary_without_errors: str = "all is well") -> ExitCode:
-    """Print what a check found. Return the exit code: 0, or that of BadData if a finding is an error.
+    """Print what a check found, and return 0, or the exit code of BadData if a finding is an error. Errors are named on stderr as well;
+    equal notes are counted together.
 
-    Errors are named on stderr as well; equal notes are counted together.
-
-    :param findings: findings with ``severity``, ``kind``, ``topic``, ``partition``, ``object`` and ``detail``; those of broker-managed
-        tiers also say what they mean (``means``) and what to do (``todo``).
+    :param findings: findings with ``severity``, ``kind``, ``topic``, ``partition``, ``object`` and ``detail``, perhaps ``means`` and
+        ``todo``.
     :param summary_without_errors: summary line if there is no error.
     """
     rows: Counter[tuple[str, ...]] = Counter()
@@ -220,7 +208,7 @@ def print_check_findings(findings: Sequence[Any], out: Output, summary_without_e
 
 
 def format_cleaner_offsets(offsets: Sequence[CleanerOffset]) -> str:
-    """Return cleaner offsets by compactor epoch as text, such as ``3:1000 4:2000``."""
+    """Return cleaner offsets by compactor epoch, such as ``3:1000 4:2000``."""
     return " ".join(f"{entry.leader_epoch}:{entry.offset}" for entry in offsets) or "never cleaned"
 
 
@@ -239,25 +227,21 @@ def compaction_rounds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def partition_name_of_json_row(row: Mapping[str, Any]) -> str:
-    """Return the name of the partition that a JSON row is about, such as ``orders-0``; ``orders-0~2`` for the second topic of that name."""
+    """Return a name such as ``orders-0``; ``orders-0~2`` for the second topic of that name."""
     return str(partition_of_incarnation(row["topic"], row["partition"], row["incarnation"]))
 
 
 def partition_name_fields(partition: TopicPartition) -> dict[str, Any]:
-    """Return the fields by which JSON documents name a partition: topic, partition number and incarnation (number of the topic of that
-    name).
-    """
+    """Return the fields by which JSON documents name a partition."""
     return {"topic": partition.topic, "partition": partition.partition, "incarnation": partition.incarnation}
 
 
 def json_document_of_report(report: Any) -> dict[str, Any]:
-    """Return a report (a dataclass) as a dictionary for JSON output."""
     return asdict(report)
 
 
 class PartitionOutcomes:
-    """Outcomes of a command for each of several partitions, from which the command's exit code follows. A partition that fails does not
-    stop the others.
+    """Outcomes of a command for several partitions, from which its exit code follows. A failed partition does not stop the others.
 
     :param is_selection_explicit: whether the user named the partitions. If not, a partition that another process leads is not a failure.
     """
@@ -269,7 +253,6 @@ class PartitionOutcomes:
         self._leased = 0
 
     def record_partition_success(self) -> None:
-        """Record that the command succeeded for one more partition."""
         self._codes.append(0)
 
     def print_and_record_failure(self, object_name: str, error: Exception) -> CompactorError:
@@ -305,9 +288,8 @@ class PartitionOutcomes:
         self._codes.append(3)
 
     def exit_code(self) -> ExitCode:
-        """Return the command's exit code: that of the gravest failure, or 0 if every partition succeeded.
-
-        A partition that another process leads counts as a failure if the user named the partitions, or if no other outcome was recorded.
+        """Return the exit code of the gravest failure, or 0. A partition that another process leads is a failure if the user named the
+        partitions, or if no other outcome was recorded.
         """
         if self._leased and not self._codes:
             return Leased.exit_code
@@ -318,7 +300,7 @@ class PartitionOutcomes:
 
 
 def invoking_user_name() -> str:
-    """Return the name of the user who runs this process, such as ``alice``; with ``sudo`` both users, such as ``alice (as root)``."""
+    """Return a name such as ``alice``; with ``sudo`` both users, such as ``alice (as root)``."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container whose user has no name
@@ -328,7 +310,7 @@ def invoking_user_name() -> str:
 
 
 def operator_user_at_host() -> str:
-    """Return the person and the machine that run this command, as ``user@host``. Records of pauses and requests contain this text."""
+    """Return ``user@host``, which records of pauses and requests contain."""
     return f"{invoking_user_name()}@{socket.gethostname()}"
 
 
@@ -336,13 +318,11 @@ def operator_user_at_host() -> str:
 def record_action_and_outcome_in_audit_log(
     args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int | bool
 ) -> Iterator[None]:
-    """Record a manual action in the audit log before the ``with`` block, and its outcome after the block.
-
-    On a tier without a control store nothing is recorded, and a note on stderr says so.
+    """Record a manual action in the audit log before the ``with`` block, and its outcome after it. Without a control store nothing is
+    recorded, and a note on stderr says so.
 
     :param command: command for the record, such as ``undo``.
     :param targets: partitions, topics or patterns on which the command acts.
-    :param details: further values for the record.
     :raises StoreError: before the block, if the action cannot be recorded.
     """
     url = control_url(settings)
@@ -379,8 +359,5 @@ def record_action_and_outcome_in_audit_log(
 def record_action_in_audit_log_if(
     must_record: bool, args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int
 ) -> AbstractContextManager[None]:
-    """Return ``record_action_and_outcome_in_audit_log`` with these arguments, or a context that does nothing if ``must_record`` is false.
-
-    For commands that are recorded only with some of their options.
-    """
+    """Do the same for a command that is recorded only with some of its options."""
     return record_action_and_outcome_in_audit_log(args, settings, out, command, targets, **details) if must_record else nullcontext()

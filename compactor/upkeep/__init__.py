@@ -1,1 +1,1 @@
-"""Keeping a tier sound: retire what was replaced, verify what is there, make sidecars anew."""
+"""Upkeep of a tier: verify, repair, retire replaced segments, find orphans, export."""

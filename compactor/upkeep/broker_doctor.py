@@ -1,6 +1,6 @@
 """Health of tiered partitions: uploads and deletions that do not end, segments that are never tiered, leaked and lost objects.
 
-Pure decisions over facts of one partition. They hold for every cluster with KIP-405, compacted or not; ``doctor`` collects the facts.
+Holds for every cluster with KIP-405, compacted or not. Read-only. ``doctor`` and ``config check`` print the findings.
 """
 
 from __future__ import annotations
@@ -46,15 +46,13 @@ from compactor.records.indexes import OFFSET_ENTRY
 from compactor.upkeep.broker_verify import end_hole, list_partition_objects_and_metadata
 from compactor.views.forecast import PriceTable
 
-# Known harm that Kafka's tiered storage does, told before it happens: by broker version and settings, compacted or not.
-#
-# Decisions over what the cluster answered. ``config check`` and ``doctor`` print the findings.
+# Known harm that Kafka's tiered storage does, by broker version and settings.
 
 
 LAST_TIERED_SETTING = "follower.fetch.last.tiered.offset.enable"
-"""Of KIP-1023. A broker that has it is of version 4.3 or newer."""
+"""KIP-1023, from version 4.3 on."""
 COPY_LAG_SETTINGS = ("remote.copy.lag.ms", "remote.copy.lag.bytes")
-"""Of KIP-1241. A topic has them from version 4.4 on: 0 and -1 by default."""
+"""KIP-1241, from version 4.4 on: 0 and -1 by default."""
 FIRST_WITH_SIZE_FIX = (4, 4)
 """First version of which every release has the fix of KAFKA-20732. 4.3.2 has it too, but brokers do not report their patch version."""
 MANY_METADATA_RECORDS = 500_000
@@ -66,7 +64,7 @@ class TierHealthFinding:
     """Harm to tiered data that has happened or that a broker version or setting will cause.
 
     severity: error (data is or will be lost), warning (it costs, or becomes an error) or note.
-    topic, partition: the partition concerned; an empty topic and -1 for the whole cluster.
+    topic, partition: an empty topic and -1 for the whole cluster.
     object: name of the broker, setting or segment.
     detail: the evidence.
     means: the consequence for consumers.
@@ -87,7 +85,7 @@ class TierHealthFinding:
 
 
 def describe_topics(admin: ClusterDescriptionQueries, topics: Sequence[str]) -> dict[str, TopicDescription]:
-    """Return the descriptions of topics by name. Topics that the cluster does not have, or does not describe to this user, are left out."""
+    """Return the descriptions by topic. Topics that the cluster does not have, or does not describe to this user, are left out."""
     found: dict[str, TopicDescription] = {}
     for name in topics:
         try:
@@ -108,7 +106,7 @@ def known_kafka_problem_findings(brokers: Sequence[BrokerDescription], topics: M
 
 
 def unsuitable_broker_findings(brokers: Sequence[BrokerDescription], confirmed: ClusterConfirmations) -> list[TierHealthFinding]:
-    """Return at most one finding: why nothing may be compacted under these brokers, so that nothing of the tier is replaced or deleted."""
+    """Return at most one finding: why nothing may be compacted, replaced or deleted under these brokers."""
     problem = broker_problem(brokers, confirmed)
     if problem is None:
         return []
@@ -123,7 +121,7 @@ def unsuitable_broker_findings(brokers: Sequence[BrokerDescription], confirmed: 
 
 
 def metadata_growth_findings(metadata_topic: TopicDescription, segment_count: int) -> list[TierHealthFinding]:
-    """Return a finding if the metadata topic has grown so much that brokers start slowly, else an empty list.
+    """Return a finding if the metadata topic has grown so much that brokers start slowly.
 
     :param segment_count: number of segments that the metadata names now, in all states.
     """
@@ -164,7 +162,7 @@ def _size_retention_findings(brokers: Sequence[BrokerDescription], topics: Itera
 
 
 def _last_tiered_offset_fetch_findings(brokers: Sequence[BrokerDescription]) -> Iterator[TierHealthFinding]:
-    """Yield at most one finding. It lists the brokers that build new replicas from the newest tiered segment (KIP-1023)."""
+    """Yield at most one finding: brokers that build new replicas from the newest tiered segment (KIP-1023)."""
     enabled = [one.id for one in brokers if one.takes_last_tiered]
     if not enabled:
         return
@@ -179,7 +177,7 @@ def _last_tiered_offset_fetch_findings(brokers: Sequence[BrokerDescription]) -> 
 
 
 def _delayed_upload_findings(topics: Iterable[TopicDescription]) -> Iterator[TierHealthFinding]:
-    """Yield a finding for each topic whose settings delay the upload of closed segments, or prevent it (KIP-1241)."""
+    """Yield a finding for each topic whose settings delay or prevent the upload of closed segments (KIP-1241)."""
     for topic in topics:
         settings = {name: setting.value for name, setting in topic.settings.items()}
         lags = copy_lag(settings, "ms"), copy_lag(settings, "bytes")
@@ -234,8 +232,8 @@ def cleanup_policy_findings(topics: Iterable[TopicDescription], bootstrap_server
 
 
 def version_tuple(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version like ``4.3``, for comparisons. Text that is not a version becomes the empty tuple, which is lower
-    than any version, because it is unknown which fixes it has.
+    """Return the numbers of a version like ``4.3``. Any other text becomes the empty tuple, the lowest: it is unknown which fixes that
+    version has.
     """
     parts = version.split(".")
     return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
@@ -246,7 +244,7 @@ def _has_remote_storage_enabled(topic: TopicDescription) -> bool:
     return setting is not None and setting.value == "true"
 
 
-# Collects what ``doctor`` judges: settings and offsets from the cluster, segments from the metadata topic, objects from the store.
+# Facts from the cluster, the metadata topic and the store.
 
 
 MAX_END_BYTES = 64 << 20
@@ -257,8 +255,8 @@ MAX_END_BYTES = 64 << 20
 class FirstUntieredRecord:
     """The first record of a log that is not tiered yet.
 
-    closed_ms: time, in milliseconds, by which brokers had closed the record's segment: the timestamp of the first later record that, by
-        segment.ms, belongs to another segment. None if there is no such record, since brokers close a segment only when they append.
+    closed_ms: time by which brokers had closed the record's segment: the timestamp of the first later record that, by segment.ms,
+        belongs to another segment. None if there is no such record: brokers close a segment only when they append.
     """
 
     offset: int
@@ -266,19 +264,13 @@ class FirstUntieredRecord:
     closed_ms: int | None = None
 
 
-UntieredRecordAndLookupProblem = tuple[FirstUntieredRecord | None, str]
-"""First record that is not tiered, if it was found; and the leader's answer if it could not look for the record, else empty."""
-
-
 class ClusterHealthQueries(ClusterDescriptionQueries, Protocol):
-    """Requests about the cluster that ``doctor`` makes. Implemented by metadata_topic.admin.KafkaAdmin."""
+    """Requests about the cluster that ``doctor`` makes (``KafkaAdmin``)."""
 
     def first_offsets_at_or_after_timestamps(
         self, timestamps_ms: Mapping[TopicAndNumber, int]
     ) -> Mapping[TopicAndNumber, OffsetAndTimestampMs]:
-        """Return, by topic and partition, offset and timestamp of the first record at or after the given timestamp. Both are -1 if there
-        is none.
-        """
+        """Return offset and timestamp of the first record at or after each timestamp; both -1 if there is none."""
 
 
 def find_tier_health_problems(
@@ -292,9 +284,9 @@ def find_tier_health_problems(
 ) -> list[TierHealthFinding]:
     """Return all findings about these partitions and the cluster. Read-only.
 
-    :param expected_topics: topics that should be tiered. Their uploads are examined even if the metadata topic names no segment of theirs.
+    :param expected_topics: topics that should be tiered. Their uploads are examined even if the metadata topic names no segment of
+        theirs.
     :param on_partition: called after each partition.
-    :param confirmed: what the configuration confirms about the cluster.
     :raises StoreError: if the store or the brokers do not answer.
     """
     topics = describe_topics(admin, sorted({name.topic for name in partitions} | set(expected_topics)))
@@ -354,8 +346,8 @@ def _gather_partition_health_facts(
 def _end_hole_of_newest_segment(
     tier: Tier, partition: TopicPartition, readable: Sequence[RemoteLogSegmentMetadataRecord]
 ) -> tuple[int, int] | None:
-    """Return the offsets that the newest tiered segment lacks at its end (``end_hole``). Reads its offset index, and its log from the last
-    indexed batch on. Return None if they cannot be read, which `verify` reports.
+    """Read the newest segment's offset index, and its log from the last indexed batch on. Return None if they cannot be read, which
+    `verify` reports.
     """
     newest = max(readable, key=lambda one: one.end_offset, default=None)
     if newest is None:
@@ -376,10 +368,7 @@ def _end_hole_of_newest_segment(
 def _tiered_partitions_without_segments(
     topics: Iterable[TopicDescription], partitions: Sequence[TopicPartition]
 ) -> Iterator[TopicPartition]:
-    """Yield the partitions of topics with remote storage for which the metadata topic names no segment.
-
-    :param partitions: the partitions for which the metadata topic names a segment.
-    """
+    """:param partitions: the partitions for which the metadata topic names a segment."""
     named = {(name.topic, name.partition) for name in partitions}
     for topic in topics:
         if _setting_values(topic).get("remote.storage.enable") == "true":
@@ -395,10 +384,9 @@ def _first_untiered_record_or_problem(
     partition: TopicPartition,
     tiered: Sequence[RemoteLogSegmentMetadataRecord],
     topics: Mapping[str, TopicDescription],
-) -> UntieredRecordAndLookupProblem:
-    """Return two values: the earliest record that is not tiered yet, and an error message. If all records are tiered, the first value is
-    None and the message is empty. If the leader cannot look up records by their timestamps, the record is not known: the first value is
-    None, and the message is the leader's.
+) -> tuple[FirstUntieredRecord | None, str]:
+    """Return the earliest record that is not tiered (None: all are, or the record is not known), and the leader's message if it cannot look
+    up records by their timestamps, else an empty one.
     """
     try:
         return _find_first_untiered_record_by_time(admin, partition, tiered, topics), ""
@@ -412,10 +400,10 @@ def _find_first_untiered_record_by_time(
     tiered: Sequence[RemoteLogSegmentMetadataRecord],
     topics: Mapping[str, TopicDescription],
 ) -> FirstUntieredRecord | None:
-    """Return the earliest record after all ``tiered`` segments, found by its timestamp; None if there is none, or if the topic is not in
-    ``topics``. Raises Refused if the leader cannot look up timestamps.
+    """Return the earliest record after all ``tiered`` segments; None if there is none, or if the topic is not in ``topics``. Raises Refused
+    if the leader cannot look up timestamps.
 
-    Timestamps need not ascend from segment to segment, because control records have the broker's time and other records the producer's.
+    Timestamps need not ascend from segment to segment: control records have the broker's time and other records the producer's.
     """
     if partition.topic not in topics:
         return None
@@ -432,14 +420,11 @@ def _find_first_untiered_record_by_time(
 
 
 def _first_offset_and_timestamp_at_or_after(admin: ClusterHealthQueries, partition: TopicPartition, at_ms: int) -> OffsetAndTimestampMs:
-    """Return offset and timestamp of the first record of a partition whose timestamp is ``at_ms`` or later, -1 and -1 if there is none."""
     where = (partition.topic, partition.partition)
     return admin.first_offsets_at_or_after_timestamps({where: at_ms}).get(where, (-1, -1))
 
 
-# Checks of broker-managed tiers for ``config check``: the cluster, its metadata topic, the topics, and this user's permissions.
-#
-# Read-only; nothing is written to the tier as a test. Each unsafe setting is reported with the command that corrects it.
+# Checks for ``config check``. Nothing is written as a test; each unsafe setting is reported with the command that corrects it.
 
 
 class ConfigCheckFinding(NamedTuple):
@@ -464,10 +449,9 @@ def check_brokers_and_metadata_topic(
     reports_missing_append_permission: bool,
     confirmed: ClusterConfirmations = NOTHING_CONFIRMED,
 ) -> list[ConfigCheckFinding]:
-    """Check the brokers and the metadata topic, and return the problems found.
+    """Check the brokers and the metadata topic.
 
     :param bootstrap_servers: addresses of brokers, for messages.
-    :param confirmed: what the configuration confirms about the cluster.
     :param reports_missing_append_permission: whether rounds will be published, so that the permission to append is needed.
     """
     found: list[ConfigCheckFinding] = []
@@ -493,7 +477,7 @@ def check_topic_settings_and_permissions(
     cleanup_policy_of: Callable[[str], str] = lambda topic: "compact",
     bootstrap_servers: str = "",
 ) -> list[ConfigCheckFinding]:
-    """Check the settings, permissions and leaders of these topics, and return the problems found.
+    """Check the settings, permissions and leaders of these topics.
 
     :param cleanup_policy_of: returns a topic's cleanup_policy in this program's settings.
     :param bootstrap_servers: addresses of brokers, for the commands that correct a topic.
@@ -514,7 +498,7 @@ def check_topic_settings_and_permissions(
 
 
 def check_known_kafka_problems(admin: ClusterDescriptionQueries, topics: Sequence[str]) -> list[ConfigCheckFinding]:
-    """Return findings about broker versions and topic settings that will damage tiered data, whether it is compacted or not."""
+    """Return findings about broker versions and topic settings that will damage tiered data, compacted or not."""
     descriptions = describe_topics(admin, topics)
     return [
         ConfigCheckFinding(found.severity, found.kind, found.topic or found.object, f"{found.detail}: {found.means}", found.todo)
@@ -535,7 +519,7 @@ def _topic_setting_findings(description: TopicDescription, cleanup_policy: str, 
 
 
 def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:
-    """Check that the tier's objects can be listed and read, and return the problems found. Uses the first partition that has a segment."""
+    """Check that the tier's objects can be listed and read, on the first partition that has a segment."""
     layout = tier.ports.layout
     url = tier.settings.tier_url
     for name in partitions:
@@ -554,7 +538,7 @@ def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> lis
 
 
 def read_tiered_partitions_and_findings(tier: Tier) -> tuple[list[TopicPartition], list[ConfigCheckFinding]]:
-    """Read the metadata topic. Return the tiered partitions (none if it cannot be read) and the problems found."""
+    """Return the tiered partitions (none if the metadata topic cannot be read) and the problems found."""
     try:
         tier.broker_metadata.refresh(max_age_s=0.0)
         names = tier.broker_metadata.list_topic_partitions()
@@ -571,9 +555,7 @@ def read_tiered_partitions_and_findings(tier: Tier) -> tuple[list[TopicPartition
 
 
 def check_metadata_record_rate_limit(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:
-    """Check that the metadata records of a first round over each partition fit within [publish] metadata_records_per_hour, and return the
-    problems found.
-    """
+    """Check that the metadata records of a first round over each partition fit within [publish] metadata_records_per_hour."""
     per_hour = tier.settings.publish.metadata_records_per_hour
     if not per_hour:
         return []
@@ -598,10 +580,7 @@ def check_metadata_record_rate_limit(tier: Tier, partitions: Sequence[TopicParti
 def _broker_and_permission_findings(
     cluster: ClusterDescription, confirmed: ClusterConfirmations, bootstrap_servers: str, *, publishes: bool
 ) -> Iterator[ConfigCheckFinding]:
-    """Yield findings about brokers under which nothing is compacted, and about missing permissions.
-
-    :param publishes: whether rounds will be published, so that an unknown metadata manager is an error.
-    """
+    """:param publishes: whether rounds will be published, so that an unknown metadata manager is an error."""
     for broker in cluster.brokers:
         problem = broker_problem([broker], confirmed)
         if problem is None:
@@ -614,7 +593,6 @@ def _broker_and_permission_findings(
 
 
 def _missing_permission_findings(missing_permissions: Sequence[MissingPermission], bootstrap_servers: str) -> Iterator[ConfigCheckFinding]:
-    """Yield a finding, with the kafka-acls command, for each missing permission."""
     for right in missing_permissions:
         operation = "".join(part.capitalize() for part in right.operation.split("_"))
         if "cluster" in right.resource:
@@ -635,13 +613,14 @@ _FEW = 3
 class PartitionHealthFacts:
     """Answers of brokers and store about one partition.
 
-    segments: segments that the metadata topic names, in all states.
-    settings: settings of the topic.
-    pending: the first record that is not tiered. None if everything is tiered, or if the record is not known because of ``lookup_problem``.
+    segments: those that the metadata topic names, in all states.
+    settings: of the topic.
+    pending: the first record that is not tiered. None if everything is tiered, or if the record is not known because of
+        ``lookup_problem``.
     lookup_problem: the leader's error message if it cannot find a record by its time; empty otherwise.
     missing: objects of readable segments that the store does not have.
     gaps: ranges of offsets (both inclusive) that no readable segment contains.
-    orphans, orphan_bytes: number and size of objects that no metadata names and that are too old to belong to a running upload.
+    orphans, orphan_bytes: objects that no metadata names and that are too old to belong to a running upload.
     end_hole: first and last offset, both inclusive, that the newest tiered segment lacks at its end; None if it lacks none.
     """
 
@@ -664,7 +643,6 @@ def newest_tiered_segment(segments: Sequence[RemoteLogSegmentMetadataRecord]) ->
 
 
 def partition_health_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> list[TierHealthFinding]:
-    """Return the findings about the tiered part of a partition. Empty if it has no problem."""
     return [
         *_unfinished_copy_findings(examined, now_ms, prices),
         *_late_upload_findings(examined, now_ms),
@@ -684,12 +662,7 @@ def _finding_about_partition(
     stored_bytes: int = 0,
     usd_per_month: float = 0.0,
 ) -> TierHealthFinding:
-    """Return a finding about a partition.
-
-    :param evidence_consequence_and_action: three texts: the evidence, the consequence for consumers, and the recommended action.
-    :param stored_bytes: number of stored bytes concerned.
-    :param usd_per_month: price of these bytes.
-    """
+    """:param evidence_consequence_and_action: three texts: the evidence, the consequence for consumers, and the recommended action."""
     detail, means, todo = evidence_consequence_and_action
     return TierHealthFinding(
         severity,
@@ -706,7 +679,7 @@ def _finding_about_partition(
 
 
 def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> Iterator[TierHealthFinding]:
-    """Yield at most one finding: that brokers began to copy segments to the tier long ago and never finished (Aiven#820)."""
+    """Yield at most one finding: brokers began to copy segments to the tier long ago and never finished (Aiven#820)."""
     begun = [
         one
         for one in examined.segments
@@ -735,9 +708,7 @@ def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, price
 
 
 def _late_upload_findings(examined: PartitionHealthFacts, now_ms: int) -> Iterator[TierHealthFinding]:
-    """Yield at most one finding. It is about records that should have been tiered long ago (Aiven#699), or about copying being switched off
-    for the topic.
-    """
+    """Yield at most one finding: records should have been tiered long ago (Aiven#699), or copying is switched off for the topic."""
     if examined.pending is None:
         return
     if examined.settings.get("remote.log.copy.disable") == "true":
@@ -765,7 +736,7 @@ def _late_upload_findings(examined: PartitionHealthFacts, now_ms: int) -> Iterat
 
 
 def _failed_timestamp_lookup_findings(examined: PartitionHealthFacts) -> Iterator[TierHealthFinding]:
-    """Yield a finding if the leader fails to find records by their time. To find them it reads time indexes in the tier."""
+    """Yield a finding if the leader fails to find records by their time, for which it reads time indexes in the tier."""
     if examined.lookup_problem:
         words = (
             examined.lookup_problem,
@@ -814,12 +785,10 @@ def _overdue_deletion_findings(examined: PartitionHealthFacts, now_ms: int, pric
 
 
 def _join_first_few(texts: Sequence[str]) -> str:
-    """Return the first few texts, separated by commas, with an ellipsis if there are more."""
     return ", ".join(texts[:_FEW]) + " ..." * (len(texts) > _FEW)
 
 
 def _lost_object_findings(examined: PartitionHealthFacts) -> Iterator[TierHealthFinding]:
-    """Yield findings for missing objects of readable segments and for offsets that no readable segment holds."""
     if examined.missing:
         words = (
             f"{count_noun(len(examined.missing), 'object')} of readable segments are not in the store: {_join_first_few(examined.missing)}",
@@ -862,7 +831,6 @@ def _end_hole_findings(examined: PartitionHealthFacts) -> Iterator[TierHealthFin
 
 
 def _leaked_object_findings(examined: PartitionHealthFacts, prices: PriceTable) -> Iterator[TierHealthFinding]:
-    """Yield a finding if the store has objects that no metadata names (orphans)."""
     if examined.orphans:
         usd = prices.price_of_storage_usd_per_month(examined.orphan_bytes)
         words = (

@@ -1,6 +1,8 @@
 """Verification of broker-managed tiers (``verify``): metadata, objects and segments of a partition, and what each kind of problem means.
 
-Read-only; brokers may continue to write.
+Read-only; brokers may continue to write. The metadata is read before and after LIST: segments that were replaced, tiered or deleted in
+between are ignored. A broker records a segment before it uploads the first object, so an object that the later metadata does not contain
+belongs to no segment.
 """
 
 from __future__ import annotations
@@ -38,20 +40,15 @@ from compactor.upkeep.verify import (
 )
 from compactor.views.verdict import is_beyond_now
 
-# Comparison of metadata and objects of a broker-managed tier, in both directions, while brokers continue to write.
-#
-# The metadata is read before and after LIST. Segments that were replaced, tiered or deleted in between are ignored. A broker records a
-# segment before it uploads the first object, so an object that the later metadata does not contain belongs to no segment.
-
-
 SNAPSHOT_SLACK_MS = 3_600_000
 """With a metadata snapshot, only objects older than the snapshot by more than this are judged by it."""
 
 
 @dataclass(frozen=True)
 class OrphanObject:
-    """An object that no metadata names. finished: whether brokers recorded that the deletion of its segment is finished; if False, no
-    metadata ever named the segment.
+    """An object that no metadata names.
+
+    finished: whether brokers recorded that the deletion of its segment is finished; if False, no metadata ever named the segment.
     """
 
     listed: ListedObject
@@ -76,7 +73,6 @@ class PartitionObjectsAndMetadata:
     strangers: Sequence[ListedObject]
 
     def missing_file_kinds_of_segment(self, segment: RemoteLogSegmentMetadataRecord, expected_parts: frozenset[str]) -> list[str]:
-        """Return those kinds of file in ``expected_parts`` for which the listing of the store has no file of this segment."""
         return sorted(expected_parts - self.there.get(segment.id, {}).keys())
 
 
@@ -209,19 +205,14 @@ FINDING_KINDS = {
 
 @dataclass(frozen=True)
 class BrokerTierFinding(SegmentProblem):
-    """A problem found in a partition of a broker-managed tier. Its kind is a key of FINDING_KINDS, which states severity, consequence and
-    recommended action.
-    """
+    """A problem of a partition of a broker-managed tier. Its kind is a key of FINDING_KINDS."""
 
     means: str
     todo: str
 
 
 def broker_tier_finding_of_kind(finding_kind: str, partition: TopicPartition, object_name: str, detail: str) -> BrokerTierFinding:
-    """Return a finding with the severity, consequence and action of its kind.
-
-    :param object_name: key or name of the object concerned.
-    """
+    """Return a finding with the severity, consequence and action of its kind."""
     about = FINDING_KINDS[finding_kind]
     return BrokerTierFinding(
         about.severity, finding_kind, partition.topic, partition.partition, object_name, detail, about.means, about.todo
@@ -266,14 +257,13 @@ def verify_broker_partition(
 
 
 def _was_segment_deleted_meanwhile(tier: Tier, partition: TopicPartition, record: RemoteLogSegmentMetadataRecord) -> bool:
-    """Return whether brokers have deleted the segment since the metadata was read."""
     tier.broker_metadata.refresh(max_age_s=0.0)
     now = tier.broker_metadata.partition_metadata_from_records(partition).cache.segments.get(record.segment_id)
     return now is None or now.state is not SegmentState.COPY_SEGMENT_FINISHED
 
 
 def _metadata_topic_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjectsAndMetadata) -> Iterator[BrokerTierFinding]:
-    """Yield a finding for each problem that the metadata topic alone shows, without listing or reading objects."""
+    """Yield a finding for each problem that the metadata topic alone shows."""
     cache = objects.folded.cache
     view = broker_view(cache, partition)
     for first, last in offset_gaps(view.links):
@@ -298,7 +288,6 @@ def _metadata_topic_findings(tier: Tier, partition: TopicPartition, objects: Par
 
 
 def _unknown_object_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjectsAndMetadata) -> Iterator[BrokerTierFinding]:
-    """Yield a finding for each orphan and for each object whose name is not one of the layout."""
     for one in objects.orphans:
         why = "its segment's deletion is recorded as finished" if one.finished else "no metadata has ever named its segment"
         yield broker_tier_finding_of_kind("orphan", partition, one.listed.key, why)
@@ -307,7 +296,6 @@ def _unknown_object_findings(tier: Tier, partition: TopicPartition, objects: Par
 
 
 def _abandoned_upload_findings(tier: Tier, partition: TopicPartition) -> Iterator[BrokerTierFinding]:
-    """Yield a finding for each multipart upload to the partition that was begun long ago and never finished."""
     store, now = tier.ports.data, tier.ports.clock_ms()
     prefix = tier.ports.layout.partition_folder(partition)
     try:
@@ -343,9 +331,7 @@ def _segment_object_findings(
 
 @dataclass
 class _SegmentContentChecker:
-    """Checker of the contents of a partition's segments. They are passed in ascending order, because a transaction may begin in one
-    segment and be aborted in a later one.
-    """
+    """Segments are passed in ascending order: a transaction may begin in one segment and be aborted in a later one."""
 
     tier: Tier
     partition: TopicPartition
@@ -355,11 +341,6 @@ class _SegmentContentChecker:
     def download_and_check_segment(
         self, record: RemoteLogSegmentMetadataRecord, scratch_folder: Path, *, is_newest: bool
     ) -> list[BrokerTierFinding]:
-        """Download a segment and return its problems.
-
-        :param scratch_folder: directory for the downloaded files.
-        :param is_newest: whether no tiered segment follows it.
-        """
         layout = self.tier.ports.layout
         segment = segment_from_broker_record(record)
         try:
@@ -406,7 +387,7 @@ class _SegmentContentChecker:
         return found
 
     def _download_segment_files(self, segment: RemoteLogSegmentMetadata, scratch_folder: Path) -> dict[str, Path]:
-        """Download a segment's files. Raises BadData if one has another size than recorded."""
+        """Raises BadData if a file has another size than recorded."""
         paths = {}
         for kind, file in segment.files.items():
             path = scratch_folder / kind
@@ -419,7 +400,7 @@ class _SegmentContentChecker:
         return paths
 
     def _txn_index_problem(self, source: SourceSegment, index_bytes: bytes) -> ReasonOrEmpty:
-        """Return a message if the transaction index lacks an aborted transaction or has an invalid entry, else an empty string."""
+        """Return a message if the transaction index lacks an aborted transaction or has an invalid entry."""
         expected = self._producer_ids_and_offsets_of_abort_markers(source)
         try:
             entries = parse_txn_index(index_bytes, "")
@@ -434,7 +415,7 @@ class _SegmentContentChecker:
         return reason_txn_index_is_invalid(entries, source)
 
     def _producer_ids_and_offsets_of_abort_markers(self, source: SourceSegment) -> list[tuple[int, int]]:
-        """Return (producer id, offset of the abort marker) of each transaction with records whose abort marker lies in this segment."""
+        """Return those of transactions with records whose abort marker lies in this segment."""
         table, found = source.table, []
         for batch in np.flatnonzero(table.transactional_flags).tolist():
             producer, control = int(table.producer_id[batch]), int(table.control[batch])
@@ -445,7 +426,6 @@ class _SegmentContentChecker:
         return found
 
     def _segment_finding(self, finding_kind: str, segment: RemoteLogSegmentMetadata, file_kind: str, detail: str) -> BrokerTierFinding:
-        """Return a finding about one file of a segment."""
         return broker_tier_finding_of_kind(
             finding_kind, self.partition, self.tier.ports.layout.object_name(self.partition, segment, file_kind), detail
         )
@@ -464,17 +444,14 @@ def end_hole(record: RemoteLogSegmentMetadataRecord, table: BatchTable) -> tuple
 
 
 def end_hole_text(hole: tuple[int, int]) -> str:
-    """Return the evidence of a hole at the end of the newest tiered segment, as a message."""
+    """Return the evidence of an ``end_hole`` of the newest tiered segment."""
     return f"its last batch ends before offset {hole[0]}; offsets {hole[0]} to {hole[1]} were compacted away, and no tiered segment follows"
 
 
 def _differences_of_log_from_metadata(
     record: RemoteLogSegmentMetadataRecord, source: SourceSegment, log_start: int
 ) -> Iterator[ProblemKindAndText]:
-    """Yield kind and description of each difference between a valid log and the metadata that brokers recorded for it.
-
-    :param log_start: first offset that readers may read.
-    """
+    """Yield kind and description of each difference between a valid log and the metadata that brokers recorded for it."""
     table = source.table
     if not len(table) and not record.size_bytes and record.broker_id != COMPACTOR_BROKER_ID:
         return  # brokers had compacted all of it away before they tiered it

@@ -29,17 +29,14 @@ from compactor.records.producers import ProducerStates, format_producer_snapshot
 from compactor.tier.contents import download_segment_file
 from compactor.upkeep.log_root import CLEANED, LOG_STARTS, CheckpointLine, publish_directory, unfinished_directory
 
-# Prepares an exported log directory for a cluster that has not written it, so that its brokers read, tier and keep it.
-#
-# What brokers need was learnt on real ones (docs/migrating.md):
+# What brokers need of a log directory that their cluster has not written (docs/migrating.md):
 #
 # - Producer snapshots: the copy to remote storage fails for ever at a segment without one. They are empty, because a fresh cluster gives
 #   out producer ids from 0 again, and would refuse new producers for the sequence numbers of old ones.
 # - Leader epochs: a fresh partition leads at epoch 0. Under batches with higher epochs its lineage collapses, and consumers that resume
 #   from a commit get nothing. The epoch of a batch lies outside its CRC.
-# - Open transactions: nobody will end them, and the last stable offset would stand still. So their records are left out, as if they had
-#   been aborted. The log is not cut before them: a cut would have to lie before every transaction that is open there, of which most end
-#   later.
+# - Open transactions: nobody will end them, and the last stable offset would stand still. Their records are left out, as if they had
+#   been aborted. The log is not cut before them: most transactions that are open there end later.
 
 
 EPOCH_POSITION = 12
@@ -48,11 +45,7 @@ EPOCH_POSITION = 12
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """A transaction that has not ended, and whose records an export left out.
-
-    first_offset, last_offset: of its records, both inclusive.
-    records: their number.
-    """
+    """A transaction that has not ended, and whose records an export left out. First and last offset of its records are inclusive."""
 
     producer_id: int
     producer_epoch: int
@@ -67,7 +60,7 @@ def prepare_log_directory_for_new_cluster(folder: Path, log_start_offset: int, i
     Batches of open transactions are removed, producer snapshots become empty, and all leader epochs become 0.
 
     :param log_start_offset: first offset that readers may read.
-    :param index_interval_bytes: bytes of the log between two entries of an index, for indexes that must be written again.
+    :param index_interval_bytes: bytes of the log between two entries of an index.
     :raises UsageError: if nothing is left.
     """
     tables = {log: parse_batch_headers_of_segment(memory_map_file(log), log.name, -1) for log in sorted(folder.glob("*.log"))}
@@ -96,12 +89,8 @@ def prepare_log_directory_for_new_cluster(folder: Path, log_start_offset: int, i
 
 
 def _producer_states_at_end(folder: Path, tables: Iterable[BatchTable]) -> ProducerStates:
-    """Return the producer states at the end of a log directory.
-
-    Found, as in Kafka, from the newest producer snapshot and the batches after it. Segment metadata cannot be used: brokers record no open
-    transaction.
-
-    :param tables: batch tables of the directory's segments, in order.
+    """Found, as in Kafka, from the newest producer snapshot and the batches after it: brokers record no open transaction in segment
+    metadata.
     """
     newest = max(folder.glob("*.snapshot"), default=None)
     states = ProducerStates.empty_producer_states() if newest is None else parse_producer_snapshot_file(newest.read_bytes(), newest.name)
@@ -111,7 +100,7 @@ def _producer_states_at_end(folder: Path, tables: Iterable[BatchTable]) -> Produ
 
 
 def _flag_batches_of_open_transactions(table: BatchTable, states: ProducerStates) -> Flags:
-    """Return a flag for each batch: whether it has records of a transaction that is open in ``states``, those at the log's end."""
+    """Return whether each batch has records of a transaction that is open in ``states``, those at the log's end."""
     opened = states.entries[states.entries["txn_first_offset"] >= 0]
     data = table.transactional_flags & (table.control == NOT_CONTROL)
     if not len(opened):
@@ -122,7 +111,7 @@ def _flag_batches_of_open_transactions(table: BatchTable, states: ProducerStates
 
 
 def _describe_open_transactions(tables: Sequence[BatchTable]) -> tuple[OpenTransaction, ...]:
-    """Return the transactions to which these batches belong, one of each producer, ascending by first offset."""
+    """Return one transaction of each producer, ascending by first offset."""
     batches = BatchTable(*(np.concatenate(columns) for columns in zip(*tables, strict=True)))
     found = []
     for producer in np.unique(batches.producer_id):
@@ -140,8 +129,8 @@ def write_topic_id(folder: Path, topic_id: TopicId) -> None:
 def _keep_batches(log: Path, table: BatchTable, kept: Int64s, index_interval_bytes: int) -> BatchTable:
     """Remove all batches from a segment but those with the numbers ``kept``, and return the table of these.
 
-    The indexes of offsets and times are written again, so that a broker need not recover the segment; that of aborted transactions has no
-    positions and stays.
+    The indexes of offsets and times are written again, so that a broker need not recover the segment; that of aborted transactions has
+    no positions and stays.
     """
     modified, buf = log.stat().st_mtime_ns, memory_map_file(log)
     data = b"".join(
@@ -161,7 +150,7 @@ def _keep_batches(log: Path, table: BatchTable, kept: Int64s, index_interval_byt
 
 
 def _set_leader_epochs_to_zero(log: Path, table: BatchTable) -> None:
-    """Set the leader epoch of all batches to 0. Batches before version 2 have none."""
+    """Batches before version 2 have no leader epoch."""
     modified = log.stat().st_mtime_ns
     positions = table.position[table.magic == 2]
     data = np.memmap(log, np.uint8, "r+")
@@ -170,12 +159,12 @@ def _set_leader_epochs_to_zero(log: Path, table: BatchTable) -> None:
     os.utime(log, ns=(modified, modified))
 
 
-# The readable batches of a partition with damaged segments (``export --skip-damaged``).
+# ``export --skip-damaged``.
 
 
 @dataclass(frozen=True)
 class SkippedOffsets:
-    """Range of offsets, first and last inclusive, that an export left out because they cannot be read. reason: why they cannot be read."""
+    """Range of offsets, first and last inclusive, that an export left out because they cannot be read."""
 
     first_offset: int
     last_offset: int
@@ -184,9 +173,9 @@ class SkippedOffsets:
 
 def write_readable_batches(tier: Tier, state: PartitionState, logs: Mapping[str, Path]) -> list[SkippedOffsets]:
     """Write the readable batches of a partition's live segments, without other files, and return the offsets that are missing, ascending.
-    A segment of which nothing can be read gets no file.
 
-    What readers with ``skip_damaged`` do not get is left out: also records of a transaction whose marker may be damaged.
+    A segment of which nothing can be read gets no file. Left out is what readers with ``skip_damaged`` do not get: also records of a
+    transaction whose marker may be damaged.
 
     :param logs: segment id -> the file to write.
     :raises StoreError: if the store fails; NotFound if a segment was replaced meanwhile.
@@ -220,9 +209,9 @@ _SUFFIXED = ("log", "index", "timeindex", "txnindex")
 
 @dataclass(frozen=True)
 class ExportReport:
-    """Result of an export: number of segments, bytes, and first and last offset (inclusive) that the exported log holds.
+    """Result of an export. First and last offset of the exported log are inclusive.
 
-    skipped: offsets that were left out because they cannot be read.
+    skipped: offsets that cannot be read.
     open_transactions: transactions whose records were left out because they have not ended.
     """
 
@@ -246,8 +235,8 @@ def export_partition(
 ) -> ExportReport:
     """Write a partition's current view into ``folder``, which must not exist and appears complete or not at all.
 
-    Beside the folder, where a broker keeps them, the partition's log start is written, and its cleaner offset if the broker's
-    ``cleaner-offset-checkpoint`` is there.
+    The partition's log start is written beside the folder, and its cleaner offset if the broker's ``cleaner-offset-checkpoint`` is
+    there.
 
     :param new_cluster_topic_id: prepare the directory for a cluster that has not written it, in which the topic has this id (empty if
         unknown); None to write the log as it is.
@@ -291,16 +280,7 @@ def _write_log_directory(
     *,
     skip_damaged: bool,
 ) -> ExportReport:
-    """Write all live segments of a state, with their other files and checkpoints, into ``folder``.
-
-    :param on_bytes: called with the size of each segment when it is written.
-    :param on_total_bytes: called once, with the total number of bytes.
-    :param new_cluster_topic_id: topic id (empty if unknown) in the cluster that will load the directory; None to write the log as it is.
-    :param skip_damaged: leave out batches that cannot be read.
-    :raises UsageError: if the folder exists or cannot be written, or the state has no segments.
-    :raises BadData: if an object does not match its recorded digest, or nothing can be read.
-    :raises NotFound: if an object is missing.
-    """
+    """Like ``export_partition``, once. Raises NotFound if an object is missing, and BadData if nothing can be read."""
     partition = state.topic_partition
     if not state.has_segments:
         raise UsageError(f"{partition} holds no segments yet", hint="`topics` lists what the tier holds")
@@ -336,7 +316,6 @@ def _first_offsets(state: PartitionState) -> list[int]:
 
 
 def _write_segments(tier: Tier, state: PartitionState, folder: Path, on_bytes: Callable[[int], None]) -> tuple[SkippedOffsets, ...]:
-    """Write all live segments with their other files. ``on_bytes`` is called with the size of each segment. Raises BadData, NotFound."""
     for segment, first_offset in zip(state.live, _first_offsets(state), strict=True):
         try:
             download_segment_files(tier, state.topic_partition, segment, folder, first_offset)
@@ -349,8 +328,8 @@ def _write_segments(tier: Tier, state: PartitionState, folder: Path, on_bytes: C
 def _write_readable_segments(
     tier: Tier, state: PartitionState, folder: Path, on_bytes: Callable[[int], None]
 ) -> tuple[SkippedOffsets, ...]:
-    """Write the readable batches of all live segments, and the other files of those segments of which nothing is left out. Return the
-    offsets that are missing. ``on_bytes`` is called with the size of each segment. Raises BadData if nothing can be read.
+    """Write the readable batches of all live segments, and the other files of complete ones. Return the offsets that are missing. Raises
+    BadData if nothing can be read.
     """
     partition, begins = state.topic_partition, _first_offsets(state)
     logs = {segment.id: folder / f"{begin:020d}.log" for segment, begin in zip(state.live, begins, strict=True)}
@@ -384,9 +363,7 @@ def _write_readable_segments(
 def _unreadable_segment_error(
     partition: TopicPartition, segment: RemoteLogSegmentMetadata, first_offset: int, error: BadData | NotFound
 ) -> BadData | NotFound:
-    """Return the error to raise for a damaged segment. The text of a BadData error names the segment's offsets from ``first_offset``
-    on. The error of a missing object stays as it is, so that the caller reads the control log again.
-    """
+    """Name the segment's offsets in a BadData. A NotFound stays as it is, so that the caller reads the control log again."""
     if isinstance(error, NotFound):
         return error
     hint = f"`repair {partition}` makes it good; --skip-damaged writes what can be read. {error.hint}"
@@ -423,9 +400,7 @@ def download_segment_files(
 
 
 def _remove_batches_after_end(path: Path, source_name: str, segment: RemoteLogSegmentMetadata) -> None:
-    """Remove the batches after the segment's end from a downloaded log, because readers read these offsets from the next segment. In
-    a listed tier, only the downloaded log shows where a segment ends.
-    """
+    """Readers read these offsets from the next segment. In a listed tier, only the downloaded log shows where a segment ends."""
     table = parse_batch_headers_of_segment(memory_map_file(path), source_name, -1)
     if len(table) and table.last_offset[-1] > segment.end_offset:
         _keep_batches_of_offset_range(path, source_name, segment.start_offset, segment.end_offset)
@@ -435,8 +410,8 @@ def _remove_batches_after_end(path: Path, source_name: str, segment: RemoteLogSe
 
 
 def _keep_batches_of_offset_range(path: Path, source_name: str, first_offset: int, last_offset: int) -> None:
-    """Keep only the batches of a file that contain an offset from ``first_offset`` to ``last_offset`` (inclusive). Indexes are not written;
-    the broker rebuilds them.
+    """Keep only the batches that contain an offset from ``first_offset`` to ``last_offset`` (inclusive). The broker rebuilds the
+    indexes.
     """
     buf = memory_map_file(path)
     table = parse_batch_headers_of_segment(buf, source_name, -1)
@@ -448,7 +423,6 @@ def _keep_batches_of_offset_range(path: Path, source_name: str, first_offset: in
 
 
 def _write_epoch_checkpoint(tier: Tier, state: PartitionState, folder: Path) -> None:
-    """Write the leader epochs of the exported log to its leader-epoch-checkpoint file."""
     if tier.kind.describes_segments:
         entries = truncate_lineage_at(state.lineage, state.end_offset + 1) or merge_segment_lineages(
             [segment.leader_epochs for segment in state.live]

@@ -32,7 +32,10 @@ LOG_STARTS = "log-start-offset-checkpoint"
 
 
 class CheckpointLine(NamedTuple):
-    """A partition's line in a checkpoint file of a log root. consequence: what a broker does without the line, for messages."""
+    """A partition's line in a checkpoint file of a log root.
+
+    consequence: what a broker does without the line, for messages.
+    """
 
     file_name: str
     partition: TopicPartition
@@ -42,8 +45,8 @@ class CheckpointLine(NamedTuple):
 
 @contextmanager
 def unfinished_directory(folder: Path, suffix: str) -> Iterator[Path]:
-    """Provide a new directory beside ``folder`` for the duration of a ``with`` block, at whose end it is deleted unless it was renamed
-    (``publish_directory``). What killed processes left for the same folder is deleted first.
+    """Provide a new directory beside ``folder``, which is deleted at the end of the ``with`` block unless it was renamed
+    (``publish_directory``). Those of killed processes are deleted first.
 
     :param suffix: unique text for its name.
     :raises UsageError: if ``folder`` exists, or something in its parent cannot be written.
@@ -99,7 +102,7 @@ def _require_absent(folder: Path) -> None:
 
 
 def _set_line(root: Path, line: CheckpointLine) -> None:
-    """Set a partition's line in a checkpoint file, of which a broker sees the earlier or the new content. The caller holds the lock."""
+    """A broker sees the earlier or the new content. The caller holds the lock."""
     path, name = root / line.file_name, line.partition
     try:
         known = parse_cleaner_offset_checkpoint(path.read_text(encoding="utf-8"), str(path)) if path.exists() else {}
@@ -120,7 +123,6 @@ def _set_line(root: Path, line: CheckpointLine) -> None:
 
 
 def _flush_to_disk(path: Path) -> None:
-    """Flush a file, or the names in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with suppress(OSError) if path.is_dir() else ExitStack():  # not all file systems flush directories

@@ -1,8 +1,8 @@
 """Orphans of a broker-managed tier, objects that no metadata names: one command finds them, another one deletes them.
 
 A person reads the list in between. ``purge_orphans`` trusts nothing in it: an entry is deleted only if the object is unchanged, is old
-enough, and is not named by metadata read from the brokers *after* the LIST. Brokers record a segment before they upload its first object,
-so an object that later metadata does not name is not a broker's.
+enough, and is not named by metadata read from the brokers *after* the LIST. Brokers record a segment before they upload its first
+object, so an object that later metadata does not name is not a broker's.
 """
 
 from __future__ import annotations
@@ -31,20 +31,18 @@ from compactor.round.restoring import RoundUndoingEarlierRun, groups_to_restore
 from compactor.storage.port import ObjectStore
 from compactor.upkeep.broker_verify import list_partition_objects_and_metadata
 
-# Changes of a partition that a person asks for: ``topics delete-records``, and ``undo`` of a round on a broker-managed tier.
+# ``topics delete-records``, and ``undo`` of a round on a broker-managed tier.
 
 
-StatesBeforeAndAfter = tuple[PartitionState, PartitionState]
-"""State of a partition before a change, and after it."""
+def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) -> tuple[PartitionState, PartitionState]:
+    """Raise a partition's log start, as Kafka's DeleteRecords does, and return the states before and after. A log start that is higher
+    already stays. An interrupted round is finished or undone first.
 
+    Segments wholly below the new log start are deleted after their grace (the time in which readers may still use them).
 
-def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) -> StatesBeforeAndAfter:
-    """Raise a partition's log start to ``new_log_start``, as Kafka's DeleteRecords does. Return the partition's states before and after the
-    change. A log start that is higher already stays. An interrupted round is finished or undone first.
-
-    Segments wholly below the new log start are deleted after their grace (the time in which readers may still use them). Raises UsageError
-    if ``new_log_start`` lies beyond the log's end or a rule forbids it, Leased if another compactor is at work, Fenced if one takes over,
-    and StoreError.
+    :raises UsageError: if ``new_log_start`` lies beyond the log's end or a rule forbids it.
+    :raises Leased: if another compactor is at work; Fenced if one takes over.
+    :raises StoreError: if the store fails.
     """
     log = tier.open_control_log_of_partition(partition, caller_runs_round=True)
 
@@ -70,8 +68,8 @@ def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) ->
 
 
 def undo_compaction_run_by_publishing_copies(tier: Tier, log: PartitionLog, run_id: str) -> PartitionState:
-    """Undo a run. Copies of the segments that it replaced are published in place of the segments that it wrote, and the cleaner offsets get
-    their values from before the run again. An interrupted undo is completed. Return the resulting state.
+    """Undo a run: publish copies of the segments that it replaced in place of those that it wrote, with the cleaner offsets from before it.
+    An interrupted undo is completed.
 
     :raises UsageError: if the rules do not allow it.
     :raises BadData: if a replaced segment was lost.
@@ -133,9 +131,8 @@ def _require_run_can_be_undone(state: PartitionState, run_id: str) -> None:
 ORPHAN_LIST_FORMAT = 1
 SURE = "sure"
 LIKELY = "likely"
-"""Certainty of an orphan. ``sure``: the segment's deletion is recorded as finished. ``likely``: no metadata ever named the segment, which
-is
-also the case if the metadata topic has lost records.
+"""SURE: the segment's deletion is recorded as finished. LIKELY: no metadata ever named the segment, as is also the case if the metadata
+topic has lost records.
 """
 
 
@@ -144,9 +141,9 @@ class Orphan:
     """An object that no metadata names.
 
     object: its key below the tier's URL.
-    modified_ms: time of its last change by the store's clock, in milliseconds.
+    modified_ms: time of its last change by the store's clock.
     age_ms: milliseconds between its last change and the listing.
-    certainty: SURE if brokers recorded that its segment's deletion is finished, else LIKELY.
+    certainty: SURE or LIKELY.
     """
 
     partition: str
@@ -160,9 +157,7 @@ class Orphan:
 
 @dataclass(frozen=True)
 class OrphanList:
-    """Orphans (objects that no metadata names) as ``find_orphans`` found them, with the tier and the time of the search by this machine's
-    clock.
-    """
+    """Orphans as ``find_orphans`` found them, with the tier and the time of the search by this machine's clock."""
 
     url: str
     layout: str
@@ -176,7 +171,7 @@ class OrphanList:
 
 @dataclass(frozen=True)
 class OrphanPurgeReport:
-    """Result of deleting orphans (``purge_orphans``).
+    """Result of ``purge_orphans``.
 
     kept: the reason, by object key, for each listed object that was not deleted.
     """
@@ -199,7 +194,7 @@ def find_orphans(tier: Tier, partitions: Sequence[TopicPartition], on_partition:
 
 
 def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dry_run: bool = False) -> OrphanPurgeReport:
-    """Delete those listed objects that are still orphans. Return what was deleted, and what was not, with the reason.
+    """Delete those listed objects that are still orphans.
 
     :param store: the tier's store, opened for writing.
     :param dry_run: delete nothing, and return what would be deleted.
@@ -231,11 +226,7 @@ def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dr
 
 
 def _reason_not_to_delete_orphan(listed: Orphan, current: Orphan | None, min_age_ms: int) -> ReasonOrEmpty:
-    """Return why an object must not be deleted, or an empty string.
-
-    :param listed: the orphan as it was listed.
-    :param current: the same object as an orphan now; None if it is no orphan any more.
-    """
+    """:param current: the same object as an orphan now; None if it is no orphan any more."""
     if current is None:
         return "metadata names it now, or it was deleted"
     if (current.bytes, current.modified_ms) != (listed.bytes, listed.modified_ms):
@@ -272,9 +263,7 @@ def _require_orphan_list_of_this_tier(tier: Tier, orphan_list: OrphanList) -> No
 
 
 def write_orphan_list(orphan_list: OrphanList, path: Path) -> None:
-    """Write a list of orphans as JSON. Raises UsageError if the file exists, so that a list that was read by a person is not
-    overwritten.
-    """
+    """Write a list of orphans as JSON. Raises UsageError if the file exists: a person may have read that list."""
     try:
         with path.open("x", encoding="utf-8") as file:
             json.dump(orphan_list.to_json(), file, indent=1)
@@ -283,7 +272,7 @@ def write_orphan_list(orphan_list: OrphanList, path: Path) -> None:
 
 
 def read_orphan_list(path: Path) -> OrphanList:
-    """Read a list that ``write_orphan_list`` wrote. Raises UsageError if the file cannot be read, and BadData if it has another format."""
+    """Read a list. Raises UsageError if the file cannot be read, and BadData if it has another format."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         known = document.pop("format") == ORPHAN_LIST_FORMAT

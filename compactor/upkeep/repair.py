@@ -60,15 +60,13 @@ from compactor.tier.contents import matches_recorded_content, read_and_verify_se
 from compactor.tier.sidecars import SidecarHead
 from compactor.upkeep.verify import download_intact_files, raise_if_segment_exceeds_disk_budget
 
-# Commands ``bloom show`` and ``bloom rebuild``: show a partition's sidecars, and build them again.
-#
-# A sidecar describes a segment that never changes, so neither command needs leadership. A sidecar that is written for a segment which is
-# retired meanwhile is swept with it.
+# ``bloom show`` and ``bloom rebuild``. A sidecar describes a segment that never changes, so neither needs leadership. A sidecar of a
+# segment that is retired meanwhile is swept with it.
 
 
 @dataclass(frozen=True)
 class SidecarRebuildReport:
-    """Result of rebuilding sidecars (Bloom filter, delete horizons and producer runs of a segment). Sizes are in bytes.
+    """Result of rebuilding sidecars.
 
     written: ids of the segments with a new sidecar.
     kept: number of segments whose sidecar was usable and was left unchanged.
@@ -81,9 +79,7 @@ class SidecarRebuildReport:
 
 
 def sidecars_json(tier: Tier, partition: TopicPartition, now_ms: int) -> dict[str, Any]:
-    """Return the content of live segments' sidecars, and how many reads their filters have saved, as JSON for ``bloom show``. Raises
-    StoreError.
-    """
+    """Return the content of live segments' sidecars, and how many reads their filters have saved. Raises StoreError."""
     state = tier.open_control_log_of_partition(partition).refresh()
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     record = bloom_filter_usage_of_runs(state.runs)
@@ -172,7 +168,7 @@ def rebuild_sidecars(
     """Read live segments and build their sidecars again, with one segment on disk at a time.
 
     :param unusable_only: whether segments that have a usable sidecar are skipped.
-    :param on_segment: called with the size of each segment, in bytes, when it is done.
+    :param on_segment: called with the size of each segment when it is done.
     :raises BadData: if a segment is corrupt.
     :raises OutOfBudget: if a segment does not fit within the disk budget.
     :raises StoreError: if the store fails.
@@ -216,26 +212,23 @@ def rebuild_sidecars(
         reading.staging.close()
 
 
-# Sources of ``repair``: log directories and tiers that may have the bytes of a segment's files, also if their segments are cut at other
-# offsets. The caller compares digests.
+# Sources of ``repair``. Their segments may be cut at other offsets; the caller compares digests.
 
 
 class RepairSource(Protocol):
-    """A place, such as a log directory or another tier, that may have the bytes of a segment's files."""
+    """A place that may have the bytes of a segment's files."""
 
     @property
     def description(self) -> str:
-        """Return a text that names this source in messages."""
+        """Text that names this source in messages."""
 
     def write_each_copy_of_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
-        """Write the file of the segment to ``path`` once per copy that the source has, and yield after each. The caller compares the digest
-        of each copy with the recorded one, and stops at the first that matches. ``path`` does not exist before.
-        """
+        """Write each copy that the source has of a file to ``path``, which does not exist before, and yield after each."""
 
 
 @dataclass(frozen=True)
 class DirectoryRepairSource:
-    """A Kafka log directory of the partition. Its segments may be cut at other offsets than the tier's."""
+    """A Kafka log directory of the partition."""
 
     folder: Path
 
@@ -294,8 +287,8 @@ class TierRepairSource:
 def download_each_file_of_same_offsets(
     tier: Tier, state: PartitionState, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path
 ) -> Iterator[None]:
-    """Download to ``path``, one after the other, the files of one kind of all segments of a tier that have the same offsets as ``segment``,
-    whether live or replaced. Yield after each download. The file is removed when the caller continues.
+    """Download to ``path``, one after the other, the files of one kind of all segments, live or replaced, that have the same offsets as
+    ``segment``. Yield after each download. The file is removed when the caller continues.
     """
     layout = tier.ports.layout
     for other in (*state.live, *(one for group in state.waiting for one in group.segments)):
@@ -309,7 +302,7 @@ def download_each_file_of_same_offsets(
 
 def _join_batches_of_offset_range(paths: Sequence[Path] | Iterator[Path], segment: RemoteLogSegmentMetadata, target: Path) -> None:
     """Write one file with the batches of consecutive logs whose last offsets lie within a segment's offsets. A log that cannot be parsed is
-    left out; the caller notices it, because the digest of the result differs.
+    left out: the digest of the result then differs.
     """
     with target.open("wb") as file:
         for path in paths:
@@ -324,7 +317,7 @@ def _join_batches_of_offset_range(paths: Sequence[Path] | Iterator[Path], segmen
 
 ReportSegmentBytesRead = Callable[[int], None]
 _LOCAL_COPIES = 3
-"""How many times a segment may lie on local disk at once: what the source has, what is put together of it, what the tier has."""
+"""How many times a segment may lie on local disk at once: the source's, the joined one, the tier's."""
 
 
 @dataclass(frozen=True)
@@ -357,7 +350,6 @@ class RepairedObject:
 
     how: created (again under its key), replaced (by an object of a new segment) or undone (with the run that wrote it).
     new_object: key of the object that readers use in its place; empty if undone, or not known before the repair.
-    bytes: the object's size.
     """
 
     object: str
@@ -368,15 +360,13 @@ class RepairedObject:
 
 @dataclass(frozen=True)
 class UnrepairedObject:
-    """A damaged object that could not be repaired, with the reason."""
-
     object: str
     reason: str
 
 
 @dataclass(frozen=True)
 class RepairReport:
-    """Result of ``repair_partition``: repaired and unrepaired objects. With ``dry_run`` the repairs that it would make."""
+    """Result of ``repair_partition``; with ``dry_run`` the repairs that it would make."""
 
     repaired: tuple[RepairedObject, ...]
     unrepaired: tuple[UnrepairedObject, ...]
@@ -388,7 +378,8 @@ def find_damaged_segments(
     """Read all objects of segments and return the segments with objects that are missing or differ from their recorded digests.
 
     :param on_bytes: called with the size of each segment when it was read.
-    :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``. Raises StoreError.
+    :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``.
+    :raises StoreError: if the store fails.
     """
     found = []
     with _temporary_scratch_folder(tier) as scratch:
@@ -417,8 +408,8 @@ def repair_partition(
     :raises Leased: if another compactor is at work.
     :raises Fenced: if another compactor takes over.
     :raises BadData: if a round that was to replace segments failed.
-
-    Raises OutOfBudget and StoreError.
+    :raises OutOfBudget: if the disk is too small.
+    :raises StoreError: if the store fails.
     """
     log = tier.open_control_log_of_partition(partition, caller_runs_round=True)
     state = log.refresh_and_check_gaps()
@@ -445,7 +436,7 @@ def repair_partition(
 def _plan_repairs(
     tier: Tier, state: PartitionState, damaged: Sequence[DamagedSegment], finder: _IntactSegmentFileFinder
 ) -> list[RepairDecision]:
-    """Return what to do about each damaged segment. Reads sources, and changes nothing."""
+    """Reads sources, and changes nothing."""
     decisions = []
     for damage in damaged:
         is_recorded, unknown = True, []
@@ -464,7 +455,6 @@ def _plan_repairs(
 
 
 def _decide_undo_if_run_is_undone_anyway(state: PartitionState, decision: RepairDecision, undone_run_ids: set[str]) -> RepairDecision:
-    """Return the given decision. If the run that wrote the segment is among ``undone_run_ids``, return the decision ``undo`` instead."""
     run_id = _id_of_reversible_run_or_empty(state, decision.damage.segment)
     return RepairDecision(decision.damage, "undo", run_id=run_id) if run_id in undone_run_ids else decision
 
@@ -472,10 +462,9 @@ def _decide_undo_if_run_is_undone_anyway(state: PartitionState, decision: Repair
 def _decide_repair_without_source(
     tier: Tier, state: PartitionState, damage: DamagedSegment, kinds_without_source: Sequence[str], finder: _IntactSegmentFileFinder
 ) -> RepairDecision:
-    """Return the decision about a segment that has damaged files which no source has: ``undo`` the run that wrote the segment if that is
-    possible, else ``none``.
+    """Decide about a segment with damaged files that no source has: ``undo`` the run that wrote it if that is possible, else ``none``.
 
-    :param kinds_without_source: kinds of these files: the log, or files that cannot be built from the log alone.
+    :param kinds_without_source: the log, or files that cannot be built from the log alone.
     """
     nowhere = (
         f"no source has its bytes: {finder.description_of_sources}" if finder.sources else "no source was named: say --from LOG_DIR|CONFIG"
@@ -504,7 +493,7 @@ def _decide_repair_without_source(
 
 
 def _id_of_reversible_run_or_empty(state: PartitionState, segment: RemoteLogSegmentMetadata) -> str:
-    """Return the id of the run that wrote a segment. Return an empty string if the segments that the run replaced are deleted already."""
+    """Return the run that wrote a segment; empty if the segments that the run replaced are deleted already."""
     return next((one.run_id for one in state.waiting if not one.undone and segment.id in one.replaced_by.values()), "")
 
 
@@ -540,7 +529,7 @@ def _temporary_scratch_folder(tier: Tier) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class _IntactSegmentFileFinder:
-    """Finder of files of a partition's segments whose bytes have the recorded digest, in the tier and in the given sources."""
+    """Finds files whose bytes have the recorded digest, in the tier and in the given sources."""
 
     tier: Tier
     state: PartitionState
@@ -553,8 +542,8 @@ class _IntactSegmentFileFinder:
         return ", ".join(one.description for one in self.sources)
 
     def fetch_or_build_intact_segment_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> bool:
-        """Write a segment's file to ``path``, from the tier or another source, or built from the segment's log if no source has it. Return
-        whether the file has the recorded digest. If not, the path holds a built file that differs from the recorded one, or nothing.
+        """Write a segment's file to ``path``, from the tier or another source, else built from the segment's log. Return whether it has the
+        recorded digest. If not, the path holds a built file that differs, or nothing.
         """
         recorded = segment.recorded_size_and_digests(file_kind)
         # What an earlier repair replaced may be whole again.
@@ -575,16 +564,14 @@ class _IntactSegmentFileFinder:
         return matches_recorded_content(path, recorded)
 
     def _fetch_intact_log(self, segment: RemoteLogSegmentMetadata, path: Path) -> bool:
-        """Write the segment's log to ``path``, from the tier itself if it is intact there, else from a source. Return whether a log with
-        the recorded digest was found.
-        """
+        """Write the log from the tier if it is intact there, else from a source. Return whether one with the recorded digest was found."""
         only_log = segment.model_copy(update={"files": {"log": segment.recorded_size_and_digests("log")}})
         intact, _ = download_intact_files(self.tier, self.state.topic_partition, only_log, path.parent)
         return "log" in intact or self.fetch_or_build_intact_segment_file(segment, "log", path)
 
     def fetch_or_build_all_segment_files(self, segment: RemoteLogSegmentMetadata, folder: Path) -> dict[str, Path]:
-        """Write all files of a segment into a folder and return them by kind. Files come intact from the tier, else from a source, else
-        they are built from the log. Raises BadData if a file cannot be obtained in any of these ways.
+        """Write all files of a segment, intact from the tier, else from a source, else built from the log, and return them by kind. Raises
+        BadData if a file cannot be obtained.
         """
         intact, problems = download_intact_files(self.tier, self.state.topic_partition, segment, folder)
         paths = dict(intact)
@@ -599,8 +586,8 @@ class _IntactSegmentFileFinder:
         return paths
 
     def build_file_from_log(self, segment: RemoteLogSegmentMetadata, file_kind: str, log_path: Path) -> bytes | None:
-        """Return the bytes of a segment's index, snapshot or checkpoint file, built from its log; None if the file depends on the
-        producer states before the segment, and these are not known.
+        """Return the bytes of an index, snapshot or checkpoint file; None if the file depends on producer states before the segment that
+        are not known.
         """
         cleaner = self.tier.cleaner_settings_for_topic(self.state.topic)
         source = self.open_segment_log(segment, log_path)
@@ -625,16 +612,13 @@ class _IntactSegmentFileFinder:
         return transaction_verdicts_by_source([source], since)[0].txn_entries.tobytes()
 
     def open_segment_log(self, segment: RemoteLogSegmentMetadata, log_path: Path) -> SourceSegment:
-        """Open the log file of a segment and parse its batch headers. Raises BadData."""
+        """Open the log and parse its batch headers. Raises BadData."""
         limit = self.tier.cleaner_settings_for_topic(self.state.topic).max_decompressed_batch_bytes
         return open_source_segment(0, log_path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
 
     def _producer_states_before_segment(self, segment: RemoteLogSegmentMetadata) -> ProducerStates | None:
-        """Return the producer states where a segment begins, or None if they are not known.
-
-        At offset 0 no producer is known. Elsewhere the states come from the producer snapshot of the previous segment. If that is damaged,
-        a copy with the recorded digest is fetched from a source or built. States are not guessed, because wrong states would end open
-        transactions and forget producers.
+        """Return the producer states where a segment begins: none at offset 0, else those of the previous segment's snapshot, which may be
+        fetched or built. None if they are not known: guessed states would end open transactions and forget producers.
         """
         if segment.start_offset == 0:
             return ProducerStates.empty_producer_states()
@@ -656,9 +640,9 @@ class _IntactSegmentFileFinder:
 def _create_missing_objects(
     tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactSegmentFileFinder
 ) -> frozenset[str]:
-    """Create the missing objects of segments again under their keys, and return the ids of the segments for which this was done: not those
-    that have expired or were replaced meanwhile. `retire` deletes nothing meanwhile, because only the leader runs it. Raises Unavailable if
-    a source no longer has a file.
+    """Create the missing objects of segments again under their keys, and return the ids of these segments: not those that expired or were
+    replaced meanwhile. `retire` deletes nothing meanwhile, because only the leader runs it. Raises Unavailable if a source no longer has
+    a file.
     """
     layout, created = tier.ports.layout, set[str]()
     for damage in damaged_segments:
@@ -699,8 +683,9 @@ def _replace_damaged_segments(
 
 @dataclass(frozen=True)
 class RepairRound:
-    """Round that replaces each damaged segment by a new one with the bytes that were recorded (implements ``RoundSteps``). An interrupted
-    repair round is undone and not resumed, because a later run knows neither the damaged segments nor the sources.
+    """Round that replaces each damaged segment by a new one with the recorded bytes (implements ``RoundSteps``).
+
+    An interrupted repair round is undone and not resumed: a later run knows neither the damaged segments nor the sources.
     """
 
     tier: Tier
@@ -778,8 +763,8 @@ class RepairRound:
     def _replace_segment(
         self, plan: CompactionPlan, task: CompactionTask, segment: RemoteLogSegmentMetadata
     ) -> CompactionReceipt | CompactionFailure:
-        """Upload a new segment with the bytes that were recorded for a damaged one, under the segment id of the task. Return a
-        CompactionFailure if an object of that id exists already. Raises BadData if no source has the recorded bytes, and StoreError.
+        """Upload a new segment with the bytes that were recorded for a damaged one. Return a CompactionFailure if an object of that id
+        exists already. Raises BadData if no source has the recorded bytes, and StoreError.
         """
         layout = self.tier.ports.layout
         with _temporary_scratch_folder(self.tier) as scratch:

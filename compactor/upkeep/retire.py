@@ -41,10 +41,8 @@ from compactor.storage.port import ObjectStore, UnfinishedUpload
 from compactor.tier.ports import AnnouncedSegment, ListedObject, SegmentIdAndStartOffset, SegmentLayout, SegmentRef
 from compactor.tier.sidecars import segment_id_in_sidecar_key, sidecar_key_prefix
 
-# Unfinished uploads that dead writers left behind: multipart uploads and staged files, which no LIST shows and which are paid for.
-#
-# They are found for a whole tier with one or two requests. Only uploads to this tier's own keys count, because others may keep objects
-# below the same prefix. Uploads of brokers are left to the brokers.
+# Unfinished uploads of dead writers, which no LIST shows and which are paid for. Only uploads to this tier's own keys count, because
+# others may keep objects below the same prefix. Uploads of brokers are left to the brokers.
 
 
 LEAST_AGE_MS = 3_600_000
@@ -57,10 +55,7 @@ ObjectUrl = str
 
 @dataclass(frozen=True)
 class UnfinishedUploadOfTier:
-    """A multipart upload to the tier that was begun and not finished.
-
-    due: whether it is old enough to be aborted.
-    """
+    """A multipart upload to the tier that was begun and not finished. due: whether it is old enough to be aborted."""
 
     store: ObjectStore
     upload: UnfinishedUpload
@@ -86,8 +81,8 @@ def find_unfinished_uploads(tier: Tier, now_ms: int) -> list[UnfinishedUploadOfT
 
 
 def abort_stale_multipart_uploads(tier: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[ObjectUrl, ...]:
-    """Abort the unfinished uploads that are due, and return the URLs of their objects. If the credentials forbid listing
-    uploads, do nothing and return an empty tuple. Raises StoreError.
+    """Abort the unfinished uploads that are due, and return the URLs of their objects; none if the credentials forbid listing uploads.
+    Raises StoreError.
 
     :param dry_run: abort nothing, and return what would be aborted.
     """
@@ -101,7 +96,6 @@ def abort_stale_multipart_uploads(tier: Tier, now_ms: int, *, dry_run: bool = Fa
 
 
 def _is_upload_to_tier(tier: Tier, upload: UnfinishedUploadOfTier) -> bool:
-    """Return whether an upload is to a key that this tier writes: in its control log, its probes, or a partition of its catalog."""
     key, known = upload.upload.key, tier.catalog.state
     if upload.store is tier.ports.control:
         return key.startswith((f"{RESERVED}/", *_CONTROL_PREFIXES))
@@ -115,8 +109,7 @@ def _stores_written_by_tier(tier: Tier) -> Iterator[ObjectStore]:
         yield tier.ports.data
 
 
-# Deletion of topics that their cluster has deleted (``[tier] on_topic_deletion = "delete"``). The rule is ``control.incarnations``.
-#
+# Deletion of topics that their cluster has deleted (``[tier] on_topic_deletion = "delete"``):
 # ask by id -> record what is new or contradicts -> delete what is confirmed, missing still, and past ``deleted_topic_retention_ms``
 
 
@@ -125,11 +118,11 @@ AskWhichTopicIdsExist = Callable[[Sequence[TopicId]], ExistingAndMissingTopicIds
 
 
 def delete_tiered_data_of_missing_topics(tier: Tier, ask_about_topics: AskWhichTopicIdsExist) -> list[TopicPartition]:
-    """Delete the partitions of topics that no longer exist, and return these partitions. The cluster is asked about all topic ids that are
-    recorded as its own.
+    """Ask the cluster about all topic ids that are recorded as its own, delete the partitions of topics that no longer exist, and return
+    these.
 
-    A partition is due for deletion if two conditions are met. The cluster has reported twice, at least an hour apart and without a contrary
-    answer, that its topic does not exist; and deleted_topic_retention_ms has passed since the first report.
+    A partition is due if the cluster has reported twice, at least an hour apart and without a contrary answer, that its topic does not
+    exist, and deleted_topic_retention_ms has passed since the first report.
 
     :raises UsageError: if no brokers are configured, although on_topic_deletion requires them.
     :raises Leased: if another compactor is at work on a partition that is due.
@@ -161,10 +154,8 @@ def delete_tiered_data_of_missing_topics(tier: Tier, ask_about_topics: AskWhichT
 def _record_cluster_answers_about_topic_ids(
     catalog: CatalogLog, answers: ExistingAndMissingTopicIds, asked_ms: int, adds_information: Callable[[CatalogState, str], bool]
 ) -> CatalogState:
-    """Record the cluster's answers about topic ids in the catalog (the tier-wide state), and return the resulting catalog. An answer that a
-    topic exists is only recorded if the topic was reported missing before.
+    """Record the answers in the catalog. That a topic exists is only recorded if it was reported missing before.
 
-    :param asked_ms: time of the question, in milliseconds.
     :param adds_information: returns whether the answer that a topic is missing is worth recording.
     """
 
@@ -181,8 +172,8 @@ def _record_cluster_answers_about_topic_ids(
 
 
 def _is_first_confirmation_of_topic_deletion(state: CatalogState, topic_id: TopicId, asked_ms: int) -> bool:
-    """Return whether an answer at ``asked_ms`` is the first to confirm that a topic is missing: the topic was reported missing before, at
-    least CONFIRMATION_MS earlier, and no other answer has confirmed that.
+    """Return whether the topic was reported missing at least CONFIRMATION_MS before ``asked_ms``, and no other answer has confirmed
+    that.
     """
     known = state.missing.get(topic_id)
     return known is not None and not is_topic_deletion_confirmed(state, topic_id) and asked_ms - known.first_ms >= CONFIRMATION_MS
@@ -194,9 +185,7 @@ def _is_tiered_data_of_topic_due_for_deletion(tier: Tier, state: CatalogState, t
 
 
 def _delete_tiered_partitions_of_topics(tier: Tier, topic_ids: set[TopicId]) -> list[TopicPartition]:
-    """Delete the partitions that have these topic ids, and return them. A topic that was created again under the same name has another id,
-    and its partitions stay.
-    """
+    """A topic that was created again under the same name has another id, and its partitions stay."""
     deleted = []
     for name in tier.list_partitions():
         log = tier.open_control_log_of_partition(name, caller_runs_round=True)
@@ -208,22 +197,17 @@ def _delete_tiered_partitions_of_topics(tier: Tier, topic_ids: set[TopicId]) -> 
     return deleted
 
 
-DueAndWaitingSegments = tuple[tuple[RemoteLogSegmentMetadata, ...], tuple[RemoteLogSegmentMetadata, ...]]
-"""Segments that may be deleted now, and segments whose grace is not over."""
-
 _HEARTBEAT = re.compile(r".*/(\d{20})\.json")
 
 
 @dataclass(frozen=True)
 class GraceClock:
-    """Clock for grace periods (the times in which replaced segments may still be read). It is the store's clock, or ``given_ms`` in its
-    place (``--now``).
+    """Clock for grace periods, in which replaced segments may still be read: the store's clock, or ``given_ms`` (``--now``).
 
-    given_ms: time in milliseconds. If it is later than the store's clock, the store's clock is used unless ``forced`` is set, because grace
-        would be cut short.
+    given_ms: if later than the store's clock, the store's clock is used unless ``forced``, because grace would be cut short.
     forced: also delete orphans whatever their age, unless ``spares_young`` is set.
-    asks_store: whether to ask the store for its time; False for callers that only inspect, because asking a directory for its clock writes
-        to it.
+    asks_store: whether to ask the store for its time; False for callers that only inspect, because asking a directory for its clock
+        writes to it.
     spares_young: apply the age limits of orphans and imports even if ``forced`` is set.
     """
 
@@ -246,11 +230,12 @@ STORES_OWN = GraceClock()
 class ObjectsToDeleteNowOrLater:
     """Objects and segments of a partition that `retire` deletes now or later, found by one LIST and a later read of the control log.
 
-    due, waiting: replaced segments whose grace (time before deletion) is over, and those whose grace is not.
+    due, waiting: replaced segments whose grace is over, and those whose grace is not.
     unfinished: segments whose deletion another process began and did not finish.
     stale_imports: ids of imports that are too old to be in progress.
     orphans: objects that no reader can ever read.
-    strays: segments that a dead compactor announced to brokers, and whose announcement was withdrawn so long ago that their grace is over.
+    strays: segments that a dead compactor announced to brokers, and whose announcement was withdrawn so long ago that their grace is
+        over.
     young: objects that the control log does not mention and that are younger than ``orphan_age_ms``.
     strangers: keys of objects whose names this program does not make; they are never deleted.
     scratch: keys of scratch objects, sidecars and heartbeats that are no longer needed.
@@ -277,12 +262,9 @@ class ObjectsToDeleteNowOrLater:
 
 @dataclass(frozen=True)
 class RetireReport:
-    """Result of ``retire_replaced_segments_and_orphans``; with ``dry_run`` the deletions that it would make.
+    """Keys of objects: deleted ones of replaced segments, swept orphans, and those whose grace is not over; with ``dry_run`` the deletions
+    to come.
 
-    deleted: keys of the objects of replaced segments that were deleted.
-    swept: keys of the orphans that were deleted.
-    waiting: keys of the objects of replaced segments whose grace (time before deletion) is not over.
-    sizes: size in bytes of each of these objects.
     next_ms: earliest time at which a waiting object may be deleted, by the store's clock; 0 for now, NEVER_MS if nothing waits.
     """
 
@@ -294,7 +276,7 @@ class RetireReport:
 
     @property
     def deleted_bytes(self) -> int:
-        """Return the size of all deleted and swept objects."""
+        """Size of all deleted and swept objects."""
         return sum(self.sizes[key] for key in (*self.deleted, *self.swept))
 
 
@@ -308,12 +290,10 @@ def retire_replaced_segments_and_orphans(
     dry_run: bool = False,
     round_steps: RoundSteps[Any] | None = None,
 ) -> RetireReport:
-    """Delete the replaced segments whose grace (time before deletion) is over, and the objects that no record names. Return what was
-    deleted.
+    """Delete the replaced segments whose grace is over, and the objects that no record names.
 
-    :param clock: clock for grace periods.
     :param dry_run: write nothing and acquire no leadership.
-    :param round_steps: work that can finish an interrupted round; None if it may only be undone.
+    :param round_steps: can finish an interrupted round; None if it may only be undone.
     :raises Leased: if another compactor leads.
     :raises Fenced: if another compactor takes over.
     :raises StoreError: if the store fails.
@@ -332,10 +312,8 @@ def retire_replaced_segments_and_orphans(
 def retire_replaced_segments_as_leader(
     leadership: Leadership, retention: ObjectRetention, *, clock: GraceClock = STORES_OWN, round_steps: RoundSteps[Any] | None = None
 ) -> RetireReport:
-    """Delete a partition's replaced segments whose grace (time before deletion) is over and the objects that no record names, under a
-    leadership that the caller holds already. Return what was deleted.
+    """Do the same under a leadership that the caller holds already.
 
-    :param round_steps: work that can finish an open round; None if an open round may only be undone.
     :raises Fenced: if another compactor has become the leader.
     """
     ports, log = leadership.ports, leadership.log
@@ -367,8 +345,8 @@ def retire_replaced_segments_as_leader(
 def find_objects_to_delete_now_or_later(
     ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: GraceClock = STORES_OWN
 ) -> ObjectsToDeleteNowOrLater:
-    """Return what ``retire`` would delete now or later. Writes nothing. It lists the partition's objects first and reads the control log
-    afterwards. Raises BadControlRecord if the log has a gap, because everything after the gap would look like an orphan.
+    """List the partition's objects first and read the control log afterwards. Writes nothing. Raises BadControlRecord if the log has a gap:
+    everything after the gap would look like an orphan.
     """
     listed = list(ports.layout.list_objects(log.state.topic_partition))
     scratch = list(ports.control.list(scratch_key_prefix(log)))
@@ -429,8 +407,8 @@ def _next_deletion_due_ms(
 def _deletable_orphan_objects(
     ports: EnvironmentPorts, state: PartitionState, retention: ObjectRetention, clock: GraceClock, unknown: Sequence[ListedObject]
 ) -> tuple[ListedObject, ...]:
-    """Return those objects unknown to the control log that may be deleted now: objects of segments whose ids were declared void, and
-    objects of segments of which every object is older than ``orphan_age_ms``.
+    """Return the objects of segments whose ids were declared void, and of segments of which every object is older than
+    ``orphan_age_ms``.
     """
     voided = set(state.voided)
     rest = [item for item in unknown if item.segment_id not in voided]
@@ -443,7 +421,6 @@ def _deletable_orphan_objects(
 def _delete_segments_after_grace(
     leadership: Leadership, retention: ObjectRetention, clock: GraceClock
 ) -> tuple[RemoteLogSegmentMetadata, ...]:
-    """Record that the deletion of the segments whose grace is over has begun, delete their objects, and return the segments."""
     due, _ = _split_segments_by_expired_grace(leadership.ports, leadership.log, retention, clock)
     if not due:
         return ()
@@ -458,7 +435,7 @@ def _delete_segments_after_grace(
 
 def _complete_begun_deletions(leadership: Leadership, steps: RoundStageTracker) -> tuple[RemoteLogSegmentMetadata, ...]:
     """Delete the objects of all segments whose deletion was recorded as begun, by this process or an interrupted one. Then record that it
-    is finished, and return the segments.
+    is finished.
     """
     state = leadership.state
     segments = state.retiring
@@ -476,10 +453,8 @@ def _complete_begun_deletions(leadership: Leadership, steps: RoundStageTracker) 
 
 def _split_segments_by_expired_grace(
     ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: GraceClock
-) -> DueAndWaitingSegments:
-    """Return two values: the replaced segments whose grace (time before deletion) is over, and those whose grace is not. Segments that were
-    replaced together become due together.
-    """
+) -> tuple[tuple[RemoteLogSegmentMetadata, ...], tuple[RemoteLogSegmentMetadata, ...]]:
+    """Return the segments that are due, and those that wait. Segments that were replaced together become due together."""
     due: list[RemoteLogSegmentMetadata] = []
     waiting: list[RemoteLogSegmentMetadata] = []
     if log.state.waiting:
@@ -491,7 +466,6 @@ def _split_segments_by_expired_grace(
 
 
 def _ids_of_stale_imports(ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: GraceClock) -> tuple[str, ...]:
-    """Return the ids of imports that were registered so long ago that they cannot be in progress."""
     if not log.state.registrations:
         return ()
     now = (STORES_OWN if clock.spares_young else clock).now_ms(ports.control)
@@ -501,8 +475,8 @@ def _ids_of_stale_imports(ports: EnvironmentPorts, log: PartitionLog, retention:
 
 
 def read_grace_start_ms_by_control_log_slot(ports: EnvironmentPorts, log: PartitionLog) -> dict[int, int]:
-    """Return the store's time, in milliseconds, of each control-log record that starts a grace period, by the record's position (slot). For
-    records that were deleted, the times come from the snapshot. The result is empty if records are being deleted during the call.
+    """Return the store's time of each control-log record that starts a grace period, by slot. For deleted records the times come from the
+    snapshot. Empty if records are being deleted during the call.
     """
     try:
         return _grace_start_ms_by_control_log_slot(ports, log)
@@ -531,12 +505,7 @@ def _retire_report(
     deleted_segments: tuple[RemoteLogSegmentMetadata, ...] = (),
     is_dry_run: bool = False,
 ) -> RetireReport:
-    """Return the report of a retirement: keys and sizes of the deleted objects.
-
-    :param survey: what could be deleted.
-    :param deleted_segments: the replaced segments that were deleted. The orphans in ``survey`` count as deleted, too.
-    :param is_dry_run: whether nothing was deleted (``dry_run``). The report then names all that would be deleted.
-    """
+    """:param deleted_segments: the replaced segments that were deleted. The orphans in ``survey`` count as deleted, too."""
     sizes = {item.key: item.size for item in survey.orphans}
 
     def object_keys(segments: Sequence[RemoteLogSegmentMetadata]) -> tuple[str, ...]:
@@ -559,8 +528,8 @@ MAX_UNHINTED_INSPECTIONS = 64
 def partitions_to_inspect_for_deletions(
     state: CatalogState, partitions: Sequence[TopicPartition], now_ms: int, log_name_of: Callable[[TopicPartition], str] = str
 ) -> list[TopicPartition]:
-    """Return the partitions that `retire` inspects now, in the given order. These are the partitions whose control log has grown or whose
-    next deletion is due, and a limited number of those that have waited longest for an inspection.
+    """Return the partitions that `retire` inspects now, in the given order: those whose control log has grown or whose next deletion is
+    due, and a limited number of those that have waited longest.
 
     :param now_ms: the store's clock, as in the recorded inspections.
     :param log_name_of: returns the name of a partition's log in the tier-wide state.

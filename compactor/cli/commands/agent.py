@@ -50,7 +50,7 @@ def run_upload_agent(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _validate_agent_settings(settings: Settings) -> Settings:
-    """Check that the agent can work with these settings, and return them. Raises UsageError if it cannot."""
+    """Return the settings. Raises UsageError if the agent cannot work with these settings."""
     agent = settings.agent
     if not agent.log_dirs:
         raise UsageError("no log directory is named", hint='Set log_dirs under [agent] to the broker\'s log.dirs, ["/var/lib/kafka"]')

@@ -22,11 +22,7 @@ def list_audited_actions(args: argparse.Namespace, out: Output) -> None:
         raise UsageError(f"{args.pattern!r} is not a valid regular expression: {error}") from error
 
     def matches_requested_target_pattern(recorded: RecordedAction) -> bool:
-        """Return whether the command's pattern matches a target of a recorded action, or the command was given no pattern.
-
-        A recorded target may itself be a pattern, as for a pause of several partitions. Such a target also counts if it matches the text
-        that the user gave as the pattern.
-        """
+        """A recorded target may itself be a pattern: such a target also counts if it matches the text of the requested pattern."""
         targets = recorded.action.targets
         texts = [text for each in targets for text in (each, re.sub(r"-\d+(~\d+)?$", "", each))]
         return (
@@ -52,7 +48,7 @@ def list_audited_actions(args: argparse.Namespace, out: Output) -> None:
 
 
 def _matches_whole_text(pattern: str, text: str) -> bool:
-    """Return whether a regular expression matches a whole text. An invalid expression matches nothing."""
+    """An invalid expression matches nothing."""
     try:
         return re.fullmatch(pattern, text) is not None
     except re.error:

@@ -74,7 +74,6 @@ def print_records(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _json_lines(blocks: Iterable[RecordBlock], decoder: KeyAndValueDecoder, formats: KeyAndValueFormats) -> Iterator[bytes]:
-    """Yield each block of records as lines of JSON, with decoded keys and values. ``formats``: the format of keys and that of values."""
     for block in blocks:
         lines = []
         for message in block.messages():
@@ -93,7 +92,7 @@ def _json_lines(blocks: Iterable[RecordBlock], decoder: KeyAndValueDecoder, form
 
 
 def _value_lines(blocks: Iterable[RecordBlock]) -> Iterator[bytes]:
-    """Yield the record values of each block, each followed by a newline, as kcat prints them. A null value becomes an empty line."""
+    """Yield the values, each followed by a newline, as kcat prints them. A null value becomes an empty line."""
     for block in blocks:
         yield b"".join((value or b"") + b"\n" for value in iterate_byte_strings(block.values))
 
@@ -105,8 +104,6 @@ def _json_fields_of_key_or_value(name: str, data: bytes | None, decoder: KeyAndV
     - ``NAME_base64``: the bytes, in place of ``NAME`` if they cannot be decoded;
     - ``NAME_error``: why decoding failed, if a format or schema was to be applied;
     - ``NAME_schema_id``: id of the schema, if the data names one.
-
-    :param name: name of the field: key or value.
     """
     found = decoder.decode_key_or_value(data, field_format)
     schema = {} if found.schema_id is None else {f"{name}_schema_id": found.schema_id}
@@ -119,11 +116,9 @@ def _json_fields_of_key_or_value(name: str, data: bytes | None, decoder: KeyAndV
 def _table_lines(
     blocks: Iterable[RecordBlock], decoder: KeyAndValueDecoder, formats: KeyAndValueFormats, width: int | None
 ) -> Iterator[bytes]:
-    """Yield each block of records as lines of a table, so that the first records appear at once.
+    """Yield each block as lines of a table. Columns are as wide as the first block needs; later, a longer offset or key shifts the cells to
+    its right.
 
-    Columns are as wide as the first block needs. In later lines, a longer offset or key shifts the cells to its right.
-
-    :param formats: format of keys, then that of values.
     :param width: width of the terminal in characters, at which lines are cut; None to cut nothing.
     """
     widths: tuple[int, int, int] | None = None
@@ -154,7 +149,6 @@ def _table_lines(
 
 
 def _format_key_or_value_cell(data: bytes | None, decoder: KeyAndValueDecoder, field_format: FieldFormat) -> str:
-    """Return a key or value as one line of text for a table cell: ``null`` for None, ``base64:...`` if it cannot be decoded."""
     if data is None:
         return "null"
     found = decoder.decode_key_or_value(data, field_format)

@@ -123,9 +123,7 @@ def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
 
 
 def _relative_time_as_unix_ms_text(moment: str) -> str:
-    """Return an argument such as ``2h ago`` as milliseconds since 1970, and any other argument (a position in the control log, a time or a
-    run id) unchanged.
-    """
+    """Return an argument such as ``2h ago`` as milliseconds since 1970, and any other argument unchanged."""
     return moment if command_parser.parse_relative_time_ms(moment) is None else str(command_parser.parse_time_ms(moment))
 
 
@@ -149,9 +147,8 @@ def verify_control_logs_command(args: argparse.Namespace, out: Output) -> ExitCo
 
 
 def _is_checkpoint_file_path(path_or_partition: str) -> bool:
-    """Return whether an argument is the path of a Kafka checkpoint file, not a partition's name.
-
-    Raises UsageError if it can only be a path and there is no such file.
+    """Return whether an argument is the path of a Kafka checkpoint file, not a partition's name. Raises UsageError if it can only be a path
+    and there is no such file.
     """
     if Path(path_or_partition).is_file():
         return True
@@ -163,14 +160,13 @@ def _is_checkpoint_file_path(path_or_partition: str) -> bool:
 
 
 def _is_existing_file(text: str) -> bool:
-    """Return whether an argument is the path of a file."""
     return Path(text).is_file()
 
 
 def _print_checkpoint_files(paths: Sequence[str], out: Output, partitions: Sequence[str] = ()) -> ExitCode:
-    """Parse and print checkpoint files of a Kafka broker, and return the exit code 0.
+    """Print checkpoint files of a Kafka broker.
 
-    :param partitions: names of partitions or topics whose entries are printed; none for all. Raises UsageError if one has no entry.
+    :param partitions: partitions or topics whose entries are printed; none for all. Raises UsageError if one has no entry.
     """
     files = [read_kafka_checkpoint_file(Path(path)) for path in paths]
     files = [select_checkpoint_entries(file, partitions) for file in files] if partitions else files
@@ -180,10 +176,8 @@ def _print_checkpoint_files(paths: Sequence[str], out: Output, partitions: Seque
 
 
 def _checkpoint_file_document(file: KafkaCheckpointFile) -> dict[str, object]:
-    """Return a Kafka checkpoint file as a JSON document.
-
-    A cleaner-offset-checkpoint gets the same fields as a tier's checkpoints, so that both can be compared. Lease and compactor epoch are
-    null, because a Kafka broker's file has neither.
+    """A cleaner-offset-checkpoint gets the fields of a tier's checkpoints, so that both can be compared. A broker's file has no lease and
+    no compactor epoch: these are null.
     """
     document: dict[str, object] = {"file": file.path, "kind": file.kind}
     if file.leader_epochs or file.kind == "leader-epoch-checkpoint":
@@ -202,7 +196,6 @@ def _checkpoint_file_document(file: KafkaCheckpointFile) -> dict[str, object]:
 
 
 def _checkpoint_file_table(file: KafkaCheckpointFile) -> Table:
-    """Return the entries of a Kafka checkpoint file as a table, a row per partition or epoch."""
     title = f"{file.path} ({file.kind})"
     if file.kind == "leader-epoch-checkpoint":
         return Table(title, ("leader epoch", "start offset"), [(entry.epoch, entry.start_offset) for entry in file.leader_epochs])
@@ -210,7 +203,7 @@ def _checkpoint_file_table(file: KafkaCheckpointFile) -> Table:
 
 
 def _print_checkpoint_file_diff(args: argparse.Namespace, out: Output) -> None:
-    """Print the differences between two of Kafka's checkpoint files, or between one of them and a partition of the tier."""
+    """Print the differences between two of Kafka's checkpoint files, or between a file and a partition of the tier."""
     if args.after is not None:
         hint = "Compare it with one other file or partition: checkpoints diff FILE FILE|TOPIC-PARTITION"
         raise UsageError(f"{args.target} is a file", hint=hint)
@@ -240,7 +233,6 @@ def _print_checkpoint_file_diff(args: argparse.Namespace, out: Output) -> None:
 
 
 def _describe_lease(document: Document, now_ms: int) -> str:
-    """Return the lease as text: its holder, and how long it still runs or how long ago it ended; empty if there is no lease."""
     lease = document["lease"]
     if lease is None:
         return ""
@@ -250,7 +242,6 @@ def _describe_lease(document: Document, now_ms: int) -> str:
 
 
 def _fenced_control_record_tables(fenced: Sequence[Document]) -> list[Table]:
-    """Return a list with one table of the control records that have no effect; an empty list if there are no such records."""
     if not fenced:
         return []
     rows = [
@@ -270,7 +261,6 @@ def _fenced_control_record_tables(fenced: Sequence[Document]) -> list[Table]:
 
 
 def _compactor_epochs_tree(document: Document, now_ms: int) -> Tree:
-    """Return the history of a partition as a tree: each compactor epoch (period of leadership) with its rounds."""
     offsets = tiers.format_cleaner_offsets(document["cleaner_offsets"])
     title = f"{tiers.partition_name_of_json_row(document)} at slot {document['slot']}: cleaner offsets {offsets}"
     branches = [_compactor_epoch_tree(epoch, document, now_ms) for epoch in document["epochs"]]
@@ -279,10 +269,6 @@ def _compactor_epochs_tree(document: Document, now_ms: int) -> Tree:
 
 
 def _compactor_epoch_tree(epoch: Document, document: Document, now_ms: int) -> Tree:
-    """Return the tree of one compactor epoch (period of leadership): its rounds, and its control records that have no effect.
-
-    :param document: document of the partition, with its lease.
-    """
     label = f"epoch {epoch['leader_epoch']}  {epoch['holder']}  from slot {epoch['slot']} ({format_iso_time(epoch['at_ms'])})"
     if epoch["granted"] is not None:
         label += f", granted up to {epoch['granted']}"
@@ -306,10 +292,6 @@ def _compactor_epoch_tree(epoch: Document, document: Document, now_ms: int) -> T
 
 
 def _describe_compaction_round(run: Document, epoch: Document) -> str:
-    """Return one line about a round of compaction: its id, result, cleaned offsets and number of segments.
-
-    If another compactor than the leader of ``epoch`` began the round, the line names that compactor.
-    """
     text = f"run {run['run_id']}  {run['status']}"
     if run["published_slot"]:
         text += f", published in slot {run['published_slot']}: {run['first_dirty_offset']} -> {run['next_dirty_offset']}, "
@@ -320,7 +302,6 @@ def _describe_compaction_round(run: Document, epoch: Document) -> str:
 
 
 def _describe_fenced_control_record(entry: Document) -> str:
-    """Return one line about a control record that has no effect: what it is, who wrote it, and why it is void."""
     claim = f" up to {entry['offset']}" if entry["offset"] is not None else ""
     return f"VOID: {entry['type']}{claim} in slot {entry['slot']} by {entry['by']}: {entry['reason']}"
 
@@ -336,8 +317,6 @@ def _history_point_document(point: PartitionHistoryPoint) -> dict[str, object]:
 def _history_difference_tables(
     before: PartitionHistoryPoint, after: PartitionHistoryPoint, difference: PartitionHistoryDifference
 ) -> list[Table]:
-    """Return tables of the differences between two moments of a partition's history."""
-
     def history_point_title(point: PartitionHistoryPoint) -> str:
         return f"slot {point.slot}" + (f" ({format_iso_time(point.at_ms)})" if point.at_ms else "")
 

@@ -29,7 +29,7 @@ def show_settings(args: argparse.Namespace, out: Output) -> None:
 
 
 def _setting_key_value_and_source_rows(settings: Settings) -> list[tuple[str, object, str]]:
-    """Return a row (key, value, source) for each setting. Source: a file, an environment variable or ``default``."""
+    """Return rows (key, value, source). Source: a file, an environment variable or ``default``."""
     rows: list[tuple[str, object, str]] = []
     for section, kind in SECTION_TYPES.items():
         for key, value in settings.settings_of_section(section).model_dump(mode="json", include=set(setting_keys(kind))).items():
@@ -43,7 +43,7 @@ def _setting_key_value_and_source_rows(settings: Settings) -> list[tuple[str, ob
 
 
 def _topic_setting_key_value_source_rows(args: argparse.Namespace, topic: str) -> list[tuple[str, object, str]]:
-    """Return a row (key, value, source) for each cleaner setting of one topic. Raises UsageError if the tier has no such topic."""
+    """Return rows (key, value, source). Raises UsageError if the tier has no such topic."""
     from compactor.cli import tiers
 
     tier = tiers.open_configured_tier(args)
@@ -54,7 +54,6 @@ def _topic_setting_key_value_source_rows(args: argparse.Namespace, topic: str) -
 
 
 def _hide_secrets(properties: dict[str, object]) -> dict[str, object]:
-    """Return a copy of client properties with ``(not shown)`` in place of passwords and other secrets, also in nested tables."""
     return {
         name: _hide_secrets(value)
         if isinstance(value, dict)

@@ -37,19 +37,19 @@ from compactor.views.verdict import blocks_of_topics
 SEVERITIES = ("error", "warning", "note")
 """Gravest first."""
 SettingFinding = dict[str, str]
-"""Problem or note about a setting, as the fields of its JSON document: severity, kind, object, detail, hint."""
+"""Fields: severity, kind, object, detail, hint."""
 
 CHECK_FIRST_ANSWER_MS = 4_000
-"""Longest wait of `config check` for the first answer of a store, in milliseconds. Several parts of the check wait for it in turn."""
+"""Longest wait for the first answer of a store. Several checks wait in turn."""
 CHECK_BROKERS_S = 5.0
-"""Longest wait of `config check` for each of the first answers of the brokers, in seconds."""
+"""Longest wait for each of the first answers of the brokers."""
 
 
 def check_settings(args: argparse.Namespace, out: Output) -> ExitCode:
     """Check the stores, brokers, topics and folders that the settings name. A failed check does not stop the others.
 
-    Return the exit code: 0 if no check found an error. A topic that is blocked has an exit code of its own, that of `run` on it; the
-    other topics can be used all the same. Invalid values are not checked here; they are refused when the settings are loaded.
+    The exit code is 0 if no check found an error. A blocked topic counts in its own row only. Invalid values are refused when the
+    settings are loaded.
     """
     checks = {
         MetadataSource.CONTROL_LOG: _check_compactor_managed_tier,
@@ -84,7 +84,6 @@ def _topic_results(problems: Sequence[SettingFinding]) -> list[dict[str, object]
 
 
 def _usability_text(settings: Settings, problems: Sequence[SettingFinding], topics: Sequence[dict[str, object]]) -> str:
-    """Return a sentence that says whether the tier can be used, and for which topics it cannot."""
     places = f"{settings.tier_url} and {settings.tier.state_dir}"
     if any(problem["severity"] == "error" and problem["kind"] != "topic" for problem in problems):
         return f"{places} cannot be used like this"
@@ -96,9 +95,7 @@ def _usability_text(settings: Settings, problems: Sequence[SettingFinding], topi
 
 
 def _settings_with_short_store_timeout(settings: Settings) -> Settings:
-    """Return a copy of the settings in which the wait for the first answer of a store is at most CHECK_FIRST_ANSWER_MS, because a person
-    waits for the result of this command.
-    """
+    """Return a copy of the settings with waits of at most CHECK_FIRST_ANSWER_MS: a person waits for the result."""
     sections = {name: getattr(settings, name) for name in type(settings).model_fields}
     waiting = {name: section for name, section in sections.items() if getattr(section, "first_answer_ms", 0) > CHECK_FIRST_ANSWER_MS}
     short = {name: section.model_copy(update={"first_answer_ms": CHECK_FIRST_ANSWER_MS}) for name, section in waiting.items()}
@@ -106,10 +103,7 @@ def _settings_with_short_store_timeout(settings: Settings) -> Settings:
 
 
 def _check_compactor_managed_tier(settings: Settings) -> list[SettingFinding]:
-    """Check the store, the contents and the settings of a compactor-managed tier, and return the problems and notes.
-
-    Nothing is written if the data belongs to another tier.
-    """
+    """Nothing is written if the data belongs to another tier."""
     problems = _check_tier_and_control_store_match(settings)
     if not problems:
         problems = _check_stores_accept_writes(settings)
@@ -123,12 +117,10 @@ def _check_compactor_managed_tier(settings: Settings) -> list[SettingFinding]:
 
 
 def _check_broker_managed_tier(settings: Settings) -> list[SettingFinding]:
-    """Check brokers, store and contents of a broker-managed tier, and return the problems."""
     return [*_check_brokers_topics_and_object_access(settings), *_check_stores_accept_writes(settings)]
 
 
 def _check_tier_known_only_by_listing(settings: Settings) -> list[SettingFinding]:
-    """Check that a listed tier (known only by listing its objects) can be read and that its settings make sense. Return the problems."""
     return [
         *_check_tier_listing_can_be_read(settings),
         *_check_topic_patterns_match_topics(settings),
@@ -137,7 +129,6 @@ def _check_tier_known_only_by_listing(settings: Settings) -> list[SettingFinding
 
 
 def _check_topic_deletion_can_ask_brokers(settings: Settings) -> list[SettingFinding]:
-    """Check that brokers are configured if ``on_topic_deletion`` needs them to find deleted topics. Return the problem, if any."""
     if settings.tier.on_topic_deletion == "keep":
         return []
     detail, hint = "it asks the cluster, and [kafka] bootstrap_servers names none", 'Name brokers, or set it to "keep"'
@@ -152,7 +143,6 @@ def _check_topic_deletion_can_ask_brokers(settings: Settings) -> list[SettingFin
 
 
 def _find_ineffective_settings(settings: Settings) -> list[SettingFinding]:
-    """Return a note for each setting that has no effect on a tier that brokers do not manage."""
     if not settings.publish.metadata_records_per_hour:
         return []
     detail, key = "a tier of kind object-log has no metadata records to limit", "publish.metadata_records_per_hour"
@@ -160,9 +150,6 @@ def _find_ineffective_settings(settings: Settings) -> list[SettingFinding]:
 
 
 def _check_storage_class_minimum_billed_time(settings: Settings) -> list[SettingFinding]:
-    """Return a note on the minimum time for which S3 bills an object in the configured storage class, or an empty list if it has no
-    minimum.
-    """
     name = settings.s3.storage_class
     if name not in MINIMUM_DAYS:
         return []
@@ -172,7 +159,6 @@ def _check_storage_class_minimum_billed_time(settings: Settings) -> list[Setting
 
 
 def _check_state_dir_is_writable(settings: Settings) -> list[SettingFinding]:
-    """Check that ``state_dir`` exists or can be created, and is writable. Return the problem, if any."""
     directory = Path(settings.tier.state_dir).absolute()
     existing = next(folder for folder in (directory, *directory.parents) if folder.exists())
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
@@ -183,8 +169,6 @@ def _check_state_dir_is_writable(settings: Settings) -> list[SettingFinding]:
 
 
 def _check_stores_accept_writes(settings: Settings) -> list[SettingFinding]:
-    """Check each store to which this program writes by writing a small object and deleting it again. Return the problems."""
-
     # The control store lies inside the tier unless it has a place of its own; what holds for the tier then holds for it.
     # Where brokers keep their segments, reading is all that is tried.
     tier = settings.tier
@@ -201,14 +185,13 @@ def _check_stores_accept_writes(settings: Settings) -> list[SettingFinding]:
 
 
 def _check_topic_patterns_match_topics(settings: Settings) -> list[SettingFinding]:
-    """Return an error for each Iceberg table that several topics would have, and a warning for each [topics] table whose pattern matches
-    no topic, because regular expressions are easily mistaken for shell patterns. Return none if the topics cannot be listed, which another
-    check reports.
+    """Return an error for each Iceberg table that several topics would have, and a warning for each [topics] table whose pattern matches no
+    topic; none if the topics cannot be listed, which another check reports.
     """
     try:
         topics = {name.topic for name in read_only_copy_of_tier(open_tier(settings)).list_partitions()}
     except CompactorError:
-        return []  # trying the store says it better
+        return []  # `_check_stores_accept_writes` reports it
     shared = _check_tables_belong_to_one_topic(settings, topics)
     unmatched = [pattern for pattern in settings.topics if topics and not any(re.fullmatch(pattern, topic) for topic in topics)]
     detail = "no topic of the tier matches"
@@ -225,7 +208,6 @@ def _check_topic_patterns_match_topics(settings: Settings) -> list[SettingFindin
 
 
 def _check_tables_belong_to_one_topic(settings: Settings, topics: Iterable[str]) -> list[SettingFinding]:
-    """Return an error for each Iceberg table that several topics would have."""
     return [
         {
             "severity": "error",
@@ -239,7 +221,6 @@ def _check_tables_belong_to_one_topic(settings: Settings, topics: Iterable[str])
 
 
 def _hint_for_unmatched_topic_pattern(pattern: str) -> str:
-    """Return a hint for a [topics] pattern that matches no topic, such as a shell pattern in place of a regular expression."""
     wildcard = re.sub(r"(?<=[\w-])\*", ".*", pattern)
     if wildcard != pattern:
         return f"It is a regular expression over whole names: for names that begin so write {json.dumps(wildcard)}"
@@ -247,9 +228,6 @@ def _hint_for_unmatched_topic_pattern(pattern: str) -> str:
 
 
 def _check_tier_listing_can_be_read(settings: Settings) -> list[SettingFinding]:
-    """Check that a listed tier (known only by listing its objects) can be read. Return the problem, or a warning if there are no
-    segments.
-    """
     try:
         tier = open_tier(settings)
         names = tier.list_partitions()
@@ -266,7 +244,6 @@ def _check_tier_listing_can_be_read(settings: Settings) -> list[SettingFinding]:
 
 
 def _check_brokers_topics_and_object_access(settings: Settings) -> list[SettingFinding]:
-    """Check the brokers, the metadata topic, the topics' settings and access to the brokers' objects. Return the problems."""
     found = []
     servers = settings.kafka.bootstrap_servers.strip()
     connection = kafka_connection_settings(settings) if servers else None
@@ -306,10 +283,8 @@ def _check_brokers_topics_and_object_access(settings: Settings) -> list[SettingF
 
 
 def _check_tier_and_control_store_match(settings: Settings) -> list[SettingFinding]:
-    """Check that the stores can be reached, and that tier and control store belong together. Return the problem, if any.
-
-    An empty tier with an empty control store passes. Store errors other than Unavailable are ignored here, because
-    ``_check_stores_accept_writes`` reports them.
+    """Check that the stores can be reached, and that tier and control store belong together. An empty tier with an empty control store
+    passes.
     """
     tier = open_tier(settings)
     try:
@@ -319,7 +294,7 @@ def _check_tier_and_control_store_match(settings: Settings) -> list[SettingFindi
     except Unavailable as error:  # a second wait for the same store would say the same
         return [{"severity": "error", "kind": "store", "object": settings.tier_url, "detail": error.message, "hint": error.hint}]
     except StoreError:
-        return []  # trying the store says it better
+        return []  # `_check_stores_accept_writes` reports it
     except CompactorError as error:
         kind = "identity" if isinstance(error, UsageError) else "control-log"
         return [{"severity": "error", "kind": kind, "object": control_url(settings), "detail": error.message, "hint": error.hint}]

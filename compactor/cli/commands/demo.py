@@ -17,8 +17,6 @@ from compactor.errors import BadData, CompactorError, ExitCode
 from compactor.features.imports.import_ import ImportProgressCallbacks
 from compactor.model.ids import RoundStatus
 
-RoundSeconds = float
-
 
 def run_demo(args: argparse.Namespace, out: Output) -> ExitCode:
     if args.dir is not None:
@@ -28,10 +26,6 @@ def run_demo(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, is_folder_kept: bool) -> ExitCode:
-    """Run the demo in a folder and print its result.
-
-    :param is_folder_kept: whether the folder remains after the command.
-    """
     begin = time.monotonic()
     now_ms = int(time.time() * 1000)
     demo = Demo(folder, now_ms, args.tier, command_parser.load_command_settings(args)) if args.tier else Demo(folder, now_ms)
@@ -63,8 +57,8 @@ def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, 
     return 0 if ok else CompactorError.exit_code
 
 
-def _run_demo_steps_and_time_round(demo: Demo, out: Output) -> RoundSeconds:
-    """Run all steps of the demo (generate, import, forecast, compact, verify, export), and return the seconds that the round took."""
+def _run_demo_steps_and_time_round(demo: Demo, out: Output) -> float:
+    """Run all steps of the demo, and return the seconds that the round took."""
     with out.show_progress("making a topic", demo.shape.records, "records") as progress:
         demo.write_generated_topic_as_log_directory(progress.advance)
     out.print_note(

@@ -1,6 +1,4 @@
-"""Command ``erasure TOPIC --key K``: shows which objects still hold a key, since when readers no longer have it, and what remains until
-it is erased.
-"""
+"""Command ``erasure TOPIC --key K``: which objects still hold a key, and what remains until it is erased."""
 
 from __future__ import annotations
 
@@ -64,10 +62,7 @@ def report_and_erase_keys(args: argparse.Namespace, out: Output) -> ExitCode:
 def _search_keys_and_build_erasure_report(
     tier: Tier, args: argparse.Namespace, keys: list[bytes], out: Output
 ) -> tuple[ErasureReportDocument, ExitCode]:
-    """Search the topic for the keys. Return the erasure report, a JSON document that lists the objects holding a key, and the exit code.
-
-    With ``--expedite``, first run rounds that remove the keys, and search again before the report is made.
-    """
+    """Return the erasure report and the exit code. With ``--expedite``, first run rounds that remove the keys, and search again."""
     names = partitions_of_topic(tier, args.topic)
     secret = tier.identity.hash_key_for_unstored_hashes()
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
@@ -103,13 +98,9 @@ def _run_compaction_rounds_to_erase_keys(
     finished_steps: list[str],
     out: Output,
 ) -> list[tuple[SearchedKeyIndex, KeyRemovalRound]]:
-    """Run a round now in each partition that holds a key, so that the key is erased earlier.
+    """Run a round now in each partition that holds a key. Return each round that removed a key's records from what readers see, including
+    earlier rounds, with the key's index.
 
-    Return each round that removed a key's records from what readers see, together with the index of that key among the searched keys. The
-    list includes earlier rounds, which the search found (``survey.removals``).
-
-    :param survey: result of the search for the keys.
-    :param search_request: the search, which is repeated in each partition after its round.
     :param finished_steps: list to which one line of text is added for each step.
     """
     if not tier.kind.compacts:
@@ -139,10 +130,7 @@ def _run_compaction_rounds_to_erase_keys(
 
 
 def _requested_keys(args: argparse.Namespace) -> list[bytes]:
-    """Return the keys from the options and from the file that ``--keys-file`` names, without duplicates.
-
-    Raises UsageError if the file cannot be read.
-    """
+    """Return the keys of the options and of ``--keys-file``, without duplicates. Raises UsageError if the file cannot be read."""
     texts = list(args.key)
     if args.keys_file is not None:
         try:
@@ -153,7 +141,6 @@ def _requested_keys(args: argparse.Namespace) -> list[bytes]:
 
 
 def _print_erasure_report(document: ErasureReportDocument, keys: list[bytes], out: Output) -> None:
-    """Print the erasure report: a table of the objects that hold a key, and a sentence that says whether the keys are erased."""
     texts = {entry["digest"]: key.decode("utf-8", "backslashreplace") for entry, key in zip(document["keys"], keys, strict=True)}
     rows = [
         (

@@ -1,6 +1,4 @@
-"""Command ``explain TOPIC-PARTITION [--key K | --offset N]``: explains why a partition is not cleaned, or what became of a key or an
-offset.
-"""
+"""Command ``explain TOPIC-PARTITION [--key K | --offset N]``: why a partition is not cleaned, or what became of a key or an offset."""
 
 from __future__ import annotations
 
@@ -35,7 +33,6 @@ def print_partition_explanation(args: argparse.Namespace, out: Output) -> None:
 
 
 def _explain_partition(tier: Tier, partition: TopicPartition, args: argparse.Namespace, out: Output) -> explaining.Explanation:
-    """Return the answer to the user's question: about a key or an offset if one was given, else about why the partition is not cleaned."""
     now = command_parser.now_ms_from_arguments(args)
     searches = args.key is not None or args.offset is not None
     total = tiers.sum_stored_bytes(tier, [partition], out, includes_replaced_segments=True) if searches else None
@@ -52,10 +49,7 @@ def _explain_partition(tier: Tier, partition: TopicPartition, args: argparse.Nam
 
 
 def _explanation_facts_table(title: str, facts: Sequence[explaining.ExplanationFact]) -> Table:
-    """Return a table of the first MAX_EVENT_ROWS facts. If there are more, its last row states how many were left out.
-
-    :param title: heading of the table: the answer that the facts support.
-    """
+    """Return a table of the first MAX_EVENT_ROWS facts. If there are more, its last row states how many were left out."""
     rows = [(fact.kind.replace("_", " "), fact.text) for fact in facts[:MAX_EVENT_ROWS]]
     if len(facts) > MAX_EVENT_ROWS:
         rows.append(("", f"and {len(facts) - MAX_EVENT_ROWS} more; --output json has all"))

@@ -1,6 +1,4 @@
-"""Command ``import``: imports new sealed segments from a log directory, from all directories of a LOG_ROOT, or from another tier
-(``--from-tier``).
-"""
+"""Command ``import``: new sealed segments of a log directory, of all directories of a LOG_ROOT, or of another tier (``--from-tier``)."""
 
 from __future__ import annotations
 
@@ -95,9 +93,7 @@ def import_log_directories_command(args: argparse.Namespace, out: Output) -> Exi
 def _audit_import_with_safety_overrides(
     args: argparse.Namespace, tier: Tier, out: Output, targets: Sequence[str]
 ) -> AbstractContextManager[None]:
-    """Return a context that records the import in the audit log if the user gave an option, such as ``--allow-gaps``, that overrides a
-    safety check; otherwise a context that does nothing.
-    """
+    """Record the import in the audit log if an option, such as ``--allow-gaps``, overrides a safety check."""
     consents = ("allow_gaps", "accept_truncation", "accept_loss", "new_incarnation", "accept_erased")
     given = {name: True for name in consents if getattr(args, name)}
     return audit.record_action_in_audit_log_if(bool(given), args, tier.settings, out, "import", targets, **given)
@@ -106,9 +102,8 @@ def _audit_import_with_safety_overrides(
 def _record_cluster_of_imported_topics(
     tier: Tier, directories: Iterable[tuple[TopicPartition, Path]], options: ImportOptions, out: Output
 ) -> None:
-    """Record in the catalog to which Kafka cluster the topics of the imported directories belong, and what is set there for compaction.
-
-    Does nothing if no brokers are configured. Prints a note if the brokers do not answer.
+    """Record in the catalog the topics' Kafka cluster, and what is set there for compaction. Does nothing if no brokers are configured;
+    prints a note if they do not answer.
     """
     ask, ask_settings = options.opening.ask, create_topic_settings_query(tier.settings)
     if ask is not None:
@@ -124,7 +119,6 @@ def _record_cluster_of_imported_topics(
 
 
 def _import_directory(args: argparse.Namespace, out: Output, options: ImportOptions) -> None:
-    """Import one partition's directory and print the result."""
     name = _partition_to_import(args, out)
     tier = tiers.open_configured_tier(args)
     tier.identity.check_tier_exists_or_can_be_created()  # also where nothing is new
@@ -145,10 +139,8 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
 
 
 def _partition_to_import(args: argparse.Namespace, out: Output) -> TopicPartition:
-    """Return the partition into which a directory is imported.
-
-    ``--topic`` and ``--partition`` name it. Whichever is not given is taken from the directory's name, such as ``orders-0``. Raises
-    UsageError if the name is not of this form and an option is missing.
+    """Return the partition of ``--topic`` and ``--partition``, else of the directory's name, such as ``orders-0``. Raises UsageError if the
+    name is not of this form and an option is missing.
     """
     reported = partition_of_directory(args.log_dir)
     if reported is None and (args.topic is None or args.partition is None):
@@ -165,7 +157,6 @@ def _partition_to_import(args: argparse.Namespace, out: Output) -> TopicPartitio
 
 
 def _import_all_directories_below_root(args: argparse.Namespace, out: Output, options: ImportOptions) -> ExitCode:
-    """Import all partitions below a directory and print the results."""
     tier = tiers.open_configured_tier(args)
     directories = list_partition_directories(args.log_dir, args.topics, topics_in_catalog(tier.catalog.refresh()))
     if not directories:
@@ -205,12 +196,11 @@ def _import_partitions_of_other_tier(args: argparse.Namespace, out: Output, opti
 def _import_with_progress(
     out: Output, sizes: Mapping[TopicPartition, int], import_all: Callable[[PartitionCallback, BytesCallback], list[PartitionImportResult]]
 ) -> ExitCode:
-    """Import many partitions with a progress display, print the result of each, and return the exit code.
+    """Import many partitions with a progress display, print each result, and return the exit code.
 
-    :param sizes: size in bytes of each partition in the source. Progress advances to this size when the partition is finished, even if
-        fewer bytes had to be imported.
-    :param import_all: function that imports all partitions and returns their results. It calls its first argument with each partition's
-        result, and its second with a partition and a number of bytes, twice for each segment: when it is checked and when it is uploaded.
+    :param sizes: size in bytes of each partition in the source. Progress advances to this size when the partition is finished.
+    :param import_all: imports all partitions. It calls its first argument with each result, and its second with a partition and a number
+        of bytes, twice for each segment: checked and uploaded.
     """
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     compile_numba_kernels(out)

@@ -57,9 +57,8 @@ def list_iceberg_tables(args: argparse.Namespace, out: Output) -> ExitCode:
 def _call_for_each_selected_partition(
     tier: Tier, args: argparse.Namespace, out: Output, query: Callable[[TopicPartition], T]
 ) -> tuple[list[tuple[TopicPartition, T]], ExitCode]:
-    """Call a function for the selected partitions, ``daemon.threads`` at a time. Return each partition with its result, and the exit code.
-
-    Partitions of deleted topics are left out. So are partitions whose call fails; these are reported.
+    """Call a function for the selected partitions, ``daemon.threads`` at a time. Left out are partitions of deleted topics, and those whose
+    call fails, which are reported.
     """
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     names = [name for name in tiers.select_partitions(tier, args.partitions) if name == tier.latest_incarnation(name)]

@@ -1,5 +1,5 @@
-"""Commands ``pause``, ``resume`` and ``wake``: no compactor begins a round on the matching partitions, rounds may begin again, and
-daemons are asked for a round at their next scan, whatever the dirty ratio is.
+"""Commands ``pause`` and ``resume`` of rounds on the matching partitions, and ``wake``: daemons run a round at their next scan, whatever
+the dirty ratio is.
 """
 
 from __future__ import annotations

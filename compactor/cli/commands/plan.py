@@ -111,7 +111,6 @@ def _read_open_transaction(tier: Tier, summary: PartitionSummary) -> Transaction
 
 
 def _blocked_partition_line(forecast: RoundForecast) -> str:
-    """Return a line that says why no round can clean a partition, since when, how much waits, and what to do."""
     verdict = forecast.verdict
     since = f" since {format_iso_time(verdict.since_ms)}" if verdict.since_ms else ""
     step = f". {verdict.next_step}" if verdict.next_step else ""
@@ -120,9 +119,6 @@ def _blocked_partition_line(forecast: RoundForecast) -> str:
 
 
 def _expected_saving_lines(forecasts: Sequence[RoundForecast]) -> list[str]:
-    """Return one line with the bytes that all due rounds together will save; an empty list if nothing is due, or no due round's saving is
-    known.
-    """
     due = [f for f in forecasts if f.due and not f.verdict.is_blocked and f.expected_saving_bytes is not None]
     if not due:
         return []
@@ -135,9 +131,6 @@ def _expected_saving_lines(forecasts: Sequence[RoundForecast]) -> list[str]:
 
 
 def _automatic_dirty_ratio_lines(forecasts: Sequence[RoundForecast]) -> list[str]:
-    """Return one line about the dirty ratios that were chosen from storage costs (``min_cleanable_dirty_ratio = "auto"``); an empty list if
-    none was.
-    """
     chosen = [f for f in forecasts if f.min_cleanable_dirty_ratio_saves_usd_month is not None]
     if not chosen:
         return []
@@ -149,9 +142,6 @@ def _automatic_dirty_ratio_lines(forecasts: Sequence[RoundForecast]) -> list[str
 
 
 def _storage_cost_lines(forecasts: Sequence[RoundForecast], prices: PriceTable) -> list[str]:
-    """Return one line with the monthly cost of storage now and the part of it that the rounds will save; an empty list if the store costs
-    nothing.
-    """
     if not prices.stored_gib_month_usd or not forecasts:
         return []
     stored, saved = sum(f.stored_usd_month for f in forecasts), sum(f.expected_saving_usd_month or 0 for f in forecasts)
@@ -159,7 +149,6 @@ def _storage_cost_lines(forecasts: Sequence[RoundForecast], prices: PriceTable) 
 
 
 def _format_expected_saving(forecast: RoundForecast) -> str:
-    """Return the expected saving as text; ``?`` if it is unknown."""
     if forecast.expected_saving_bytes is None:
         return "?"
     if forecast.expected_saving_error_bytes is None:
@@ -171,7 +160,7 @@ def _format_expected_saving(forecast: RoundForecast) -> str:
 def _estimate_savings_by_sampling(
     tier: Tier, forecasts: Sequence[RoundForecast], sample_bytes: int | None, out: Output, prices: PriceTable
 ) -> list[RoundForecast]:
-    """Return the forecasts, some with savings that are estimated from samples of their partitions.
+    """Return the forecasts, some with savings that are estimated from samples.
 
     :param sample_bytes: bytes to read of each partition; 0 to sample nothing; None to read DEFAULT_SAMPLE_BYTES of each of the
         SAMPLED_PARTITIONS largest due partitions whose saving is unknown.
@@ -196,7 +185,6 @@ def _estimate_savings_by_sampling(
 
 
 def _forecast_with_sampled_saving(tier: Tier, forecast: RoundForecast, sample_bytes: int, out: Output, prices: PriceTable) -> RoundForecast:
-    """Return a copy of the forecast whose saving is estimated from ``sample_bytes`` bytes of the partition."""
     with (
         out.show_progress(f"sampling {forecast.topic_partition}", unit="bytes") as progress,
         tier.counters.report_transferred_bytes_to(progress.advance),

@@ -77,7 +77,6 @@ def recompact_topics_with_spark_command(args: argparse.Namespace, out: Output) -
 
 
 def _print_recompaction_dry_run(candidates: Sequence[RecompactionCandidate], out: Output, outcomes: tiers.PartitionOutcomes) -> ExitCode:
-    """Print what recompaction would do with each partition, without doing it, and return the exit code."""
     rows, cells = [], []
     for inspection in candidates:
         if inspection.error is not None:
@@ -102,7 +101,7 @@ def _print_recompaction_dry_run(candidates: Sequence[RecompactionCandidate], out
 def _report_recompacted_partition(
     tier: Tier, finished: RecompactionResult, out: Output, outcomes: tiers.PartitionOutcomes, progress_text: str
 ) -> None:
-    """Report the result of one partition at once, so that a user who interrupts the job knows which partitions are finished.
+    """Report one partition at once, so that a user who interrupts the job knows which partitions are finished.
 
     :param progress_text: progress as text, such as ``3 of 12``.
     """
@@ -126,7 +125,6 @@ def _report_recompacted_partition(
 
 
 def _spark_job_document(started: StartedCluster, cost: TaskCost) -> dict[str, object]:
-    """Return the JSON fields about the Spark job: its cluster, its start-up time, and the cost of its tasks."""
     return {
         "master": started.master,
         "slots": started.cluster.task_slots,
@@ -139,6 +137,5 @@ def _spark_job_document(started: StartedCluster, cost: TaskCost) -> dict[str, ob
 
 
 def _spark_job_summary_line(started: StartedCluster, cost: TaskCost) -> str:
-    """Return one line for people about the Spark job: its cluster, its start-up time, and the keys that its tasks exchanged."""
     text = f"Spark on {started.master}: started in {started.seconds:.1f} s"
     return text + (f"; {cost.rows:,} keys exchanged, {cost.exchanged_bytes / cost.rows:.1f} bytes each" if cost.rows else "")

@@ -38,9 +38,8 @@ def repair_partition_command(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _open_repair_source(source_name: str, tier: Tier, partition: TopicPartition) -> RepairSource:
-    """Open the source from which damaged objects of a partition are restored: a Kafka log directory, or another tier.
+    """Open a Kafka log directory, or another tier by its configuration file.
 
-    :param source_name: path that the user gave with ``--from``: a directory, or the other tier's configuration file.
     :raises UsageError: if the path is neither, the directory has no segments, or the file configures this tier.
     """
     path = Path(source_name)

@@ -34,19 +34,15 @@ from compactor.upkeep.retire import (
 NOTED_TOGETHER = 100
 """Largest number of partitions whose inspections are recorded in one record of the catalog."""
 
-ObjectCount = int
-FormattedSize = str
-"""Size as text, such as ``3.2 MiB``."""
-
 
 @dataclass
 class _RetireFindingsCollector:
-    """Collector of what `retire` found in each inspected partition. Writes its findings to the catalog, many partitions per record.
+    """Collects what `retire` found, and writes it to the catalog, many partitions per record.
 
     records_next_deletion_times: whether to record also when each partition next has something to delete.
-    now_ms: time of the inspection by the store's clock, in milliseconds.
-    behind: collected control logs that are longer than the catalog knows.
-    looks: collected times of the next deletion, by name of the control log.
+    now_ms: time of the inspection by the store's clock.
+    behind: control logs that are longer than the catalog knows.
+    looks: times of the next deletion, by name of the control log.
     """
 
     tier: Tier
@@ -56,7 +52,6 @@ class _RetireFindingsCollector:
     looks: dict[str, DeletionCheckResult] = field(default_factory=dict)
 
     def add_partition_findings(self, partition: TopicPartition, log: PartitionLog, report: RetireReport) -> None:
-        """Add the findings about one partition. As soon as NOTED_TOGETHER findings are collected, write them to the catalog."""
         if log.state.slot > self.tier.min_last_record_number_of_control_log(partition):
             self.behind.append(log)
         if self.records_next_deletion_times:
@@ -65,7 +60,6 @@ class _RetireFindingsCollector:
             self.write_findings_to_catalog()
 
     def write_findings_to_catalog(self) -> None:
-        """Write the collected findings to the catalog, and forget them."""
         if self.behind:
             self.tier.change_notifier.save_last_record_numbers_in_catalog(self.behind)
         if self.looks:
@@ -84,10 +78,6 @@ def retire_replaced_segments_command(args: argparse.Namespace, out: Output) -> E
 
 
 def _retire_replaced_segments_of_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
-    """Delete the selected partitions' replaced segments whose grace period (the time that readers have to switch) is over.
-
-    Print the result and return the exit code.
-    """
     clock = GraceClock(args.now, args.force_now)
     tier = tiers.open_configured_tier(args, writing_command="retire")
     if args.now is not None and not args.force_now and args.now > tier.ports.clock_ms():
@@ -156,9 +146,8 @@ def _retire_replaced_segments_of_partitions(args: argparse.Namespace, out: Outpu
 
 
 def _delete_topics_deleted_in_cluster(tier: Tier, outcomes: tiers.PartitionOutcomes) -> list[str]:
-    """Delete from the tier the topics that no longer exist in their Kafka cluster, if ``on_topic_deletion`` says so.
-
-    Return the names of the deleted partitions. A failure is recorded in ``outcomes``, and the list is empty.
+    """Delete the topics that no longer exist in their cluster, if ``on_topic_deletion`` says so. Return the deleted partitions; none after
+    a failure, which ``outcomes`` records.
     """
     try:
         ask = partial(query_which_topic_ids_exist, kafka_connection_settings(tier.settings))
@@ -169,9 +158,8 @@ def _delete_topics_deleted_in_cluster(tier: Tier, outcomes: tiers.PartitionOutco
 
 
 def _abort_unfinished_uploads_of_dead_writers(tier: Tier, args: argparse.Namespace, outcomes: tiers.PartitionOutcomes) -> tuple[str, ...]:
-    """Abort unfinished uploads of dead writers, and return the objects that were being uploaded; with ``--dry-run`` only return them.
-
-    A failure is recorded in ``outcomes``, and the result is empty.
+    """Return the objects that were being uploaded; with ``--dry-run`` abort nothing. A failure is recorded in ``outcomes``, and the result
+    is empty.
     """
     try:
         now = tier.ports.clock_ms()
@@ -183,13 +171,11 @@ def _abort_unfinished_uploads_of_dead_writers(tier: Tier, args: argparse.Namespa
         return ()
 
 
-def _segment_count_object_count_and_size(
-    object_keys: Sequence[str], object_sizes: Mapping[str, int]
-) -> tuple[SegmentCount, ObjectCount, FormattedSize]:
-    """Return three values about objects: the number of segments they belong to, the number of objects, and their total size as text.
+def _segment_count_object_count_and_size(object_keys: Sequence[str], object_sizes: Mapping[str, int]) -> tuple[SegmentCount, int, str]:
+    """Return the number of segments, the number of objects, and their total size as text.
 
-    Objects whose keys differ only in the suffix belong to one segment. An object without an entry in ``object_sizes``, such as an
-    unfinished upload, counts as 0 bytes.
+    Objects whose keys differ only in the suffix belong to one segment. An object without a size, such as an unfinished upload, counts as
+    0 bytes.
     """
     return (
         len({key.rpartition(".")[0] for key in object_keys}),

@@ -68,20 +68,14 @@ def run_compaction_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _read_present_partition_summaries(tier: Tier, partitions: Sequence[TopicPartition], out: Output) -> list[PartitionSummary]:
-    """Read the control log of each partition and return a summary of it, which shows whether the partition has something to do.
-
-    Partitions that cannot be read are left out; their rounds will report the error.
-    """
+    """Partitions that cannot be read are left out; their rounds will report the error."""
     with out.show_progress("looking", len(partitions), "partitions") as progress:
         looks = read_partition_summaries_or_errors(tier, partitions, max_age_ms=0, on_partition=progress.advance)
     return [inspection.summary for inspection in looks if inspection.summary is not None]
 
 
 def _print_lease_holder(tier: Tier, partition: TopicPartition, out: Output) -> None:
-    """Print which process holds the partition's lease, and for how long at most the command waits until the lease ends.
-
-    Print nothing if no lease is in force. A lease may outlive its holder, because a process that was killed cannot release it.
-    """
+    """A lease may outlive its holder: a process that was killed cannot release it."""
     log = tier.open_control_log_of_partition(partition)
     log.refresh()
     lease = current_lease(tier.ports, log)
@@ -101,11 +95,10 @@ def _run_due_compaction_rounds(
     out: Output,
     outcomes: tiers.PartitionOutcomes,
 ) -> dict[TopicPartition, dict[str, object]]:
-    """Run a round on each of these partitions. Return for each the fields of its JSON result.
+    """Run a round on each of these partitions, and return the fields of its JSON result.
 
-    :param expected_bytes: largest number of bytes that each round will read and write, for the progress display.
+    :param expected_bytes: largest number of bytes that each round will read and write.
     :param partitions_led_elsewhere: partitions that another process leads, or led when it was killed.
-    :param outcomes: receives the success or failure of each partition.
     """
     spool_folder_of_this_process(tier.state_dir)  # before anything is announced that could not be worked on
     if tier.engines is not None:
@@ -147,19 +140,14 @@ def _run_due_compaction_rounds(
 
 
 def _pause_reasons_as_text(partition_rows: list[dict[str, object]]) -> str:
-    """Return a line with the reason for each partition that was due but not cleaned, because it is paused; an empty text if there is none.
-
-    :param partition_rows: JSON rows of all partitions.
-    """
+    """Return a line for each partition that was due but is paused."""
     return "\n".join(
         f"{tiers.partition_name_of_json_row(row)} is {row['reason']}" for row in partition_rows if row["status"] == RoundStatus.PAUSED
     )
 
 
 class _RoundStageDisplay:
-    """Display of one round's progress. The round calls it at the start of each stage; it shows the stage and, with ``-v``, a line for each
-    step.
-    """
+    """Shows each stage of a round and, with ``-v``, a line for each step."""
 
     def __init__(self, progress: Progress, reported: JobProgressRecorder) -> None:
         self._progress = progress

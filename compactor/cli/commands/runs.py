@@ -75,8 +75,8 @@ def show_compaction_run(args: argparse.Namespace, out: Output) -> None:
 
 
 def _kept_and_removed_record_balance_rows(run: RunHistoryEntry) -> list[tuple[str, object]]:
-    """Return table rows with a run's balance: counts and digest sums which show that each batch and record of the source segments was
-    either kept or removed. Return an empty list if the run recorded no balance.
+    """Return rows of counts and digest sums which show that each batch and record of the sources was either kept or removed; none if the
+    run recorded no balance.
     """
     if run.balance is None:
         return []
@@ -92,31 +92,22 @@ def _kept_and_removed_record_balance_rows(run: RunHistoryEntry) -> list[tuple[st
 
 
 def _format_cleaned_offset_range(run: RunHistoryEntry) -> str:
-    """Return the first dirty offset before and after a run as text, such as ``1000 -> 2500``.
-
-    The text is empty if the offset before the run is unknown; ``?`` stands for an unknown offset after the run.
-    """
+    """Return text such as ``1000 -> 2500``; empty if the offset before the run is unknown, ``?`` for an unknown offset after it."""
     if run.first_dirty_offset < 0:
         return ""
     return f"{run.first_dirty_offset} -> {run.next_dirty_offset if run.next_dirty_offset >= 0 else '?'}"
 
 
 def _format_byte_stat(run: RunHistoryEntry, name: str) -> str:
-    """Return a statistic of a run as a size; empty if it was not recorded."""
     value = run.stats.get(name)
     return format_size(value) if isinstance(value, int) else ""
 
 
 def _format_saved_bytes(run: RunHistoryEntry) -> str:
-    """Return as text by how many bytes a run made the segments smaller.
-
-    The text is empty if the run published nothing, or if the sizes were not recorded.
-    """
     if not run.published_slot or "bytes_before" not in run.stats:
         return ""
     return format_size(int(run.stats["bytes_before"]) - int(run.stats["bytes_written"]))
 
 
 def _format_run_statistic(name: str, value: float | str) -> str:
-    """Return a statistic's value as text: as a size, such as ``3.2 MiB``, if its name contains ``bytes``."""
     return format_size(value) if "bytes" in name and isinstance(value, int) else str(value)

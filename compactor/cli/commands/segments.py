@@ -38,10 +38,7 @@ def list_segments_command(args: argparse.Namespace, out: Output) -> None:
 
 
 def _segment_state_word(segment: dict[str, Any], live_segment_ids: set[str]) -> str:
-    """Return one word for a segment's state, such as ``live`` or ``replaced``. JSON output has Kafka's name of the state instead.
-
-    :param live_segment_ids: ids of the live segments.
-    """
+    """JSON output has Kafka's name of the state instead."""
     if segment["state"] == "COPY_SEGMENT_FINISHED" and not segment["replaced_by"] and segment["id"] not in live_segment_ids:
         return "not read"
     words = {"COPY_SEGMENT_STARTED": "being made", "COPY_SEGMENT_FINISHED": "live", "DELETE_SEGMENT_STARTED": "being deleted"}
@@ -74,5 +71,4 @@ def dump_segment_command(args: argparse.Namespace, out: Output) -> None:
 
 
 def _record_header_cells(record: dict[str, Any], *, are_headers_shown: bool) -> tuple[str, ...]:
-    """Return a tuple with a record's headers as one cell, or an empty tuple if headers are not shown."""
     return (" ".join(f"{each['key']}={each['value']}" for each in record.get("headers", ())),) if are_headers_shown else ()

@@ -50,7 +50,7 @@ def show_tier_status(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _partition_status_table(document: ServiceStatusDocument[DaemonTotals, DaemonPartitionRow]) -> Table:
-    """Return a table of the first SHOWN_PARTITIONS partitions. Partitions that need help come first. Its title is the tier's condition."""
+    """Partitions that need help come first. The title is the tier's condition."""
     first_command = {each.partition: each.next_step or each.commands[0] for each in document.needs_attention if each.commands}
     since = {each.partition: each.since_ms for each in document.needs_attention}
     rows = []
@@ -73,9 +73,6 @@ def _partition_status_table(document: ServiceStatusDocument[DaemonTotals, Daemon
 
 
 def _tier_totals_text(document: ServiceStatusDocument[DaemonTotals, DaemonPartitionRow]) -> str:
-    """Return a few lines of text with the tier's totals: partitions, live bytes, dirty bytes, bytes of replaced segments that are not
-    deleted yet, and bytes deleted in the last 24 hours.
-    """
     totals, hidden = document.totals, document.partitions.matching - SHOWN_PARTITIONS
     lines = [f"and {count_noun(hidden, 'more partition')}; --output json has all"] if hidden > 0 else []
     dirty, waiting = format_size(totals.dirty_bytes), format_size(totals.waiting_bytes)

@@ -1,6 +1,4 @@
-"""Command ``topics``: lists what the tier holds; ``delete`` removes a partition, ``delete-records`` its beginning, ``adopt`` declares a
-log's topic id, ``takeover`` makes this control store a topic's owner, ``snapshot`` saves metadata.
-"""
+"""Command ``topics``: lists what the tier holds, deletes partitions and records, sets topic ids and owners, saves metadata."""
 
 from __future__ import annotations
 
@@ -44,11 +42,6 @@ def list_topics_in_tier(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _raise_if_tier_is_broker_managed(args: argparse.Namespace, what_brokers_decide: str, hint: str) -> None:
-    """Raise UsageError on a broker-managed tier, where brokers decide which topics and partitions exist.
-
-    :param what_brokers_decide: ``topics`` or ``partitions``, for the message.
-    :param hint: what to do instead.
-    """
     settings = command_parser.load_command_settings(args)
     if tier_kind(settings).is_broker_managed:
         raise UsageError(f"the brokers say which {what_brokers_decide} a tier of kind {settings.tier.kind} has", hint=hint)

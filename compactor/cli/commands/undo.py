@@ -17,10 +17,7 @@ from compactor.views.overview import find_partition_state_and_full_run_id, reaso
 
 
 def _not_a_run_id_error(tier: Tier, args: argparse.Namespace) -> UsageError:
-    """Return the error for an argument of ``undo`` that is not the id of a run.
-
-    If the argument names partitions, the hint is the command that undoes their latest round; otherwise it is the most similar name.
-    """
+    """If the argument names partitions, the hint is the command that undoes their latest round; otherwise it is the most similar name."""
     given_name = args.run_id
     try:
         names = tiers.select_partitions(tier, [given_name])

@@ -51,10 +51,6 @@ def _verify_tier_known_only_by_listing(tier: Tier, args: argparse.Namespace, out
 
 
 def _verify_each_partition(tier: Tier, args: argparse.Namespace, out: Output, verify: Callable[..., list[Finding]]) -> list[Finding]:
-    """Verify the selected partitions one after the other, and return all findings.
-
-    :param verify: function (tier, partition, function that receives the number of bytes read) -> the partition's findings.
-    """
     found: list[Finding] = []
     names = tiers.select_partitions(tier, args.partitions)
     with out.show_progress("verifying", tiers.sum_stored_bytes(tier, names, out), "bytes") as progress:
@@ -65,7 +61,6 @@ def _verify_each_partition(tier: Tier, args: argparse.Namespace, out: Output, ve
 
 
 def _verify_broker_managed_tier(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
-    """Verify a broker-managed tier, print the findings and return the exit code."""
     return tiers.print_check_findings(
         _verify_each_partition(tier, args, out, lambda *one: verify_broker_partition(*one, skips_segment_contents=args.fast)), out
     )
