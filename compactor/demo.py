@@ -317,7 +317,7 @@ class Demo:
             raise UsageError(f"cannot make {self.folder}: {error.strerror}", hint="Name another directory") from error
 
     def write_generated_topic_as_log_directory(self, on_records: OnCount) -> None:
-        """``on_records`` receives the number of records of each batch."""
+        """Call ``on_records`` with the number of records of each batch."""
         for count in write_demo_topic(self.log_dir, self.shape, self._table):
             on_records(count)
 

@@ -393,8 +393,7 @@ def _write_line_unless_pipe_closed(stream: IO[str], text: str) -> None:
 
 
 def _to_json(document: Mapping[str, object]) -> str:
-    """``json.dumps`` takes ten times as long, and a large tier's plan has 200,000 segments."""
-    from pydantic_core import to_json
+    from pydantic_core import to_json  # ``json.dumps`` takes ten times as long for the 200,000 segments of a large tier's plan
 
     return to_json(document, indent=2).decode()
 

@@ -31,7 +31,7 @@ MEANT = (*ENDING, signal.SIGHUP)
 
 
 class RunnableService(Protocol):
-    """``run`` returns after ``request_stop``; both requests return at once."""
+    """Service that runs until ``request_stop``. Both requests return at once."""
 
     def run(self) -> None: ...
     def request_stop(self) -> None: ...

@@ -39,7 +39,7 @@ from compactor.round.compaction import disk_budget_bytes
 from compactor.tier.contents import download_segment_file
 from compactor.upkeep.retire import GraceClock, find_objects_to_delete_now_or_later, find_unfinished_uploads
 
-# Checks of one segment's files, shared by `verify` for all kinds of tier. Reads only.
+# Checks of one segment's files, for all kinds of tier.
 
 
 ProblemKindAndText = tuple[str, str]
@@ -51,7 +51,7 @@ class SegmentProblem:
     """A problem that `verify` found in a segment or its metadata.
 
     severity: ``error``, or ``note`` for something that only waits for its deletion.
-    kind: the problem's kind in one word, for scripts.
+    kind: one word, for scripts.
     """
 
     severity: str
@@ -70,15 +70,11 @@ class SegmentFileProblem(NamedTuple):
     detail: str
 
 
-IntactPathsAndFileProblems = tuple[dict[str, Path], list[SegmentFileProblem]]
-"""Paths of the intact files by kind, and a problem for each other file."""
-
-
 def download_intact_files(
     tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path
-) -> IntactPathsAndFileProblems:
-    """Download a segment's objects into a folder. Return the paths, by kind, of those that have the recorded size and digest, and a problem
-    for each of the others. Raises StoreError.
+) -> tuple[dict[str, Path], list[SegmentFileProblem]]:
+    """Download a segment's objects. Return the paths, by kind, of those that have the recorded size and digest, and a problem for each
+    other one. Raises StoreError.
     """
     paths: dict[str, Path] = {}
     problems = []
@@ -102,9 +98,9 @@ def download_intact_files(
 def raise_if_segment_exceeds_disk_budget(
     tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, other_remedy: str = "", *, copies_on_disk: int = 1
 ) -> None:
-    """Raise OutOfBudget if one segment does not fit within the disk budget.
+    """Raise OutOfBudget if a segment does not fit within the disk budget.
 
-    :param other_remedy: text about another remedy, appended to the hint.
+    :param other_remedy: appended to the hint.
     :param copies_on_disk: how many copies of the segment are on local disk at once.
     """
     needed = copies_on_disk * sum(round_up_to_disk_blocks(file.size) for file in segment.files.values())
@@ -120,7 +116,7 @@ def index_and_checkpoint_file_problems(
     """Yield (kind, problem) for each invalid index, snapshot or checkpoint file of a segment whose log is valid.
 
     :param lineage: leader epochs that the leader-epoch checkpoint must have.
-    :param log_start: log start offset of the partition. Brokers drop leader epochs below it from later checkpoints.
+    :param log_start: brokers drop leader epochs below it from later checkpoints.
     """
     checks: dict[str, Callable[[bytes], str]] = {
         "index": lambda data: reason_offset_index_is_invalid(data, source.base, source.table),
@@ -145,11 +141,8 @@ def _producer_snapshot_problem(snapshot_bytes: bytes) -> ReasonOrEmpty:
 
 
 def _leader_epoch_checkpoint_problem(checkpoint_bytes: bytes, lineage: Sequence[EpochEntry], log_start: int) -> ReasonOrEmpty:
-    """Return how a leader-epoch checkpoint differs from the leader epochs that the metadata states, or an empty string. A broker that uses
-    a differing file would take another lineage.
-
-    :param log_start: log start offset of the partition. Brokers drop epochs that end before it, and let the epoch that contains it begin
-        there.
+    """A broker that uses a differing file would take another lineage. Brokers drop epochs that end before the log start, and let the epoch
+    that contains it begin there.
     """
     try:
         known = {entry.epoch: entry.start_offset for entry in parse_leader_epoch_checkpoint(checkpoint_bytes.decode())}
@@ -164,18 +157,13 @@ def _leader_epoch_checkpoint_problem(checkpoint_bytes: bytes, lineage: Sequence[
     return ""
 
 
-# Verification of cleaner offsets and control logs (``checkpoints verify``): against the rules, the live segments and each other. Reads
-# only.
-
-
-ProblemKindTextAndObject = tuple[str, str, str]
-"""Kind of a problem in one word, its description, and the key of the object that has it."""
+# Verification of cleaner offsets and control logs (``checkpoints verify``).
 
 
 def verify_control_logs(
     tier: Tier, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
 ) -> list[SegmentProblem]:
-    """Return the problems of the control logs and cleaner offsets of several partitions, in the order of the partitions.
+    """Return the problems of the partitions' control logs and cleaner offsets, in the order of the partitions.
 
     :param on_partition: called when a partition is done.
     """
@@ -233,9 +221,7 @@ def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentPro
 
 
 def cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
-    """Yield a message for each rule that the cleaner offsets of a state violate. The rules concern their order, the log's end, and the
-    compactor epochs that were acquired.
-    """
+    """Yield the rules that a state's cleaner offsets violate: their order, the log's end, the compactor epochs that were acquired."""
     problem = offsets.cleaner_vector_problem(state.vector)
     if problem:
         yield problem
@@ -247,8 +233,8 @@ def cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
 
 
 def segment_beyond_cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
-    """Yield a message for each live segment that ends after the offset up to which the compactor epoch that published it has cleaned. The
-    cleaner offset of that epoch was lowered later, when the broker's log was truncated.
+    """Yield the live segments that end after the offset up to which their compactor epoch has cleaned. That offset was lowered when the
+    broker's log was truncated.
     """
     for segment in state.live:
         epoch = state.published_by.get(segment.id)
@@ -257,9 +243,7 @@ def segment_beyond_cleaner_offset_problems(state: PartitionState) -> Iterator[st
 
 
 def live_segment_problems(state: PartitionState) -> Iterator[str]:
-    """Yield a message for each gap or overlap between live segments. Yield one more if a segment is live twice, and one if the deletion of
-    a live segment has begun.
-    """
+    """Yield gaps and overlaps between live segments, segments that are live twice, and live segments whose deletion has begun."""
     for before, after in pairwise(state.live):
         if after.start_offset != before.end_offset + 1:
             yield f"segment {after.id} begins at {after.start_offset}, the one before it ends at {before.end_offset}"
@@ -272,22 +256,18 @@ def live_segment_problems(state: PartitionState) -> Iterator[str]:
 
 
 def reasons_open_round_cannot_be_resumed(state: PartitionState) -> Iterator[str]:
-    """Yield the reason why the open round cannot be resumed, such as a truncation of its sources, or nothing if it can. The next `run`
-    undoes a round that cannot be resumed.
-    """
+    """Yield the reason why the open round can only be undone, if there is one."""
     if state.intent and (reason := ordering.round_resumption_problem(state, state.intent)):
         yield f"the open round {state.intent.plan.run_id} can only be undone: {reason}"
 
 
 def _control_log_snapshot_problems(
     log: PartitionLog, base_state: PartitionState, state_by_slot: dict[int, PartitionState], snapshot_slots: list[int]
-) -> Iterator[ProblemKindTextAndObject]:
-    """Yield (kind, description, object key) for each stored snapshot with a problem. Kind ``snapshot`` is an error: the snapshot differs
-    from the state that results from the log's records. Kind ``left-over`` is a note: a newer snapshot has replaced it.
+) -> Iterator[tuple[str, str, str]]:
+    """Yield (kind, description, object key). Kind ``snapshot`` is an error: the snapshot differs from what the log's records fold to. Kind
+    ``left-over`` is a note: a newer snapshot has replaced it.
 
     :param base_state: state from which the records were replayed.
-    :param state_by_slot: resulting states by position (slot).
-    :param snapshot_slots: positions of the stored snapshots.
     """
     for slot in snapshot_slots:
         key = f"{log.prefix}/snapshot/{slot:020d}.json"
@@ -310,8 +290,8 @@ def _control_log_snapshot_problems(
 
 
 def name_of_first_differing_field(stored: PartitionState, folded: PartitionState) -> str:
-    """Return the name of the first field in which two states differ, or an empty string if they are equal. Store times are not compared,
-    because only a state from a snapshot has them.
+    """Return the first field in which two states differ; empty if they are equal. Store times are not compared: only a state from a
+    snapshot has them.
     """
     one, two = (_state_without_store_times(state) for state in (stored, folded))
     return next((field for field in PartitionState.model_fields if getattr(one, field) != getattr(two, field)), "")
@@ -331,18 +311,13 @@ def _state_without_store_times(state: PartitionState) -> PartitionState:
 
 
 def _list_slot_numbers_in_object_keys(tier: Tier, key_prefix: str) -> list[int]:
-    """Return the positions (slots) in the names of the objects under a prefix. Objects whose names are not a number are left out."""
     names = (info.key.removeprefix(key_prefix).removesuffix(".json") for info in tier.ports.control.list(key_prefix))
     return [int(name) for name in names if name.isascii() and name.isdigit()]
 
 
-ProblemsAndLastOffset = tuple[list[SegmentProblem], int]
-"""Problems of a segment, and the last offset of its batches (-1 for none)."""
-
-
 def verify_tier_wide_control_log(tier: Tier) -> list[SegmentProblem]:
-    """Return one problem if the tier-wide log, which names the partitions, cannot be read to its end; else an empty list. Partitions that
-    it does not name are not verified.
+    """Return one problem if the tier-wide log, which names the partitions, cannot be read to its end. Partitions that it does not name are
+    not verified.
     """
     try:
         tier.identity.require_data_root_not_of_other_tier()
@@ -353,9 +328,7 @@ def verify_tier_wide_control_log(tier: Tier) -> list[SegmentProblem]:
 
 
 def find_stale_upload_problems(tier: Tier) -> list[SegmentProblem]:
-    """Return a note on each unfinished upload that is too old to be in progress, or a single note if the store does not allow listing
-    uploads.
-    """
+    """Return a note on each unfinished upload that is too old to be in progress, or that the store does not allow listing uploads."""
     try:
         found = [one for one in find_unfinished_uploads(tier, tier.ports.clock_ms()) if one.due]
     except Refused as error:
@@ -408,8 +381,6 @@ def _offset_gap_problems(state: PartitionState) -> Iterator[SegmentProblem]:
 
 
 class _SegmentVerifier(NamedTuple):
-    """Check of one segment against its recorded metadata."""
-
     tier: Tier
     partition: TopicPartition
     segment: RemoteLogSegmentMetadata
@@ -417,11 +388,9 @@ class _SegmentVerifier(NamedTuple):
     inflate_limit: int
     balance_key: BalanceDigestKey | None
 
-    def verify_segment(self, previous_last_offset: int) -> ProblemsAndLastOffset:
-        """Return two values: the segment's problems, and the last offset of its batches (-1 if it has none). If its log cannot be read, the
-        second value is the recorded end offset.
-
-        :param previous_last_offset: last offset of the batches before the segment.
+    def verify_segment(self, previous_last_offset: int) -> tuple[list[SegmentProblem], int]:
+        """Return the segment's problems, and the last offset of its batches (-1 if it has none; the recorded one if its log cannot be
+        read).
         """
         segment = self.segment
         paths, problems = download_intact_files(self.tier, self.partition, segment, self.scratch)
@@ -465,7 +434,7 @@ class _SegmentVerifier(NamedTuple):
 
 
 def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> ReasonOrEmpty:
-    """Return how a log differs from the recorded metadata that readers use without opening the log, or an empty string."""
+    """Compare a log with the recorded metadata that readers use without opening the log."""
     latest = summarize_timestamps_and_record_count(source.table).max_timestamp_ms
     if segment.size_bytes != source.size:
         return f"its metadata says {segment.size_bytes} bytes, it has {source.size}"
@@ -476,9 +445,7 @@ def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment)
 
 
 def _batch_digest_sum_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment, key: BalanceDigestKey | None) -> ReasonOrEmpty:
-    """Return how a log's batches differ from the number and digest sum recorded when it was written, or an empty string. It is also empty
-    if no key is given or no sum was recorded.
-    """
+    """Compare a log's batches with the number and digest sum recorded when it was written; no mismatch without a key or a recorded sum."""
     if key is None or segment.content is None:
         return ""
     held = batch_digest_sum_of_segment(source.buf, key)
@@ -486,8 +453,8 @@ def _batch_digest_sum_mismatch(segment: RemoteLogSegmentMetadata, source: Source
 
 
 def _uneven_round_balance_problems(state: PartitionState) -> Iterator[SegmentProblem]:
-    """Yield a problem for each recorded round whose balance (sums over its batches and records before and after) does not add up, and a
-    note if the digest sum of a live segment was not recorded.
+    """Yield a problem for each recorded round whose balance does not add up, and a note if the digest sum of a live segment was not
+    recorded.
     """
     for run in state.runs:
         if run.balance is not None and (problem := run.balance.imbalance_problem()):

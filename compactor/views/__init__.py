@@ -1,1 +1,1 @@
-"""Read-only answers to people's questions about a tier. Nothing in this folder writes."""
+"""Read-only answers to questions about a tier."""

@@ -1,7 +1,5 @@
-"""Checkpoint views: cleaner offsets by compactor epoch, who led when, who published what, which records were void; and
-Kafka's own checkpoint files.
-
-Everything here only reads. ``read_only_copy_of_tier`` enforces this, so that inspecting a tier in use cannot disturb it.
+"""Checkpoint views: cleaner offsets by compactor epoch, who led when, who published what, which records were void; Kafka's checkpoint
+files.
 """
 
 from __future__ import annotations
@@ -33,17 +31,16 @@ def read_only_copy_of_tier(tier: Tier) -> Tier:
 
 
 Document = dict[str, Any]
-"""A view as the fields of its JSON document."""
+"""Fields of a JSON document."""
 
 
 def partition_checkpoint_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
-    """Return the checkpoint of a partition (how far it is cleaned, and by which compactor) as the fields of its JSON document.
+    """Return the checkpoint of a partition: how far it is cleaned, and by which compactor.
 
     end_offset: inclusive; -1 for an empty partition.
     first_dirty_offset: first offset that is not clean.
     open_run: id of a round that was begun and not finished, or None.
-
-    :param log: the partition's control log, just refreshed by the caller.
+    :param log: just refreshed by the caller.
     """
     state = log.state
     return _partition_state_document(ports, log) | {
@@ -58,11 +55,10 @@ def partition_checkpoint_document(ports: EnvironmentPorts, log: PartitionLog) ->
 
 
 def compactor_epoch_history_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
-    """Return the compactor epochs (one process's period of leadership each) in the state of a partition, oldest first, as JSON fields.
+    """Return the compactor epochs in the state of a partition, oldest first.
 
     unowned: control records without effect whose writer was an import, or an epoch that is no longer in the state.
-
-    :param log: the partition's control log, just refreshed by the caller.
+    :param log: just refreshed by the caller.
     """
     state = log.state
     known = {entry.epoch for entry in state.epochs}
@@ -73,11 +69,6 @@ def compactor_epoch_history_document(ports: EnvironmentPorts, log: PartitionLog)
 
 
 def _partition_state_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
-    """Return the fields that both documents about a partition have.
-
-    These are its name, the last position (slot) of its control log, its cleaner offsets, its lease, and the control records that have no
-    effect (``fenced``).
-    """
     state = log.state
     return {
         "topic": state.topic,
@@ -91,28 +82,18 @@ def _partition_state_document(ports: EnvironmentPorts, log: PartitionLog) -> Doc
 
 
 def _fenced_control_record_document(entry: FencedAppend) -> Document:
-    """Return a control record without effect as the fields of a JSON document.
-
-    offset: the cleaner offset that the record stated, or None.
-    by: writer of the record.
-    """
     return entry.model_dump() | {"offset": _none_if_negative(entry.offset)}
 
 
 def _compactor_epoch_document(
     state: PartitionState, epoch: CompactorEpochAndEnding, next_epoch: CompactorEpochAndEnding | None
 ) -> Document:
-    """Return a compactor epoch (one process's period of leadership) as the fields of a JSON document.
-
-    ended: released, replaced or leading.
+    """ended: released, replaced or leading.
     granted: cleaner offset of this epoch among the present cleaner offsets, or None.
     cut_off: the epoch that replaced this one before it was released, or None. Records that this epoch wrote at or after the other one's
         ``slot`` have no effect.
     runs: rounds that this epoch published. ``announced_by`` names the compactor that began the round, which may be another one.
     undid: ids of runs that this epoch undid and whose outputs are not deleted yet.
-    fenced: control records of this epoch that have no effect.
-
-    :param next_epoch: the next epoch, or None if this is the latest.
     """
     cut_off = None
     if epoch.ended == "replaced" and next_epoch is not None:
@@ -134,7 +115,6 @@ def _compactor_epoch_document(
 
 
 def _compactor_epoch_round_document(run: RunHistoryEntry) -> Document:
-    """Return a round as a part of a compactor epoch's document. Offsets are None if the round ended before they were known."""
     return {
         "run_id": run.run_id,
         "status": run.status,
@@ -151,7 +131,6 @@ def _compactor_epoch_round_document(run: RunHistoryEntry) -> Document:
 
 
 def _none_if_negative(offset: int) -> int | None:
-    """Return an offset, or None in place of -1, which means "no offset" in stored values."""
     return offset if offset >= 0 else None
 
 
@@ -172,10 +151,7 @@ class KafkaCleanerOffset:
 
 @dataclass(frozen=True)
 class KafkaCheckpointFile:
-    """Parsed checkpoint file of a Kafka broker.
-
-    kind: Kafka's name of the file. It decides which of the two lists has entries; the other one is empty.
-    """
+    """Parsed checkpoint file of a Kafka broker. kind: Kafka's name of the file, which decides which of the two lists has entries."""
 
     path: str
     kind: str
@@ -185,10 +161,7 @@ class KafkaCheckpointFile:
 
 @dataclass(frozen=True)
 class CheckpointEntryChange:
-    """Difference between two checkpoint files in one entry.
-
-    what: the entry's partition or leader epoch. before, after: its offset in each file; None if that file has no such entry.
-    """
+    """Difference between two checkpoint files in one entry, a partition or leader epoch. None: that file has no such entry."""
 
     what: str
     before: int | None
@@ -221,9 +194,7 @@ def read_kafka_checkpoint_file(path: Path) -> KafkaCheckpointFile:
 
 
 def compare_kafka_checkpoint_files(before: KafkaCheckpointFile, after: KafkaCheckpointFile) -> tuple[CheckpointEntryChange, ...]:
-    """Return the entries whose offsets differ, or that only one of two checkpoint files has. Raises UsageError if the files are of
-    different kinds.
-    """
+    """Return the entries whose offsets differ, or that only one file has. Raises UsageError if the files are of different kinds."""
     if before.kind != after.kind:
         raise UsageError(f"{after.path} is a {after.kind}, {before.path} a {before.kind}", hint="Compare two of one kind")
     old, new = _offsets_by_entry_name(before), _offsets_by_entry_name(after)
@@ -233,7 +204,7 @@ def compare_kafka_checkpoint_files(before: KafkaCheckpointFile, after: KafkaChec
 
 def select_checkpoint_entries(file: KafkaCheckpointFile, names: Sequence[str]) -> KafkaCheckpointFile:
     """Return a cleaner-offset-checkpoint with the entries of these partitions or topics alone. Raises UsageError if one has no entry, or if
-    the file is a leader-epoch-checkpoint, which is about a single partition and does not name it.
+    the file is a leader-epoch-checkpoint.
     """
     if file.kind == LEADER_EPOCHS:
         raise UsageError(f"{file.path} is a {file.kind} of one partition", hint="Name the file alone")
@@ -246,7 +217,7 @@ def select_checkpoint_entries(file: KafkaCheckpointFile, names: Sequence[str]) -
 
 
 def checkpoint_file_of_partition(state: PartitionState, kind: str) -> KafkaCheckpointFile:
-    """Return what a checkpoint file of Kafka would hold about a partition of the tier, so that both can be compared.
+    """Return what a checkpoint file of Kafka would hold about a partition of the tier.
 
     :param kind: CLEANER_OFFSETS or LEADER_EPOCHS.
     """
@@ -257,7 +228,7 @@ def checkpoint_file_of_partition(state: PartitionState, kind: str) -> KafkaCheck
 
 
 def _offsets_by_entry_name(file: KafkaCheckpointFile) -> dict[str, int]:
-    """Return the offset of each entry of a checkpoint file, by name of the entry: ``leader epoch 3`` or ``orders-0``."""
+    """Names are such as ``leader epoch 3`` or ``orders-0``."""
     if file.kind == LEADER_EPOCHS:
         return {f"leader epoch {entry.epoch}": entry.start_offset for entry in file.leader_epochs}
     return {f"{entry.topic}-{entry.partition}": entry.offset for entry in file.offsets}

@@ -1,7 +1,7 @@
 """Differences between two points of a partition's history.
 
 A control log holds only recent records; older ones are folded into a snapshot. Run history reaches further back and has the cleaner
-offsets before and after each run, so that an old run can still be compared by its offsets.
+offsets before and after each run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PartitionHistoryPoint:
     """Moment in a partition's history: the state after one record of its control log.
 
     slot: position of that record.
-    at_ms: time of the record by its writer's clock, in milliseconds; None if the record was deleted.
+    at_ms: time of the record by its writer's clock; None if the record was deleted.
     state: None if only the cleaner offsets of that moment are still known.
     """
 
@@ -40,11 +40,7 @@ class PartitionHistoryPoint:
 
 @dataclass(frozen=True)
 class CleanerOffsetChange:
-    """Change of one compactor epoch's cleaner offset between two moments.
-
-    before: offset at the earlier moment; None if the epoch had no entry then.
-    after: offset at the later moment; None if the epoch has no entry then.
-    """
+    """Change of one compactor epoch's cleaner offset. None: the epoch has no entry at that moment."""
 
     leader_epoch: int
     before: int | None
@@ -53,7 +49,7 @@ class CleanerOffsetChange:
 
 @dataclass(frozen=True)
 class LiveSegmentChange:
-    """A live segment that was added or removed between two moments. change: ``added`` or ``removed``. end_offset: inclusive."""
+    """A live segment that was ``added`` or ``removed``. end_offset: inclusive."""
 
     change: str
     id: str
@@ -64,13 +60,10 @@ class LiveSegmentChange:
 
 @dataclass(frozen=True)
 class PartitionHistoryDifference:
-    """All differences of a partition between two moments of its history.
+    """Differences of a partition between two moments. All but the offsets are None if the control records of a moment were deleted.
 
-    segments: live segments added or removed.
-    leader: the leader as text at the earlier and at the later moment; an empty text if there was none.
+    leader: the leader at both moments; empty if there was none.
     fenced: number of control records without effect that were added.
-
-    ``segments``, ``leader`` and ``fenced`` are None if the control records of a moment were deleted, because its state is then unknown.
     """
 
     cleaner_offsets: tuple[CleanerOffsetChange, ...]
@@ -80,24 +73,22 @@ class PartitionHistoryDifference:
 
 
 class PartitionHistoryInControlLog:
-    """History of a partition as far back as its control log still has records. The log is read once, when the object is made."""
+    """History of a partition as far back as its control log has records. The log is read once, when the object is made."""
 
     def __init__(self, log: PartitionLog) -> None:
         self._base, self._steps = log.read_records_with_resulting_states()
 
     @property
     def latest_history_point(self) -> PartitionHistoryPoint:
-        """Return the latest moment of the recorded history, with its state."""
         return self._history_point_after_record_index(len(self._steps) - 1)
 
     @property
     def records(self) -> Sequence[ControlRecord[Any]]:
-        """Return the records that the control log still has, oldest first."""
+        """The records that the control log still has, oldest first."""
         return [record for record, _ in self._steps]
 
     def find_history_point(self, slot_time_or_run_id: str) -> PartitionHistoryPoint:
-        """Return a moment of the history: after a record of the control log, at a time, or after a run. Raises UsageError if it is not in
-        the history.
+        """Return the moment after a record, at a time, or after a run. Raises UsageError if it is not in the history.
 
         :param slot_time_or_run_id: position of the record (slot), time (milliseconds since 1970 or ISO 8601), or id of the run. A whole
             number from MILLISECONDS_FROM on is a time.
@@ -120,9 +111,8 @@ class PartitionHistoryInControlLog:
         return self._history_point_at_time(moment)
 
     def history_points_around_run(self, run_id: str) -> tuple[PartitionHistoryPoint, PartitionHistoryPoint] | None:
-        """Return the moments just before and after a run, or None if there is no run with this id.
-
-        A moment whose control records were deleted has only its cleaner offsets.
+        """Return the moments just before and after a run, or None if there is no such run. A moment whose control records were deleted has
+        only its cleaner offsets.
         """
         run = self.latest_history_point.state.find_run(run_id) if self.latest_history_point.state else None
         if run is None:
@@ -133,14 +123,14 @@ class PartitionHistoryInControlLog:
         return before, self._history_point_after_run(run)
 
     def _history_point_after_run(self, run: RunHistoryEntry) -> PartitionHistoryPoint:
-        """Return the moment after a run. It has only the cleaner offsets if the run's control record was deleted."""
+        """Return only the cleaner offsets if the run's control record was deleted."""
         slot = run.published_slot or run.slot
         if slot >= self._base.slot:
             return self._history_point_at_control_log_position(slot)
         return PartitionHistoryPoint(slot, None, run.vector if run.published_slot else run.vector_before, None)
 
     def _history_point_at_control_log_position(self, slot: int) -> PartitionHistoryPoint:
-        """Return the moment after the record at a log position. Raises UsageError if the control log no longer has that record."""
+        """Raises UsageError if the control log no longer has that record."""
         if not self._base.slot <= slot <= self._base.slot + len(self._steps):
             raise UsageError(
                 f"slot {slot} of {self._base.topic_partition} is not in its control log",
@@ -149,8 +139,8 @@ class PartitionHistoryInControlLog:
         return self._history_point_after_record_index(slot - self._base.slot - 1)
 
     def _history_point_at_time(self, at_ms: int) -> PartitionHistoryPoint:
-        """Return the moment after the last record that was written at or before ``at_ms``. Raises UsageError if the control log does not
-        reach back so far.
+        """Return the moment after the last record written at or before ``at_ms``. Raises UsageError if the control log does not reach back
+        so far.
         """
         found = [number for number, (record, _) in enumerate(self._steps) if record.at_ms <= at_ms]
         if not found and self._base.slot > 0:
@@ -162,10 +152,7 @@ class PartitionHistoryInControlLog:
         return self._history_point_after_record_index(found[-1] if found else -1)
 
     def _history_point_after_record_index(self, record_index: int) -> PartitionHistoryPoint:
-        """Return the moment after a record.
-
-        :param record_index: index among the records that the log still has; -1 for the moment before the first of them.
-        """
+        """:param record_index: index among the records that the log still has; -1 for the moment before the first of them."""
         if record_index < 0:
             return PartitionHistoryPoint(self._base.slot, None, self._base.vector, self._base)
         record, state = self._steps[record_index]
@@ -173,7 +160,7 @@ class PartitionHistoryInControlLog:
 
 
 def compare_history_points(before: PartitionHistoryPoint, after: PartitionHistoryPoint) -> PartitionHistoryDifference:
-    """Return the differences between an earlier and a later moment of a partition's history."""
+    """Return the differences between an earlier and a later moment."""
     old, new = before.state, after.state
     offsets = _cleaner_offset_changes(before.cleaner_offsets, after.cleaner_offsets)
     if old is None or new is None:
@@ -205,7 +192,7 @@ def _live_segment_changes(
 
 
 def _describe_leading_compactor(state: PartitionState) -> str:
-    """Return the compactor that leads the partition as text; empty if none does, or it has released the leadership."""
+    """Empty if no compactor leads, or the leadership is released."""
     leader = state.leader
     if leader is None or leader.released:
         return ""
@@ -213,7 +200,7 @@ def _describe_leading_compactor(state: PartitionState) -> str:
 
 
 def _parse_iso_time_ms(text: str) -> int | None:
-    """Return an ISO 8601 time in milliseconds since 1970, or None if the text is not one. Times without a zone are UTC."""
+    """Return None if the text is not an ISO 8601 time. Times without a zone are UTC."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

@@ -34,10 +34,10 @@ SegmentDocument = dict[str, Any]
 def list_segments(
     state: PartitionState, sidecar_bytes_by_segment_id: Mapping[str, int], rows_of_broker_only_segments: Sequence[SegmentDocument] = ()
 ) -> list[SegmentDocument]:
-    """Return a row for each live segment, and for each other segment that still has objects: replaced ones, half-deleted ones, and those
-    that an open round has uploaded.
+    """Return a row for each live segment, and for each other segment that still has objects: replaced, half-deleted, or uploaded by an open
+    round.
 
-    :param sidecar_bytes_by_segment_id: size in bytes of each stored sidecar (file with a segment's Bloom filter).
+    :param sidecar_bytes_by_segment_id: size in bytes of each stored sidecar.
     :param rows_of_broker_only_segments: further rows, for segments that are only in the brokers' metadata.
     """
     found = [_segment_row(segment, SegmentState.COPY_SEGMENT_FINISHED) for segment in state.live]
@@ -53,9 +53,8 @@ def list_segments(
 
 
 def rows_of_broker_segments_unused_by_readers(tier: Tier, state: PartitionState) -> list[SegmentDocument]:
-    """Return a row for each segment that is in the brokers' metadata and, according to ``state``, neither live, replaced nor being deleted.
-    Readers
-    do not use these: they are unfinished, half-deleted or superseded.
+    """Return the segments in the brokers' metadata that are neither live, replaced nor being deleted by ``state``: unfinished, half-deleted
+    or superseded ones.
     """
     shown = {segment.id for segment in state.live}
     shown.update(segment.id for group in state.waiting for segment in group.segments)
@@ -68,7 +67,6 @@ def rows_of_broker_segments_unused_by_readers(tier: Tier, state: PartitionState)
 
 
 def _segment_row(segment: RemoteLogSegmentMetadata, state: SegmentState, replaced_by: str | None = None) -> SegmentDocument:
-    """Return a segment's row in the list of segments. ``replaced_by``: id of the segment that replaced it; None if none did."""
     return {
         "id": segment.id,
         "state": state.value,
@@ -86,12 +84,12 @@ def _segment_row(segment: RemoteLogSegmentMetadata, state: SegmentState, replace
 def dump_segment(
     tier: Tier, partition: TopicPartition, segment_id: str, max_inflated_bytes: int, *, show_everything: bool = False
 ) -> SegmentDocument:
-    """Return the batches and records of one segment as a document.
+    """Return the batches and records of one segment.
 
     Keys and values are text if they are printable UTF-8, else ``base64:...``. They are cut after SHOWN_BYTES.
 
     :param segment_id: the id, or its first characters.
-    :param max_inflated_bytes: largest size of a decompressed batch, in bytes.
+    :param max_inflated_bytes: largest size of a decompressed batch.
     :param show_everything: cut nothing, and include headers.
     :raises UsageError: if no segment, or more than one, has an id that begins so.
     :raises BadData: if the segment is damaged, or a decompressed batch is larger than ``max_inflated_bytes``.
@@ -120,9 +118,6 @@ def dump_segment(
 def _batch_documents(
     source: SourceSegment, first_batch: int, end_batch: int, max_inflated_bytes: int, *, show_everything: bool
 ) -> list[SegmentDocument]:
-    """Return the batches with numbers from ``first_batch`` to ``end_batch``, exclusive, each with its records. The other parameters are
-    those of ``dump_segment``.
-    """
     found = []
     buffers = RecordRowBuffers()
     for chunk in source.read_chunks(first_batch, end_batch, np.ones(end_batch - first_batch, np.bool_), max_inflated_bytes, None):
@@ -138,12 +133,7 @@ def _batch_documents(
 def _batch_document(
     source: SourceSegment, chunk: BatchChunk, batch_number: int, rows: RecordRows, record_row_indexes: range, *, show_everything: bool
 ) -> SegmentDocument:
-    """Return one batch with its records as a document.
-
-    :param batch_number: number of the batch in the segment.
-    :param rows: parsed records of the chunk.
-    :param record_row_indexes: indexes in ``rows`` of the batch's records.
-    """
+    """:param record_row_indexes: indexes in ``rows`` of the batch's records."""
     table = source.table
     attributes = int(table.attributes[batch_number])
     control = int(table.control[batch_number])
@@ -182,7 +172,7 @@ def _batch_document(
 
 
 def _record_header_documents(chunk: BatchChunk, rows: RecordRows, row: int) -> Iterator[SegmentDocument]:
-    """Yield a record's headers, which ``parse_records`` has validated. Records of magic 0 and 1 have none."""
+    """Read headers that ``parse_records`` has validated. Records of magic 0 and 1 have none."""
     if int(rows.flags[row]) & LEGACY:
         return
     end = int(rows.end[row])
@@ -197,11 +187,7 @@ def _record_header_documents(chunk: BatchChunk, rows: RecordRows, row: int) -> I
 
 
 def _chunk_bytes_as_text_or_base64(chunk: BatchChunk, start: int, length: int, *, show_everything: bool) -> str | None:
-    """Return ``length`` bytes of a chunk as text if they are printable UTF-8, else as ``base64:...``; None if ``length`` is negative
-    (null).
-
-    Bytes after the first SHOWN_BYTES are left out, unless ``show_everything``.
-    """
+    """Return None if ``length`` is negative (null). Bytes after the first SHOWN_BYTES are left out, unless ``show_everything``."""
     if length < 0:
         return None
     shown = length if show_everything else min(length, SHOWN_BYTES)
@@ -216,7 +202,7 @@ def _chunk_bytes_as_text_or_base64(chunk: BatchChunk, start: int, length: int, *
     return "base64:" + base64.b64encode(data).decode() + cut
 
 
-# Search for records by key or offset in a partition's segments, newest first. Used by `explain` and erasure. Reads only.
+# Search for records, for `explain` and erasure.
 
 
 _OUTCOMES = {ABORT: "abort", COMMIT: "commit"}
@@ -227,7 +213,7 @@ class FoundRecord:
     """A record that a search has found.
 
     value_bytes: size of its value; -1 for a null value.
-    horizon_ms: delete horizon of its batch in milliseconds; None if not set yet.
+    horizon_ms: delete horizon of its batch; None if not set yet.
     outcome: outcome of its transaction (commit, abort or open); empty outside a transaction.
     control: abort, commit or control for a control record, else empty.
     """
@@ -244,22 +230,18 @@ class FoundRecord:
 
     @property
     def is_tombstone(self) -> bool:
-        """Return whether the record has a null value and is not a control record."""
         return self.value_bytes < 0 and not self.control
 
     @property
     def sets_value_of_key(self) -> bool:
-        """Return whether the record sets the value of its key: it has a key, is not a control record, and its transaction, if any, is
-        committed.
-        """
+        """True if it has a key, is not a control record, and its transaction, if any, is committed."""
         return not self.control and self.key is not None and self.outcome in ("", "commit")
 
 
 class RecordSearch:
     """Search for records in a partition's segments, from the log's end to its beginning.
 
-    The outcome of a transaction is known from its marker, a control record. If the search has not read the marker, the transaction counts
-    as open.
+    A transaction counts as open if the search has not read its marker.
 
     :param on_bytes: receives the size of each segment that was read.
     :param staging_purpose: word by which the staged files of this search are named.
@@ -297,9 +279,7 @@ class RecordSearch:
                 self._on_bytes(segment.size_bytes)
 
     def _transaction_outcome_by_batch_number(self, source: SourceSegment) -> dict[int, str]:
-        """Return the transaction outcome (commit, abort or open) of each transactional data batch, by number of the batch in the
-        segment.
-        """
+        """Return the outcome (commit, abort or open) of each transactional data batch."""
         table = source.table
         kinds = find_txn_outcomes_and_update_next_outcomes(table, self._known)
         data = np.flatnonzero((table.control == NOT_CONTROL) & table.transactional_flags)
@@ -313,10 +293,7 @@ class RecordSearch:
         keys: frozenset[bytes],
         offset: int,
     ) -> Iterator[FoundRecord]:
-        """Yield a segment's records with one of the keys and the record at ``offset``, in log order.
-
-        :param outcome_by_batch: transaction outcome by batch number.
-        """
+        """Yield in log order."""
         table = source.table
         wanted = table.control == NOT_CONTROL if keys else np.zeros(len(table), np.bool_)
         if segment.start_offset <= offset <= segment.end_offset:
@@ -335,7 +312,6 @@ class RecordSearch:
 
 
 def _flag_rows_with_keys(chunk: BatchChunk, rows: RecordRows, keys: frozenset[bytes]) -> Flags:
-    """Return a flag for each row of a chunk: whether its key is one of these."""
     matches = np.zeros(len(rows), np.bool_)
     for length in {len(key) for key in keys}:
         same = np.flatnonzero(rows.key_length == length)
@@ -358,11 +334,6 @@ def _found_record_of_row(
     batch_number: int,
     transaction_outcome: str,
 ) -> FoundRecord:
-    """Return the record in one row of a chunk.
-
-    :param batch_number: number of the row's batch in the segment.
-    :param transaction_outcome: outcome of the record's transaction; empty outside a transaction.
-    """
     table = source.table
     control = int(table.control[batch_number])
     start, length = int(rows.key_start[row_index]), int(rows.key_length[row_index])

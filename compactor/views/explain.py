@@ -51,19 +51,19 @@ from compactor.views.verdict import (
     with_recorded_time,
 )
 
-# Outlook on retention for `plan` and `explain`: which segments of a partition expire, in words and numbers. Decides nothing itself.
+# Outlook on retention, for `plan` and `explain`.
 
 
 @dataclass(frozen=True)
 class RetentionOutlook:
     """Segments of a partition that the next round will find expired, and when further ones expire.
 
-    segments, bytes: number and size of the segments that the next `run` removes first; 0 where brokers remove segments themselves.
+    segments, bytes: what the next `run` removes first; 0 where brokers remove segments themselves.
     log_start_offset: first offset of the log after this removal.
     reason: which retention limits were exceeded; empty if nothing expires now.
-    next_ms: when the next segment exceeds a limit, in milliseconds; None if that never happens or is not known.
+    next_ms: when the next segment exceeds a limit; None if that never happens or is not known.
     one_to_one: number of segments that a round would rewrite one to one, because brokers expire them soon.
-    text: the whole outlook in words; empty if retention does not apply.
+    text: the outlook in words; empty if retention does not apply.
     """
 
     segments: int
@@ -80,8 +80,7 @@ def retention_outlook(
 ) -> RetentionOutlook:
     """Return which segments of a partition expire now, and when the next one expires.
 
-    :param assessment: the segments that a round would cover now.
-    :param cleaner: the cleaner settings for the topic. On a broker-managed tier ``retention_ms`` is the topic's own.
+    :param cleaner: on a broker-managed tier ``retention_ms`` is the topic's own.
     :param now_ms: this machine's clock. If the store's clock is behind, segments expire later.
     """
     if not state.has_segments:
@@ -108,9 +107,6 @@ def retention_outlook(
 def _retention_outlook_under_brokers(
     state: PartitionStateOrSummary[S], assessment: RoundAssessment[S], cleaner: CleanerSettings, now_ms: int
 ) -> RetentionOutlook:
-    """Return when the brokers of a broker-managed tier expire the next segment, and how many segments a round therefore rewrites one to
-    one.
-    """
     if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return RetentionOutlook(0, 0, state.log_start)
     next_ms = min(NEVER_MS, state.live[0].max_timestamp_ms + cleaner.retention_ms)
@@ -127,13 +123,13 @@ OnRead = Callable[[int], None]
 RecordDocument = dict[str, Any]
 """Fields of a JSON object."""
 RemovedRecord = tuple[GroupAwaitingDeletion, FoundRecord]
-"""A removed record, after the group of replaced segments that still holds it."""
+"""The group of replaced segments that still holds a removed record, and the record."""
 
 
 @dataclass(frozen=True)
 class ExplanationFact:
-    """Finding that supports an explanation. kind: one word for scripts. text: a line for people. values: JSON fields with the data in that
-    line.
+    """Finding that supports an explanation. kind: one word for scripts. text: a line for people. values: JSON fields with the data in
+    it.
     """
 
     kind: str
@@ -153,8 +149,8 @@ class Explanation:
 
 
 def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Explanation:
-    """Explain why no round cleans a partition now, or that the next `run` will clean it. Raises StoreError, or BadControlRecord if its
-    control log is damaged.
+    """Explain why no round cleans a partition now, or that the next `run` will. Raises StoreError, or BadControlRecord if its control log
+    is damaged.
     """
     if not tier.kind.compacts:
         return _explain_partition_known_only_by_listing(tier, partition)
@@ -190,7 +186,6 @@ def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Exp
 
 
 def _block_facts(block: Block | None, summary: PartitionSummary) -> Iterator[ExplanationFact]:
-    """Yield a fact about what prevents all rounds: cause, since when, bytes that wait, next step."""
     if block is None:
         return
     block, held = with_recorded_time(block, summary), bytes_not_cleaned(summary)
@@ -201,14 +196,13 @@ def _block_facts(block: Block | None, summary: PartitionSummary) -> Iterator[Exp
 
 
 def _settings_fact(tier: Tier, topic: str, cleaner: CleanerSettings) -> ExplanationFact:
-    """Return a fact about the settings that Kafka has per topic, too: values, and where each comes from."""
+    """Kafka has these settings per topic, too."""
     values = {key: {"value": getattr(cleaner, key), "source": tier.source_of_topic_setting(topic, key)} for key in TOPIC_POLICY.values()}
     text = ", ".join(f"{key} {format_setting(key, one['value'])} from {one['source']}" for key, one in values.items())
     return ExplanationFact("settings", text.replace("from default", "by default"), {"settings": values})
 
 
 def _explain_partition_known_only_by_listing(tier: Tier, partition: TopicPartition) -> Explanation:
-    """Explain a partition of a listed tier, which is only read: no round ever cleans it."""
     state = tier.open_control_log_of_partition(partition).refresh()
     if not state.has_segments:
         return Explanation("It holds no segments yet.", ())
@@ -226,7 +220,7 @@ def _answer_why_not_cleaned(
     outlook: RetentionOutlook,
     now_ms: int,
 ) -> str:
-    """Return one sentence: the most important reason why no round cleans the partition now or, if the partition is due, why it is due."""
+    """Return the most important reason in one sentence."""
     led = lease is not None and lease.expires_ms >= now_ms
     if not state.has_segments:
         return "It holds no segments yet."
@@ -249,7 +243,6 @@ def _answer_why_not_cleaned(
 
 
 def _quarantine_advice(state: PartitionState) -> str:
-    """Return as text what helps with a quarantined partition: what was recorded with the failure, or the commands for damaged data."""
     failed = state.latest_quarantined_run
     if failed is not None and BLOCKED_BY_STAT in failed.stats:
         step = failed.stats.get(NEXT_STEP_STAT)
@@ -261,7 +254,6 @@ def _quarantine_advice(state: PartitionState) -> str:
 
 
 def _partition_status_facts(state: PartitionState, lease: LeaseInfo | None, now_ms: int) -> Iterator[ExplanationFact]:
-    """Yield facts about offsets, leadership, an open round and quarantine."""
     clean = " ".join(f"{entry.leader_epoch}:{entry.offset}" for entry in state.vector) or "none"
     dirty = f"dirty from {state.first_dirty_offset}" if state.first_dirty_offset <= state.end_offset else "nothing is dirty"
     yield ExplanationFact(
@@ -299,7 +291,6 @@ def _dirty_segment_facts(
     transaction: TransactionAtEnd | None,
     now_ms: int,
 ) -> Iterator[ExplanationFact]:
-    """Yield facts about dirty segments and about what delays their cleaning."""
     if not state.has_segments:
         return
     yield ExplanationFact(
@@ -340,10 +331,6 @@ def _dirty_segment_facts(
 
 
 def _retention_facts(state: PartitionState, outlook: RetentionOutlook, log_start: int) -> Iterator[ExplanationFact]:
-    """Yield facts about the log start, about which segments expire, and about an open round that keeps brokers from expiring segments.
-
-    :param log_start: first offset that readers may read.
-    """
     if log_start > state.start_offset:
         text = f"readers begin at offset {log_start}; the segment in which it lies stays until all of its records have expired"
         yield ExplanationFact("log_start", text, {"log_start_offset": log_start})
@@ -362,7 +349,6 @@ def _retention_facts(state: PartitionState, outlook: RetentionOutlook, log_start
 
 
 def _deletion_and_import_facts(state: PartitionState, tier: Tier, now_ms: int) -> Iterator[ExplanationFact]:
-    """Yield facts about replaced segments that wait for deletion and about imports that were not finished."""
     for group in state.waiting:
         size = sum(segment.size_bytes for segment in group.segments)
         keep = grace_period_ms(group, tier.retention)
@@ -379,9 +365,7 @@ def _deletion_and_import_facts(state: PartitionState, tier: Tier, now_ms: int) -
 
 
 def _latest_round_facts(history: PartitionHistoryInControlLog, state: PartitionState) -> Iterator[ExplanationFact]:
-    """Yield the reasons why the latest round rewrote or skipped each segment. If its plan is no longer in the control log, yield one fact
-    that says so.
-    """
+    """Yield why the latest round rewrote or skipped each segment, or that its plan is no longer in the control log."""
     plans = [record.body.plan for record in history.records if isinstance(record.body, PlanAnnounced)]
     plan = next(
         (plan for plan in reversed(plans) if (run := state.find_run(plan.run_id)) is not None and run.status != RunHistoryStatus.UNDONE),
@@ -409,7 +393,6 @@ def _latest_round_facts(history: PartitionHistoryInControlLog, state: PartitionS
 
 
 def _planned_segment_facts(plan: CompactionPlan) -> Iterator[ExplanationFact]:
-    """Yield a fact for each group of segments that the plan of a round rewrites as one, and for each segment that it skips."""
     read = {segment.id: segment.reason for segment in plan.read}
     for task in plan.tasks:
         why = "; ".join(dict.fromkeys(read.get(name, "dirty") for name in task.sources))
@@ -428,8 +411,8 @@ def _planned_segment_facts(plan: CompactionPlan) -> Iterator[ExplanationFact]:
 def explain_key(
     tier: Tier, partition: TopicPartition, key: bytes, now_ms: int, on_bytes: OnRead = lambda size: None, shown_key: str = ""
 ) -> Explanation:
-    """Explain which offsets hold a key and which record sets its value. Also list removed records of the key, as far as replaced segments
-    that are not deleted yet still hold them.
+    """Explain which offsets hold a key, which record sets its value, and which records of it were removed, as far as replaced segments
+    still hold them.
 
     Reads every live segment, and every replaced one that is not deleted yet.
 
@@ -438,7 +421,6 @@ def explain_key(
     """
 
     def explain_key_in_state(state: PartitionState) -> Explanation:
-        """Return where this state has records of the key, and why records of it were kept or removed."""
         all_found = list(RecordSearch(tier, partition, on_bytes).find_records_by_key_or_offset(state.live, key=key))
         log_start = tier.first_readable_offset(state)
         found = [record for record in all_found if record.offset >= log_start]
@@ -462,7 +444,6 @@ def explain_offset(tier: Tier, partition: TopicPartition, offset: int, now_ms: i
     """
 
     def explain_offset_in_state(state: PartitionState) -> Explanation:
-        """Explain the offset in this state of the partition."""
         log_start = tier.first_readable_offset(state)
         if state.has_segments and offset < log_start:
             held = "Its segment stays as long as it holds later records, or is the newest one"
@@ -492,10 +473,7 @@ def explain_offset(tier: Tier, partition: TopicPartition, offset: int, now_ms: i
 def _explain_present_state_with_retry(
     tier: Tier, partition: TopicPartition, explain_with: Callable[[PartitionState], Explanation]
 ) -> Explanation:
-    """Return the explanation that ``explain_with`` gives for the partition's present state.
-
-    If an object that it reads is deleted meanwhile, the explanation is computed again from the new state.
-    """
+    """Explain again from the new state if an object is deleted meanwhile."""
     log = tier.open_control_log_of_partition(partition)
     return retry_if_object_missing(partition, lambda: explain_with(log.refresh()))
 
@@ -503,10 +481,7 @@ def _explain_present_state_with_retry(
 def _explain_removed_offset(
     tier: Tier, state: PartitionState, later_segments: Sequence[RemoteLogSegmentMetadata], offset: int, on_bytes: OnRead
 ) -> Explanation:
-    """Explain what became of the record at an offset at which no live segment has a record any more.
-
-    :param later_segments: live segments in ascending order, from the one whose range contains the offset.
-    """
+    """:param later_segments: live segments in ascending order, from the one whose range contains the offset."""
     segment = later_segments[0]
     epoch = state.published_by.get(segment.id)
     if epoch is None:
@@ -544,13 +519,8 @@ def _explain_removed_offset(
 def _find_removed_records(
     tier: Tier, state: PartitionState, live_records: Iterable[FoundRecord], on_bytes: OnRead, *, key: bytes | None = None, offset: int = -1
 ) -> list[RemovedRecord]:
-    """Return the records of a key, or at an offset, that are in replaced segments but not in ``live_records``.
-
-    Each record comes with the group of replaced segments that holds it. A group is skipped if it is the output of an undone round, or if it
-    is deleted during the search.
-
-    :param key: the key, if an offset is not given.
-    :param offset: the offset, or -1 if a key is given.
+    """Return the records of a key, or at an offset, that are in replaced segments but not in ``live_records``. A group is skipped if it is
+    the output of an undone round, or if it is deleted during the search.
     """
     still = {record.offset for record in live_records}
     found = []
@@ -568,7 +538,7 @@ def _find_removed_records(
 
 
 def _removed_record_facts(removed_records: Iterable[RemovedRecord]) -> list[ExplanationFact]:
-    """Return a fact for each removed record, highest offset first, which names the run that removed it."""
+    """Return the facts by descending offset."""
     facts = {}
     for group, record in removed_records:
         text = f"{_describe_record(record)}: removed by run {group.run_id}"
@@ -586,10 +556,9 @@ KEYLESS_PROSPECTS: Final[Mapping[KeylessPolicy, str]] = {
 
 @dataclass(frozen=True)
 class _RecordExplainer:
-    """Source of the reasons why records are still in the log, and of when they will be removed.
+    """Why records are still in the log, and when they will be removed.
 
-    rounds: whether rounds ever clean this tier; False on a tier that is only read.
-    keyless_records: what the topic's setting does with records without a key.
+    rounds: whether rounds ever clean this tier.
     """
 
     state: PartitionState
@@ -598,10 +567,7 @@ class _RecordExplainer:
     keyless_records: KeylessPolicy
 
     def facts_about_records(self, records: Sequence[FoundRecord]) -> list[ExplanationFact]:
-        """Return a fact for each of one key's records: that it sets the key's value, or why it does not and is still there.
-
-        :param records: newest first, as is the result.
-        """
+        """:param records: of one key, newest first, as is the result."""
         facts = []
         latest: FoundRecord | None = None
         for record in records:
@@ -627,9 +593,6 @@ class _RecordExplainer:
         return facts
 
     def reason_value_is_ignored(self, record: FoundRecord) -> str:
-        """Return why a record does not set its key's value (it is a marker, aborted, undecided or keyless), and when a round will remove
-        it.
-        """
         if record.control:
             what, then = "a marker", "; a round removes it after its delete horizon, once no record of its transaction is left"
         elif record.outcome == "abort":
@@ -641,9 +604,7 @@ class _RecordExplainer:
         return what + then * self.rounds
 
     def tombstone_removal_text(self, record: FoundRecord) -> str:
-        """Return when a tombstone will be removed, as text. As in Kafka, the first round that reads it sets a delete horizon, and a round
-        after that time drops it.
-        """
+        """Like in Kafka, the first round that reads a tombstone sets a delete horizon, and a round after that time drops it."""
         if not self.rounds:
             return "a tombstone, which no round removes here"
         if record.horizon_ms is not None:
@@ -658,7 +619,6 @@ class _RecordExplainer:
         return f"a tombstone without a delete horizon: {why}; the next round that reads it sets one"
 
     def reason_record_is_not_removed(self, record: FoundRecord, latest: FoundRecord) -> str:
-        """Return the reason why a superseded record is still there. ``latest``: the record that supersedes it."""
         if not self.rounds:
             return "and no round removes it here"
         if latest.offset >= self.state.first_dirty_offset:
@@ -666,10 +626,7 @@ class _RecordExplainer:
         return f"and not removed yet because its segment {record.segment.id} was not rewritten since"
 
     def answer_about_offset(self, record: FoundRecord, later_records: Sequence[FoundRecord]) -> str:
-        """Return a sentence about the record at an offset: whether it sets its key's value, or a later record supersedes it.
-
-        :param later_records: records with its key, from this offset on, newest first.
-        """
+        """:param later_records: records with its key, from this offset on, newest first."""
         what = "O" + _describe_record(record).removeprefix("o")
         if not record.sets_value_of_key:
             return f"{what}: {self.reason_value_is_ignored(record)}."
@@ -681,17 +638,14 @@ class _RecordExplainer:
 
 
 def _reason_code_of_ignored_record(record: FoundRecord) -> str:
-    """Return for scripts the reason why a record does not set its key's value: marker, aborted, undecided or keyless."""
     if record.control:
         return "marker"
     return {"abort": "aborted", "open": "undecided"}.get(record.outcome, "keyless")
 
 
 def _answer_about_key(key: str, records: Sequence[FoundRecord], facts: Sequence[ExplanationFact]) -> str:
-    """Return one sentence: the key's value and its offset, or that the key has none.
-
-    :param records: present records of the key, newest first.
-    :param facts: all facts about the key. Facts without any present record mean that the key's records were removed.
+    """:param records: present records of the key, newest first.
+    :param facts: without any present record they mean that the key's records were removed.
     """
     latest = next((record for record in records if record.sets_value_of_key), None)
     if latest is not None:
@@ -707,7 +661,6 @@ def _answer_about_key(key: str, records: Sequence[FoundRecord], facts: Sequence[
 
 
 def _describe_record(record: FoundRecord) -> str:
-    """Return a record as one phrase: offset, key, size and time."""
     if record.control:
         return f"offset {record.offset}, {record.control} marker of producer {record.producer_id}"
     value = "tombstone" if record.value_bytes < 0 else f"{record.value_bytes} bytes"
@@ -716,7 +669,6 @@ def _describe_record(record: FoundRecord) -> str:
 
 
 def _record_document(record: FoundRecord) -> RecordDocument:
-    """Return a record's offset, time, size and state as JSON fields, without its key and value."""
     return {
         "offset": record.offset,
         "timestamp": record.timestamp,
@@ -729,7 +681,6 @@ def _record_document(record: FoundRecord) -> RecordDocument:
 
 
 def _format_key(key: bytes) -> str:
-    """Return a key as quoted text if it is printable UTF-8, else as ``base64:...``."""
     try:
         text = key.decode()
         if text.isprintable():

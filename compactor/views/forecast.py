@@ -54,7 +54,7 @@ from compactor.views.verdict import (
     with_recorded_time,
 )
 
-# Price tables of object stores, each with its date. Traffic inside a region is free and not counted.
+# Prices. Traffic inside a region is free and not counted.
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,6 @@ class PriceTable(StorePrices):
     """Prices of requests and storage in one object store, in USD, with their date. Its ``str`` is one line for people."""
 
     def document(self) -> dict[str, Any]:
-        """Return the table for JSON output."""
         return asdict(self)
 
     @override
@@ -75,7 +74,7 @@ NO_PRICES = PriceTable(**asdict(DIRECTORY.prices))
 
 
 def price_table_of_tier(tier_url: str, price_file: Path | None = None) -> PriceTable:
-    """Return the price table of a tier: from ``price_file`` (TOML with the fields of PriceTable), or that of its kind of store.
+    """Return the price table in ``price_file`` (TOML with the fields of PriceTable), or that of the tier's kind of store.
 
     :raises UsageError: if the file cannot be read or a field is missing, unknown or invalid.
     """
@@ -104,7 +103,7 @@ SavedBytesAndReason = tuple[int | None, str]
 
 
 class SegmentActionForecast(NamedTuple):
-    """Expected action of a round on one segment, and the reason (``why``). end_offset: inclusive.
+    """Expected action of a round on one segment, and the reason. end_offset: inclusive.
 
     action: expire, rewrite, skip, or filter (skipped if the segment's Bloom filter shows that it holds none of the dirty keys).
     """
@@ -121,24 +120,23 @@ class SegmentActionForecast(NamedTuple):
 class RoundForecast:
     """Expected work, cost and saving of a round on one partition. Sizes are in bytes; bytes_to_write and map_keys are upper bounds.
 
-    future_timestamps: a sentence about segments whose times are more than a day ahead; empty if there are none.
     due: whether `run` has something to do, even if only retention deletes something.
-    retention: what retention does to the partition, in words; empty if it does not apply.
-    segments_expired, bytes_expired: segments that retention deletes first; they are not counted in bytes_to_read and bytes_to_write.
+    retention: what retention does to the partition; empty if it does not apply.
+    segments_expired, bytes_expired: what retention deletes first; not counted in bytes_to_read and bytes_to_write.
     one_to_one: number of segments that are rewritten one to one, because brokers expire them soon.
-    min_cleanable_dirty_ratio: the ratio above which a round is due. If it was chosen automatically, the two fields that follow say why, and
-        how much it saves in comparison with Kafka's default.
-    skip: number of segments that the round is expected to skip. It includes the expected share of the segments in ``asked``.
-    asked: number of segments that are skipped or not depending on their Bloom filters. The expected share is that of earlier rounds.
+    min_cleanable_dirty_ratio: the ratio above which a round is due. If it was chosen automatically, the next two fields say why, and how
+        much it saves in comparison with Kafka's default.
+    skip: number of segments that the round is expected to skip, including the expected share of ``asked``.
+    asked: number of segments whose Bloom filters decide. The expected share is that of earlier rounds.
     cost_usd: price of the requests; 0 for a directory.
     stored_usd_month: monthly price of all live and replaced segments.
     expected_saving_bytes: by how much the store will shrink once the replaced objects are deleted; None if unknown.
-    expected_saving_why: what that number is based on, or why it is unknown.
     expected_saving_error_bytes: half width of the 95 % confidence interval if the number is from a sample; else None.
-    keyless_records, keyless_share: records without a key in the dirty range, and their share of its records from 0 to 1: as the round that
-        was refused for them has counted, or in the sample that was read. None if unknown, which they are before the first round or sample.
+    keyless_records, keyless_share: records without a key in the dirty range, and their share from 0 to 1; None before the first round or
+        sample.
     keyless_policy: what a round does with them: refuse, drop or keep.
-    verdict: whether the partition is clean, due, waiting, blocked or paused. If it is blocked, no round does what is forecast.
+    future_timestamps: a sentence about segments whose times are more than a day ahead; empty if there are none.
+    verdict: if it is blocked, no round does what is forecast.
     listed: computes ``segments``.
     """
 
@@ -183,14 +181,11 @@ class RoundForecast:
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Return the partition, including the incarnation of its topic."""
         return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
     @property
     def segments(self) -> Sequence[SegmentActionForecast]:
-        """Return the expected action on each live segment. If no round is due, the list is not computed before this call, because it may be
-        very long.
-        """
+        """The expected action on each live segment. If no round is due, the list, which may be very long, is computed here."""
         return self.listed()
 
     def with_keyless_records(self, keyless: KeylessRecords) -> RoundForecast:
@@ -213,7 +208,6 @@ class RoundForecast:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return the forecast for JSON output."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)[:-2]} | {"verdict": self.verdict.document()}
         return values | {"segments": [segment._asdict() for segment in self.segments]}
 
@@ -222,9 +216,9 @@ class RoundForecast:
 class RoundCircumstances:
     """Circumstances besides a partition's stored state that decide whether a round can run.
 
-    block: why brokers or the topic's settings rule out rounds; None if they do not.
+    block: why brokers or the topic's settings rule out rounds.
     paused: who paused rounds; empty if nobody did.
-    transaction: the oldest transaction that is open at the end of the tier; None if none is.
+    transaction: the oldest transaction that is open at the end of the tier.
     """
 
     block: Block | None = None
@@ -237,10 +231,10 @@ NO_CIRCUMSTANCES = RoundCircumstances()
 
 @dataclass(frozen=True)
 class SegmentSkipEvidence:
-    """Facts from sidecars (files with a segment's Bloom filter and counts) by which a forecast expects segments to be skipped.
+    """Facts by which a forecast expects segments to be skipped.
 
     heads: header of each sidecar, by segment id.
-    record: statistics of earlier rounds: for how many segments a Bloom filter was read, and how many of them it allowed to skip.
+    record: how many Bloom filters earlier rounds read, and how many segments these allowed to skip.
     """
 
     heads: Mapping[str, SidecarHead]
@@ -248,10 +242,7 @@ class SegmentSkipEvidence:
 
 
 def read_segment_skip_evidence(tier: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SegmentSkipEvidence | None:
-    """Read the headers of the sidecars by which a due round would skip segments, and how often Bloom filters allowed earlier rounds to do
-    so.
-
-    Return None if no round is due, or the round would use no sidecar.
+    """Return None if no round is due, or the round would use no sidecar.
 
     :param force: as for `run --force`: a round is due if anything is dirty.
     :raises StoreError: if the sidecars cannot be read.
@@ -271,9 +262,9 @@ def read_segment_skip_evidence(tier: Tier, summary: PartitionSummary, now_ms: in
 
 def forecast_next_round(tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False) -> RoundForecast:
     """Return what the next round over a partition would do. Reads its control log and sidecars, and asks the store whether deleting frees
-    space there.
+    space.
 
-    :param force: whether the round runs although the dirty ratio is below its limit.
+    :param force: as for `run --force`: a round is due if anything is dirty.
     """
     summary = summarize_state(tier.open_control_log_of_partition(partition).refresh())
     known = read_segment_skip_evidence(tier, summary, now_ms, force=force)
@@ -295,9 +286,8 @@ def forecast_round_from_summary(
 
     :param deletion_frees_space: whether deleting objects frees space in the store; None if unknown.
     :param force: as for `run --force`: a round is due if anything is dirty.
-    :param sidecar_evidence: facts from sidecars; None to use no sidecar.
-    :param prices: prices of the store; None for those of the tier's kind of store.
-    :param circumstances: what, besides the stored state, decides whether a round can run.
+    :param sidecar_evidence: None to use no sidecar.
+    :param prices: None for those of the tier's kind of store.
     """
     prices = prices or price_table_of_tier(tier.settings.tier_url)
     cleaner, open_run = tier.cleaner_settings_for_topic(summary.topic), summary.open_run
@@ -374,7 +364,7 @@ def forecast_round_from_summary(
 
 
 def _with_log_start_raised(summary: PartitionSummary, outlook: RetentionOutlook) -> PartitionSummary:
-    """Return the summary as it is once `run` has raised the log start, which it does first unless it has to finish a round."""
+    """`run` raises the log start first, unless it has to finish a round."""
     start = outlook.log_start_offset
     return summary.model_copy(update={"log_start_offset": start, "first_dirty_offset": max(summary.first_dirty_offset, start)})
 
@@ -382,7 +372,7 @@ def _with_log_start_raised(summary: PartitionSummary, outlook: RetentionOutlook)
 def _with_known_keyless_records(
     forecast: RoundForecast, summary: PartitionSummary, cleaner: CleanerSettings, found: RoundAssessment[SegmentSummary]
 ) -> RoundForecast:
-    """Return the forecast with the records without a key for which an earlier round was refused, if they are still in the dirty range."""
+    """Add the records without a key for which an earlier round was refused, if they are still in the dirty range."""
     keyless = known_refused_keyless_records(summary, cleaner, found.end) if found.due else None
     return forecast.with_keyless_records(keyless) if keyless else forecast
 
@@ -396,7 +386,6 @@ def _verdict(
     bootstrap_servers: str,
     now_ms: int,
 ) -> PartitionVerdict:
-    """Return the verdict on the partition that a forecast is about. ``is_due``: whether `run` has something to do, and why."""
     block, transaction = circumstances.block, circumstances.transaction
     return partition_verdict(
         due=is_due[0],
@@ -428,9 +417,7 @@ def _segment_forecasts(
     cleaner: CleanerSettings,
     now_ms: int,
 ) -> list[SegmentActionForecast]:
-    """Return the expected action on each live segment, and its reason.
-
-    :param outlook: the segments that retention removes first.
+    """:param outlook: the segments that retention removes first.
     :param key_count: expected number of keys in the dirty segments.
     """
     dirty, clean = {segment.id for segment in assessment.dirty}, {segment.id for segment in assessment.clean}
@@ -438,12 +425,10 @@ def _segment_forecasts(
     alone = {segment.id for segment in assessment.covered_segments[: outlook.one_to_one]}
 
     def expected_action(segment: SegmentSummary) -> ActionAndReason:
-        """Return the expected action on a segment and the reason. The reason says so if the segment is rewritten alone, not in a group."""
         action, why = expected_action_apart_from_grouping(segment)
         return action, f"{why}; alone, because brokers expire it soon" if action != "skip" and segment.id in alone else why
 
     def expected_action_apart_from_grouping(segment: SegmentSummary) -> ActionAndReason:
-        """Return the expected action on a segment and the reason, whether or not the segment is rewritten alone."""
         if segment.id in gone:
             return "expire", outlook.reason
         if segment.end_offset < summary.log_start:
@@ -475,7 +460,6 @@ def _segment_forecasts(
 
 
 def _expected_peak_disk_bytes(cleaner: CleanerSettings, peak_bytes_without_budget: int) -> int:
-    """Return the expected peak use of local disk in bytes: ``peak_bytes_without_budget``, or the disk budget if that is less."""
     return (
         min(peak_bytes_without_budget, cleaner.disk_budget_bytes)
         if isinstance(cleaner.disk_budget_bytes, int)
@@ -484,7 +468,7 @@ def _expected_peak_disk_bytes(cleaner: CleanerSettings, peak_bytes_without_budge
 
 
 def _count_tombstones_from_sidecars(segments: Sequence[SegmentActionForecast], heads: Mapping[str, SidecarHead]) -> int | None:
-    """Return the number of tombstones in these segments, as their sidecars count them; None if a segment has no sidecar in ``heads``."""
+    """Return None if a segment has no sidecar in ``heads``."""
     known = [head.sidecar.due.tombstones for s in segments if (head := heads.get(s.id)) is not None and head.sidecar is not None]
     return sum(known) if len(known) == len(segments) else None
 
@@ -492,9 +476,7 @@ def _count_tombstones_from_sidecars(segments: Sequence[SegmentActionForecast], h
 def _expected_saving_and_reason(
     summary: PartitionSummary, bytes_to_write: int, dirty_bytes: int, deletion_frees_space: bool | None, tombstone_count: int | None
 ) -> SavedBytesAndReason:
-    """Return by how many bytes the store will shrink, and what the number is based on. If it is unknown, return None and the reason why.
-
-    :param bytes_to_write: most bytes that the round will write; the saving cannot be larger.
+    """:param bytes_to_write: most bytes that the round will write; the saving cannot be larger.
     :param tombstone_count: tombstones that the round may remove if nothing is dirty; None if unknown.
     """
     if not bytes_to_write:

@@ -1,9 +1,8 @@
 """Overview of all partitions: summaries from local state if they are recent enough, else from the tier.
 
-The catalog has change hints. A hint can be lost when a process dies between its publication and the hint. Therefore each partition's log is
-also checked once per ``MAX_AGE_MS``, and at every call while a compactor or an import is at work: two requests if nothing is new. Commands
-for people also check that the log still has the last record that local state knows (``check_for_restored_logs``), because a
-log may have been restored from a backup.
+The catalog has change hints. A hint can be lost when a process dies after its publication. Therefore each log is also checked once per
+``MAX_AGE_MS``, and at every call while a compactor or an import is at work: two requests if nothing is new. Commands for people also
+check that the log still has the last known record (``check_for_restored_logs``): a log may have been restored from a backup.
 """
 
 from __future__ import annotations
@@ -20,29 +19,23 @@ from compactor.errors import CompactorError, UsageError
 from compactor.local.cache import ControlLogReadProgress
 from compactor.model.ids import RunHistoryStatus, TopicPartition
 
-# Run history: the rounds that control logs remember, and search for one round among the partitions. Reads only.
-
-
-StateAndRunId = tuple[PartitionState, str]
-"""State of the partition that a run cleaned, and the complete id of the run."""
+# Run history.
 
 
 def run_history_entry_document(state: PartitionState, run: RunHistoryEntry) -> dict[str, object]:
-    """Return a round of a partition's history as the fields of its JSON document. What is not known is None.
+    """Return a round of a partition's history as JSON fields. What is not known is None.
 
     status: one of
 
     - running: not finished; `runs` shows it as interrupted until another process continues it;
     - published: published, but its end was not recorded;
-    - cleaned: finished by the process that began it;
-    - resumed: finished by another process;
+    - cleaned, resumed: finished by the process that began it, or by another one;
     - undone: abandoned before it was published;
     - reverted: undone by `undo`;
     - reverted_in_part: ``reason`` says what could not be undone;
     - restored: it undid another round;
     - repaired: it replaced damaged segments one to one;
     - quarantined: it failed on corrupt data.
-
     undoable: whether `undo` would accept it.
     balance: batches and records that the round read, removed and wrote.
     content: number and digest sum of the batches that readers had after the round.
@@ -76,9 +69,8 @@ def run_history_entry_document(state: PartitionState, run: RunHistoryEntry) -> d
 
 def find_partition_state_and_full_run_id(
     tier: Tier, run_id: str, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
-) -> StateAndRunId | None:
-    """Search the partitions' run histories for a run. Return the state of the partition that has it, and the run's complete id; None if
-    none has.
+) -> tuple[PartitionState, str] | None:
+    """Return the state of the partition that remembers a run, and the run's complete id; None if none does.
 
     :param run_id: the id, or its first characters.
     :param on_partition: called after each partition.
@@ -101,9 +93,8 @@ def find_partition_state_and_full_run_id(
 
 
 def reason_run_cannot_be_undone(state: PartitionState, run_id: str) -> RuleViolationOrEmpty:
-    """Return the reason why `undo` would refuse this run now, or an empty string.
-
-    For information only: when the run is undone, the rules in ``control.ordering`` decide again.
+    """Return the reason why `undo` would refuse this run now, or an empty string. For information: the rules in ``control.ordering`` decide
+    again.
     """
     if state.intent:
         return f"run {state.intent.plan.run_id} is open"
@@ -131,7 +122,7 @@ CachedSummary = tuple[ControlLogReadProgress, PartitionSummary]
 
 @dataclass(frozen=True)
 class PartitionSummaryOrError:
-    """Summary of a partition, or the error that prevented reading it. Exactly one of ``summary`` and ``error`` is set."""
+    """Summary of a partition, or the error that prevented reading it. Exactly one of both is set."""
 
     partition: TopicPartition
     summary: PartitionSummary | None = None
@@ -146,12 +137,11 @@ def read_partition_summaries_or_errors(
     check_for_restored_logs: bool = False,
     on_partition: OnPartition = lambda: None,
 ) -> list[PartitionSummaryOrError]:
-    """Return for each partition, in the given order, a summary of its control log or the error that prevented reading it.
+    """Return each partition's summary or error, in the given order. Raises StoreError only if the catalog cannot be read.
 
-    Raises StoreError only if the catalog (the log of the whole tier) cannot be read.
-
-    :param max_age_ms: largest age in milliseconds of a summary from local state; with 0 every partition's log is read.
-    :param check_for_restored_logs: check each summary from local state with one request, in case its log was restored to an earlier point.
+    :param max_age_ms: largest age of a summary from local state; with 0 every partition's log is read.
+    :param check_for_restored_logs: check each summary from local state with one request, in case its log was restored to an earlier
+        point.
     :param on_partition: called after each partition.
     """
     hints = tier.identity.read_catalog().partitions
@@ -196,14 +186,11 @@ def read_partition_summaries_or_errors(
 def is_cached_summary_fresh(
     progress: ControlLogReadProgress, summary: PartitionSummary, latest_catalog_record_number: int, now_ms: int, max_age_ms: int
 ) -> bool:
-    """Return whether a summary from local state is still valid.
+    """Return whether a summary from local state is still valid: never while an import or a round is open, because the next control record
+    may then come without a change hint.
 
-    It is not valid while an import or a round is open. The next control record may then come without a change hint (a note in the catalog
-    that the partition's log has grown), so that the log itself must be read.
-
-    :param progress: how far the control log was read, and when.
     :param latest_catalog_record_number: number of the latest catalog record about the partition.
-    :param max_age_ms: age in milliseconds from which the summary is no longer valid.
+    :param max_age_ms: age from which the summary is no longer valid.
     """
     led = summary.leader is not None and not summary.leader.released
     at_work = led or summary.open_run or summary.imports
@@ -211,9 +198,7 @@ def is_cached_summary_fresh(
 
 
 def _control_log_still_has_last_read_record(tier: Tier, partition: TopicPartition, progress: ControlLogReadProgress) -> bool:
-    """Return whether the control log still has the last record that local state includes. If the store fails, return False, so that the
-    caller reads the log.
-    """
+    """If the store fails, return False, so that the caller reads the log."""
     try:
         return bool(open_control_log_of_partition(tier.ports, partition).contains_state(progress.slot, progress.mark))
     except CompactorError:
@@ -228,10 +213,7 @@ def _read_summary_or_reuse_cached_one(
     confirmed_progress: dict[TopicPartition, ControlLogReadProgress],
     now_ms: int,
 ) -> PartitionSummaryOrError:
-    """Return a partition's summary from the tier, or the error that prevented it.
-
-    :param latest_catalog_record_number: number of the latest catalog record about the partition.
-    :param cached: the summary in local state, or None. It is returned if the control log has no newer record.
+    """:param cached: returned if the control log has no newer record.
     :param confirmed_progress: receives an entry with the time of this check if ``cached`` is returned.
     """
     try:

@@ -34,8 +34,6 @@ TRANSACTION_TIMEOUT_MS = 900_000
 class VerdictKind(StrEnum):
     """Kinds of verdicts.
 
-    CLEAN: no round has anything to do.
-    DUE: the next `run` does something.
     WAITING: what is dirty may not be cleaned yet, and this ends by itself (a lag, a rate limit, an open transaction).
     BLOCKED: no round can clean it until a person acts.
     PAUSED: a person has paused its rounds.
@@ -52,7 +50,7 @@ class VerdictKind(StrEnum):
 class Block:
     """Reason why no round can clean a partition.
 
-    since_ms: when it was first noticed, in milliseconds; 0 if unknown.
+    since_ms: when it was first noticed; 0 if unknown.
     next_step: what a person does about it; empty if ``reason`` says all.
     """
 
@@ -66,10 +64,9 @@ class Block:
 class PartitionVerdict:
     """Verdict on a partition at one moment.
 
-    reason: why, in words.
-    until_ms: for a waiting partition, when the wait ends at the latest, in milliseconds; 0 if unknown.
+    until_ms: for a waiting partition, when the wait ends at the latest; 0 if unknown.
     waiting_bytes: bytes of segments that hold dirty offsets, whether or not a round may clean them now.
-    cause, since_ms, next_step: of a blocked partition, as in ``Block``; otherwise empty.
+    cause, since_ms, next_step: as in ``Block``; empty unless blocked.
     """
 
     kind: VerdictKind
@@ -82,7 +79,6 @@ class PartitionVerdict:
 
     @property
     def is_blocked(self) -> bool:
-        """Return whether no round can clean the partition until a person acts."""
         return self.kind is VerdictKind.BLOCKED
 
     def document(self) -> dict[str, Any]:
@@ -103,9 +99,8 @@ def partition_verdict(
 ) -> PartitionVerdict:
     """Return the verdict on a partition.
 
-    :param due: whether a round has something to do.
-    :param reason: why a round is due, or why not.
-    :param blocks: what prevents rounds, the most important first; None for nothing.
+    :param due: whether a round has something to do, and ``reason``: why, or why not.
+    :param blocks: what prevents rounds, the most important first.
     :param paused: who paused rounds; empty if nobody did.
     :param held_until_ms: when the last of the dirty segments may be cleaned; 0 if nothing holds them, NEVER_MS if the time is unknown.
     :param postponed: why the latest round was not begun although nothing is wrong; empty if it was.
@@ -141,13 +136,13 @@ class TransactionAtEnd:
 
     @property
     def expected_end_ms(self) -> int:
-        """Return when its coordinator has ended it at the latest, in milliseconds; NEVER_MS if unknown."""
+        """Time by which its coordinator has ended it; NEVER_MS if unknown."""
         return self.timestamp_ms + TRANSACTION_TIMEOUT_MS if self.timestamp_ms >= 0 else NEVER_MS
 
 
 def read_open_transaction(tier: Tier, state: PartitionState) -> TransactionAtEnd | None:
-    """Return the oldest transaction that is open at the end of the tier; None if none is. Reads the newest segment's producer snapshot if
-    there is one; a snapshot that cannot be read leaves the producer unknown.
+    """Return the oldest transaction that is open at the end of the tier, by the newest segment's producer snapshot; None if none is. If the
+    snapshot cannot be read, the producer is unknown.
     """
     newest = state.live[-1] if state.has_segments else None
     if newest is None or newest.open_txn_offset < 0:
@@ -170,13 +165,13 @@ def read_open_transaction(tier: Tier, state: PartitionState) -> TransactionAtEnd
 
 
 def is_beyond_now(timestamp_ms: int, now_ms: int) -> bool:
-    """Return whether a record's time is more than a day after now: it was written in another unit, or by a clock that is wrong."""
+    """Return whether a record's time is more than a day ahead: in another unit, or by a clock that is wrong."""
     return timestamp_ms > now_ms + DAY_MS
 
 
 def is_transaction_hanging(transaction: TransactionAtEnd, live: Iterable[SegmentMetadataOrSummary], now_ms: int) -> bool:
-    """Return whether an open transaction can no longer end by itself: the tier has records that are later than the time at which its
-    coordinator would have ended it. The time of this machine does not count: with daily imports, the marker may be on its way.
+    """Return whether an open transaction can no longer end by itself: the tier has records later than the time at which its coordinator
+    would have ended it. The time of this machine does not count: with daily imports, the marker may be on its way.
 
     :param live: the live segments. Times beyond now say nothing about how far the tier reaches.
     """
@@ -194,9 +189,8 @@ def stored_block(
 ) -> Block | None:
     """Return what prevents rounds according to the partition's stored state and this program's settings; None for nothing.
 
-    :param found: the assessment of the next round.
     :param transaction: the oldest open transaction, if any.
-    :param bootstrap_servers: the brokers' addresses, for the command that ends a transaction; empty if unknown.
+    :param bootstrap_servers: for the command that ends a transaction; empty if unknown.
     """
     why, cause = summary.quarantine, quarantine_cause(summary)
     # What brokers say is asked at each poll, so that a corrected setting counts at once. A block by rights or budgets may have ended
@@ -245,8 +239,8 @@ def held_until_ms(
     transaction: TransactionAtEnd | None,
     now_ms: int,
 ) -> int:
-    """Return when the last dirty segment that a round may not clean yet may be cleaned at the latest, in milliseconds; 0 if there is no
-    such segment, NEVER_MS if the time is unknown: a transaction has ended by then, but its marker may not have arrived.
+    """Return when the last dirty segment that a round may not clean yet may be cleaned at the latest; 0 if there is none, NEVER_MS if the
+    time is unknown: a transaction has ended by then, but its marker may not have arrived.
     """
     if not _is_held(summary, found):
         return 0
@@ -259,13 +253,13 @@ def held_until_ms(
 
 
 def bytes_not_cleaned(summary: PartitionSummary) -> int:
-    """Return the size of the segments that hold offsets from the first dirty one on, whether or not a round may clean them now."""
+    """Return the bytes of segments that hold dirty offsets, whether or not a round may clean them now."""
     ours = summary.live[:-1] if summary.mirrored else summary.live
     return sum(segment.size_bytes for segment in ours if segment.end_offset >= summary.first_dirty_offset)
 
 
 def _disk_budget_block(summary: PartitionSummary, found: RoundAssessment[SegmentSummary], cleaner: CleanerSettings) -> Block | None:
-    """Return a block if ``disk_budget_bytes`` is less than one segment of the due round needs. A Spark round has budgets of its own."""
+    """A Spark round has budgets of its own."""
     budget = cleaner.disk_budget_bytes
     if not isinstance(budget, int) or cleaner.map_engine == "spark":
         return None
@@ -279,7 +273,6 @@ def _disk_budget_block(summary: PartitionSummary, found: RoundAssessment[Segment
 
 
 def _hanging_transaction_block(summary: PartitionSummary, transaction: TransactionAtEnd, now_ms: int, bootstrap_servers: str) -> Block:
-    """Return the block by a transaction that cannot end by itself, with its producer and the command that ends it."""
     who = f"producer {transaction.producer_id}, epoch {transaction.epoch}"
     age = format_duration(max(0, now_ms - transaction.timestamp_ms))
     reason = (
@@ -306,7 +299,7 @@ def _future_timestamp_block(
 
 
 def future_timestamps_text(live: Iterable[SegmentMetadataOrSummary], now_ms: int) -> str:
-    """Return a sentence about the segments whose largest timestamp is more than a day after now; empty if there are none."""
+    """Return a sentence about the segments whose largest timestamp is more than a day ahead; empty if there are none."""
     beyond = [segment.max_timestamp_ms for segment in live if is_beyond_now(segment.max_timestamp_ms, now_ms)]
     if not beyond:
         return ""
@@ -317,7 +310,7 @@ def future_timestamps_text(live: Iterable[SegmentMetadataOrSummary], now_ms: int
 
 
 def known_bootstrap_servers(tier: Tier) -> str:
-    """Return the brokers' addresses, for commands that messages contain; empty if none are configured."""
+    """Return the brokers' addresses, for commands in messages; empty if none are configured."""
     kafka = tier.settings.kafka
     return kafka.bootstrap_servers.strip() if tier.kind.is_broker_managed or kafka.has_configured_brokers else ""
 
@@ -326,8 +319,8 @@ def known_bootstrap_servers(tier: Tier) -> str:
 
 
 def blocks_of_topics(tier: Tier, topics: Iterable[str]) -> dict[str, Block]:
-    """Return, by topic, why the brokers' versions or the topic's own settings rule out compaction. Topics that may be compacted are left
-    out; so are all if brokers do not manage the tier. Uses what was last read about the cluster.
+    """Return, by topic, why the brokers' versions or the topic's own settings rule out compaction; none if brokers do not manage the tier.
+    Uses what was last read about the cluster.
 
     Raises Unavailable or Refused if the brokers do not answer.
     """

@@ -1,4 +1,4 @@
-"""Answers to HTTP requests of browsers, Prometheus and health checks. The daemon and the agent use the same code."""
+"""Answers to HTTP requests of browsers, Prometheus and health checks."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ from compactor.web.documents import (
     RowT,
 )
 
-# Offset axis of a partition's page: which offset ranges are clean, dirty or replaced, and their positions in percent of the width.
-# Pure.
+# Offset axis of a partition's page. Pure.
 
 
 MOST_SPANS = 240
@@ -47,7 +46,7 @@ MOST_SPANS = 240
 
 
 def offset_axis(status: PartitionStatus, segments: Sequence[SegmentSummary], history: PartitionHistory | None) -> OffsetAxis:
-    """Return the data for the drawing of a partition's offset range, with its segments and their states.
+    """Return the data for the drawing of a partition's offset range.
 
     :param segments: live segments, ascending.
     :param history: None if only a summary of the control log is known; replaced segments and leader epochs are missing then.
@@ -81,13 +80,7 @@ def _segment_spans_on_offset_axis(
     first_uncleanable_offset: int,
     skipped_ranges: Sequence[SkippedSegmentRange],
 ) -> Iterable[OffsetAxisSegmentSpan]:
-    """Yield a span (drawn part of the axis) for each segment. If there are more than MOST_SPANS segments, draw neighbours with the same
-    state and the same reason as one.
-
-    :param segments: live segments, ascending.
-    :param first_uncleanable_offset: first offset that no round may clean yet.
-    :param skipped_ranges: offset ranges that the latest published round skipped, with the reasons.
-    """
+    """Return a span for each segment. If there are more than MOST_SPANS, neighbours with the same state and reason become one."""
     step = -(-len(segments) // MOST_SPANS) if segments else 1
     found: list[OffsetAxisSegmentSpan] = []
     for segment in segments:
@@ -129,12 +122,7 @@ def offset_ranges_skipped_by_latest_round(runs: Sequence[RunHistoryEntry]) -> li
 
 
 def _leader_epoch_spans(lineage: Sequence[EpochEntry], start: int, end: int) -> Iterable[LeaderEpochSpan]:
-    """Yield the leader epochs that overlap the axis, each cut to the axis.
-
-    :param lineage: leader epochs with their start offsets, ascending.
-    :param start: first offset of the axis.
-    :param end: end offset of the axis, exclusive.
-    """
+    """Yield the leader epochs that overlap the axis, each cut to it. ``end`` is exclusive."""
     bounds = [(entry.epoch, entry.start_offset) for entry in lineage]
     for (epoch, low), (_, high) in pairwise([*bounds, (-1, end)]):
         if max(low, start) < min(high, end):
@@ -142,13 +130,13 @@ def _leader_epoch_spans(lineage: Sequence[EpochEntry], start: int, end: int) -> 
 
 
 def offset_position_percent(axis: OffsetAxis, offset: int) -> float:
-    """Return the position of an offset on the axis in percent of its width: 0 at the start offset, 100 at the end offset."""
+    """Return the position of an offset in percent of the axis's width: 0 at the start offset, 100 at the end offset."""
     width = axis.end_offset - axis.start_offset
     return round(100 * (offset - axis.start_offset) / width, 4) if width > 0 else 0.0
 
 
 def offset_axis_ticks(axis: OffsetAxis) -> list[int]:
-    """Return a few round offsets as labels below the drawn axis. None is within 4 percent of an end. An empty axis has none."""
+    """Return a few round offsets as labels, none within 4 percent of an end. An empty axis has none."""
     width = axis.end_offset - axis.start_offset
     if width <= 0:
         return []
@@ -161,7 +149,7 @@ def offset_axis_ticks(axis: OffsetAxis) -> list[int]:
     return [offset for offset in range(first, axis.end_offset + 1, step) if 4 <= offset_position_percent(axis, offset) <= 96]
 
 
-# The list of partitions on a page: filters, order and page number from the URL's query string. Pure.
+# The list of partitions on a page. Pure.
 
 
 PER_PAGE = 50
@@ -169,7 +157,7 @@ MOST_PER_PAGE = 1_000
 
 
 class ListedPartitionEntry(Protocol):
-    """Partition with the values by which the list of partitions is sorted and filtered."""
+    """Partition with the values by which the list is sorted and filtered."""
 
     @property
     def name(self) -> str: ...
@@ -185,8 +173,7 @@ SortKey = Callable[[ItemT], tuple[object, ...]]
 class PartitionListQuery:
     """Search, filter, order and page of a list, from a query string such as ``?q=orders&state=due&sort=dirty&dir=desc&page=2&per_page=50``.
 
-    Values that are not valid are ignored. An empty ``search``, ``condition`` or ``sort``, or None for ``descending``, stands for the
-    default.
+    An empty text, or None for ``descending``, stands for the default.
     """
 
     search: str = ""
@@ -197,10 +184,7 @@ class PartitionListQuery:
     per_page: int = PER_PAGE
 
     def query_string_with_changes(self, **changes: object) -> str:
-        """Return the query string of this query with some fields changed. It begins with a question mark.
-
-        Any change of a field other than ``page`` leads to the first page.
-        """
+        """Return the query string, which begins with a question mark. Any change of a field other than ``page`` leads to the first page."""
         new = replace(self, **({"page": 1} | changes))  # type: ignore[arg-type]  # templates name the fields
         pairs = [
             ("q", new.search),
@@ -214,7 +198,7 @@ class PartitionListQuery:
 
 
 def parse_partition_list_query(query: str) -> PartitionListQuery:
-    """Parse the query string of a URL into a list query. Unknown parameters and invalid values are ignored."""
+    """Unknown parameters and invalid values are ignored."""
     values = {name: found[-1] for name, found in parse_qs(query, max_num_fields=50).items()}
     return PartitionListQuery(
         search=values.get("q", "").strip()[:300],
@@ -227,7 +211,7 @@ def parse_partition_list_query(query: str) -> PartitionListQuery:
 
 
 def _parse_positive_number(text: str, default: int) -> int:
-    """Return the positive whole number that a text consists of; the default if it is anything else, or has ten digits or more."""
+    """Return the default for anything but a positive whole number of at most nine digits."""
     return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0 else default
 
 
@@ -248,7 +232,6 @@ def list_partitions_page(
 ) -> PartitionListPage[RowT]:
     """Return the page of the list that the query asks for, or the last page if the list has fewer pages.
 
-    :param items: all partitions, from which the query selects.
     :param columns: sortable columns by name. The first one is the default.
     :param make_row: makes a row of the document from an item.
     """
@@ -283,20 +266,19 @@ ASSETS = {"page.css": "text/css; charset=utf-8", "page.js": "text/javascript; ch
 
 @cache
 def read_static_file(name: str) -> bytes:
-    """Return the content of a static file. Raises KeyError if the name is not in ASSETS."""
+    """Raises KeyError if the name is not in ASSETS."""
     if name not in ASSETS:
         raise KeyError(name)
     return (resources.files("compactor.web") / "static" / name).read_bytes()
 
 
 def render_template(template: str, **values: Any) -> bytes:
-    """Return a page as HTML in UTF-8. ``template``: file name of the template. ``values``: its variables."""
+    """Return a page as HTML in UTF-8."""
     return _jinja_template_environment().get_template(template).render(**values).encode()
 
 
 @cache
 def _jinja_template_environment() -> Environment:
-    """Return the Jinja environment with the filters and globals that the page templates use."""
     found = Environment(
         loader=PackageLoader("compactor.web"),
         autoescape=True,
@@ -331,7 +313,7 @@ def asset_url(name: str) -> str:
 
 
 def _format_percentage(ratio: float) -> str:
-    """Return a ratio as a percentage, such as ``12 %``. A ratio other than 0 and 1 is never rounded to these: ``< 1 %``, ``> 99 %``."""
+    """A ratio other than 0 and 1 is never rounded to these: ``< 1 %``, ``> 99 %``."""
     percents = 100 * ratio
     if 0 < percents < 1:
         return "< 1 %"
@@ -339,19 +321,18 @@ def _format_percentage(ratio: float) -> str:
 
 
 def _format_usd(amount: float) -> str:
-    """Return an amount with two significant digits if it is below 1, such as ``0.00012 USD``, else with two decimals."""
+    """Two significant digits below 1, such as ``0.00012 USD``, else two decimals."""
     text = f"{amount:,.2f}" if amount >= 1 else np.format_float_positional(amount, precision=2, fractional=False, trim="-")
     return f"{text} USD"
 
 
 def _svg_line_chart_points(values: Sequence[int]) -> str:
-    """Return values as points of a small line chart: an SVG polyline in a box of 100 by 30, with the largest value at the top."""
+    """Return an SVG polyline in a box of 100 by 30, with the largest value at the top."""
     most, steps = max(values, default=0) or 1, max(1, len(values) - 1)
     return " ".join(f"{100 * place / steps:.2f},{29 - 28 * value / most:.2f}" for place, value in enumerate(values))
 
 
 def _offset_distance_percent_of_axis(axis: OffsetAxis, low_offset: int, high_offset: int) -> float:
-    """Return the distance between two offsets on the axis in percent of the axis's width."""
     return round(offset_position_percent(axis, high_offset) - offset_position_percent(axis, low_offset), 4)
 
 
@@ -362,8 +343,8 @@ HTML = "text/html; charset=utf-8"
 JSON = "application/json"
 FOR_EVER = "public, max-age=31536000, immutable"
 SILENT_MS = 300_000
-"""Time, in milliseconds beyond the scan interval, after which a service whose loop did not come round is unhealthy. A scan of a large tier
-may take minutes.
+"""Time beyond the scan interval after which a service whose loop did not come round is unhealthy. A scan of a large tier may take
+minutes.
 """
 
 _PATHS = "/topics, /partitions/TOPIC-PARTITION, /api/status, /api/topics, /api/partitions/TOPIC-PARTITION, /metrics, /healthz and /readyz"
@@ -371,7 +352,7 @@ THERE_ARE = f"there are /, {_PATHS}"
 
 
 class HttpResponse(NamedTuple):
-    """HTTP response. code: status code. kind: content type. cache_control: value of the Cache-Control header."""
+    """HTTP response. kind: content type."""
 
     code: HTTPStatus
     kind: str
@@ -383,37 +364,35 @@ class ServicePages(Protocol):
     """The pages, health and metrics of one kind of service. No method makes a request to the store."""
 
     template: ClassVar[str]
-    """Name of the template of the first page, which shows ``status_page_document``."""
+    """Template of the first page, which shows ``status_page_document``."""
     partition_template: ClassVar[str]
-    """Name of the template of a partition's page, which shows ``partition_document``."""
+    """Template of a partition's page, which shows ``partition_document``."""
     looks_for: ClassVar[str]
     """What the service's scans look for, as a word in messages."""
 
-    def health_status(self) -> ServiceStatus:
-        """Return the present status of the service."""
+    def health_status(self) -> ServiceStatus: ...
 
     def metrics_text(self, *, with_kafka_names: bool) -> bytes:
-        """Return the service's metrics in the text format of Prometheus.
+        """Return the metrics in Prometheus' text format.
 
         :param with_kafka_names: whether to repeat metrics under Kafka's names, where Kafka has names for them.
         """
 
     def status_page_document(self, query: PartitionListQuery) -> StrictFrozenModel:
-        """Return the document of the first page, with the list of partitions that ``query`` selects."""
+        """Return the first page, with the partitions that ``query`` selects."""
 
     def topics_document(self) -> StrictFrozenModel | None:
-        """Return the document of the page of topics, or None if the service has none."""
+        """Return the page of topics, or None if the service has none."""
 
     def partition_document(self, partition: TopicPartition) -> StrictFrozenModel | None:
-        """Return one partition's document, or None for an unknown partition."""
+        """Return None for an unknown partition."""
 
 
 class RequestRouter:
-    """Router that maps the path of an HTTP request to a page of the service.
+    """Maps the path of an HTTP request to a page of the service.
 
-    :param ms_since_loop_turn: returns the milliseconds since the service's main loop last completed an iteration.
-    :param interval_ms: the service's scan interval in milliseconds. /healthz fails if no iteration was completed for this time plus
-        SILENT_MS.
+    :param ms_since_loop_turn: returns the time since the service's main loop last completed an iteration.
+    :param interval_ms: the service's scan interval. /healthz fails if no iteration was completed for this time plus SILENT_MS.
     """
 
     def __init__(self, pages: ServicePages, ms_since_loop_turn: Callable[[], int], interval_ms: int) -> None:
@@ -454,28 +433,24 @@ class RequestRouter:
         return text_response(HTTPStatus.NOT_FOUND, THERE_ARE)
 
     def _render_status_page(self, query: PartitionListQuery) -> bytes:
-        """Return the service's first page as HTML, with the partitions that ``query`` selects."""
         return render_template(self._pages.template, document=self._pages.status_page_document(query), query=query, root="")
 
     def _liveness_response(self) -> HttpResponse:
-        """Return the response of /healthz: 200 while the service's main loop runs, 503 if its last iteration is too long ago."""
+        """200 while the service's main loop runs, 503 if its last iteration is too long ago."""
         silent = self._silent_ms()
         if silent > self._limit_ms:
             return text_response(HTTPStatus.SERVICE_UNAVAILABLE, f"it has not scanned for {self._pages.looks_for} since {silent // 1000} s")
         return text_response(HTTPStatus.OK, "ok")
 
     def _readiness_response(self) -> HttpResponse:
-        """Return the response of /readyz: 200 if the service can work; 503 with the reason if it cannot, is starting or is stopping."""
+        """200 if the service can work; 503 with the reason if it cannot, is starting or is stopping."""
         health = self._pages.health_status()
         if health.ready:
             return text_response(HTTPStatus.OK, "ok")
         return text_response(HTTPStatus.SERVICE_UNAVAILABLE, health.problem or ("it is stopping" if health.stopping else "it is starting"))
 
     def _find_partition_document(self, partition_name: str) -> StrictFrozenModel | None:
-        """Return the document of a partition; None if the service knows no such partition, or the name is not valid.
-
-        :param partition_name: last part of the request's path, URL-quoted.
-        """
+        """Return None for an unknown or invalid name, which is URL-quoted."""
         try:
             return self._pages.partition_document(TopicPartition.parse_partition_store_prefix(unquote(partition_name)))
         except UsageError:
@@ -483,15 +458,12 @@ class RequestRouter:
 
 
 def text_response(code: HTTPStatus, text: str) -> HttpResponse:
-    """Return a response with one line of text."""
     return HttpResponse(code, TEXT, f"{text}\n".encode())
 
 
 def _partition_not_found_response() -> HttpResponse:
-    """Return the response for a partition that does not exist."""
     return text_response(HTTPStatus.NOT_FOUND, "the tier has no such partition")
 
 
 def _to_json_bytes(document: StrictFrozenModel) -> bytes:
-    """Return a document as JSON."""
     return document.model_dump_json(indent=2).encode() + b"\n"

@@ -1,4 +1,4 @@
-"""An agent's pages: turns its status into documents. Pure, except for asking the agent."""
+"""Pages of daemon and agent: turns their status into documents. Pure, except for asking the service."""
 
 from __future__ import annotations
 
@@ -66,19 +66,15 @@ from compactor.web.documents import (
     WorkScanTimes,
 )
 
-# The document of a service's first page, built the same way for the daemon and the agent. Pure.
-
-
 RUNBOOK_FILE = "docs/operating.md"
-"""The runbook in the documentation, where ``runbook_url`` is not set."""
+"""The runbook, where ``runbook_url`` is not set."""
 MOST_SHOWN = 20
-"""Largest number of partitions under "needs attention". The list below has all of them."""
+"""Largest number of partitions under "needs attention"."""
 ORDER = {condition: place for place, condition in enumerate(PartitionCondition)}
-"""Place of each condition in the list's default order: the most urgent first."""
+"""The list's default order: the most urgent first."""
 
 
 def runbook_link(runbook_url: str, section: str) -> str:
-    """Return the link to a section of the runbook. ``runbook_url``: address of the runbook; empty for the one in the documentation."""
     return f"{runbook_url or RUNBOOK_FILE}#{section}"
 
 
@@ -98,10 +94,8 @@ def service_status_document(
 ) -> ServiceStatusDocument[TotalsT, RowT]:
     """Return the document of a service's first page.
 
-    :param document_class: class of the document.
-    :param partitions: list entries of all partitions, from which ``query`` selects those to show.
+    :param partitions: list entries, from which ``query`` selects those to show.
     :param columns: columns by which the list can be sorted, by name.
-    :param make_row: makes a row of the list from an entry.
     :param needs_attention: the failing partitions to show; all of them are counted in ``totals.attention_partitions``.
     :param due_partitions: number of partitions that wait for work.
     """
@@ -133,10 +127,10 @@ def service_status_document(
 
 
 def format_partition_command_line(verb: str, partition: TopicPartition, config_path: str) -> str:
-    """Return a command line of ``tiered-compactor`` about a partition, for people to copy.
+    """Return a command line about a partition, for people to copy.
 
     :param verb: command and subcommand, such as ``segments list``.
-    :param config_path: path of the configuration file that the service was started with; empty for none.
+    :param config_path: the service's configuration file; empty for none.
     """
     return f"tiered-compactor {verb} {partition}" + (f" --config {shlex.quote(config_path)}" if config_path else "")
 
@@ -147,9 +141,7 @@ def service_verdict(
     """Return the service's condition at a glance.
 
     :param ready: whether the latest scan for work succeeded.
-    :param stopping: whether the service has been asked to stop.
     :param problem: why the service cannot work, or an empty string.
-    :param has_scanned: whether it has scanned the partitions at least once.
     :param due_partitions: number of partitions that wait for work.
     """
     level, text, detail = _verdict_level_text_and_detail(
@@ -163,10 +155,7 @@ def service_verdict(
 def _verdict_level_text_and_detail(
     *, ready: bool, stopping: bool, problem: str, has_scanned: bool, failing_partitions: int
 ) -> tuple[Level, str, str]:
-    """Return level, text and detail of the verdict about a service.
-
-    The detail is empty for levels that need no reason. The caller then fills in the work that runs or is due.
-    """
+    """The detail is empty for levels that need no reason; the caller then fills in the work that runs or is due."""
     if stopping:
         return "stopping", "Stopping", "The next start continues running jobs"
     if problem:
@@ -178,14 +167,7 @@ def _verdict_level_text_and_detail(
     return "ok", "All well", ""
 
 
-# A daemon's page of topics, and the figures over time that its first page shows. Pure.
-
-
 def topics_document(status: DaemonStatus, cleaner_settings_for_topic: Callable[[str], CleanerSettings]) -> TopicsDocument:
-    """Return the document of the page of topics.
-
-    :param cleaner_settings_for_topic: returns the settings in force for a topic.
-    """
     by_topic: dict[str, list[PartitionSchedule]] = defaultdict(list)
     for schedule in status.schedules:
         by_topic[schedule.partition.topic].append(schedule)
@@ -195,7 +177,6 @@ def topics_document(status: DaemonStatus, cleaner_settings_for_topic: Callable[[
 
 
 def _topic_row(topic: str, schedules: Iterable[PartitionSchedule], status: DaemonStatus, cleaner: CleanerSettings) -> TopicTotalsRow:
-    """Return the row of one topic, with the totals of its partitions."""
     found = list(schedules)
     statuses = [schedule.status for schedule in found if schedule.status is not None]
     rounds = [each.last_round for each in statuses if each.last_round is not None and each.last_round.bytes_after >= 0]
@@ -215,7 +196,6 @@ def _topic_row(topic: str, schedules: Iterable[PartitionSchedule], status: Daemo
 
 
 def hourly_storage_bytes(hours: Iterable[HourlyStorageFigures]) -> tuple[HourlyStorageBytes, ...]:
-    """Return the storage figures of each hour in the form that the pages' documents use."""
     return tuple(
         HourlyStorageBytes(hour_ms=each.hour_ms, stored_bytes=each.stored, dirty_bytes=each.dirty, reclaimed_bytes=each.reclaimed)
         for each in hours
@@ -223,9 +203,8 @@ def hourly_storage_bytes(hours: Iterable[HourlyStorageFigures]) -> tuple[HourlyS
 
 
 def queue_empty_ms(status: DaemonStatus, due_bytes: int) -> int | None:
-    """Return the time, in milliseconds since 1970, when all due rounds will be done if they go on as fast as this process's rounds so far.
-
-    Return None if nothing is due, or this process has finished no round.
+    """Return when all due rounds will be done if they go on as fast as this process's rounds so far; None if nothing is due, or this
+    process has finished no round.
 
     :param due_bytes: dirty bytes of partitions that wait for a round.
     """
@@ -237,7 +216,7 @@ def queue_empty_ms(status: DaemonStatus, due_bytes: int) -> int | None:
     return status.now_ms + int(1000 * due_bytes * seconds / totals.round_bytes_read / at_once)
 
 
-# A daemon's pages: turns its status into documents. Pure, except for asking the daemon.
+# The daemon's pages.
 
 
 MOST_RECENT_ROUNDS = 8
@@ -245,8 +224,6 @@ MOST_RECENT_ROUNDS = 8
 
 @dataclass(frozen=True)
 class _DaemonPartitionEntry:
-    """Entry of the list of the tier's partitions, with the values by which the list is sorted and filtered."""
-
     schedule: PartitionSchedule
     name: str
     condition: PartitionCondition
@@ -254,17 +231,17 @@ class _DaemonPartitionEntry:
 
     @property
     def dirty_ratio(self) -> float:
-        """Return the dirty ratio; -1 if the partition was not polled yet."""
+        """-1 if the partition was not polled yet."""
         return self.schedule.status.dirty_ratio if self.schedule.status else -1.0
 
     @property
     def live_bytes(self) -> int:
-        """Return the bytes of live segments; -1 if the partition was not polled yet."""
+        """-1 if the partition was not polled yet."""
         return self.schedule.status.bytes if self.schedule.status else -1
 
     @property
     def last_round_ended_ms(self) -> int:
-        """Return when the latest round ended, in milliseconds; -1 if there was none."""
+        """-1 if there was no round."""
         seen = self.schedule.status
         return seen.last_round.ended_ms if seen is not None and seen.last_round is not None else -1
 
@@ -290,13 +267,11 @@ PARTITION_COLUMNS: dict[str, PartitionListColumn[_DaemonPartitionEntry]] = {
 
 @dataclass(frozen=True)
 class DaemonPages:
-    """Source of the pages that a daemon serves.
+    """Pages of a daemon.
 
-    status: returns the daemon's present status.
     details: returns all that the daemon knows of one partition; None if the tier does not hold it.
     config: path of the daemon's configuration file, for the commands that pages show.
-    prices: prices from which costs and savings are computed.
-    runbook_url: address of the runbook, to which reasons are linked; empty for the one in the documentation.
+    runbook_url: empty for the runbook in the documentation.
     cleaner_settings_for_topic: returns the settings in force for a topic.
     """
 
@@ -311,18 +286,12 @@ class DaemonPages:
     looks_for: ClassVar[str] = "work"
 
     def health_status(self) -> DaemonStatus:
-        """Return the daemon's status now."""
         return self.status()
 
     def metrics_text(self, *, with_kafka_names: bool) -> bytes:
-        """Return the daemon's metrics in Prometheus' text format.
-
-        :param with_kafka_names: whether to repeat metrics under the names that Kafka's LogCleaner gives them.
-        """
         return render_metrics(daemon_metrics(self.status(), include_kafka_names=with_kafka_names))
 
     def status_page_document(self, query: PartitionListQuery) -> ServiceStatusDocument[DaemonTotals, DaemonPartitionRow]:
-        """Return the document of the daemon's start page, whose list holds the partitions that ``query`` selects."""
         status = self.status()
         working = {work.job.partition for work in status.running_jobs}
         seen = [
@@ -352,11 +321,10 @@ class DaemonPages:
         )
 
     def topics_document(self) -> TopicsDocument:
-        """Return the document of the page of topics."""
         return topics_document(self.status(), self.cleaner_settings_for_topic)
 
     def partition_document(self, partition: TopicPartition) -> DaemonPartitionPageDocument | None:
-        """Return the document of one partition, or None if the tier does not hold it."""
+        """Return None if the tier does not hold the partition."""
         found = self.details(partition)
         if found is None:
             return None
@@ -383,10 +351,6 @@ class DaemonPages:
 
 
 def _partition_output_state(output: OutputSchedule, status: PartitionStatus) -> PartitionOutputState:
-    """Return the state of a partition's output, such as an Iceberg table.
-
-    It contains the offset up to which the output is current, how many cleaned offsets it lacks, and the reason why it is not further.
-    """
     content = output.content
     lag = status.first_dirty_offset - content.end_offset if content else None
     return PartitionOutputState(
@@ -400,7 +364,6 @@ def _partition_output_state(output: OutputSchedule, status: PartitionStatus) -> 
 
 
 def _daemon_totals(status: DaemonStatus, failing_partitions: int) -> DaemonTotals:
-    """Return the totals of the daemon's first page."""
     statuses = [schedule.status for schedule in status.schedules if schedule.status is not None]
     due = [schedule.status_if_round_may_begin for schedule in status.schedules if schedule.status_if_round_may_begin is not None]
     moments = [partition.retire_at_ms for partition in statuses if partition.retire_at_ms < NEVER_MS]
@@ -429,14 +392,13 @@ def _daemon_totals(status: DaemonStatus, failing_partitions: int) -> DaemonTotal
 
 
 def _latest_round_of_each_partition(statuses: Sequence[PartitionStatus]) -> tuple[RecentRound, ...]:
-    """Return the latest round of each partition, newest first, at most MOST_RECENT_ROUNDS."""
+    """Return at most MOST_RECENT_ROUNDS, newest first."""
     found = [(seen.last_round.ended_ms, str(seen.partition), seen.last_round) for seen in statuses if seen.last_round is not None]
     newest = nlargest(MOST_RECENT_ROUNDS, found, key=lambda each: each[:2])
     return tuple(RecentRound(partition=name, round=_round_outcome(last)) for _, name, last in newest)
 
 
 def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config_path: str, runbook_url: str) -> PartitionNeedingAttention:
-    """Return the entry of a blocked partition for the page's list of problems, with the first commands to run."""
     seen, step, verdict = schedule.status, planned_action(schedule, now_ms), schedule.verdict
     if verdict is None:
         raise AssertionError("a partition without a verdict is not blocked")
@@ -460,7 +422,6 @@ def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config_pa
 
 
 def _kind_of_block(schedule: PartitionSchedule, verdict: PartitionVerdict) -> str:
-    """Return the kind of a block, as the page's list of problems names it."""
     if schedule.suspended is not None:
         return "blocked"
     if schedule.unreadable:
@@ -471,7 +432,6 @@ def _kind_of_block(schedule: PartitionSchedule, verdict: PartitionVerdict) -> st
 
 
 def _running_job_entry(job: RunningJobSnapshot, now_ms: int) -> RunningJobProgress:
-    """Return the entry of a running job for the page's list of jobs, with its progress and expected end."""
     return RunningJobProgress(
         partition=str(job.job.partition),
         action=job.job.action.value,
@@ -490,9 +450,7 @@ def _running_job_entry(job: RunningJobSnapshot, now_ms: int) -> RunningJobProgre
 def _describe_partition_condition(
     condition: PartitionCondition, status: PartitionStatus | None, verdict: PartitionVerdict | None, now_ms: int
 ) -> str:
-    """Return a partition's condition for people. If replaced segments wait for deletion, it states their size and until when they are kept:
-    ``Clean, 33.8 MiB in grace until 18:51 UTC``. If what is dirty may not be cleaned yet, it says until when: ``Waiting until 18:51 UTC``.
-    """
+    """Return text such as ``Clean, 33.8 MiB in grace until 18:51 UTC`` or ``Waiting until 18:51 UTC``."""
     if verdict is not None and verdict.kind is VerdictKind.WAITING and condition is not PartitionCondition.WORKING:
         return "Waiting" + (f" until {format_clock_time(verdict.until_ms, now_ms)}" if verdict.until_ms else "")
     if verdict is not None and verdict.is_blocked:
@@ -504,7 +462,6 @@ def _describe_partition_condition(
 
 
 def _daemon_partition_row(schedule: PartitionSchedule, condition: PartitionCondition, now_ms: int) -> DaemonPartitionRow:
-    """Return the row that the page's list has for a partition."""
     seen, step, verdict = schedule.status, planned_action(schedule, now_ms), schedule.verdict
     return DaemonPartitionRow(
         partition=str(schedule.partition),
@@ -528,7 +485,6 @@ def _daemon_partition_row(schedule: PartitionSchedule, condition: PartitionCondi
 
 
 def _round_outcome(last: LastRoundSummary) -> RoundOutcome:
-    """Return the sizes and the status of a partition's latest round, as the list shows them."""
     return RoundOutcome(
         run=last.run_id,
         status=last.status,
@@ -539,10 +495,7 @@ def _round_outcome(last: LastRoundSummary) -> RoundOutcome:
 
 
 def _round_entry_with_costs(run: RunHistoryEntry, prices: PriceTable) -> RoundEntryWithCosts:
-    """Return a round of the run history as the partition's page shows it.
-
-    Its cost and its saving are computed from ``prices``; None if the store costs nothing, or the round's sizes were not recorded.
-    """
+    """Cost and saving are None if the store costs nothing, or the round's sizes were not recorded."""
 
     def run_statistic_or_none(name: str) -> int | None:
         return int(run.stats[name]) if name in run.stats else None
@@ -574,7 +527,6 @@ def _round_entry_with_costs(run: RunHistoryEntry, prices: PriceTable) -> RoundEn
 
 
 def _compactor_epoch_entry(entry: CompactorEpochAndEnding) -> CompactorEpochSpan:
-    """Return a compactor epoch (one process's period of leadership) as the partition's page shows it."""
     ended_ms = entry.ended_ms if entry.ended_ms >= 0 else None
     return CompactorEpochSpan(epoch=entry.epoch, holder=entry.holder, since_ms=entry.at_ms, ended=entry.ended, ended_ms=ended_ms)
 
@@ -595,8 +547,6 @@ PASSING = frozenset(
 
 @dataclass(frozen=True)
 class _BrokerLedPartitionEntry:
-    """Entry of the list of partitions that this broker leads, with the values by which the list is sorted and filtered."""
-
     upload_state: PartitionUploadState
     name: str
     condition: PartitionCondition
@@ -616,11 +566,10 @@ UPLOAD_COLUMNS: dict[str, PartitionListColumn[_BrokerLedPartitionEntry]] = {
 
 @dataclass(frozen=True)
 class AgentPages:
-    """Source of the pages that an agent (uploader on a broker) serves.
+    """Pages of an agent (uploader on a broker).
 
-    status: returns the agent's present status.
     config: path of the agent's configuration file, for the commands that pages show.
-    runbook_url: address of the runbook; empty for the one in the documentation.
+    runbook_url: empty for the runbook in the documentation.
     """
 
     status: Callable[[], AgentStatus]
@@ -631,17 +580,14 @@ class AgentPages:
     looks_for: ClassVar[str] = "segments"
 
     def health_status(self) -> AgentStatus:
-        """Return the agent's status now."""
         return self.status()
 
     def metrics_text(self, *, with_kafka_names: bool) -> bytes:
-        """Return the agent's metrics in Prometheus' text format. Kafka has no names for them, so ``with_kafka_names`` has no effect."""
+        """Kafka has no names for these metrics, so ``with_kafka_names`` has no effect."""
         return render_metrics(agent_metrics(self.status()))
 
     def status_page_document(self, query: PartitionListQuery) -> ServiceStatusDocument[AgentTotals, PartitionUploadRow]:
-        """Return the document of the agent's start page, whose list holds the partitions that ``query`` selects among those that this
-        broker leads.
-        """
+        """The list has the partitions that this broker leads."""
         status = self.status()
         led = [_broker_led_partition_entry(upload_state, status) for upload_state in status.upload_states if upload_state.leads]
         failing_partitions = sorted(
@@ -668,10 +614,10 @@ class AgentPages:
         )
 
     def topics_document(self) -> None:
-        """Return None: an agent has no page of topics."""
+        """An agent has no page of topics."""
 
     def partition_document(self, partition: TopicPartition) -> PartitionUploadDocument | None:
-        """Return the document of one partition's page, or None if the partition is in no log directory of the broker."""
+        """Return None if the partition is in no log directory of the broker."""
         status = self.status()
         upload_state = next((upload_state for upload_state in status.upload_states if upload_state.partition == partition), None)
         if upload_state is None:
@@ -700,7 +646,6 @@ class AgentPages:
 
 
 def _broker_led_partition_entry(upload_state: PartitionUploadState, status: AgentStatus) -> _BrokerLedPartitionEntry:
-    """Return the list entry of a partition, with its condition and the lag of its upload."""
     found = upload_lag(upload_state)
     return _BrokerLedPartitionEntry(
         upload_state,
@@ -711,10 +656,6 @@ def _broker_led_partition_entry(upload_state: PartitionUploadState, status: Agen
 
 
 def _upload_condition(upload_state: PartitionUploadState, lag: UploadLag, *, is_uploading: bool) -> PartitionCondition:
-    """Return the condition of a partition: failing, being uploaded, unknown, waiting for upload, or up to date.
-
-    :param is_uploading: whether an upload of this partition runs now.
-    """
     if upload_state.trouble is not None:
         return PartitionCondition.ATTENTION
     if is_uploading:
@@ -725,10 +666,6 @@ def _upload_condition(upload_state: PartitionUploadState, lag: UploadLag, *, is_
 
 
 def _agent_totals(status: AgentStatus, led: list[_BrokerLedPartitionEntry], failing_partitions: int) -> AgentTotals:
-    """Return the totals of the agent's first page.
-
-    :param led: the partitions that this broker leads.
-    """
     moments = [each.lag.since_ms for each in led if each.lag.since_ms]
     return AgentTotals(
         partitions=len(status.upload_states),
@@ -744,10 +681,7 @@ def _agent_totals(status: AgentStatus, led: list[_BrokerLedPartitionEntry], fail
 
 
 def _failing_upload_entry(upload_state: PartitionUploadState, config_path: str, runbook_url: str) -> PartitionNeedingAttention:
-    """Return the entry of a failing partition for the page's list of problems, with the first command to run.
-
-    The entry has no command if the cause lies outside the partition, such as a store that cannot be reached.
-    """
+    """The entry has no command if the cause lies outside the partition, such as a store that cannot be reached."""
     trouble = upload_state.trouble
     return PartitionNeedingAttention(
         partition=str(upload_state.partition),
@@ -763,7 +697,6 @@ def _failing_upload_entry(upload_state: PartitionUploadState, config_path: str, 
 
 
 def _running_upload_entry(partition: TopicPartition, begun_ms: int, now_ms: int) -> RunningJobProgress:
-    """Return the entry of a running upload for the page's list of jobs, with the time since it began. Its progress is unknown."""
     return RunningJobProgress(
         partition=str(partition),
         action="upload",
@@ -780,7 +713,6 @@ def _running_upload_entry(partition: TopicPartition, begun_ms: int, now_ms: int)
 
 
 def _partition_upload_row(led: _BrokerLedPartitionEntry, now_ms: int) -> PartitionUploadRow:
-    """Return the row that the page's list has for a partition which this broker leads."""
     upload_state, end = led.upload_state, led.upload_state.end
     why = "it failed before" if upload_state.trouble else "sealed segments" if led.lag.segments else "the tier has all sealed segments"
     return PartitionUploadRow(

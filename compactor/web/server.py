@@ -28,7 +28,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-"""Security headers of every response. The pages load nothing from elsewhere and run no script but their own."""
+"""The pages load nothing from elsewhere and run no script but their own."""
 
 
 UNDER_ANY_NAME = ("/metrics", "/healthz", "/readyz")
@@ -36,10 +36,7 @@ UNDER_ANY_NAME = ("/metrics", "/healthz", "/readyz")
 
 
 def is_host_known(host: str, host_names: Collection[str]) -> bool:
-    """Return whether pages are shown under this value of the Host header: an IP address, localhost or one of ``host_names``.
-
-    :param host: the value, with or without a port.
-    """
+    """Return whether pages are shown under this Host header, with or without a port: an IP address, localhost or one of ``host_names``."""
     name, colon, port = host.strip().rpartition(":")
     if not colon or not port.isdigit():
         name = host.strip()
@@ -54,7 +51,7 @@ def is_host_known(host: str, host_names: Collection[str]) -> bool:
 
 
 class HttpResponder(Protocol):
-    """Source of the responses to HTTP requests. ``RequestRouter`` is the implementation that maps paths to pages."""
+    """Source of responses (``RequestRouter``)."""
 
     def respond_to_request(self, target: str) -> HttpResponse:
         """Return the response to a GET request. ``target``: path with its query string."""
@@ -64,7 +61,6 @@ class HttpResponder(Protocol):
 def serve_pages(listen: str, pages: HttpResponder, setting_name: str = "daemon.listen", host_names: Collection[str] = ()) -> Iterator[str]:
     """Serve the pages while the block runs, and yield the address (host and port). Port 0 in ``listen`` stands for any free port.
 
-    :param listen: host and port.
     :param setting_name: the setting that ``listen`` comes from, for messages.
     :param host_names: names under which the pages are shown, beside that in ``listen``, localhost and IP addresses.
     :raises UsageError: if the address cannot be used.
@@ -87,7 +83,7 @@ def serve_pages(listen: str, pages: HttpResponder, setting_name: str = "daemon.l
             self._send_response(with_body=False)
 
         def _send_response(self, *, with_body: bool) -> None:
-            """Send the response for the request's path. ``with_body``: false for HEAD, which gets the headers only."""
+            """HEAD gets the headers only."""
             asked = self.headers.get_all("Host", [])  # HTTP/1.0 has none, and no browser speaks that
             if self.path.partition("?")[0] in UNDER_ANY_NAME or all(is_host_known(name, known_names) for name in asked):
                 answer = pages.respond_to_request(self.path)
