@@ -24,7 +24,7 @@ from compactor.outputs import OutputReport
 from compactor.read.reading import LogChanged
 from tests.builders import LogBuilder
 from tests.integration.test_iceberg import ORDERS, House, show_view_below
-from tests.support.spark_tier import HereCluster
+from tests.support.spark_tier import HereCluster, session_of
 
 
 def update_on_cluster(house: House, cluster: Any) -> OutputReport:
@@ -112,6 +112,6 @@ def test_recompact_builds_a_table_on_executors(house: House, tmp_path: Path) -> 
     assert len([row for row in rows if row["partition"] == 1]) == 41
     house.cli.set(cleaner={"delete_retention_ms": 0})
     with start_cluster(house.opened().settings) as started:
-        frame = compactor.spark.recompact(started.cluster.spark, str(house.cli.config), topics="orders")
+        frame = compactor.spark.recompact(session_of(started.cluster), str(house.cli.config), topics="orders")
         assert [row["table"] for row in frame.collect()] == ["up_to_date"] * 2
     assert iceberg.read_table_status(house.opened(), ORDERS).status == "current"  # type: ignore[union-attr]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import runpy
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -31,7 +32,7 @@ from compactor.errors import Fenced, UsageError
 from compactor.features.imports.import_ import import_directory
 from compactor.features.spark.jobs import JobListener, TaskCost, TaskOutcome
 from compactor.features.spark.rewrite import PartitionCleaningWork
-from compactor.features.spark.session import StartedCluster, start_cluster
+from compactor.features.spark.session import DAEMON_MODULE, StartedCluster, start_cluster
 from compactor.features.spark.shared_jobs import clean_partition_bin
 from compactor.model.ids import TopicPartition
 from compactor.read.columns import LATEST_MS
@@ -45,7 +46,7 @@ from tests.support.deployment import ROOT
 from tests.support.keys import object_key
 from tests.support.s3_server import Bucket, S3Server
 from tests.support.servers import BUCKETS
-from tests.support.spark_tier import NAME, NOW_MS, Twins, scratch_of, spark_worker, state_of
+from tests.support.spark_tier import NAME, NOW_MS, Twins, scratch_of, session_of, spark_worker, state_of
 from tests.support.tier_cli import TierCli, batches_of, latest, visible
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -60,7 +61,7 @@ def started(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> It
         for name, value in s3_server.environment().items():
             patch.setenv(name, value)
         with start_cluster(load_settings(None, environ)) as started:
-            register(started.cluster.spark)
+            register(session_of(started.cluster))
             yield started
     assert not list((folder / "state dir" / "spark").glob("local-*"))
 
@@ -98,10 +99,19 @@ def twins(tmp_path: Path, log_dir: Path) -> Twins:
 
 
 def frame(started: StartedCluster, tier: Tier, **options: object) -> Any:
-    reader = started.cluster.spark.read.format("kafka-tiered").option("url", tier.settings.tier_url).option("topic", NAME.topic)
+    reader = session_of(started.cluster).read.format("kafka-tiered").option("url", tier.settings.tier_url).option("topic", NAME.topic)
     for name, value in options.items():
         reader = reader.option(name, str(value))
     return reader.load()
+
+
+def test_workers_are_forks_of_a_daemon_that_has_loaded_the_tasks(started: StartedCluster) -> None:
+    def describe_worker(_: int) -> tuple[str, bool]:
+        return Path(f"/proc/{os.getppid()}/cmdline").read_text(), "compactor.features.spark.worker" in sys.modules
+
+    for parent, loaded in started.cluster.context.parallelize(range(4), 4).map(describe_worker).collect():
+        assert DAEMON_MODULE in parent.split("\0")
+        assert loaded
 
 
 def test_records_as_a_data_frame(started: StartedCluster, twins: Twins, log_dir: Path) -> None:
@@ -143,12 +153,12 @@ def test_the_latest_view_and_columns(started: StartedCluster, twins: Twins, log_
     df = frame(started, twins.local, view="latest", keyRanges=2, columns="value,key")
     assert df.columns == ["value", "key"]
     assert {bytes(row.key): bytes(row.value) for row in df.collect()} == latest(log_dir)
-    reader = started.cluster.spark.read.format("kafka-tiered").schema("offset bigint")
+    reader = session_of(started.cluster).read.format("kafka-tiered").schema("offset bigint")
     assert reader.options(url=twins.local.settings.tier_url, topic="orders").load().count() == len(visible(log_dir))
 
 
 def test_a_table_over_the_source(started: StartedCluster, twins: Twins, log_dir: Path) -> None:
-    spark = started.cluster.spark
+    spark = session_of(started.cluster)
     spark.sql(f"CREATE TABLE kept USING `kafka-tiered` OPTIONS (url '{twins.local.settings.tier_url}', topic 'orders')")
     try:
         assert spark.sql("SELECT count(*), max(offset) FROM kept").collect()[0] == (len(visible(log_dir)), visible(log_dir)[-1][0])
@@ -157,7 +167,7 @@ def test_a_table_over_the_source(started: StartedCluster, twins: Twins, log_dir:
 
 
 def test_a_stream_of_what_comes_to_the_tier(started: StartedCluster, twins: Twins, log_dir: Path, tmp_path: Path) -> None:
-    spark, url = started.cluster.spark, twins.local.settings.tier_url
+    spark, url = session_of(started.cluster), twins.local.settings.tier_url
     stream = spark.readStream.format("kafka-tiered").options(url=url, topic="orders", columns="offset").load()
     query = (
         stream.writeStream.format("memory").queryName("came").option("checkpointLocation", str(tmp_path / "at")).trigger(availableNow=True)
@@ -168,7 +178,7 @@ def test_a_stream_of_what_comes_to_the_tier(started: StartedCluster, twins: Twin
 
 def test_a_path_is_refused(started: StartedCluster, twins: Twins) -> None:
     with pytest.raises(Exception, match="kafka-tiered takes no path"):
-        started.cluster.spark.read.format("kafka-tiered").option("topic", "orders").load(twins.local.settings.tier_url)
+        session_of(started.cluster).read.format("kafka-tiered").option("topic", "orders").load(twins.local.settings.tier_url)
 
 
 def test_a_wrong_option_is_one_clear_message(started: StartedCluster, twins: Twins) -> None:
@@ -183,7 +193,7 @@ def test_a_tier_on_a_server(request: pytest.FixtureRequest, started: StartedClus
     cli = TierCli(tmp_path / "on a server", bucket.sections())
     cli.bring(log_dir)
     options = {"config": str(cli.config), "topic": "orders"}
-    assert started.cluster.spark.read.format("kafka-tiered").options(**options).load().count() == len(visible(log_dir))
+    assert session_of(started.cluster).read.format("kafka-tiered").options(**options).load().count() == len(visible(log_dir))
     cli.set(cleaner={"map_engine": "spark", "segment_bytes": 5000})
     (row,) = cli.do("recompact", "--now", NOW_MS)["partitions"]
     assert (row["status"], row["map_engine"]) == ("cleaned", "spark")
@@ -351,11 +361,11 @@ def test_jobs_say_what_they_do_to_which_partition(started: StartedCluster, twins
         "orders-0: pass 2",
     ]
     assert len(tasks) == sum(count for _, count in steps)
-    jobs = started.cluster.spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    jobs = started.cluster.context._jsc.sc().statusStore().jobsList(None)
     texts = [jobs.apply(number).description() for number in range(jobs.size())]
     described = {text.get() for text in texts if text.isDefined()}
     assert {step for step, _ in steps} <= described
-    store = started.cluster.spark.sparkContext._jsc.sc().statusStore()
+    store = started.cluster.context._jsc.sc().statusStore()
     stages = ",".join(jobs.apply(number).stageIds().mkString(",") for number in range(jobs.size()) if texts[number].isDefined())
     named = {store.lastStageAttempt(int(stage)).name() for stage in stages.split(",")}
     assert {*(step for step, _ in steps), "orders-0: 2 ranges answered"} <= named
@@ -476,7 +486,7 @@ def test_one_line_of_pyspark(started: StartedCluster, tmp_path: Path) -> None:
     for number in range(2):
         cli.named = f"orders-{number}"
         cli.bring(write(tmp_path / f"log-{number}", number + 40, segments=2))
-    spark = started.cluster.spark
+    spark = session_of(started.cluster)
     first = compactor.spark.recompact(spark, str(cli.config), topics="ord.*").collect()
     assert [(row.partition, row.status, row.failed_data_files_count) for row in first] == [(0, "cleaned", 0), (1, "cleaned", 0)]
     assert all(row.rewritten_data_files_count > row.added_data_files_count > 0 for row in first)

@@ -138,9 +138,10 @@ import sys
 from compactor.config.settings import load_settings
 from compactor.spark import register
 from compactor.features.spark.session import start_cluster
+from tests.support.spark_tier import session_of
 with start_cluster(load_settings(sys.argv[1])) as started:
-    register(started.cluster.spark)
-    print("records:", started.cluster.spark.read.format("kafka-tiered").options(config=sys.argv[1], topic="orders").load().count())
+    register(session_of(started.cluster))
+    print("records:", session_of(started.cluster).read.format("kafka-tiered").options(config=sys.argv[1], topic="orders").load().count())
 """
 
 
@@ -185,7 +186,7 @@ def test_a_driver_that_is_killed_again_and_again_is_taken_up_again(tmp_path: Pat
     tier = deployment.opened()
 
     def written(what: str) -> bool:
-        return any(what in key for key in scratch_of(tier))
+        return state_of(tier).intent is not None and any(what in key for key in scratch_of(tier))
 
     def receipts() -> int:
         intent = state_of(tier).intent
@@ -218,7 +219,7 @@ def test_a_second_driver_takes_over_from_one_that_is_held_up(tmp_path: Path) -> 
     tier = deployment.opened()
     first, second = deployment.start("recompact", "--now", NOW_MS), None
     try:
-        wait_until(first, lambda: any("keys-" in key for key in scratch_of(tier)))
+        wait_until(first, lambda: state_of(tier).intent is not None)
         os.kill(first.pid, signal.SIGSTOP)
         began = state_of(tier)
         second = deployment.start("recompact", "--now", NOW_MS)

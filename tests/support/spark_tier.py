@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.access.rounds import create_round
@@ -26,6 +26,9 @@ from compactor.round.drive import RemoteEngine
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.ports import RoundCosts
 from tests.support.tier_cli import MADE, typed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 NAME = TopicPartition("orders", 0)
 NOW_MS = 10_000_000_000_000
@@ -155,3 +158,10 @@ def from_offset(
 def scratch_of(tier: Tier) -> list[str]:
     """Scratch objects that are still there."""
     return [info.key for info in tier.ports.control.list("partitions/") if "/scratch/" in info.key]
+
+
+def session_of(cluster: SparkCluster) -> SparkSession:
+    """A session over the cluster's context, for what needs Spark SQL."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession(cluster.context)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -490,3 +492,16 @@ def test_gaps_that_do_not_fit_are_noticed() -> None:
     encoded = encode_surviving_row_numbers(np.full((1, 4), 23, np.uint32), np.array([128], np.uint8))
     assert not try_decode_row_number_gaps_to_bitmap(np.frombuffer(encoded, np.uint8), np.zeros(2, np.uint8))
     assert not try_decode_row_number_gaps_to_bitmap(np.frombuffer(encoded[:-1] + b"\x80", np.uint8), np.zeros(3, np.uint8))
+
+
+DAEMON = """
+import os, runpy, sys
+import pyspark.daemon
+pyspark.daemon.manager = lambda: print(len(os.listdir("/proc/self/task")), "compactor.features.spark.worker" in sys.modules)
+runpy.run_module("compactor.features.spark.daemon", run_name="__main__")
+"""
+
+
+def test_the_daemon_that_forks_workers_has_no_threads() -> None:
+    ran = subprocess.run([sys.executable, "-c", DAEMON], capture_output=True, text=True, timeout=120, check=True)
+    assert ran.stdout.split() == ["1", "True"]

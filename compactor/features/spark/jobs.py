@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -49,7 +49,6 @@ from compactor.tier.sidecars import SidecarStore
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
-    from pyspark.sql import SparkSession
 
 
 # Bin packing: distributes work over tasks so that all of them take about the same time.
@@ -153,6 +152,20 @@ class TaskCost:
         for name, value in other.__dict__.items():
             mine = getattr(self, name)
             setattr(self, name, max(mine, value) if name.startswith(("peak", "gate_coverage")) else mine + value)
+
+
+@cache
+def load_tasks() -> None:
+    """Load what tasks import and the compiled kernels, once per process and its forks."""
+    import pyspark.worker  # noqa: F401 - what each worker imports first
+
+    import compactor.features.spark.shared_jobs
+    import compactor.features.spark.worker  # noqa: F401 - tasks of all kinds
+    from compactor.cleaner.precompile import precompile_kernels
+    from compactor.features.spark.pass_one import load_survivor_kernels
+
+    precompile_kernels()
+    load_survivor_kernels()
 
 
 @lru_cache(maxsize=4)
@@ -379,24 +392,23 @@ class RddPartitionTask:
 class SparkCluster:
     """A running Spark application that accepts jobs from several threads."""
 
-    spark: SparkSession
+    context: SparkContext
     router: _TaskOutcomeAccumulator = field(default_factory=_TaskOutcomeAccumulator)
 
     def __post_init__(self) -> None:
-        self._context = self.spark.sparkContext
-        self._accumulator = self._context.accumulator([], self.router)
+        self._accumulator = self.context.accumulator([], self.router)
         self._numbers = itertools.count()
         self._over = threading.Event()
 
     @property
     def task_slots(self) -> int:
         """Return the number of tasks that can run at the same time now. This number changes as executors come and go."""
-        return max(1, self._context.defaultParallelism)
+        return max(1, self.context.defaultParallelism)
 
     @property
     def task_slots_per_executor(self) -> int:
         """Return the number of tasks that run at the same time on one executor, rounded up."""
-        executors = max(1, int(self._context._jsc.sc().getExecutorMemoryStatus().size()) - 1)
+        executors = max(1, int(self.context._jsc.sc().getExecutorMemoryStatus().size()) - 1)
         return -(-self.task_slots // executors)
 
     def cancel_jobs(self) -> None:
@@ -410,7 +422,7 @@ class SparkCluster:
 
     def create_rdd_with_task_per_item(self, items: Sequence[Any]) -> RDD[IndexAndItem]:
         """Return an RDD of (index, item) with one task per item."""
-        return self._context.parallelize(list(enumerate(items)), len(items))
+        return self.context.parallelize(list(enumerate(items)), len(items))
 
     def shuffle_answers_to_targets(
         self, description: str, items: Sequence[Any], make_answers: Callable[[Any], Iterator[tuple[int, Any]]], targets: Sequence[Any]
@@ -423,10 +435,13 @@ class SparkCluster:
         :param targets: the targets; the target index is the position in this sequence.
         """
         parts = min(len(targets), self.task_slots * SHUFFLE_PARTS_PER_SLOT)
-        with name_started_stages(self._context, description):
-            target_rdd = self._context.parallelize(list(enumerate(targets)), parts)
-            answers = self._context.parallelize(list(items), max(1, len(items))).flatMap(make_answers)
-            return answers.union(target_rdd).groupByKey(parts, shuffle_partition_of_target)
+        tasks = max(1, len(items))
+        pairs = list(enumerate(targets))
+        # Targets travel with the items: as an RDD of their own they would need a second Python worker beside each task's.
+        inputs = [(items[place : place + 1], pairs[place::tasks]) for place in range(tasks)]
+        with name_started_stages(self.context, description):
+            answers = self.context.parallelize(inputs, tasks).flatMap(partial(_answers_and_targets, make_answers))
+            return answers.groupByKey(parts, shuffle_partition_of_target)
 
     def run_job(
         self,
@@ -457,6 +472,16 @@ class SparkCluster:
                     seen.add(outcome.index)
                     job_listener.on_task()
                     yield outcome
+
+
+def _answers_and_targets(
+    make_answers: Callable[[Any], Iterator[IndexAndItem]], item_and_targets: tuple[Sequence[Any], Sequence[IndexAndItem]]
+) -> Iterator[IndexAndItem]:
+    """Yield the targets that travel with an item, and the answers for the item (a sequence of one, or of none)."""
+    items, targets = item_and_targets
+    yield from targets
+    for item in items:
+        yield from make_answers(item)
 
 
 def shuffle_partition_of_target(target: int) -> ShufflePartitionNumber:

@@ -20,7 +20,7 @@ from compactor.errors import UsageError
 from compactor.extras import require_pip_extra
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark import SparkContext
 
     from compactor.config.settings import Settings, SparkSettings
     from compactor.features.spark.jobs import SparkCluster
@@ -73,6 +73,7 @@ OWN_PACKAGES: Final = ("compactor", "bloom", "checkpoint")
 DISTRIBUTION_NAMES: Final = {"pydantic_core": "pydantic", "pybloom_live": "pybloom-live"}
 """Import names of packages that are installed under another name."""
 
+DAEMON_MODULE: Final = "compactor.features.spark.daemon"
 LOCAL_TASK_ATTEMPTS: Final = 4
 SUBMIT_VARIABLE: Final = "PYSPARK_GATEWAY_PORT"
 """Environment variable that spark-submit sets, because it has started the JVM already."""
@@ -107,35 +108,34 @@ def start_cluster(settings: Settings, app_name: str = "tiered-compactor") -> Ite
         version.
     """
     require_supported_pyspark()
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
+    from pyspark import SparkConf, SparkContext
 
     begin = time.monotonic()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     given = SparkContext._active_spark_context is not None
     folder = Path(settings.tier.state_dir) / "spark"
     if given or SUBMIT_VARIABLE in os.environ:
-        session: SparkSession = SparkSession.builder.appName(app_name).getOrCreate()
+        # A context is enough: a session would have the JVM load all of Spark SQL.
+        context = SparkContext.getOrCreate(SparkConf().setAppName(app_name))
     else:
         require_supported_java()
-        session = _start_session(settings.spark, app_name, folder)
+        context = _start_context(settings.spark, app_name, folder)
     try:
-        yield _check_executors_with_first_job(session, begin)
+        yield _check_executors_with_first_job(context, begin)
     finally:
         if not given:
-            session.stop()
+            context.stop()
             shutil.rmtree(_local_directory_of_driver(folder, os.getpid()), ignore_errors=True)
 
 
-def _check_executors_with_first_job(session: SparkSession, start_s: float) -> StartedCluster:
+def _check_executors_with_first_job(context: SparkContext, start_s: float) -> StartedCluster:
     """Run a first job so that executors are registered, have loaded the kernels and are known to run the driver's version. Raises
     UsageError otherwise.
 
-    :param start_s: when the start of the session began, in seconds of the monotonic clock.
+    :param start_s: when the start of the context began, in seconds of the monotonic clock.
     """
     from compactor.features.spark.jobs import SparkCluster, name_started_stages
 
-    context = session.sparkContext
     context.setJobDescription("first job: are the executors ready?")
     try:
         wanted = max(2, context.defaultParallelism)
@@ -154,7 +154,7 @@ def _check_executors_with_first_job(session: SparkSession, start_s: float) -> St
         context.setJobDescription(None)  # type: ignore[arg-type]
     if differing:
         raise UsageError(f"the executors run {min(differing)}, the driver {_code_version_of_this_process()}", hint=INSTALL_HINT)
-    return StartedCluster(SparkCluster(session), str(context.master), time.monotonic() - start_s, context.uiWebUrl or "")
+    return StartedCluster(SparkCluster(context), str(context.master), time.monotonic() - start_s, context.uiWebUrl or "")
 
 
 def executors_not_ready_error(error: Exception) -> UsageError:
@@ -172,11 +172,9 @@ def executors_not_ready_error(error: Exception) -> UsageError:
 
 def _load_kernels_and_report_version(task_number: int) -> TaskNumberAndVersion:
     """Load the compiled kernels in an executor's Python worker before any work is timed. Return (task number, version)."""
-    from compactor.cleaner.precompile import precompile_kernels
-    from compactor.features.spark.pass_one import load_survivor_kernels
+    from compactor.features.spark.jobs import load_tasks
 
-    precompile_kernels()
-    load_survivor_kernels()
+    load_tasks()
     # Spark collects garbage after each task: a twentieth of a second, if it has to look at everything that was imported.
     gc.collect()
     gc.freeze()
@@ -195,11 +193,10 @@ def _code_version_of_this_process() -> str:
     return program_and_codec_versions_fingerprint()
 
 
-def _start_session(settings: SparkSettings, app_name: str, folder: Path) -> SparkSession:
-    """Start a new Spark session with the properties from the settings. Raises UsageError if Spark does not start."""
+def _start_context(settings: SparkSettings, app_name: str, folder: Path) -> SparkContext:
+    """Start a new Spark application with the properties from the settings. Raises UsageError if Spark does not start."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
-    from pyspark.sql import SparkSession
 
     master = settings.master
     folder.mkdir(parents=True, exist_ok=True)
@@ -215,6 +212,8 @@ def _start_session(settings: SparkSettings, app_name: str, folder: Path) -> Spar
     # Locally Spark tries a task once; a killed Python worker deserves what a killed executor gets.
     conf.setMaster(f"local[{local[1]},{LOCAL_TASK_ATTEMPTS}]" if local else master)
     if master.startswith("local"):
+        if os.environ["PYSPARK_PYTHON"] == sys.executable:  # another Python may lack the module, and would start no worker
+            conf.set("spark.python.daemon.module", DAEMON_MODULE)
         # Nothing has to reach this machine from outside, Spark's web pages included.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # The JVM hands out tasks and little else: an optimizer and a parallel collector take more from the tasks than they give.
@@ -230,8 +229,7 @@ def _start_session(settings: SparkSettings, app_name: str, folder: Path) -> Spar
     try:
         with log.open("ab") as file:
             gateway = SparkContext._gateway or launch_gateway(conf, {"stdout": file, "stderr": file})  # type: ignore[no-untyped-call]
-        SparkContext(conf=conf, gateway=gateway)
-        return SparkSession.builder.getOrCreate()
+        return SparkContext(conf=conf, gateway=gateway)
     except _spark_error_types() as error:
         raise UsageError(
             f"Spark did not start on {master}: {first_line_of_spark_error(error)}", hint=f"Check [spark] master; {log} says more"
