@@ -53,11 +53,12 @@ test-costs: setup ## CPU seconds of each test and fixture of `make test` and `ma
 	@$(RUN) pytest -n $(WORKERS) -m "not slow" -p tests.support.costs --costs build/test-costs.jsonl $(TESTS) || true
 	@$(RUN) tests.support.costs build/test-costs.jsonl
 
-lint: setup ## ruff, mypy --strict, and the import layers
+lint: setup ## ruff, mypy --strict, the import layers; prints what each feature costs in statements
 	@$(RUN) ruff check --quiet .
 	@$(RUN) ruff format --check --quiet .
 	@$(RUN) mypy --no-error-summary
 	@.venv/bin/python -c 'from importlinter.cli import lint_imports_command as lint; lint()' --no-logo
+	@$(RUN) tests.support.feature_costs
 
 conformance: setup ## SEEDS=1000 random logs through Kafka's own cleaner and ours (needs Java and Maven)
 	@$(RUN) tests.conformance --seeds $(SEEDS)
