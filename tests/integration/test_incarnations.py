@@ -22,7 +22,7 @@ from compactor.errors import Unavailable, UsageError
 from compactor.features.imports import import_, incarnations
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 from tests.builders import TOPIC_ID as ID, LogBuilder
-from tests.integration.test_log_identity import OTHER_ID as OTHER
+from tests.features.imports.test_log_identity import OTHER_ID as OTHER
 from tests.simulation.life_mutations import OPENING_MUTATIONS
 from tests.support.tier_cli import TierCli
 

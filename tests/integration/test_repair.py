@@ -20,7 +20,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import parse_producer_snapshot_file
 from compactor.upkeep.repair import DirectoryRepairSource, repair_partition
 from tests.builders import TOPIC_ID, LogBuilder, name_topic
-from tests.integration.test_import_truncated import Log, end_of
+from tests.features.imports.test_import_truncated import Log, end_of
 from tests.support.tier_cli import Answer, TierCli, visible
 
 KINDS = ("log", "index", "timeindex", "txnindex", "snapshot", "leader-epoch-checkpoint")

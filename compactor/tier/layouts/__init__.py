@@ -1,1 +1,0 @@
-"""Implementations of SegmentLayout, one per value of ``tier.layout``. They do not depend on each other."""
