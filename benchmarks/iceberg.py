@@ -97,7 +97,7 @@ class House:
         cleaned = time.process_time()
         memory = AnonymousMemory()
         with memory.watched():
-            done = IcebergOutput().update_output_to_published_view(self.tier, NAME, DiskBudget(1 << 32))
+            done = IcebergOutput().update_output(self.tier, NAME, DiskBudget(1 << 32))
         updated = time.process_time()
         if done.status != "written":
             raise SystemExit(f"the table was not written: {done}")

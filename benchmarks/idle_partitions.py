@@ -19,7 +19,7 @@ from compactor.access.tier import Tier
 from compactor.control.logs import move_queued_change_hints_into_catalog, record_partitions_with_nothing_to_delete
 from compactor.control.records import DeletionCheckResult
 from compactor.daemon.daemon import Daemon
-from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, partitions_to_inspect_for_deletions, retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, partitions_to_inspect, retire_partition
 from tests.support.idle_tier import HOUR, INTERVAL, Idle
 
 COLUMNS = ("", "requests", "CPU seconds", "of one core")
@@ -30,9 +30,9 @@ def retire_once(tier: Tier) -> None:
     move_queued_change_hints_into_catalog(tier.catalog)
     every = tier.list_partitions()
     inspected: dict[str, DeletionCheckResult] = {}
-    for name in partitions_to_inspect_for_deletions(tier.catalog.state, every, tier.ports.clock_ms()):
+    for name in partitions_to_inspect(tier.catalog.state, every, tier.ports.clock_ms()):
         log = tier.open_control_log_of_partition(name)
-        report = retire_replaced_segments_and_orphans(tier.ports, log, tier.lease, tier.retention)
+        report = retire_partition(tier.ports, log, tier.lease, tier.retention)
         inspected[str(name)] = DeletionCheckResult(log.state.slot, report.next_ms, tier.ports.clock_ms())
         if len(inspected) == 100:
             record_partitions_with_nothing_to_delete(tier.catalog, inspected)

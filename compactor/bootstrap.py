@@ -92,7 +92,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
         layout=kind.layout(settings, data, TopicIdLookup(topics) if topics else metadata.topic_id),
         publisher=_create_segment_publisher(settings, metadata),
         brokers=metadata.broker_view if isinstance(metadata, BrokerManagedTierMetadataSource) else None,
-        broker_log_start=_create_broker_log_start_offset_reader(settings, metadata),
+        broker_log_start=_log_start_reader(settings, metadata),
         clock_ms=_wall_clock_unix_ms,
         sleep=time.sleep,
         random_bytes=secrets.token_bytes,
@@ -119,11 +119,7 @@ def _create_metadata_source(settings: Settings, kind: TierKind, data: ObjectStor
     listed = kind.listing(settings, data)
     if listed is not None:
         return ListedTierMetadataSource(listed, settings.tier.layout)
-    return (
-        BrokerManagedTierMetadataSource(open_segment_metadata_of_brokers(settings, control))
-        if kind.is_broker_managed
-        else TierMetadataSource()
-    )
+    return BrokerManagedTierMetadataSource(open_broker_metadata(settings, control)) if kind.is_broker_managed else TierMetadataSource()
 
 
 def _create_segment_publisher(settings: Settings, metadata: TierMetadataSource) -> SegmentPublisher:
@@ -156,7 +152,7 @@ def _create_segment_publisher(settings: Settings, metadata: TierMetadataSource) 
     )
 
 
-def _create_broker_log_start_offset_reader(settings: Settings, metadata: TierMetadataSource) -> Callable[[TopicPartition], int] | None:
+def _log_start_reader(settings: Settings, metadata: TierMetadataSource) -> Callable[[TopicPartition], int] | None:
     """Return None if the tier is not broker-managed, or no broker is configured. Makes no request itself."""
     from compactor.adapters.brokers.view import LiveBrokerMetadata
 
@@ -168,7 +164,7 @@ def _create_broker_log_start_offset_reader(settings: Settings, metadata: TierMet
     return lambda name: admin.log_start_offset(name.topic, name.partition)
 
 
-def open_segment_metadata_of_brokers(settings: Settings, control: ObjectStore) -> BrokerMetadata:
+def open_broker_metadata(settings: Settings, control: ObjectStore) -> BrokerMetadata:
     """Open the brokers' metadata topic, or its latest snapshot in ``control`` if no broker is configured. Makes no request to brokers yet.
 
     :raises UsageError: if the connection settings are invalid.

@@ -126,7 +126,7 @@ def write_demo_topic(folder: Path, settings: DemoTopicSettings, customers: Custo
             third = count // 3
             whose = [(IMPORTER, third), (CONNECTOR, count - 2 * third), (IMPORTER, third)]
         for producer, some in whose:
-            rows = customers.change_random_rows_and_return_records(
+            rows = customers.change_rows(
                 some, log.next_offset, now, aborted=producer == IMPORTER and _is_demo_transaction_aborted(settings, transactions[number])
             )
             header = ProducerFields(producer, 0, sequence[producer], producer == IMPORTER)
@@ -159,7 +159,7 @@ class CustomersTable:
         self._versions: dict[int, int] = {}
         self._lsn = 1 << 32
 
-    def change_random_rows_and_return_records(self, count: int, offset: int, timestamp: int, *, aborted: bool) -> list[RecordToEncode]:
+    def change_rows(self, count: int, offset: int, timestamp: int, *, aborted: bool) -> list[RecordToEncode]:
         """Change ``count`` random rows, and return the records of these changes. If ``aborted``, the table itself stays as it is.
 
         :param offset: offset of the first record.
@@ -168,15 +168,12 @@ class CustomersTable:
         ids = self._id_of_rank[np.searchsorted(self._popularity, self._random.random(count))].tolist()
         lots = self._random.random(count).tolist()
         versions = dict(self._versions) if aborted else self._versions
-        rows = [
-            self._change_row_and_return_record(versions, key, lot, offset + i, timestamp + i)
-            for i, (key, lot) in enumerate(zip(ids, lots, strict=True))
-        ]
+        rows = [self._change_row(versions, key, lot, offset + i, timestamp + i) for i, (key, lot) in enumerate(zip(ids, lots, strict=True))]
         if not aborted:
             self.latest |= {row.key: row.value for row in rows if row.key is not None}
         return rows
 
-    def _change_row_and_return_record(
+    def _change_row(
         self, change_count_by_key: dict[int, int], key: int, random_fraction: float, offset: int, timestamp: int
     ) -> RecordToEncode:
         """:param change_count_by_key: how often each row was changed, by key. Changed in place.
@@ -289,7 +286,7 @@ class Demo:
         self.config = self.folder / "tiered-compactor.toml"
         self.log_dir = self.folder / "kafka-log" / str(NAME)
         self.exported = self.folder / "exported" / str(NAME)
-        self._delete_earlier_demo_from_folder()
+        self._clear_folder()
         self.tier_place = tier_url or str(self.folder / "tier")
         tier = {"url": tier_url or (self.folder / "tier").as_uri(), "state_dir": str(self.folder / "state")}
         section = store_kind(self.tier_place).section
@@ -304,7 +301,7 @@ class Demo:
             _require_fit_store(open_store(tier_url, settings=own_settings, limits=own_settings.limits))
         self._cleaner = self._tier.cleaner_settings_for_topic(NAME.topic)
 
-    def _delete_earlier_demo_from_folder(self) -> None:
+    def _clear_folder(self) -> None:
         """Raises UsageError if the folder holds anything but an earlier demo."""
         if self.folder.is_dir() and any(self.folder.iterdir()):
             if not self.config.exists() or not self.config.read_text(encoding="utf-8", errors="replace").startswith(FIRST_LINE):
@@ -316,7 +313,7 @@ class Demo:
         except OSError as error:
             raise UsageError(f"cannot make {self.folder}: {error.strerror}", hint="Name another directory") from error
 
-    def write_generated_topic_as_log_directory(self, on_records: OnCount) -> None:
+    def write_topic(self, on_records: OnCount) -> None:
         """Call ``on_records`` with the number of records of each batch."""
         for count in write_demo_topic(self.log_dir, self.shape, self._table):
             on_records(count)
@@ -329,7 +326,7 @@ class Demo:
     def forecast_round(self) -> RoundForecast:
         return forecast_next_round(self._tier, NAME, self.now_ms)
 
-    def compact_topic_in_one_round(self, on_stage: RoundStageCallback) -> RoundReport:
+    def compact_topic(self, on_stage: RoundStageCallback) -> RoundReport:
         return compact(self._tier, NAME, self.now_ms, on_stage=on_stage)
 
     def verify_tier(self, on_bytes: OnCount) -> list[SegmentProblem]:
@@ -337,10 +334,10 @@ class Demo:
         found = verify_partition(self._tier, NAME, on_bytes)
         return [problem for problem in found if problem.severity == "error"]
 
-    def export_topic_as_log_directory(self, on_bytes: OnCount) -> None:
+    def export_topic(self, on_bytes: OnCount) -> None:
         export_partition(self._tier, NAME, self.exported, on_bytes)
 
-    def compare_last_values_with_written_ones(self) -> DemoComparison:
+    def compare_values(self) -> DemoComparison:
         """Read the tier as a consumer does, and compare the last values."""
         found: ValueByKey = {}
         for block in read_record_blocks(self._tier, NAME):

@@ -55,7 +55,7 @@ class OutputReport:
 class OutputWriter(Protocol):
     """Writer of one kind of output: copies of compacted partitions in another layout."""
 
-    def update_output_to_published_view(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
+    def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
         """Bring a partition's output up to its published view, and delete old versions that have been kept for the configured time.
 
         :param disk: local disk that the partition's segments may use.

@@ -67,16 +67,16 @@ class StageCostRecorder:
         self._adding = threading.Lock()
 
     def enter_stage(self, stage: SegmentWorkStage) -> None:
-        self._add_elapsed_time_to_innermost_stage()
+        self._add_elapsed()
         self._here.stages.append(stage)
 
     def leave_stage(self, nbytes: int) -> None:
         """End the calling thread's innermost stage, which processed ``nbytes`` bytes."""
-        self._add_elapsed_time_to_innermost_stage()
+        self._add_elapsed()
         with self._adding:
             self.costs[self._here.stages.pop()].bytes += nbytes
 
-    def _add_elapsed_time_to_innermost_stage(self) -> None:
+    def _add_elapsed(self) -> None:
         here, cpu, wall = self._here, self._cpu(), self._wall()
         if here.stages:
             with self._adding:
@@ -90,7 +90,7 @@ _recorder: StageCostRecorder | None = None
 
 
 @contextmanager
-def record_stage_costs_during_block(recorder: StageCostRecorder) -> Iterator[None]:
+def record_stage_costs(recorder: StageCostRecorder) -> Iterator[None]:
     """Record the stages of all threads of this process during a ``with`` block."""
     global _recorder  # noqa: PLW0603 - the threads of a round are started in many places
     before, _recorder = _recorder, recorder
@@ -108,7 +108,7 @@ def measure_stage(stage: SegmentWorkStage, size: Callable[..., int] = lambda *_,
 
     def measure_function_as_stage(work: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(work)
-        def run_function_and_record_stage_cost(*args: P.args, **kwargs: P.kwargs) -> R:
+        def measured(*args: P.args, **kwargs: P.kwargs) -> R:
             recorder = _recorder
             if recorder is None:
                 return work(*args, **kwargs)
@@ -121,6 +121,6 @@ def measure_stage(stage: SegmentWorkStage, size: Callable[..., int] = lambda *_,
                 recorder.leave_stage(nbytes)
             return result
 
-        return run_function_and_record_stage_cost
+        return measured
 
     return measure_function_as_stage

@@ -44,7 +44,7 @@ class StopRequest:
         if self.event.wait(seconds):
             self.raise_if_stopped()
 
-    def raise_if_stopped_unless_published(self, stage: RoundStage) -> None:
+    def check_stage(self, stage: RoundStage) -> None:
         """Raise Stopped if the service was asked to stop, unless the round is published: then only its statistics are left to record."""
         if stage is not RoundStage.PUBLISHED:
             self.raise_if_stopped()
@@ -181,11 +181,8 @@ def settings_after_reload(current: Settings, reread: Settings) -> ReloadedSettin
         if was != becomes:
             # Properties of a client may hold secrets.
             line = key if isinstance(becomes, dict) else f"{key}: {_format_setting_value(was)} -> {_format_setting_value(becomes)}"
-            (changed if _takes_effect_without_restart(key) else waiting).append(line)
-    topics = {
-        pattern: _keep_old_values_fixed_until_restart(cleaner, current.topics.get(pattern, current.cleaner))
-        for pattern, cleaner in reread.topics.items()
-    }
+            (changed if _is_live(key) else waiting).append(line)
+    topics = {pattern: _keep_fixed(cleaner, current.topics.get(pattern, current.cleaner)) for pattern, cleaner in reread.topics.items()}
     fixed_sections = {section: getattr(current, section) for section in SECTION_TYPES if "." not in section and section not in LIVE}
     daemon = current.daemon.model_copy(update={"threads": reread.daemon.threads})
     agent = reread.agent.model_copy(update={"listen": current.agent.listen, "host_names": current.agent.host_names})
@@ -194,18 +191,18 @@ def settings_after_reload(current: Settings, reread: Settings) -> ReloadedSettin
         | {
             "daemon": daemon,
             "agent": agent,
-            "cleaner": _keep_old_values_fixed_until_restart(reread.cleaner, current.cleaner),
+            "cleaner": _keep_fixed(reread.cleaner, current.cleaner),
             "topics": topics,
         }
     )
     return ReloadedSettings(settings, tuple(changed), tuple(waiting))
 
 
-def _keep_old_values_fixed_until_restart(new: CleanerSettings, old: CleanerSettings) -> CleanerSettings:
+def _keep_fixed(new: CleanerSettings, old: CleanerSettings) -> CleanerSettings:
     return new.model_copy(update={name: getattr(old, name) for name in FIXED})
 
 
-def _takes_effect_without_restart(key: str) -> bool:
+def _is_live(key: str) -> bool:
     section, _, rest = key.partition(".")
     if key in BOUND_KEYS:
         return False
@@ -271,7 +268,7 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
                 self._woken.clear()
                 self.scan()
                 last_scan = time.monotonic()
-                next_scan = last_scan + self._seconds_until_next_partition_scan()
+                next_scan = last_scan + self._scan_interval_s()
             elif self._woken.is_set():
                 next_scan = min(next_scan, last_scan + WAKE_S)
             self.start_due_jobs()
@@ -307,7 +304,7 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
         except queue.Empty:
             return
 
-    def ms_since_latest_loop_pass(self) -> int:
+    def loop_age_ms(self) -> int:
         """Return the age of the latest pass. A large value shows that the loop hangs."""
         return int((time.monotonic() - self._loop_s) * 1000)
 
@@ -328,5 +325,5 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
         """Use these settings for all jobs that begin from now on."""
 
     @abstractmethod
-    def _seconds_until_next_partition_scan(self) -> float:
+    def _scan_interval_s(self) -> float:
         """Return the seconds from the end of a scan to the next one."""

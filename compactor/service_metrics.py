@@ -85,7 +85,7 @@ def add_labelled_values(family: GaugeMetricFamily | CounterMetricFamily, values:
     return family
 
 
-def version_and_store_usage_metrics(usage: StoreUsage) -> Iterator[Metric]:
+def common_metrics(usage: StoreUsage) -> Iterator[Metric]:
     """Yield the metrics of every service: the running version, and the requests and bytes to and from the store."""
     build = {"version": __version__, "python": platform.python_version()}
     yield InfoMetricFamily(f"{OWN}_build", "The program that is running", value=build)

@@ -48,7 +48,7 @@ COMMANDS = (
     Command(
         "import",
         "import sealed segments of a Kafka log directory into the tier",
-        "import_.import_log_directories_command",
+        "import_.import_command",
         (
             argument(
                 "log_dir",
@@ -90,7 +90,7 @@ COMMANDS = (
     Command(
         "export",
         "write the current view of a partition as a Kafka log directory",
-        "export.export_partition_to_log_dir_command",
+        "export.export_command",
         (
             PARTITION_ARGUMENT,
             TOPIC_ID_ARGUMENT,
@@ -130,7 +130,7 @@ COMMANDS = (
             Command(
                 "adopt",
                 "declare that the tier's log is that of a topic, or continues at an offset",
-                "topics.set_topic_id_or_next_import_offset_command",
+                "topics.adopt_command",
                 (
                     PATTERN_ARGUMENT,
                     exclusive_arguments(
@@ -223,7 +223,7 @@ COMMANDS = (
     Command(
         "recompact",
         "compact whole partitions from the log's start, as a Spark job",
-        "recompact.recompact_topics_with_spark_command",
+        "recompact.recompact_command",
         (
             PARTITIONS_ARGUMENT,
             CLOCK_OPTION,
@@ -241,7 +241,7 @@ COMMANDS = (
     Command(
         "retire",
         "delete replaced segments whose grace is over, and sweep orphans",
-        "retire.retire_replaced_segments_command",
+        "retire.retire_command",
         (
             DRY_RUN_OPTION,
             argument(
@@ -327,7 +327,7 @@ COMMANDS = (
         "",
         (),
         (
-            Command("write", "bring outputs up to the published view", "outputs.update_compacted_view_outputs", (PARTITIONS_ARGUMENT,)),
+            Command("write", "bring outputs up to the published view", "outputs.write_outputs", (PARTITIONS_ARGUMENT,)),
             Command(
                 "list", "list Iceberg tables with their lag, files and snapshots", "outputs.list_iceberg_tables", (PARTITIONS_ARGUMENT,)
             ),
@@ -489,7 +489,7 @@ COMMANDS = (
     Command(
         "undo",
         "undo a round: readers get the segments back that it replaced",
-        "undo.undo_compaction_round_command",
+        "undo.undo_command",
         (
             RUN_ARGUMENT,
             argument("--partition", metavar="TOPIC-PARTITION", help="its partition (default: found by the run's id)"),
@@ -533,7 +533,7 @@ COMMANDS = (
     Command(
         "pause",
         "prevent new rounds on these partitions until resume",
-        "pauses.pause_compaction_rounds_command",
+        "pauses.pause_command",
         (
             argument(
                 "pattern",
@@ -547,13 +547,13 @@ COMMANDS = (
     Command(
         "resume",
         "allow rounds on paused partitions again",
-        "pauses.resume_compaction_rounds_command",
+        "pauses.resume_command",
         (argument("pattern", metavar="PATTERN", help="the pattern that was paused"), REASON_OPTION),
     ),
     Command(
         "wake",
         "ask the daemons for a round on these partitions at once",
-        "pauses.request_compaction_rounds_of_daemon",
+        "pauses.wake_command",
         (
             argument("partitions", nargs="+", metavar="TOPIC[-PARTITION]", help="partitions, topics or whole regular expressions"),
             REASON_OPTION,

@@ -139,7 +139,7 @@ class CommandLineParser(argparse.ArgumentParser):
         raise UsageError(message, hint=f"See `{self.prog} --help`")
 
 
-def move_common_options_to_end(arguments: Sequence[str]) -> list[str]:
+def common_options_last(arguments: Sequence[str]) -> list[str]:
     """Move common options from before the command to the end: ``--config FILE run`` becomes ``run --config FILE``.
 
     :raises UsageError: if an option other than these, ``--help`` and ``--version`` comes before the command.
@@ -166,7 +166,7 @@ def is_json_requested(arguments: Sequence[str]) -> bool:
 def whole_number_parser(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], int]:
     """Return a parser of whole numbers from ``low`` to ``high``, inclusive, for argparse's ``type``."""
 
-    def parse_whole_number_in_range(text: str) -> int:
+    def parse_number(text: str) -> int:
         try:
             number = int(text)
         except ValueError:
@@ -175,7 +175,7 @@ def whole_number_parser(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], 
             raise argparse.ArgumentTypeError(f"{number} is not from {low} to {high}")
         return number
 
-    return parse_whole_number_in_range
+    return parse_number
 
 
 def parse_byte_count(text: str) -> int:

@@ -20,4 +20,4 @@ def compile_numba_kernels(out: Output, *, load_into_process: bool = False) -> No
         from compactor.cleaner.precompile import KERNELS, precompile_kernels
 
         with out.show_progress("compiling kernels", KERNELS, "kernels") as progress:
-            precompile_kernels(lambda name, done: progress.begin_progress_part_with_same_total(f"compiling {name.strip('_')}", done))
+            precompile_kernels(lambda name, done: progress.begin_part(f"compiling {name.strip('_')}", done))

@@ -23,12 +23,12 @@ from compactor.cli.command_parser import (
     CommandFunction,
     CommandLineParser,
     as_compactor_error,
+    common_options_last,
     is_json_requested,
-    move_common_options_to_end,
 )
 from compactor.cli.output import Output, StderrLineFormat, StderrNoteLogHandler, StderrNotePrinter, Table, format_size
 from compactor.errors import ExitCode
-from compactor.profiling import StageCost, StageCostRecorder, record_stage_costs_during_block
+from compactor.profiling import StageCost, StageCostRecorder, record_stage_costs
 
 
 class CommandProfile:
@@ -41,14 +41,14 @@ class CommandProfile:
         self._costs: dict[str, StageCost] = {}
 
     @contextmanager
-    def record_stage_costs_during_block(self) -> Iterator[None]:
+    def record_costs(self) -> Iterator[None]:
         """Record the costs of all threads while the block runs."""
         if not self._asked:
             yield
             return
         recorder = StageCostRecorder(time.thread_time, time.perf_counter)
         cpu, wall = time.process_time(), time.perf_counter()
-        with record_stage_costs_during_block(recorder):
+        with record_stage_costs(recorder):
             yield
         total = StageCost(time.process_time() - cpu, time.perf_counter() - wall)
         staged = sum(cost.cpu for cost in recorder.costs.values())
@@ -78,7 +78,7 @@ SERVICES = ("daemon.run_daemon", "agent.run_upload_agent", "serve.serve_tier")
 """Functions of commands that run until they are stopped. Their lines on stderr carry time and level."""
 
 
-def _reduce_process_start_up_time() -> None:
+def _speed_up_start() -> None:
     """Saves a third of a small command's time."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # else the metadata of every package that is installed are read
@@ -91,8 +91,8 @@ def entry(argv: list[str] | None = None) -> ExitCode:
 
     :param argv: arguments without the program's name; None for those of the process.
     """
-    with _raise_exceptions_for_stop_signals():
-        _reduce_process_start_up_time()
+    with _signals_as_exceptions():
+        _speed_up_start()
         return _run_command(sys.argv[1:] if argv is None else argv)
 
 
@@ -106,7 +106,7 @@ def _run_command(arguments: list[str]) -> ExitCode:
     if is_json_requested(arguments):
         out = Output("json")
     try:
-        arguments = move_common_options_to_end(arguments) or ["--help"]
+        arguments = common_options_last(arguments) or ["--help"]
         args = build_parser(arguments[:1]).parse_args(arguments)
         service = args.run in SERVICES
         out = Output(
@@ -148,7 +148,7 @@ class InterruptedByCtrlC(KeyboardInterrupt):
 
 
 @contextmanager
-def _raise_exceptions_for_stop_signals() -> Iterator[None]:
+def _signals_as_exceptions() -> Iterator[None]:
     """Turn SIGTERM and Ctrl-C into exceptions while the block runs; a second SIGTERM ends the process at once. Does nothing outside the
     main thread.
     """

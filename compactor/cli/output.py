@@ -178,7 +178,7 @@ class Output:
                     self._stdout.write(_wrap_for_terminal(line, self._stdout) + "\n")
             self._stdout.flush()
         except BrokenPipeError:
-            self._discard_output_after_broken_pipe()
+            self._discard_output()
 
     def print_error_document(self, error: CompactorError) -> None:
         """Print ``error`` (kind, message, hint and exit_code) as JSON, if the command failed before it had a result."""
@@ -186,7 +186,7 @@ class Output:
             reported = {"kind": type(error).__name__, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
             self.print_result({"error": reported})
 
-    def write_byte_chunks_to_stdout(self, parts: Iterable[bytes]) -> None:
+    def write_chunks(self, parts: Iterable[bytes]) -> None:
         """Write each chunk as soon as it is available, in place of a result."""
         self._reported = True
         raw = getattr(self._stdout, "buffer", None)
@@ -198,7 +198,7 @@ class Output:
                     raw.write(part)
             self._stdout.flush()
         except BrokenPipeError:
-            self._discard_output_after_broken_pipe()
+            self._discard_output()
 
     def terminal_width(self) -> int | None:
         """Return the number of columns of the terminal that stdout is, or None if it is not a terminal."""
@@ -227,8 +227,8 @@ class Output:
             self._stderr.flush()
             return
         text = text if self.lines.as_json else _wrap_for_terminal(text, self._stderr)
-        if self._meter is None or not self._meter.print_above_progress_bar(text):
-            _write_line_unless_pipe_closed(self._stderr, text)
+        if self._meter is None or not self._meter.print_above(text):
+            _write_line(self._stderr, text)
 
     def _end_transient_line(self, ending: str) -> None:
         if self._has_transient_line:
@@ -256,9 +256,9 @@ class Output:
         try:
             self._stdout.flush()
         except BrokenPipeError:
-            self._discard_output_after_broken_pipe()
+            self._discard_output()
 
-    def _discard_output_after_broken_pipe(self) -> None:
+    def _discard_output(self) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._stdout.fileno())
 
     def _print_tables(self, tables: Sequence[Table | Tree]) -> None:
@@ -299,24 +299,24 @@ class Progress:
     def advance(self, amount: int = 1) -> None:
         with self._lock:
             self.done += amount
-            self._update_progress_display()
+            self._update_display()
 
-    def begin_progress_part_with_same_total(self, title: str, done: int | None = None) -> None:
+    def begin_part(self, title: str, done: int | None = None) -> None:
         """Show another title for the next part of the work. The total stays the same.
 
         :param done: amount that counts as done when this part begins; None for the amount recorded so far.
         """
         with self._lock:
             self.title, self.done = title, self.done if done is None else done
-            self._update_progress_display()
+            self._update_display()
 
-    def begin_progress_step_with_new_total(self, title: str, total: int | None = None) -> None:
+    def begin_step(self, title: str, total: int | None = None) -> None:
         """Show another title and total (None: unknown) for the next step of the work. The amount done starts again at 0."""
         with self._lock:
             self.title, self.total, self.done = title, total, 0
-            self._update_progress_display()
+            self._update_display()
 
-    def print_above_progress_bar(self, text: str) -> bool:
+    def print_above(self, text: str) -> bool:
         """Print a remark above the bar. If no bar is drawn, print nothing and return False."""
         with self._lock:
             if self._bar is not None:
@@ -331,7 +331,7 @@ class Progress:
             elif self._shown:
                 self._write_progress_line()
 
-    def _update_progress_display(self) -> None:
+    def _update_display(self) -> None:
         now = self._clock()
         if now < self._next:
             return
@@ -356,35 +356,31 @@ class Progress:
             self._bar.start()
         task = self._bar.task_ids[0]
         self._bar.tasks[0].total = self.total  # ``update`` takes None for no change
-        share = f"{100 * self._done_amount_capped_at_total() // self.total}% " if self.total else ""
-        self._bar.update(
-            task, description=self.title, completed=self._done_amount_capped_at_total(), amount=share + self._format_done_amount()
-        )
+        share = f"{100 * self._capped_done() // self.total}% " if self.total else ""
+        self._bar.update(task, description=self.title, completed=self._capped_done(), amount=share + self._format_done_amount())
 
     def _write_progress_line(self) -> None:
         if self._mode == "json":
-            text = json.dumps(
-                {"progress": {"title": self.title, "done": self._done_amount_capped_at_total(), "total": self.total, "unit": self.unit}}
-            )
+            text = json.dumps({"progress": {"title": self.title, "done": self._capped_done(), "total": self.total, "unit": self.unit}})
         else:
-            share = f"{100 * self._done_amount_capped_at_total() // self.total} %, " if self.total else ""
+            share = f"{100 * self._capped_done() // self.total} %, " if self.total else ""
             amount = self._format_done_amount()
             text = f"{self.title}: {share}{amount}" if amount else self.title
-        _write_line_unless_pipe_closed(self._stderr, text)
+        _write_line(self._stderr, text)
 
-    def _done_amount_capped_at_total(self) -> int:
+    def _capped_done(self) -> int:
         """Return the amount done, at most the total, which may be an estimate."""
         return self.done if self.total is None else min(self.done, self.total)
 
     def _format_done_amount(self) -> str:
         if self.total is None and not self.done and not self.unit:
             return ""
-        numbers = [self.done] if self.total is None else [self._done_amount_capped_at_total(), self.total]
+        numbers = [self.done] if self.total is None else [self._capped_done(), self.total]
         texts = [format_size(number) if self.unit == "bytes" else f"{number:,}" for number in numbers]
         return " of ".join(texts) + (f" {self.unit}" if self.unit not in ("", "bytes") else "")
 
 
-def _write_line_unless_pipe_closed(stream: IO[str], text: str) -> None:
+def _write_line(stream: IO[str], text: str) -> None:
     try:
         stream.write(text + "\n")
         stream.flush()

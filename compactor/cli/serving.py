@@ -38,7 +38,7 @@ class RunnableService(Protocol):
     def request_settings_change(self, settings: Settings) -> None: ...
 
 
-def block_signals_and_limit_malloc_heaps() -> None:
+def prepare_process() -> None:
     """Block the signals that ``run_service`` waits for, and let malloc use only a few heaps. Must be called before the first thread starts:
     threads inherit blocked signals.
     """

@@ -33,8 +33,8 @@ from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.storage.factory import open_store
 from compactor.storage.wrappers import ReadOnlyStore
 from compactor.tier.kinds import control_url, tier_kind
-from compactor.views.checkpoints import read_only_copy_of_tier
-from compactor.views.overview import read_partition_summaries_or_errors
+from compactor.views.checkpoints import read_only_copy
+from compactor.views.overview import read_summaries
 
 READ_ONLY_HINT = "What only reads works without: topics, segments, plan, explain, checkpoints, verify, export"
 WRITERS = ("run", "retire", "daemon", "recompact", "undo", "topics takeover")
@@ -52,12 +52,12 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
     settings = command_parser.load_command_settings(args)
     shared = tier_kind(settings).is_broker_managed
     if shared and writing_command:
-        _check_command_may_write_to_brokers_tier(writing_command, settings)
+        _check_writer(writing_command, settings)
     tier = open_tier(settings, local_state=local_state)
     if shared and writing_command:
         tier.identity.read_or_create_catalog()
     elif shared:
-        tier = read_only_copy_of_tier(tier)
+        tier = read_only_copy(tier)
     if any(cleaner.map_engine == "spark" for cleaner in (settings.cleaner, *settings.topics.values())):
         from compactor.features.spark.recompaction import SparkEngineFactory
 
@@ -69,7 +69,7 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
     return tier
 
 
-def _check_command_may_write_to_brokers_tier(command: str, settings: Settings) -> None:
+def _check_writer(command: str, settings: Settings) -> None:
     if command not in WRITERS:
         raise UsageError(f"`{command}` does not work on a broker-managed tier", hint=READ_ONLY_HINT)
     has_control = bool(control_url(settings))
@@ -80,7 +80,7 @@ def _check_command_may_write_to_brokers_tier(command: str, settings: Settings) -
         raise UsageError(f"`{command}`: topics under [kafka] is empty, so that no topic is read", hint="Name whole regular expressions")
 
 
-def open_tier_for_control_store_writes(args: argparse.Namespace) -> Tier:
+def open_for_control_writes(args: argparse.Namespace) -> Tier:
     """Open the configured tier for writes to the control store only: brokers' data is read-only. Raises UsageError if no control store is
     configured.
     """
@@ -94,13 +94,13 @@ def open_tier_for_control_store_writes(args: argparse.Namespace) -> Tier:
     return found.with_stores(data=ReadOnlyStore(found.ports.data))
 
 
-def open_configured_tier_read_only(args: argparse.Namespace) -> Tier:
+def open_read_only(args: argparse.Namespace) -> Tier:
     """Open the configured tier. Every write is refused."""
-    return read_only_copy_of_tier(open_configured_tier(args))
+    return read_only_copy(open_configured_tier(args))
 
 
 def open_tier_and_partition(
-    args: argparse.Namespace, open_tier: Callable[[argparse.Namespace], Tier] = open_configured_tier_read_only
+    args: argparse.Namespace, open_tier: Callable[[argparse.Namespace], Tier] = open_read_only
 ) -> tuple[Tier, TopicPartition]:
     """Return the configured tier and the partition of ``args.partition``. If several topics have had this name, ``--topic-id`` chooses.
 
@@ -136,9 +136,7 @@ def select_partitions(tier: Tier, given_names: Sequence[str]) -> list[TopicParti
     return list(dict.fromkeys(found)) if given_names else known
 
 
-def read_control_logs_of_partitions(
-    tier: Tier, partitions: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes
-) -> list[PartitionLog]:
+def read_control_logs(tier: Tier, partitions: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes) -> list[PartitionLog]:
     """Return the control logs, which are read. Logs that cannot be read are left out, and reported by ``outcomes``."""
     found = []
     with out.show_progress("reading", len(partitions), "partitions") as progress:
@@ -159,7 +157,7 @@ def read_partition_summaries(
     """
     found = []
     with out.show_progress("looking", len(partitions), "partitions") as progress:
-        looks = read_partition_summaries_or_errors(tier, partitions, check_for_restored_logs=True, on_partition=progress.advance)
+        looks = read_summaries(tier, partitions, check_for_restored_logs=True, on_partition=progress.advance)
     for inspection in looks:
         if inspection.error is not None:
             outcomes.print_and_record_failure(str(inspection.partition), inspection.error)
@@ -175,7 +173,7 @@ def sum_stored_bytes(tier: Tier, partitions: Sequence[TopicPartition], out: Outp
     :param includes_replaced_segments: whether to add replaced segments that are not deleted yet.
     """
     with out.show_progress("looking", len(partitions), "partitions") as progress:
-        looks = read_partition_summaries_or_errors(tier, partitions, on_partition=progress.advance)
+        looks = read_summaries(tier, partitions, on_partition=progress.advance)
     found = [one.summary for one in looks if one.summary is not None]
     replaced = sum(waiting.size_bytes for summary in found for waiting in summary.waiting) if includes_replaced_segments else 0
     return sum(summary.bytes for summary in found) + replaced
@@ -221,12 +219,12 @@ def compaction_rounds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         moved = (format_size(row.get("bytes_read")), format_size(row.get("bytes_written")) + by_the_store)
         records = (row.get("records_read"), row.get("records_kept"))
         took = format_duration(1000 * row["seconds"]) if segments or row["seconds"] else ""
-        cells.append((partition_name_of_json_row(row), row["status"], segments, *records, *moved, row.get("next_dirty_offset"), took))
+        cells.append((partition_of_row(row), row["status"], segments, *records, *moved, row.get("next_dirty_offset"), took))
     columns = ("partition", "status", "segments", "records", "kept", "read", "written", "next dirty", "took")
     return Table("", columns, cells, minor=("next dirty", "segments", "records", "kept", "read"))
 
 
-def partition_name_of_json_row(row: Mapping[str, Any]) -> str:
+def partition_of_row(row: Mapping[str, Any]) -> str:
     """Return a name such as ``orders-0``; ``orders-0~2`` for the second topic of that name."""
     return str(partition_of_incarnation(row["topic"], row["partition"], row["incarnation"]))
 
@@ -315,7 +313,7 @@ def operator_user_at_host() -> str:
 
 
 @contextmanager
-def record_action_and_outcome_in_audit_log(
+def audited(
     args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int | bool
 ) -> Iterator[None]:
     """Record a manual action in the audit log before the ``with`` block, and its outcome after it. Without a control store nothing is
@@ -356,8 +354,8 @@ def record_action_and_outcome_in_audit_log(
             out.print_note(f"warning: the outcome is not in the audit: {failed}")
 
 
-def record_action_in_audit_log_if(
+def audited_if(
     must_record: bool, args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int
 ) -> AbstractContextManager[None]:
     """Do the same for a command that is recorded only with some of its options."""
-    return record_action_and_outcome_in_audit_log(args, settings, out, command, targets, **details) if must_record else nullcontext()
+    return audited(args, settings, out, command, targets, **details) if must_record else nullcontext()

@@ -66,7 +66,7 @@ from compactor.model.ids import PUBLISHING, RoundStatus, TopicPartition
 from compactor.outputs import OutputReport, configured_output_writer
 from compactor.round.compaction import RoundReport, disk_budget_bytes
 from compactor.service import EventLogger, InterruptibleStore, PollingLoop, ServiceEventLogger, Stopped
-from compactor.upkeep.retire import LEAST_AGE_MS, RetireReport, abort_stale_multipart_uploads, delete_tiered_data_of_missing_topics
+from compactor.upkeep.retire import LEAST_AGE_MS, RetireReport, abort_stale_multipart_uploads, delete_missing_topics
 from compactor.views.verdict import Block
 
 ASK_TOPICS_MS = 1_200_000
@@ -124,7 +124,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             self._schedules[name] = replace(schedule, status=self._cache.recompute_status(name, now) or schedule.status)
 
     @override
-    def _seconds_until_next_partition_scan(self) -> float:
+    def _scan_interval_s(self) -> float:
         """Return the seconds until the next scan. A random share keeps daemons that started together from scanning together."""
         interval_s = self._tier.settings.daemon.interval_ms / 1000
         return 0.0 if self._scan_incomplete else interval_s * (0.9 + 0.2 * self._random.random())
@@ -192,7 +192,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             return
         self._asked_topics_ms = now_ms
         try:
-            deleted = delete_tiered_data_of_missing_topics(
+            deleted = delete_missing_topics(
                 self._tier, partial(query_which_topic_ids_exist, kafka_connection_settings(self._tier.settings))
             )
         except CompactorError as error:

@@ -14,12 +14,12 @@ from compactor.errors import BlockedCause
 from compactor.service_metrics import (
     MOST_LABELLED,
     OWN,
+    common_metrics,
     make_counter,
     make_counters,
     make_gauge,
     make_gauges,
     partition_gauges,
-    version_and_store_usage_metrics,
 )
 
 
@@ -34,7 +34,7 @@ def daemon_metrics(status: DaemonStatus, *, include_kafka_names: bool = True) ->
     yield from _partition_metrics(status)
     yield from _tier_metrics(status)
     yield from _job_metrics(status)
-    yield from version_and_store_usage_metrics(status.usage)
+    yield from common_metrics(status.usage)
 
 
 def _metrics_under_kafka_names(status: DaemonStatus) -> Iterator[Metric]:

@@ -28,7 +28,7 @@ from compactor.errors import UsageError
 from compactor.local.cache import ControlLogReadProgress
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import StrictFrozenModel
-from compactor.upkeep.retire import read_grace_start_ms_by_control_log_slot
+from compactor.upkeep.retire import grace_starts_ms
 from compactor.views.overview import is_cached_summary_fresh
 from compactor.views.verdict import Block, TransactionAtEnd, blocks_of_topics, known_bootstrap_servers, read_open_transaction
 
@@ -334,9 +334,7 @@ class PartitionSummaryCache:
         """Cache the summary of a control log that was just read, and return the partition's status."""
         self._tier.change_notifier.cache_control_log_state_locally(log, hint)
         # One request for each slot whose time the log does not hold.
-        slot_times_ms = (
-            read_grace_start_ms_by_control_log_slot(self._tier.ports, log) if log.state.waiting or log.state.registrations else {}
-        )
+        slot_times_ms = grace_starts_ms(self._tier.ports, log) if log.state.waiting or log.state.registrations else {}
         mark = log.state_identity()
         position = ControlLogReadProgress(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
         self._histories[log.state.topic_partition] = serialize_history(partition_history(log.state))

@@ -36,7 +36,7 @@ from compactor.outputs import OutputReport, OutputWriter, PartitionOutputExtent
 from compactor.round.compaction import RoundReport
 from compactor.round.plan import assess_round, find_expired_segments, next_retention_expiry_time_ms
 from compactor.service import RETRY_MS, InterruptibleStore, Stopped, StopRequest, backoff_ms
-from compactor.upkeep.retire import RetireReport, retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import RetireReport, retire_partition
 from compactor.views.verdict import (
     Block,
     PartitionVerdict,
@@ -742,7 +742,7 @@ def execute_job(
 
     def on_stage(stage: RoundStage, plan: CompactionPlan) -> None:
         observer.record_round_stage(stage, plan)
-        resources.stop.raise_if_stopped_unless_published(stage)
+        resources.stop.check_stage(stage)
 
     tier = tier.with_stores(data=InterruptibleStore(tier.ports.data, resources.stop, observer.record_transferred_bytes))
     tier = replace(tier, catalog=open_catalog(tier.ports))
@@ -750,7 +750,7 @@ def execute_job(
     log = tier.open_control_log_of_partition(job.partition, caller_runs_round=True)
     try:
         if job.action is DaemonAction.OUTPUT and resources.output is not None:
-            written = resources.output.update_output_to_published_view(tier, job.partition, resources.disk)
+            written = resources.output.update_output(tier, job.partition, resources.disk)
             return JobResult(job, written.status, report=written)
         log.refresh()
         lease = current_lease(tier.ports, log)
@@ -783,7 +783,7 @@ def execute_job(
                 RoundStatus.RETIRED,
                 "",
                 log,
-                retire_replaced_segments_and_orphans(tier.ports, log, tier.lease, tier.retention, round_steps=work),
+                retire_partition(tier.ports, log, tier.lease, tier.retention, round_steps=work),
             )
             tier.change_notifier.save_last_record_numbers_in_catalog([log])
         log.refresh()

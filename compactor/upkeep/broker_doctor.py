@@ -43,7 +43,7 @@ from compactor.model.remote_log import RemoteLogSegmentMetadataRecord
 from compactor.model.segment import SegmentState
 from compactor.records.batches import parse_batch_headers_of_segment
 from compactor.records.indexes import OFFSET_ENTRY
-from compactor.upkeep.broker_verify import end_hole, list_partition_objects_and_metadata
+from compactor.upkeep.broker_verify import end_hole, list_partition_objects
 from compactor.views.forecast import PriceTable
 
 # Known harm that Kafka's tiered storage does, by broker version and settings.
@@ -99,7 +99,7 @@ def known_kafka_problem_findings(brokers: Sequence[BrokerDescription], topics: M
     """Return findings about broker versions, broker settings and topic settings that will damage tiered data."""
     return [
         *_size_retention_findings(brokers, topics.values()),
-        *_last_tiered_offset_fetch_findings(brokers),
+        *_last_tiered_findings(brokers),
         *_delayed_upload_findings(topics.values()),
         *cleanup_policy_findings(topics.values(), brokers[0].address if brokers else ""),
     ]
@@ -161,7 +161,7 @@ def _size_retention_findings(brokers: Sequence[BrokerDescription], topics: Itera
         yield TierHealthFinding("warning", "size-retention", topic.topic, -1, "retention.bytes", detail, means, todo)
 
 
-def _last_tiered_offset_fetch_findings(brokers: Sequence[BrokerDescription]) -> Iterator[TierHealthFinding]:
+def _last_tiered_findings(brokers: Sequence[BrokerDescription]) -> Iterator[TierHealthFinding]:
     """Yield at most one finding: brokers that build new replicas from the newest tiered segment (KIP-1023)."""
     enabled = [one.id for one in brokers if one.takes_last_tiered]
     if not enabled:
@@ -267,9 +267,7 @@ class FirstUntieredRecord:
 class ClusterHealthQueries(ClusterDescriptionQueries, Protocol):
     """Requests about the cluster that ``doctor`` makes (``KafkaAdmin``)."""
 
-    def first_offsets_at_or_after_timestamps(
-        self, timestamps_ms: Mapping[TopicAndNumber, int]
-    ) -> Mapping[TopicAndNumber, OffsetAndTimestampMs]:
+    def offsets_at_times(self, timestamps_ms: Mapping[TopicAndNumber, int]) -> Mapping[TopicAndNumber, OffsetAndTimestampMs]:
         """Return offset and timestamp of the first record at or after each timestamp; both -1 if there is none."""
 
 
@@ -311,9 +309,7 @@ def find_tier_health_problems(
             found.append(TierHealthFinding("error", "unreadable-metadata", name.topic, name.partition, where, error.cause, means, todo))
         on_partition()
     for name in _tiered_partitions_without_segments([topics[topic] for topic in expected_topics if topic in topics], partitions):
-        examined = PartitionHealthFacts(
-            name, [], _setting_values(topics[name.topic]), *_first_untiered_record_or_problem(admin, name, [], topics)
-        )
+        examined = PartitionHealthFacts(name, [], _setting_values(topics[name.topic]), *_first_untiered(admin, name, [], topics))
         found += partition_health_findings(examined, tier.ports.clock_ms(), prices)
     return [*found, *metadata_growth_findings(metadata_topic, segments)]
 
@@ -321,12 +317,12 @@ def find_tier_health_problems(
 def _gather_partition_health_facts(
     tier: Tier, admin: ClusterHealthQueries, partition: TopicPartition, topics: Mapping[str, TopicDescription]
 ) -> PartitionHealthFacts:
-    seen = list_partition_objects_and_metadata(tier, partition)
+    seen = list_partition_objects(tier, partition)
     segments = list(seen.folded.cache.segments.values())
     missing = [
         tier.ports.layout.object_name(partition, segment_from_broker_record(one), part)
         for one in seen.readable
-        for part in seen.missing_file_kinds_of_segment(one, tier.ports.layout.object_kinds_required_for_reading)
+        for part in seen.missing_kinds(one, tier.ports.layout.object_kinds_required_for_reading)
     ]
     oldest_ms = tier.ports.clock_ms() - tier.retention.orphan_age_ms
     orphans = [one.listed for one in seen.orphans if one.listed.modified_ms <= oldest_ms]
@@ -334,18 +330,16 @@ def _gather_partition_health_facts(
         partition,
         segments,
         _setting_values(topics[partition.topic]) if partition.topic in topics else {},
-        *_first_untiered_record_or_problem(admin, partition, seen.readable, topics),
+        *_first_untiered(admin, partition, seen.readable, topics),
         missing,
         offset_gaps(broker_view(seen.folded.cache, partition).links),
         len(orphans),
         sum(one.size for one in orphans),
-        None if missing else _end_hole_of_newest_segment(tier, partition, seen.readable),
+        None if missing else _newest_end_hole(tier, partition, seen.readable),
     )
 
 
-def _end_hole_of_newest_segment(
-    tier: Tier, partition: TopicPartition, readable: Sequence[RemoteLogSegmentMetadataRecord]
-) -> tuple[int, int] | None:
+def _newest_end_hole(tier: Tier, partition: TopicPartition, readable: Sequence[RemoteLogSegmentMetadataRecord]) -> tuple[int, int] | None:
     """Read the newest segment's offset index, and its log from the last indexed batch on. Return None if they cannot be read, which
     `verify` reports.
     """
@@ -379,7 +373,7 @@ def _setting_values(topic: TopicDescription) -> dict[str, str]:
     return {setting: found.value for setting, found in topic.settings.items()}
 
 
-def _first_untiered_record_or_problem(
+def _first_untiered(
     admin: ClusterHealthQueries,
     partition: TopicPartition,
     tiered: Sequence[RemoteLogSegmentMetadataRecord],
@@ -389,12 +383,12 @@ def _first_untiered_record_or_problem(
     up records by their timestamps, else an empty one.
     """
     try:
-        return _find_first_untiered_record_by_time(admin, partition, tiered, topics), ""
+        return _find_untiered_by_time(admin, partition, tiered, topics), ""
     except Refused as error:
         return None, error.message
 
 
-def _find_first_untiered_record_by_time(
+def _find_untiered_by_time(
     admin: ClusterHealthQueries,
     partition: TopicPartition,
     tiered: Sequence[RemoteLogSegmentMetadataRecord],
@@ -409,19 +403,17 @@ def _find_first_untiered_record_by_time(
         return None
     after_ms = max((one.max_timestamp_ms + 1 for one in tiered), default=0)
     after = max((one.end_offset for one in tiered), default=-1)
-    offset, timestamp_ms = _first_offset_and_timestamp_at_or_after(admin, partition, after_ms)
+    offset, timestamp_ms = _first_record_at(admin, partition, after_ms)
     if offset <= after or timestamp_ms < 0:
         return None
     limit = topics[partition.topic].settings.get("segment.ms")
-    later, closed_ms = (
-        _first_offset_and_timestamp_at_or_after(admin, partition, timestamp_ms + int(limit.value) + 1) if limit is not None else (-1, -1)
-    )
+    later, closed_ms = _first_record_at(admin, partition, timestamp_ms + int(limit.value) + 1) if limit is not None else (-1, -1)
     return FirstUntieredRecord(offset, timestamp_ms, closed_ms if later > offset else None)
 
 
-def _first_offset_and_timestamp_at_or_after(admin: ClusterHealthQueries, partition: TopicPartition, at_ms: int) -> OffsetAndTimestampMs:
+def _first_record_at(admin: ClusterHealthQueries, partition: TopicPartition, at_ms: int) -> OffsetAndTimestampMs:
     where = (partition.topic, partition.partition)
-    return admin.first_offsets_at_or_after_timestamps({where: at_ms}).get(where, (-1, -1))
+    return admin.offsets_at_times({where: at_ms}).get(where, (-1, -1))
 
 
 # Checks for ``config check``. Nothing is written as a test; each unsafe setting is reported with the command that corrects it.
@@ -442,7 +434,7 @@ class ConfigCheckFinding(NamedTuple):
     hint: str
 
 
-def check_brokers_and_metadata_topic(
+def check_cluster(
     admin: ClusterDescriptionQueries,
     bootstrap_servers: str,
     *,
@@ -471,7 +463,7 @@ def check_brokers_and_metadata_topic(
     return found
 
 
-def check_topic_settings_and_permissions(
+def check_topics(
     admin: ClusterDescriptionQueries,
     topics: Sequence[str],
     cleanup_policy_of: Callable[[str], str] = lambda topic: "compact",
@@ -537,7 +529,7 @@ def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> lis
     return [ConfigCheckFinding("note", "tier", url, "no partition has a segment yet, so that reading could not be tried", "")]
 
 
-def read_tiered_partitions_and_findings(tier: Tier) -> tuple[list[TopicPartition], list[ConfigCheckFinding]]:
+def check_metadata(tier: Tier) -> tuple[list[TopicPartition], list[ConfigCheckFinding]]:
     """Return the tiered partitions (none if the metadata topic cannot be read) and the problems found."""
     try:
         tier.broker_metadata.refresh(max_age_s=0.0)
@@ -554,7 +546,7 @@ def read_tiered_partitions_and_findings(tier: Tier) -> tuple[list[TopicPartition
     return names, []
 
 
-def check_metadata_record_rate_limit(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:
+def check_record_rate(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:
     """Check that the metadata records of a first round over each partition fit within [publish] metadata_records_per_hour."""
     per_hour = tier.settings.publish.metadata_records_per_hour
     if not per_hour:

@@ -35,8 +35,8 @@ from compactor.tier.ports import ListedObject
 from compactor.upkeep.verify import (
     ProblemKindAndText,
     SegmentProblem,
-    index_and_checkpoint_file_problems,
-    raise_if_segment_exceeds_disk_budget,
+    require_disk_budget,
+    segment_file_problems,
 )
 from compactor.views.verdict import is_beyond_now
 
@@ -72,11 +72,11 @@ class PartitionObjectsAndMetadata:
     orphans: Sequence[OrphanObject]
     strangers: Sequence[ListedObject]
 
-    def missing_file_kinds_of_segment(self, segment: RemoteLogSegmentMetadataRecord, expected_parts: frozenset[str]) -> list[str]:
+    def missing_kinds(self, segment: RemoteLogSegmentMetadataRecord, expected_parts: frozenset[str]) -> list[str]:
         return sorted(expected_parts - self.there.get(segment.id, {}).keys())
 
 
-def list_partition_objects_and_metadata(tier: Tier, partition: TopicPartition) -> PartitionObjectsAndMetadata:
+def list_partition_objects(tier: Tier, partition: TopicPartition) -> PartitionObjectsAndMetadata:
     """Read metadata and list objects of a partition. Read-only.
 
     Raises StoreError, BadData if the metadata topic is corrupt, and UsageError if the partition no longer exists.
@@ -211,7 +211,7 @@ class BrokerTierFinding(SegmentProblem):
     todo: str
 
 
-def broker_tier_finding_of_kind(finding_kind: str, partition: TopicPartition, object_name: str, detail: str) -> BrokerTierFinding:
+def finding_of_kind(finding_kind: str, partition: TopicPartition, object_name: str, detail: str) -> BrokerTierFinding:
     """Return a finding with the severity, consequence and action of its kind."""
     about = FINDING_KINDS[finding_kind]
     return BrokerTierFinding(
@@ -234,9 +234,9 @@ def verify_broker_partition(
     :raises StoreError: if the store or the brokers do not answer.
     """
     try:
-        seen = list_partition_objects_and_metadata(tier, partition)
+        seen = list_partition_objects(tier, partition)
     except BadData as error:
-        return [broker_tier_finding_of_kind("unreadable-metadata", partition, f"{error.segment} at offset {error.offset}", error.cause)]
+        return [finding_of_kind("unreadable-metadata", partition, f"{error.segment} at offset {error.offset}", error.cause)]
     found = [
         *_metadata_topic_findings(tier, partition, seen),
         *_unknown_object_findings(tier, partition, seen),
@@ -249,14 +249,14 @@ def verify_broker_partition(
             problems = list(_segment_object_findings(tier, partition, seen, record))
             if not problems and not skips_segment_contents:
                 problems = check.download_and_check_segment(record, Path(scratch), is_newest=record.end_offset == newest)
-            if problems and _was_segment_deleted_meanwhile(tier, partition, record):
+            if problems and _was_deleted(tier, partition, record):
                 continue
             found += problems
             on_bytes(record.size_bytes)
     return found
 
 
-def _was_segment_deleted_meanwhile(tier: Tier, partition: TopicPartition, record: RemoteLogSegmentMetadataRecord) -> bool:
+def _was_deleted(tier: Tier, partition: TopicPartition, record: RemoteLogSegmentMetadataRecord) -> bool:
     tier.broker_metadata.refresh(max_age_s=0.0)
     now = tier.broker_metadata.partition_metadata_from_records(partition).cache.segments.get(record.segment_id)
     return now is None or now.state is not SegmentState.COPY_SEGMENT_FINISHED
@@ -267,32 +267,30 @@ def _metadata_topic_findings(tier: Tier, partition: TopicPartition, objects: Par
     cache = objects.folded.cache
     view = broker_view(cache, partition)
     for first, last in offset_gaps(view.links):
-        yield broker_tier_finding_of_kind("gap", partition, "", f"offsets {first} to {last} are in no segment that readers find")
+        yield finding_of_kind("gap", partition, "", f"offsets {first} to {last} are in no segment that readers find")
     read = {link.segment.segment_id for link in view.links}
     now = tier.broker_metadata.taken_ms if tier.broker_metadata.taken_ms >= 0 else tier.ports.clock_ms()
     for segment in cache.list_segments():
         span = f"offsets {segment.start_offset} to {segment.end_offset}"
         old = now - segment.event_timestamp_ms > tier.retention.orphan_age_ms
         if segment.state is SegmentState.COPY_SEGMENT_FINISHED and segment.segment_id not in read:
-            yield broker_tier_finding_of_kind("unread", partition, segment.id, f"readers find its {span} elsewhere, or no longer")
+            yield finding_of_kind("unread", partition, segment.id, f"readers find its {span} elsewhere, or no longer")
         elif segment.state is SegmentState.COPY_SEGMENT_STARTED and old:
-            yield broker_tier_finding_of_kind(
+            yield finding_of_kind(
                 "stuck-copy", partition, segment.id, f"its copy ({span}) was begun by broker {segment.broker_id} and never finished"
             )
         elif segment.state is SegmentState.DELETE_SEGMENT_STARTED and old:
-            yield broker_tier_finding_of_kind(
-                "stuck-delete", partition, segment.id, f"its deletion ({span}) was begun by broker {segment.broker_id}"
-            )
+            yield finding_of_kind("stuck-delete", partition, segment.id, f"its deletion ({span}) was begun by broker {segment.broker_id}")
     for dropped in objects.folded.findings:
-        yield broker_tier_finding_of_kind("dropped-record", partition, f"offset {dropped.offset} of the metadata topic", dropped.detail)
+        yield finding_of_kind("dropped-record", partition, f"offset {dropped.offset} of the metadata topic", dropped.detail)
 
 
 def _unknown_object_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjectsAndMetadata) -> Iterator[BrokerTierFinding]:
     for one in objects.orphans:
         why = "its segment's deletion is recorded as finished" if one.finished else "no metadata has ever named its segment"
-        yield broker_tier_finding_of_kind("orphan", partition, one.listed.key, why)
+        yield finding_of_kind("orphan", partition, one.listed.key, why)
     for stranger in objects.strangers:
-        yield broker_tier_finding_of_kind("stranger", partition, stranger.key, "no broker makes this name")
+        yield finding_of_kind("stranger", partition, stranger.key, "no broker makes this name")
 
 
 def _abandoned_upload_findings(tier: Tier, partition: TopicPartition) -> Iterator[BrokerTierFinding]:
@@ -301,11 +299,11 @@ def _abandoned_upload_findings(tier: Tier, partition: TopicPartition) -> Iterato
     try:
         for upload in store.unfinished_uploads(prefix):
             if now - upload.begun_ms > tier.retention.orphan_age_ms:
-                yield broker_tier_finding_of_kind(
+                yield finding_of_kind(
                     "unfinished", partition, upload.key, f"upload {upload.id} was begun {(now - upload.begun_ms) // 3_600_000} hours ago"
                 )
     except Refused as error:
-        yield broker_tier_finding_of_kind("uploads-unknown", partition, prefix, error.message)
+        yield finding_of_kind("uploads-unknown", partition, prefix, error.message)
 
 
 def _segment_object_findings(
@@ -313,9 +311,9 @@ def _segment_object_findings(
 ) -> Iterator[BrokerTierFinding]:
     """Yield a finding for each object of a readable segment that is absent, has another size than recorded or cannot be read."""
     layout, segment = tier.ports.layout, segment_from_broker_record(record)
-    missing = objects.missing_file_kinds_of_segment(record, layout.object_kinds_required_for_reading)
+    missing = objects.missing_kinds(record, layout.object_kinds_required_for_reading)
     for part in missing:
-        yield broker_tier_finding_of_kind(
+        yield finding_of_kind(
             "missing", partition, layout.object_name(partition, segment, part), f"it is not in the store (segment {record.id})"
         )
     if missing:
@@ -326,7 +324,7 @@ def _segment_object_findings(
         problem = error.cause
     if problem:
         kind = "missing" if "missing" in problem else "size" if " bytes" in problem else "object"
-        yield broker_tier_finding_of_kind(kind, partition, layout.object_name(partition, segment, "log"), problem)
+        yield finding_of_kind(kind, partition, layout.object_name(partition, segment, "log"), problem)
 
 
 @dataclass
@@ -345,15 +343,13 @@ class _SegmentContentChecker:
         segment = segment_from_broker_record(record)
         try:
             segment = segment.model_copy(update={"files": dict(layout.segment_files(self.partition, segment))})
-            raise_if_segment_exceeds_disk_budget(self.tier, self.partition, segment, ", or use --fast")
+            require_disk_budget(self.tier, self.partition, segment, ", or use --fast")
             paths = self._download_segment_files(segment, scratch_folder)
         except NotFound as error:
             return [self._segment_finding("missing", segment, "log", error.message)]
         except BadData as error:
             return [
-                broker_tier_finding_of_kind(
-                    "object", self.partition, error.segment or layout.object_name(self.partition, segment, "log"), error.cause
-                )
+                finding_of_kind("object", self.partition, error.segment or layout.object_name(self.partition, segment, "log"), error.cause)
             ]
         limit = self.tier.settings.cleaner_settings_for_topic(self.partition.topic).max_decompressed_batch_bytes
         try:
@@ -366,10 +362,7 @@ class _SegmentContentChecker:
                 self._segment_finding("log", segment, "log", f"{error.cause}{f' at byte {error.position}' if error.position >= 0 else ''}")
             ]
         log_start = self.tier.broker_metadata.topic_status(self.partition.topic).log_starts.get(self.partition.partition, 0)
-        found = [
-            self._segment_finding(kind, segment, "log", detail)
-            for kind, detail in _differences_of_log_from_metadata(record, source, log_start)
-        ]
+        found = [self._segment_finding(kind, segment, "log", detail) for kind, detail in _log_mismatches(record, source, log_start)]
         if is_newest and (hole := end_hole(record, source.table)):
             found.append(self._segment_finding("end-hole", segment, "log", end_hole_text(hole)))
         latest_ms = int(source.table.max_timestamp.max(initial=-1))
@@ -380,7 +373,7 @@ class _SegmentContentChecker:
         txn_index = beside.pop("txnindex", b"")
         found += [
             self._segment_finding(kind, segment, kind, detail)
-            for kind, detail in index_and_checkpoint_file_problems(source, beside, segment_lineage(record), log_start)
+            for kind, detail in segment_file_problems(source, beside, segment_lineage(record), log_start)
         ]
         if detail := self._txn_index_problem(source, txn_index):
             found.append(self._segment_finding("txnindex", segment, "txnindex", detail))
@@ -401,7 +394,7 @@ class _SegmentContentChecker:
 
     def _txn_index_problem(self, source: SourceSegment, index_bytes: bytes) -> ReasonOrEmpty:
         """Return a message if the transaction index lacks an aborted transaction or has an invalid entry."""
-        expected = self._producer_ids_and_offsets_of_abort_markers(source)
+        expected = self._abort_markers(source)
         try:
             entries = parse_txn_index(index_bytes, "")
         except BadData as error:
@@ -414,7 +407,7 @@ class _SegmentContentChecker:
             return f"{len(lacking)} of {len(expected)} aborted transactions are not in it ({some})"
         return reason_txn_index_is_invalid(entries, source)
 
-    def _producer_ids_and_offsets_of_abort_markers(self, source: SourceSegment) -> list[tuple[int, int]]:
+    def _abort_markers(self, source: SourceSegment) -> list[tuple[int, int]]:
         """Return those of transactions with records whose abort marker lies in this segment."""
         table, found = source.table, []
         for batch in np.flatnonzero(table.transactional_flags).tolist():
@@ -426,9 +419,7 @@ class _SegmentContentChecker:
         return found
 
     def _segment_finding(self, finding_kind: str, segment: RemoteLogSegmentMetadata, file_kind: str, detail: str) -> BrokerTierFinding:
-        return broker_tier_finding_of_kind(
-            finding_kind, self.partition, self.tier.ports.layout.object_name(self.partition, segment, file_kind), detail
-        )
+        return finding_of_kind(finding_kind, self.partition, self.tier.ports.layout.object_name(self.partition, segment, file_kind), detail)
 
 
 def end_hole(record: RemoteLogSegmentMetadataRecord, table: BatchTable) -> tuple[int, int] | None:
@@ -448,9 +439,7 @@ def end_hole_text(hole: tuple[int, int]) -> str:
     return f"its last batch ends before offset {hole[0]}; offsets {hole[0]} to {hole[1]} were compacted away, and no tiered segment follows"
 
 
-def _differences_of_log_from_metadata(
-    record: RemoteLogSegmentMetadataRecord, source: SourceSegment, log_start: int
-) -> Iterator[ProblemKindAndText]:
+def _log_mismatches(record: RemoteLogSegmentMetadataRecord, source: SourceSegment, log_start: int) -> Iterator[ProblemKindAndText]:
     """Yield kind and description of each difference between a valid log and the metadata that brokers recorded for it."""
     table = source.table
     if not len(table) and not record.size_bytes and record.broker_id != COMPACTOR_BROKER_ID:

@@ -54,7 +54,7 @@ class OpenTransaction:
     records: int
 
 
-def prepare_log_directory_for_new_cluster(folder: Path, log_start_offset: int, index_interval_bytes: int) -> tuple[OpenTransaction, ...]:
+def prepare_for_cluster(folder: Path, log_start_offset: int, index_interval_bytes: int) -> tuple[OpenTransaction, ...]:
     """Change an exported log directory so that a new cluster can load it, and return the transactions that were left out.
 
     Batches of open transactions are removed, producer snapshots become empty, and all leader epochs become 0.
@@ -65,7 +65,7 @@ def prepare_log_directory_for_new_cluster(folder: Path, log_start_offset: int, i
     """
     tables = {log: parse_batch_headers_of_segment(memory_map_file(log), log.name, -1) for log in sorted(folder.glob("*.log"))}
     states = _producer_states_at_end(folder, tables.values())
-    open_flags = {log: _flag_batches_of_open_transactions(table, states) for log, table in tables.items()}
+    open_flags = {log: _flag_open_batches(table, states) for log, table in tables.items()}
     for path in folder.glob("*.snapshot"):
         path.unlink()
     end = -1
@@ -76,7 +76,7 @@ def prepare_log_directory_for_new_cluster(folder: Path, log_start_offset: int, i
                 path.unlink()
             continue
         left = table if len(kept) == len(table) else _keep_batches(log, table, kept, index_interval_bytes)
-        _set_leader_epochs_to_zero(log, left)
+        _zero_leader_epochs(log, left)
         end = int(left.last_offset[-1]) + 1
     if end < 0:
         raise UsageError("all records belong to transactions that are open", hint="End them, and export again")
@@ -99,7 +99,7 @@ def _producer_states_at_end(folder: Path, tables: Iterable[BatchTable]) -> Produ
     return states
 
 
-def _flag_batches_of_open_transactions(table: BatchTable, states: ProducerStates) -> Flags:
+def _flag_open_batches(table: BatchTable, states: ProducerStates) -> Flags:
     """Return whether each batch has records of a transaction that is open in ``states``, those at the log's end."""
     opened = states.entries[states.entries["txn_first_offset"] >= 0]
     data = table.transactional_flags & (table.control == NOT_CONTROL)
@@ -149,7 +149,7 @@ def _keep_batches(log: Path, table: BatchTable, kept: Int64s, index_interval_byt
     return left
 
 
-def _set_leader_epochs_to_zero(log: Path, table: BatchTable) -> None:
+def _zero_leader_epochs(log: Path, table: BatchTable) -> None:
     """Batches before version 2 have no leader epoch."""
     modified = log.stat().st_mtime_ns
     positions = table.position[table.magic == 2]
@@ -291,9 +291,7 @@ def _write_log_directory(
         _write_epoch_checkpoint(tier, state, partial)
         left_out: tuple[OpenTransaction, ...] = ()
         if new_cluster_topic_id is not None:
-            left_out = prepare_log_directory_for_new_cluster(
-                partial, state.log_start, tier.cleaner_settings_for_topic(partition.topic).index_interval_bytes
-            )
+            left_out = prepare_for_cluster(partial, state.log_start, tier.cleaner_settings_for_topic(partition.topic).index_interval_bytes)
             if new_cluster_topic_id:
                 write_topic_id(partial, new_cluster_topic_id)
         logs = sorted(partial.glob("*.log"))
@@ -393,7 +391,7 @@ def download_segment_files(
             layout.object_name(partition, segment, kind), file
         )
         if not whole:
-            _keep_batches_of_offset_range(path, layout.object_name(partition, segment, kind), begin, segment.end_offset)
+            _keep_range(path, layout.object_name(partition, segment, kind), begin, segment.end_offset)
         os.utime(path, ns=(max(segment.mtime_ms, 0) * 1_000_000,) * 2)
     if not tier.kind.describes_segments:
         _remove_batches_after_end(folder / f"{begin:020d}.log", layout.object_name(partition, segment, "log"), segment)
@@ -403,13 +401,13 @@ def _remove_batches_after_end(path: Path, source_name: str, segment: RemoteLogSe
     """Readers read these offsets from the next segment. In a listed tier, only the downloaded log shows where a segment ends."""
     table = parse_batch_headers_of_segment(memory_map_file(path), source_name, -1)
     if len(table) and table.last_offset[-1] > segment.end_offset:
-        _keep_batches_of_offset_range(path, source_name, segment.start_offset, segment.end_offset)
+        _keep_range(path, source_name, segment.start_offset, segment.end_offset)
         os.utime(path, ns=(segment.mtime_ms * 1_000_000,) * 2)
         for kind in ("index", "timeindex"):
             path.with_suffix(f".{kind}").unlink(missing_ok=True)
 
 
-def _keep_batches_of_offset_range(path: Path, source_name: str, first_offset: int, last_offset: int) -> None:
+def _keep_range(path: Path, source_name: str, first_offset: int, last_offset: int) -> None:
     """Keep only the batches that contain an offset from ``first_offset`` to ``last_offset`` (inclusive). The broker rebuilds the
     indexes.
     """

@@ -29,7 +29,7 @@ from compactor.round.drive import finish_or_undo_open_intent, run_round_as_leade
 from compactor.round.mirroring import record_broker_segments_in_control_log
 from compactor.round.restoring import RoundUndoingEarlierRun, groups_to_restore
 from compactor.storage.port import ObjectStore
-from compactor.upkeep.broker_verify import list_partition_objects_and_metadata
+from compactor.upkeep.broker_verify import list_partition_objects
 
 # ``topics delete-records``, and ``undo`` of a round on a broker-managed tier.
 
@@ -67,7 +67,7 @@ def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) ->
     return before, after
 
 
-def undo_compaction_run_by_publishing_copies(tier: Tier, log: PartitionLog, run_id: str) -> PartitionState:
+def undo_by_copies(tier: Tier, log: PartitionLog, run_id: str) -> PartitionState:
     """Undo a run: publish copies of the segments that it replaced in place of those that it wrote, with the cleaner offsets from before it.
     An interrupted undo is completed.
 
@@ -82,11 +82,11 @@ def undo_compaction_run_by_publishing_copies(tier: Tier, log: PartitionLog, run_
     name = log.refresh().topic_partition
     cleaner, hash_key = tier.cleaner_settings_for_topic(name.topic), tier.identity.hash_key()
     work = RoundUndoingEarlierRun(tier.ports, cleaner, hash_key, tier.state_dir, run_id, tier.ports.clock_ms())
-    _require_run_can_be_undone(log.state, run_id)
+    _require_undoable(log.state, run_id)
     with hold_leadership(tier.ports, log, tier.lease) as leadership:
         if leadership.state.intent is None:
             record_broker_segments_in_control_log(leadership)  # what brokers have expired since is not taken back
-        _require_run_can_be_undone(leadership.state, run_id)
+        _require_undoable(leadership.state, run_id)
         sources = [source for one in groups_to_restore(leadership.state, run_id) for source in one.sources]
         damage = publication.stored_segments_problem(tier.ports, leadership.state, sources)
         if damage:
@@ -109,7 +109,7 @@ def undo_compaction_run_by_publishing_copies(tier: Tier, log: PartitionLog, run_
     return log.state
 
 
-def _require_run_can_be_undone(state: PartitionState, run_id: str) -> None:
+def _require_undoable(state: PartitionState, run_id: str) -> None:
     run = state.find_run(run_id)
     if run is None:
         raise UsageError(f"{state.topic_partition} has no run {run_id} that is remembered", hint="`runs list` shows those that are")
@@ -200,7 +200,7 @@ def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dr
     :param dry_run: delete nothing, and return what would be deleted.
     :raises UsageError: if the list belongs to another tier, or the brokers cannot be asked.
     """
-    _require_orphan_list_of_this_tier(tier, orphan_list)
+    _require_same_tier(tier, orphan_list)
     if not dry_run and (problem := tier.broker_metadata.cluster_problem()):  # what another manager records would look like an orphan
         raise UnsuitableCluster(f"nothing is deleted under these brokers: {problem.message}", hint=problem.hint, cause=problem.cause)
     deleted: list[Orphan] = []
@@ -216,7 +216,7 @@ def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dr
             tier.with_stores(data=store).ports.require_topic_ownership(known[partition])
         still = {one.object: one for one in _orphans_of_partition(tier, known[partition], now)}
         for one in mine:
-            if reason := _reason_not_to_delete_orphan(one, still.get(one.object), tier.retention.orphan_age_ms):
+            if reason := _reason_to_keep(one, still.get(one.object), tier.retention.orphan_age_ms):
                 kept[one.object] = reason
             else:
                 deleted.append(one)
@@ -225,7 +225,7 @@ def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dr
     return OrphanPurgeReport(deleted, kept)
 
 
-def _reason_not_to_delete_orphan(listed: Orphan, current: Orphan | None, min_age_ms: int) -> ReasonOrEmpty:
+def _reason_to_keep(listed: Orphan, current: Orphan | None, min_age_ms: int) -> ReasonOrEmpty:
     """:param current: the same object as an orphan now; None if it is no orphan any more."""
     if current is None:
         return "metadata names it now, or it was deleted"
@@ -235,14 +235,14 @@ def _reason_not_to_delete_orphan(listed: Orphan, current: Orphan | None, min_age
 
 
 def _orphans_of_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Iterator[Orphan]:
-    for one in list_partition_objects_and_metadata(tier, partition).orphans:
+    for one in list_partition_objects(tier, partition).orphans:
         why = "its segment's deletion is recorded as finished" if one.finished else "no metadata has ever named its segment"
         listed = one.listed
         certainty = SURE if one.finished else LIKELY
         yield Orphan(str(partition), listed.key, listed.size, listed.modified_ms, max(0, now_ms - listed.modified_ms), certainty, why)
 
 
-def _require_orphan_list_of_this_tier(tier: Tier, orphan_list: OrphanList) -> None:
+def _require_same_tier(tier: Tier, orphan_list: OrphanList) -> None:
     layout = tier.settings.tier.layout
     if (orphan_list.url, orphan_list.layout) != (tier.settings.tier_url, layout):
         raise UsageError(

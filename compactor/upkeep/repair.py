@@ -58,7 +58,7 @@ from compactor.round.ports import (
 )
 from compactor.tier.contents import matches_recorded_content, read_and_verify_segment_file
 from compactor.tier.sidecars import SidecarHead
-from compactor.upkeep.verify import download_intact_files, raise_if_segment_exceeds_disk_budget
+from compactor.upkeep.verify import download_intact_files, require_disk_budget
 
 # ``bloom show`` and ``bloom rebuild``. A sidecar describes a segment that never changes, so neither needs leadership. A sidecar of a
 # segment that is retired meanwhile is swept with it.
@@ -222,7 +222,7 @@ class RepairSource(Protocol):
     def description(self) -> str:
         """Text that names this source in messages."""
 
-    def write_each_copy_of_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
+    def write_copies(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
         """Write each copy that the source has of a file to ``path``, which does not exist before, and yield after each."""
 
 
@@ -236,7 +236,7 @@ class DirectoryRepairSource:
     def description(self) -> str:
         return str(self.folder)
 
-    def write_each_copy_of_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
+    def write_copies(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
         if file_kind == "log":
             logs = sorted(one for one in self.folder.glob("*.log") if one.stem.isdecimal() and len(one.stem) == 20)
             bases = [int(one.stem) for one in logs]
@@ -245,7 +245,7 @@ class DirectoryRepairSource:
                 for one, base, after in zip(logs, bases, [*bases[1:], segment.end_offset + 1], strict=True)
                 if base <= segment.end_offset and after > segment.start_offset
             ]
-            _join_batches_of_offset_range(wanted, segment, path)
+            _join_batches(wanted, segment, path)
             yield
         beside = self.folder / (
             f"{segment.end_offset + 1:020d}.snapshot" if file_kind == "snapshot" else f"{segment.start_offset:020d}.{file_kind}"
@@ -267,16 +267,16 @@ class TierRepairSource:
     def description(self) -> str:
         return self.tier.ports.layout.url
 
-    def write_each_copy_of_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
+    def write_copies(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
         state = self.tier.open_control_log_of_partition(self.partition).refresh()
-        yield from download_each_file_of_same_offsets(self.tier, state, segment, file_kind, path)
+        yield from download_each_copy(self.tier, state, segment, file_kind, path)
         overlapping = [one for one in state.live if one.end_offset >= segment.start_offset and one.start_offset <= segment.end_offset]
         if file_kind == "log" and overlapping:
             with suppress(NotFound, BadData):
-                _join_batches_of_offset_range(self._download_logs_one_by_one(overlapping, path.with_name("piece")), segment, path)
+                _join_batches(self._download_logs(overlapping, path.with_name("piece")), segment, path)
                 yield
 
-    def _download_logs_one_by_one(self, segments: Sequence[RemoteLogSegmentMetadata], path: Path) -> Iterator[Path]:
+    def _download_logs(self, segments: Sequence[RemoteLogSegmentMetadata], path: Path) -> Iterator[Path]:
         for one in segments:
             path.unlink(missing_ok=True)
             self.tier.ports.layout.download_file(self.partition, one, "log", path)
@@ -284,9 +284,7 @@ class TierRepairSource:
         path.unlink(missing_ok=True)
 
 
-def download_each_file_of_same_offsets(
-    tier: Tier, state: PartitionState, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path
-) -> Iterator[None]:
+def download_each_copy(tier: Tier, state: PartitionState, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
     """Download to ``path``, one after the other, the files of one kind of all segments, live or replaced, that have the same offsets as
     ``segment``. Yield after each download. The file is removed when the caller continues.
     """
@@ -300,7 +298,7 @@ def download_each_file_of_same_offsets(
             path.unlink(missing_ok=True)
 
 
-def _join_batches_of_offset_range(paths: Sequence[Path] | Iterator[Path], segment: RemoteLogSegmentMetadata, target: Path) -> None:
+def _join_batches(paths: Sequence[Path] | Iterator[Path], segment: RemoteLogSegmentMetadata, target: Path) -> None:
     """Write one file with the batches of consecutive logs whose last offsets lie within a segment's offsets. A log that cannot be parsed is
     left out: the digest of the result then differs.
     """
@@ -384,7 +382,7 @@ def find_damaged_segments(
     found = []
     with _temporary_scratch_folder(tier) as scratch:
         for segment in segments:
-            raise_if_segment_exceeds_disk_budget(tier, state.topic_partition, segment, copies_on_disk=_LOCAL_COPIES)
+            require_disk_budget(tier, state.topic_partition, segment, copies_on_disk=_LOCAL_COPIES)
             _, problems = download_intact_files(tier, state.topic_partition, segment, scratch)
             if problems:
                 missing = frozenset(one.file for one in problems if one.kind == "missing")
@@ -442,7 +440,7 @@ def _plan_repairs(
         is_recorded, unknown = True, []
         for kind in damage.problems:
             with _temporary_scratch_folder(tier) as scratch:
-                is_recorded &= finder.fetch_or_build_intact_segment_file(damage.segment, kind, scratch / kind)
+                is_recorded &= finder.fetch_or_build(damage.segment, kind, scratch / kind)
                 unknown += [] if (scratch / kind).exists() else [kind]
         if unknown:
             decisions.append(_decide_repair_without_source(tier, state, damage, unknown, finder))
@@ -451,11 +449,11 @@ def _plan_repairs(
             can_create = is_recorded and damage.missing == damage.problems.keys()
             decisions.append(RepairDecision(damage, "create" if can_create else "replace"))
     undone = {one.run_id for one in decisions if one.action == "undo"}
-    return [one if one.action == "undo" else _decide_undo_if_run_is_undone_anyway(state, one, undone) for one in decisions]
+    return [one if one.action == "undo" else _with_run_undone(state, one, undone) for one in decisions]
 
 
-def _decide_undo_if_run_is_undone_anyway(state: PartitionState, decision: RepairDecision, undone_run_ids: set[str]) -> RepairDecision:
-    run_id = _id_of_reversible_run_or_empty(state, decision.damage.segment)
+def _with_run_undone(state: PartitionState, decision: RepairDecision, undone_run_ids: set[str]) -> RepairDecision:
+    run_id = _reversible_run_id(state, decision.damage.segment)
     return RepairDecision(decision.damage, "undo", run_id=run_id) if run_id in undone_run_ids else decision
 
 
@@ -476,7 +474,7 @@ def _decide_repair_without_source(
     epoch = state.published_by.get(damage.segment.id)
     if epoch is None or any(run.leader_epoch == epoch and run.status == RunHistoryStatus.REPAIRED for run in state.runs):
         return RepairDecision(damage, "none", f"{nowhere}. Restore it from the store's versions or a backup")
-    run_id = _id_of_reversible_run_or_empty(state, damage.segment)
+    run_id = _reversible_run_id(state, damage.segment)
     nowhere = f"{nowhere}. It is compacted, and so it is in no broker's log directory"
     if not run_id:
         return RepairDecision(damage, "none", f"{nowhere}; what it replaced is deleted")
@@ -492,7 +490,7 @@ def _decide_repair_without_source(
     return RepairDecision(damage, "undo", run_id=run_id)
 
 
-def _id_of_reversible_run_or_empty(state: PartitionState, segment: RemoteLogSegmentMetadata) -> str:
+def _reversible_run_id(state: PartitionState, segment: RemoteLogSegmentMetadata) -> str:
     """Return the run that wrote a segment; empty if the segments that the run replaced are deleted already."""
     return next((one.run_id for one in state.waiting if not one.undone and segment.id in one.replaced_by.values()), "")
 
@@ -541,14 +539,14 @@ class _IntactSegmentFileFinder:
     def description_of_sources(self) -> str:
         return ", ".join(one.description for one in self.sources)
 
-    def fetch_or_build_intact_segment_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> bool:
+    def fetch_or_build(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> bool:
         """Write a segment's file to ``path``, from the tier or another source, else built from the segment's log. Return whether it has the
         recorded digest. If not, the path holds a built file that differs, or nothing.
         """
         recorded = segment.recorded_size_and_digests(file_kind)
         # What an earlier repair replaced may be whole again.
-        replaced = download_each_file_of_same_offsets(self.tier, self.state, segment, file_kind, path)
-        for _ in chain(replaced, *(source.write_each_copy_of_file(segment, file_kind, path) for source in self.sources)):
+        replaced = download_each_copy(self.tier, self.state, segment, file_kind, path)
+        for _ in chain(replaced, *(source.write_copies(segment, file_kind, path) for source in self.sources)):
             if matches_recorded_content(path, recorded):
                 return True
             path.unlink(missing_ok=True)
@@ -567,9 +565,9 @@ class _IntactSegmentFileFinder:
         """Write the log from the tier if it is intact there, else from a source. Return whether one with the recorded digest was found."""
         only_log = segment.model_copy(update={"files": {"log": segment.recorded_size_and_digests("log")}})
         intact, _ = download_intact_files(self.tier, self.state.topic_partition, only_log, path.parent)
-        return "log" in intact or self.fetch_or_build_intact_segment_file(segment, "log", path)
+        return "log" in intact or self.fetch_or_build(segment, "log", path)
 
-    def fetch_or_build_all_segment_files(self, segment: RemoteLogSegmentMetadata, folder: Path) -> dict[str, Path]:
+    def fetch_or_build_all(self, segment: RemoteLogSegmentMetadata, folder: Path) -> dict[str, Path]:
         """Write all files of a segment, intact from the tier, else from a source, else built from the log, and return them by kind. Raises
         BadData if a file cannot be obtained.
         """
@@ -578,7 +576,7 @@ class _IntactSegmentFileFinder:
         for kind in [one.file for one in problems]:
             path = folder / kind
             path.unlink(missing_ok=True)
-            self.fetch_or_build_intact_segment_file(segment, kind, path)
+            self.fetch_or_build(segment, kind, path)
             if not path.exists():
                 where = self.tier.ports.layout.object_name(self.state.topic_partition, segment, kind)
                 raise BadData("no source has its recorded bytes any more, and it cannot be built", segment=where)
@@ -632,7 +630,7 @@ class _IntactSegmentFileFinder:
         if before.id not in self.snapshots:  # kept, because the next segment's snapshot may be damaged as well
             with _temporary_scratch_folder(self.tier) as scratch:
                 path = scratch / "snapshot"
-                self.snapshots[before.id] = path.read_bytes() if self.fetch_or_build_intact_segment_file(before, "snapshot", path) else None
+                self.snapshots[before.id] = path.read_bytes() if self.fetch_or_build(before, "snapshot", path) else None
         known = self.snapshots[before.id]
         return None if known is None else parse_producer_snapshot_file(known, "snapshot")
 
@@ -652,7 +650,7 @@ def _create_missing_objects(
         with _temporary_scratch_folder(tier) as scratch:
             paths = {kind: scratch / kind for kind in damage.missing}
             for kind, path in paths.items():
-                if not finder.fetch_or_build_intact_segment_file(segment, kind, path):
+                if not finder.fetch_or_build(segment, kind, path):
                     raise Unavailable(
                         f"{finder.description_of_sources} no longer has the {kind} of segment {segment.id}", hint="Run it again"
                     )
@@ -768,7 +766,7 @@ class RepairRound:
         """
         layout = self.tier.ports.layout
         with _temporary_scratch_folder(self.tier) as scratch:
-            paths = self.finder.fetch_or_build_all_segment_files(segment, scratch)
+            paths = self.finder.fetch_or_build_all(segment, scratch)
             source = self.finder.open_segment_log(segment, paths["log"])
             source.verify_batch_crcs_unless_verified(0, len(source.table))
             held = batch_digest_sum_of_segment(source.buf, BalanceDigestKey(self.tier.identity.hash_key()))

@@ -117,7 +117,7 @@ AskWhichTopicIdsExist = Callable[[Sequence[TopicId]], ExistingAndMissingTopicIds
 """Asks the cluster about topic ids. Raises StoreError, UsageError."""
 
 
-def delete_tiered_data_of_missing_topics(tier: Tier, ask_about_topics: AskWhichTopicIdsExist) -> list[TopicPartition]:
+def delete_missing_topics(tier: Tier, ask_about_topics: AskWhichTopicIdsExist) -> list[TopicPartition]:
     """Ask the cluster about all topic ids that are recorded as its own, delete the partitions of topics that no longer exist, and return
     these.
 
@@ -141,17 +141,15 @@ def delete_tiered_data_of_missing_topics(tier: Tier, ask_about_topics: AskWhichT
     # the earlier one, so that a wrong clock does not make two answers of one.
     earlier_ms, later_ms = sorted((tier.ports.clock_ms(), tier.ports.control.clock_ms()))
     answers = ask_about_topics(topic_ids)
-    _record_cluster_answers_about_topic_ids(catalog, answers, later_ms, lambda state, topic_id: topic_id not in state.missing)
-    state = _record_cluster_answers_about_topic_ids(
-        catalog, answers, earlier_ms, partial(_is_first_confirmation_of_topic_deletion, asked_ms=earlier_ms)
-    )
+    _record_answers(catalog, answers, later_ms, lambda state, topic_id: topic_id not in state.missing)
+    state = _record_answers(catalog, answers, earlier_ms, partial(_is_first_confirmation, asked_ms=earlier_ms))
     write_snapshot_if_due(catalog)
     asked = topic_ids_of_cluster(state, answers.missing, answers.cluster_id)
-    due = {topic_id for topic_id in asked if _is_tiered_data_of_topic_due_for_deletion(tier, state, topic_id, earlier_ms)}
-    return _delete_tiered_partitions_of_topics(tier, due) if due else []
+    due = {topic_id for topic_id in asked if _is_topic_due(tier, state, topic_id, earlier_ms)}
+    return _delete_topics(tier, due) if due else []
 
 
-def _record_cluster_answers_about_topic_ids(
+def _record_answers(
     catalog: CatalogLog, answers: ExistingAndMissingTopicIds, asked_ms: int, adds_information: Callable[[CatalogState, str], bool]
 ) -> CatalogState:
     """Record the answers in the catalog. That a topic exists is only recorded if it was reported missing before.
@@ -171,7 +169,7 @@ def _record_cluster_answers_about_topic_ids(
     return catalog.append_due_records(decide_record_to_append)
 
 
-def _is_first_confirmation_of_topic_deletion(state: CatalogState, topic_id: TopicId, asked_ms: int) -> bool:
+def _is_first_confirmation(state: CatalogState, topic_id: TopicId, asked_ms: int) -> bool:
     """Return whether the topic was reported missing at least CONFIRMATION_MS before ``asked_ms``, and no other answer has confirmed
     that.
     """
@@ -179,12 +177,12 @@ def _is_first_confirmation_of_topic_deletion(state: CatalogState, topic_id: Topi
     return known is not None and not is_topic_deletion_confirmed(state, topic_id) and asked_ms - known.first_ms >= CONFIRMATION_MS
 
 
-def _is_tiered_data_of_topic_due_for_deletion(tier: Tier, state: CatalogState, topic_id: TopicId, now_ms: int) -> bool:
+def _is_topic_due(tier: Tier, state: CatalogState, topic_id: TopicId, now_ms: int) -> bool:
     kept_ms = tier.settings.tier.deleted_topic_retention_ms
     return is_topic_deletion_confirmed(state, topic_id) and now_ms - state.missing[topic_id].first_ms >= kept_ms
 
 
-def _delete_tiered_partitions_of_topics(tier: Tier, topic_ids: set[TopicId]) -> list[TopicPartition]:
+def _delete_topics(tier: Tier, topic_ids: set[TopicId]) -> list[TopicPartition]:
     """A topic that was created again under the same name has another id, and its partitions stay."""
     deleted = []
     for name in tier.list_partitions():
@@ -227,7 +225,7 @@ STORES_OWN = GraceClock()
 
 
 @dataclass(frozen=True)
-class ObjectsToDeleteNowOrLater:
+class PendingDeletions:
     """Objects and segments of a partition that `retire` deletes now or later, found by one LIST and a later read of the control log.
 
     due, waiting: replaced segments whose grace is over, and those whose grace is not.
@@ -280,7 +278,7 @@ class RetireReport:
         return sum(self.sizes[key] for key in (*self.deleted, *self.swept))
 
 
-def retire_replaced_segments_and_orphans(
+def retire_partition(
     ports: EnvironmentPorts,
     log: PartitionLog,
     lease: LeaseDurations,
@@ -300,16 +298,16 @@ def retire_replaced_segments_and_orphans(
     :raises UsageError: if the data belongs to another tier.
     """
     log.refresh()
-    found = find_objects_to_delete_now_or_later(ports, log, retention, clock)
+    found = find_deletions(ports, log, retention, clock)
     if dry_run or found.has_nothing_to_delete:
         return _retire_report(ports.layout, log.state.topic_partition, found, is_dry_run=dry_run)
     with hold_leadership(ports, log, lease) as leadership:
-        report = retire_replaced_segments_as_leader(leadership, retention, clock=clock, round_steps=round_steps)
+        report = retire_as_leader(leadership, retention, clock=clock, round_steps=round_steps)
         write_snapshot_if_due(log)
         return report
 
 
-def retire_replaced_segments_as_leader(
+def retire_as_leader(
     leadership: Leadership, retention: ObjectRetention, *, clock: GraceClock = STORES_OWN, round_steps: RoundSteps[Any] | None = None
 ) -> RetireReport:
     """Do the same under a leadership that the caller holds already.
@@ -330,7 +328,7 @@ def retire_replaced_segments_as_leader(
             ImportVoided(leader_epoch=leadership.epoch, import_id=import_id, reason="its importer did not come back"),
             lambda state, import_id=import_id: import_id not in state.registrations,  # type: ignore[misc]
         )
-    found = find_objects_to_delete_now_or_later(ports, log, retention, clock)  # the LIST comes before the fold
+    found = find_deletions(ports, log, retention, clock)  # the LIST comes before the fold
     leadership.require_leadership_in_state(log.state)
     left: list[SegmentRef] = [*dict.fromkeys(SegmentIdAndStartOffset(item.segment_id, item.start_offset) for item in found.orphans)]
     reported = {segment.id for segment in found.strays}
@@ -342,9 +340,9 @@ def retire_replaced_segments_as_leader(
     return _retire_report(ports.layout, log.state.topic_partition, found, deleted_segments=gone)
 
 
-def find_objects_to_delete_now_or_later(
+def find_deletions(
     ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: GraceClock = STORES_OWN
-) -> ObjectsToDeleteNowOrLater:
+) -> PendingDeletions:
     """List the partition's objects first and read the control log afterwards. Writes nothing. Raises BadControlRecord if the log has a gap:
     everything after the gap would look like an orphan.
     """
@@ -353,7 +351,7 @@ def find_objects_to_delete_now_or_later(
     beats = [match for info in ports.control.list(f"{log.prefix}/heartbeat/") if (match := _HEARTBEAT.fullmatch(info.key))]
     sidecars = [info.key for info in ports.control.list(sidecar_key_prefix(log.prefix))]
     state = log.refresh_and_check_gaps()
-    due, waiting = _split_segments_by_expired_grace(ports, log, retention, clock)
+    due, waiting = _split_by_grace(ports, log, retention, clock)
     known = ordering.segment_ids_protected_from_deletion(state).union(segment.id for segment in state.retiring)
     unknown = [item for item in listed if item.segment_id and item.segment_id not in known]
     reported = ports.publisher.find_segments_unknown_to_control_log(state.topic_partition, known)
@@ -375,7 +373,7 @@ def find_objects_to_delete_now_or_later(
     young = tuple(item for item in unknown if item not in set(orphans))
     # Heartbeats of earlier epochs are deleted; that of the present epoch may still be in use.
     left += [match[0] for match in beats if int(match[1]) < state.last_compactor_epoch]
-    return ObjectsToDeleteNowOrLater(
+    return PendingDeletions(
         due=due,
         waiting=waiting,
         unfinished=state.retiring,
@@ -398,7 +396,7 @@ def _next_deletion_due_ms(
         return 0
     moments = [item.modified_ms + retention.orphan_age_ms for item in young]
     if state.waiting or state.registrations:
-        now, since = clock.now_ms(ports.control), read_grace_start_ms_by_control_log_slot(ports, log)
+        now, since = clock.now_ms(ports.control), grace_starts_ms(ports, log)
         moments += [grace.earliest_deletion_time_ms(group, retention, since, now) for group in state.waiting]
         moments += [grace.import_abandoned_at_ms(entry, retention, since, now) for entry in state.registrations.values()]
     return min(moments, default=NEVER_MS)
@@ -421,7 +419,7 @@ def _deletable_orphan_objects(
 def _delete_segments_after_grace(
     leadership: Leadership, retention: ObjectRetention, clock: GraceClock
 ) -> tuple[RemoteLogSegmentMetadata, ...]:
-    due, _ = _split_segments_by_expired_grace(leadership.ports, leadership.log, retention, clock)
+    due, _ = _split_by_grace(leadership.ports, leadership.log, retention, clock)
     if not due:
         return ()
     steps = RoundStageTracker(RoundStage.PUBLISHED)
@@ -451,7 +449,7 @@ def _complete_begun_deletions(leadership: Leadership, steps: RoundStageTracker) 
     return segments
 
 
-def _split_segments_by_expired_grace(
+def _split_by_grace(
     ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: GraceClock
 ) -> tuple[tuple[RemoteLogSegmentMetadata, ...], tuple[RemoteLogSegmentMetadata, ...]]:
     """Return the segments that are due, and those that wait. Segments that were replaced together become due together."""
@@ -459,7 +457,7 @@ def _split_segments_by_expired_grace(
     waiting: list[RemoteLogSegmentMetadata] = []
     if log.state.waiting:
         now = clock.now_ms(ports.control)
-        since = read_grace_start_ms_by_control_log_slot(ports, log)
+        since = grace_starts_ms(ports, log)
         for group in log.state.waiting:
             (due if now >= grace.earliest_deletion_time_ms(group, retention, since, now) else waiting).extend(group.segments)
     return tuple(due), tuple(waiting)
@@ -469,38 +467,38 @@ def _ids_of_stale_imports(ports: EnvironmentPorts, log: PartitionLog, retention:
     if not log.state.registrations:
         return ()
     now = (STORES_OWN if clock.spares_young else clock).now_ms(ports.control)
-    since = read_grace_start_ms_by_control_log_slot(ports, log)
+    since = grace_starts_ms(ports, log)
     entries = log.state.registrations.values()
     return tuple(entry.import_id for entry in entries if now >= grace.import_abandoned_at_ms(entry, retention, since, now))
 
 
-def read_grace_start_ms_by_control_log_slot(ports: EnvironmentPorts, log: PartitionLog) -> dict[int, int]:
+def grace_starts_ms(ports: EnvironmentPorts, log: PartitionLog) -> dict[int, int]:
     """Return the store's time of each control-log record that starts a grace period, by slot. For deleted records the times come from the
     snapshot. Empty if records are being deleted during the call.
     """
     try:
-        return _grace_start_ms_by_control_log_slot(ports, log)
+        return _read_grace_starts(ports, log)
     except NotFound:
         log.reload_from_snapshot()
     try:
-        return _grace_start_ms_by_control_log_slot(ports, log)
+        return _read_grace_starts(ports, log)
     except NotFound:
         return {}  # cut again meanwhile; the next call reads them
 
 
-def _grace_start_ms_by_control_log_slot(ports: EnvironmentPorts, log: PartitionLog) -> dict[int, int]:
+def _read_grace_starts(ports: EnvironmentPorts, log: PartitionLog) -> dict[int, int]:
     entries: list[GroupAwaitingDeletion | OpenImport] = [*log.state.waiting, *log.state.registrations.values()]
-    return {entry.slot: _grace_start_ms_of_entry(ports, log, entry) for entry in entries}
+    return {entry.slot: _grace_start_ms(ports, log, entry) for entry in entries}
 
 
-def _grace_start_ms_of_entry(ports: EnvironmentPorts, log: PartitionLog, entry: GroupAwaitingDeletion | OpenImport) -> int:
+def _grace_start_ms(ports: EnvironmentPorts, log: PartitionLog, entry: GroupAwaitingDeletion | OpenImport) -> int:
     return ports.control.head(log.control_record_object_key(entry.slot)).modified_ms if entry.since_ms is None else entry.since_ms
 
 
 def _retire_report(
     layout: SegmentLayout,
     partition: TopicPartition,
-    survey: ObjectsToDeleteNowOrLater,
+    survey: PendingDeletions,
     *,
     deleted_segments: tuple[RemoteLogSegmentMetadata, ...] = (),
     is_dry_run: bool = False,
@@ -525,7 +523,7 @@ MAX_UNHINTED_INSPECTIONS = 64
 """Partitions inspected per hour although no hint asks for it. In a tier with at most this many partitions, all are inspected every time."""
 
 
-def partitions_to_inspect_for_deletions(
+def partitions_to_inspect(
     state: CatalogState, partitions: Sequence[TopicPartition], now_ms: int, log_name_of: Callable[[TopicPartition], str] = str
 ) -> list[TopicPartition]:
     """Return the partitions that `retire` inspects now, in the given order: those whose control log has grown or whose next deletion is

@@ -37,7 +37,7 @@ from compactor.records.indexes import parse_txn_index, reason_offset_index_is_in
 from compactor.records.producers import parse_producer_snapshot_file
 from compactor.round.compaction import disk_budget_bytes
 from compactor.tier.contents import download_segment_file
-from compactor.upkeep.retire import GraceClock, find_objects_to_delete_now_or_later, find_unfinished_uploads
+from compactor.upkeep.retire import GraceClock, find_deletions, find_unfinished_uploads
 
 # Checks of one segment's files, for all kinds of tier.
 
@@ -95,7 +95,7 @@ def download_intact_files(
     return paths, problems
 
 
-def raise_if_segment_exceeds_disk_budget(
+def require_disk_budget(
     tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, other_remedy: str = "", *, copies_on_disk: int = 1
 ) -> None:
     """Raise OutOfBudget if a segment does not fit within the disk budget.
@@ -110,7 +110,7 @@ def raise_if_segment_exceeds_disk_budget(
         raise OutOfBudget(message, hint=f"Set disk_budget_bytes to at least {needed}{other_remedy}")
 
 
-def index_and_checkpoint_file_problems(
+def segment_file_problems(
     source: SourceSegment, files: Mapping[str, bytes], lineage: Sequence[EpochEntry] = (), log_start: int = 0
 ) -> Iterator[ProblemKindAndText]:
     """Yield (kind, problem) for each invalid index, snapshot or checkpoint file of a segment whose log is valid.
@@ -168,13 +168,13 @@ def verify_control_logs(
     :param on_partition: called when a partition is done.
     """
 
-    def verify_control_log_of_partition(partition: TopicPartition) -> list[SegmentProblem]:
+    def verify_one(partition: TopicPartition) -> list[SegmentProblem]:
         found = verify_control_log(tier, partition)
         on_partition()
         return found
 
     with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="verify") as pool:
-        return [finding for found in pool.map(verify_control_log_of_partition, partitions) for finding in found]
+        return [finding for found in pool.map(verify_one, partitions) for finding in found]
 
 
 def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentProblem]:
@@ -186,8 +186,8 @@ def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentPro
         found.append(SegmentProblem(severity, kind, partition.topic, partition.partition, object_key, detail))
 
     # LIST before the fold, as in ``retire``: a listed object that a later fold does not know belongs to no writer.
-    slots = _list_slot_numbers_in_object_keys(tier, f"{log.prefix}/log/")
-    snapshots = _list_slot_numbers_in_object_keys(tier, f"{log.prefix}/snapshot/")
+    slots = _list_slots(tier, f"{log.prefix}/log/")
+    snapshots = _list_slots(tier, f"{log.prefix}/snapshot/")
     try:
         base, steps = log.read_records_with_resulting_states()
     except BadControlRecord as error:
@@ -197,9 +197,9 @@ def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentPro
         add_finding("cleaner-offsets", detail)
     for detail in live_segment_problems(log.state):
         add_finding("segments", detail)
-    for detail in segment_beyond_cleaner_offset_problems(log.state):
+    for detail in uncleaned_segment_problems(log.state):
         add_finding("not-granted", detail, severity="note")
-    for detail in reasons_open_round_cannot_be_resumed(log.state):
+    for detail in open_round_problems(log.state):
         add_finding("intent", detail, severity="note")
     for entry in log.state.fenced:
         add_finding(
@@ -232,7 +232,7 @@ def cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
         yield f"they name epoch {state.vector[-1].leader_epoch}, the last that was acquired is {state.last_compactor_epoch}"
 
 
-def segment_beyond_cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
+def uncleaned_segment_problems(state: PartitionState) -> Iterator[str]:
     """Yield the live segments that end after the offset up to which their compactor epoch has cleaned. That offset was lowered when the
     broker's log was truncated.
     """
@@ -255,7 +255,7 @@ def live_segment_problems(state: PartitionState) -> Iterator[str]:
         yield f"segment {min(both)} is live, and its deletion has begun"
 
 
-def reasons_open_round_cannot_be_resumed(state: PartitionState) -> Iterator[str]:
+def open_round_problems(state: PartitionState) -> Iterator[str]:
     """Yield the reason why the open round can only be undone, if there is one."""
     if state.intent and (reason := ordering.round_resumption_problem(state, state.intent)):
         yield f"the open round {state.intent.plan.run_id} can only be undone: {reason}"
@@ -285,11 +285,11 @@ def _control_log_snapshot_problems(
             yield "left-over", "a newer snapshot has replaced it; the next cut deletes it", key
         elif slot not in state_by_slot:
             yield "snapshot", f"it is ahead of the log, which ends at slot {log.state.slot}", key
-        elif slot > base_state.slot and (field := name_of_first_differing_field(stored, state_by_slot[slot])):
+        elif slot > base_state.slot and (field := differing_field(stored, state_by_slot[slot])):
             yield "snapshot", f"its {field} is not what slots {base_state.slot + 1} to {slot} fold to", key
 
 
-def name_of_first_differing_field(stored: PartitionState, folded: PartitionState) -> str:
+def differing_field(stored: PartitionState, folded: PartitionState) -> str:
     """Return the first field in which two states differ; empty if they are equal. Store times are not compared: only a state from a
     snapshot has them.
     """
@@ -310,12 +310,12 @@ def _state_without_store_times(state: PartitionState) -> PartitionState:
     )
 
 
-def _list_slot_numbers_in_object_keys(tier: Tier, key_prefix: str) -> list[int]:
+def _list_slots(tier: Tier, key_prefix: str) -> list[int]:
     names = (info.key.removeprefix(key_prefix).removesuffix(".json") for info in tier.ports.control.list(key_prefix))
     return [int(name) for name in names if name.isascii() and name.isdigit()]
 
 
-def verify_tier_wide_control_log(tier: Tier) -> list[SegmentProblem]:
+def verify_catalog(tier: Tier) -> list[SegmentProblem]:
     """Return one problem if the tier-wide log, which names the partitions, cannot be read to its end. Partitions that it does not name are
     not verified.
     """
@@ -361,7 +361,7 @@ def verify_partition(
     with tempfile.TemporaryDirectory(prefix="verify-", dir=spool_folder_of_this_process(tier.state_dir)) as scratch:
         previous_last = -1
         for segment in state.live:
-            raise_if_segment_exceeds_disk_budget(tier, partition, segment)
+            require_disk_budget(tier, partition, segment)
             check = _SegmentVerifier(tier, partition, segment, Path(scratch), cleaner.max_decompressed_batch_bytes, key)
             problems, last = check.verify_segment(previous_last)
             previous_last = max(previous_last, last)
@@ -420,9 +420,7 @@ class _SegmentVerifier(NamedTuple):
             found.append(self._segment_problem("balance", "log", detail))
         if detail := _metadata_mismatch(segment, source):
             found.append(self._segment_problem("metadata", "log", detail))
-        for kind, detail in index_and_checkpoint_file_problems(
-            source, {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}
-        ):
+        for kind, detail in segment_file_problems(source, {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}):
             found.append(self._segment_problem(kind, kind, detail))
         return found, int(source.table.last_offset[-1]) if len(source.table) else -1
 
@@ -467,7 +465,7 @@ def _uneven_round_balance_problems(state: PartitionState) -> Iterator[SegmentPro
 
 def _pending_deletion_notes(tier: Tier, partition: TopicPartition, log: PartitionLog) -> Iterator[SegmentProblem]:
     # This machine's clock is used because asking a directory for its own writes to it, and nothing is deleted here.
-    found = find_objects_to_delete_now_or_later(tier.ports, log, tier.retention, GraceClock(tier.ports.clock_ms(), asks_store=False))
+    found = find_deletions(tier.ports, log, tier.retention, GraceClock(tier.ports.clock_ms(), asks_store=False))
     for segment in (*found.due, *found.waiting, *found.unfinished):
         yield SegmentProblem("note", "waiting", *partition, segment.id, "replaced; its objects wait for grace or for `retire`")
     for key in (*(item.key for item in found.orphans), *found.scratch):

@@ -22,7 +22,7 @@ from compactor.storage.wrappers import ReadOnlyStore
 from compactor.tier.ports import RefusingPublisherOfReadOnlyTier
 
 
-def read_only_copy_of_tier(tier: Tier) -> Tier:
+def read_only_copy(tier: Tier) -> Tier:
     """Return a copy of the tier whose stores refuse every write. On a broker-managed tier it also refuses to publish segments."""
     viewed = tier.with_stores(control=ReadOnlyStore(tier.ports.control), data=ReadOnlyStore(tier.ports.data))
     if not tier.kind.is_broker_managed:

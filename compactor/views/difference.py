@@ -79,15 +79,15 @@ class PartitionHistoryInControlLog:
         self._base, self._steps = log.read_records_with_resulting_states()
 
     @property
-    def latest_history_point(self) -> PartitionHistoryPoint:
-        return self._history_point_after_record_index(len(self._steps) - 1)
+    def latest_point(self) -> PartitionHistoryPoint:
+        return self._point_after_record(len(self._steps) - 1)
 
     @property
     def records(self) -> Sequence[ControlRecord[Any]]:
         """The records that the control log still has, oldest first."""
         return [record for record, _ in self._steps]
 
-    def find_history_point(self, slot_time_or_run_id: str) -> PartitionHistoryPoint:
+    def find_point(self, slot_time_or_run_id: str) -> PartitionHistoryPoint:
         """Return the moment after a record, at a time, or after a run. Raises UsageError if it is not in the history.
 
         :param slot_time_or_run_id: position of the record (slot), time (milliseconds since 1970 or ISO 8601), or id of the run. A whole
@@ -95,12 +95,10 @@ class PartitionHistoryInControlLog:
         """
         if slot_time_or_run_id.isascii() and slot_time_or_run_id.isdigit():
             number = int(slot_time_or_run_id)
-            return (
-                self._history_point_at_time(number) if number >= MILLISECONDS_FROM else self._history_point_at_control_log_position(number)
-            )
-        run = self.latest_history_point.state.find_run(slot_time_or_run_id) if self.latest_history_point.state else None
+            return self._point_at_time(number) if number >= MILLISECONDS_FROM else self._point_at_slot(number)
+        run = self.latest_point.state.find_run(slot_time_or_run_id) if self.latest_point.state else None
         if run is not None:
-            return self._history_point_after_run(run)
+            return self._point_after_run(run)
         moment = _parse_iso_time_ms(slot_time_or_run_id)
         if moment is None:
             raise UsageError(
@@ -108,37 +106,37 @@ class PartitionHistoryInControlLog:
                 hint=f"Write a slot, milliseconds, a time like 2026-01-31T12:00:00Z, or a run that `runs list"
                 f" {self._base.topic_partition}` shows",
             )
-        return self._history_point_at_time(moment)
+        return self._point_at_time(moment)
 
-    def history_points_around_run(self, run_id: str) -> tuple[PartitionHistoryPoint, PartitionHistoryPoint] | None:
+    def points_around_run(self, run_id: str) -> tuple[PartitionHistoryPoint, PartitionHistoryPoint] | None:
         """Return the moments just before and after a run, or None if there is no such run. A moment whose control records were deleted has
         only its cleaner offsets.
         """
-        run = self.latest_history_point.state.find_run(run_id) if self.latest_history_point.state else None
+        run = self.latest_point.state.find_run(run_id) if self.latest_point.state else None
         if run is None:
             return None
         slot = (run.published_slot or run.slot) - 1
         known = self._base.slot <= slot
-        before = self._history_point_at_control_log_position(slot) if known else PartitionHistoryPoint(slot, None, run.vector_before, None)
-        return before, self._history_point_after_run(run)
+        before = self._point_at_slot(slot) if known else PartitionHistoryPoint(slot, None, run.vector_before, None)
+        return before, self._point_after_run(run)
 
-    def _history_point_after_run(self, run: RunHistoryEntry) -> PartitionHistoryPoint:
+    def _point_after_run(self, run: RunHistoryEntry) -> PartitionHistoryPoint:
         """Return only the cleaner offsets if the run's control record was deleted."""
         slot = run.published_slot or run.slot
         if slot >= self._base.slot:
-            return self._history_point_at_control_log_position(slot)
+            return self._point_at_slot(slot)
         return PartitionHistoryPoint(slot, None, run.vector if run.published_slot else run.vector_before, None)
 
-    def _history_point_at_control_log_position(self, slot: int) -> PartitionHistoryPoint:
+    def _point_at_slot(self, slot: int) -> PartitionHistoryPoint:
         """Raises UsageError if the control log no longer has that record."""
         if not self._base.slot <= slot <= self._base.slot + len(self._steps):
             raise UsageError(
                 f"slot {slot} of {self._base.topic_partition} is not in its control log",
                 hint=f"It holds slots {self._base.slot} to {self._base.slot + len(self._steps)}; older ones are folded into a snapshot",
             )
-        return self._history_point_after_record_index(slot - self._base.slot - 1)
+        return self._point_after_record(slot - self._base.slot - 1)
 
-    def _history_point_at_time(self, at_ms: int) -> PartitionHistoryPoint:
+    def _point_at_time(self, at_ms: int) -> PartitionHistoryPoint:
         """Return the moment after the last record written at or before ``at_ms``. Raises UsageError if the control log does not reach back
         so far.
         """
@@ -149,9 +147,9 @@ class PartitionHistoryInControlLog:
             raise UsageError(
                 f"the control log of {self._base.topic_partition} does not reach back to {format_iso_time(at_ms)}", hint=f"In it {since}"
             )
-        return self._history_point_after_record_index(found[-1] if found else -1)
+        return self._point_after_record(found[-1] if found else -1)
 
-    def _history_point_after_record_index(self, record_index: int) -> PartitionHistoryPoint:
+    def _point_after_record(self, record_index: int) -> PartitionHistoryPoint:
         """:param record_index: index among the records that the log still has; -1 for the moment before the first of them."""
         if record_index < 0:
             return PartitionHistoryPoint(self._base.slot, None, self._base.vector, self._base)

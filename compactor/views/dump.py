@@ -52,7 +52,7 @@ def list_segments(
     return found
 
 
-def rows_of_broker_segments_unused_by_readers(tier: Tier, state: PartitionState) -> list[SegmentDocument]:
+def unused_broker_segments(tier: Tier, state: PartitionState) -> list[SegmentDocument]:
     """Return the segments in the brokers' metadata that are neither live, replaced nor being deleted by ``state``: unfinished, half-deleted
     or superseded ones.
     """
@@ -157,12 +157,8 @@ def _batch_document(
             {
                 "offset": int(rows.offset[row]),
                 "timestamp": int(rows.timestamp[row]),
-                "key": _chunk_bytes_as_text_or_base64(
-                    chunk, int(rows.key_start[row]), int(rows.key_length[row]), show_everything=show_everything
-                ),
-                "value": _chunk_bytes_as_text_or_base64(
-                    chunk, int(rows.value_start[row]), int(rows.value_length[row]), show_everything=show_everything
-                ),
+                "key": _bytes_as_text(chunk, int(rows.key_start[row]), int(rows.key_length[row]), show_everything=show_everything),
+                "value": _bytes_as_text(chunk, int(rows.value_start[row]), int(rows.value_length[row]), show_everything=show_everything),
                 "value_bytes": int(rows.value_length[row]),
                 **({"headers": list(_record_header_documents(chunk, rows, row))} if show_everything else {}),
             }
@@ -181,12 +177,12 @@ def _record_header_documents(chunk: BatchChunk, rows: RecordRows, row: int) -> I
         parts = []
         for _ in ("name", "value"):
             length, at = read_varint(chunk.buf, at, end)
-            parts.append(_chunk_bytes_as_text_or_base64(chunk, at, length, show_everything=True))
+            parts.append(_bytes_as_text(chunk, at, length, show_everything=True))
             at += max(length, 0)
         yield {"key": parts[0], "value": parts[1]}
 
 
-def _chunk_bytes_as_text_or_base64(chunk: BatchChunk, start: int, length: int, *, show_everything: bool) -> str | None:
+def _bytes_as_text(chunk: BatchChunk, start: int, length: int, *, show_everything: bool) -> str | None:
     """Return None if ``length`` is negative (null). Bytes after the first SHOWN_BYTES are left out, unless ``show_everything``."""
     if length < 0:
         return None
@@ -255,7 +251,7 @@ class RecordSearch:
         self._on_bytes = on_bytes
         self._known: dict[int, int] = {}
 
-    def find_records_by_key_or_offset(
+    def find_records(
         self, segments: Sequence[RemoteLogSegmentMetadata], *, key: bytes | None = None, keys: Collection[bytes] = (), offset: int = -1
     ) -> Iterator[FoundRecord]:
         """Yield the records with one of the keys (``key`` and ``keys``) and the record at ``offset``, latest first.
@@ -270,22 +266,18 @@ class RecordSearch:
         with open_reader_of_given_segments(self._tier, self._name, segments, self._purpose) as reading:
             for ordinal, segment in reversed(list(enumerate(segments))):
                 with reading.open_segment(ordinal, include_txn_index=False) as source:
-                    found = list(
-                        self._search_segment_by_key_or_offset(
-                            source, segment, self._transaction_outcome_by_batch_number(source), wanted, offset
-                        )
-                    )
+                    found = list(self._search_segment(source, segment, self._transaction_outcomes(source), wanted, offset))
                 yield from reversed(found)
                 self._on_bytes(segment.size_bytes)
 
-    def _transaction_outcome_by_batch_number(self, source: SourceSegment) -> dict[int, str]:
+    def _transaction_outcomes(self, source: SourceSegment) -> dict[int, str]:
         """Return the outcome (commit, abort or open) of each transactional data batch."""
         table = source.table
         kinds = find_txn_outcomes_and_update_next_outcomes(table, self._known)
         data = np.flatnonzero((table.control == NOT_CONTROL) & table.transactional_flags)
         return {batch: _OUTCOMES.get(int(kinds[batch]), "open") for batch in data.tolist()}
 
-    def _search_segment_by_key_or_offset(
+    def _search_segment(
         self,
         source: SourceSegment,
         segment: RemoteLogSegmentMetadata,

@@ -153,7 +153,7 @@ def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Exp
     is damaged.
     """
     if not tier.kind.compacts:
-        return _explain_partition_known_only_by_listing(tier, partition)
+        return _explain_listed_partition(tier, partition)
     log = tier.open_control_log_of_partition(partition)
     past = PartitionHistoryInControlLog(log)
     state = log.state
@@ -202,7 +202,7 @@ def _settings_fact(tier: Tier, topic: str, cleaner: CleanerSettings) -> Explanat
     return ExplanationFact("settings", text.replace("from default", "by default"), {"settings": values})
 
 
-def _explain_partition_known_only_by_listing(tier: Tier, partition: TopicPartition) -> Explanation:
+def _explain_listed_partition(tier: Tier, partition: TopicPartition) -> Explanation:
     state = tier.open_control_log_of_partition(partition).refresh()
     if not state.has_segments:
         return Explanation("It holds no segments yet.", ())
@@ -421,7 +421,7 @@ def explain_key(
     """
 
     def explain_key_in_state(state: PartitionState) -> Explanation:
-        all_found = list(RecordSearch(tier, partition, on_bytes).find_records_by_key_or_offset(state.live, key=key))
+        all_found = list(RecordSearch(tier, partition, on_bytes).find_records(state.live, key=key))
         log_start = tier.first_readable_offset(state)
         found = [record for record in all_found if record.offset >= log_start]
         below = [record for record in all_found if record.offset < log_start]
@@ -433,7 +433,7 @@ def explain_key(
         facts += [ExplanationFact("below_log_start", _describe_record(record) + hidden, _record_document(record)) for record in below]
         return Explanation(_answer_about_key(shown_key or _format_key(key), found, facts), tuple(facts))
 
-    return _explain_present_state_with_retry(tier, partition, explain_key_in_state)
+    return _explain_with_retry(tier, partition, explain_key_in_state)
 
 
 def explain_offset(tier: Tier, partition: TopicPartition, offset: int, now_ms: int, on_bytes: OnRead = lambda size: None) -> Explanation:
@@ -454,25 +454,19 @@ def explain_offset(tier: Tier, partition: TopicPartition, offset: int, now_ms: i
             where = f"offsets {state.start_offset} to {state.end_offset}" if state.has_segments else "nothing"
             return Explanation(f"Offset {offset} is not in the tier, which holds {where}.", ())
         later_segments = [segment for segment in state.live if segment.end_offset >= offset]
-        here = next(RecordSearch(tier, partition, on_bytes).find_records_by_key_or_offset(later_segments, offset=offset), None)
+        here = next(RecordSearch(tier, partition, on_bytes).find_records(later_segments, offset=offset), None)
         if here is None:
             return _explain_removed_offset(tier, state, later_segments, offset, on_bytes)
         later: list[FoundRecord] = []
         if here.key is not None and not here.control:
-            later = [
-                s
-                for s in RecordSearch(tier, partition, on_bytes).find_records_by_key_or_offset(later_segments, key=here.key)
-                if s.offset >= offset
-            ]
+            later = [s for s in RecordSearch(tier, partition, on_bytes).find_records(later_segments, key=here.key) if s.offset >= offset]
         outlook = _RecordExplainer(state, now_ms, tier.kind.compacts, tier.cleaner_settings_for_topic(partition.topic).keyless_records)
         return Explanation(outlook.answer_about_offset(here, later), tuple(outlook.facts_about_records(later or [here])))
 
-    return _explain_present_state_with_retry(tier, partition, explain_offset_in_state)
+    return _explain_with_retry(tier, partition, explain_offset_in_state)
 
 
-def _explain_present_state_with_retry(
-    tier: Tier, partition: TopicPartition, explain_with: Callable[[PartitionState], Explanation]
-) -> Explanation:
+def _explain_with_retry(tier: Tier, partition: TopicPartition, explain_with: Callable[[PartitionState], Explanation]) -> Explanation:
     """Explain again from the new state if an object is deleted meanwhile."""
     log = tier.open_control_log_of_partition(partition)
     return retry_if_object_missing(partition, lambda: explain_with(log.refresh()))
@@ -497,7 +491,7 @@ def _explain_removed_offset(
         return Explanation(answer, (ExplanationFact("removed", _describe_record(old), _record_document(old)),))
     later = [
         s
-        for s in RecordSearch(tier, state.topic_partition, on_bytes).find_records_by_key_or_offset(later_segments, key=old.key)
+        for s in RecordSearch(tier, state.topic_partition, on_bytes).find_records(later_segments, key=old.key)
         if s.sets_value_of_key and s.offset > offset
     ]
     answer = f"Offset {offset} held {_format_key(old.key)} and was cleaned away by run {group.run_id}: "
@@ -530,7 +524,7 @@ def _find_removed_records(
         segments = [s for s in group.segments if offset < 0 or s.start_offset <= offset <= s.end_offset]
         try:
             # Markers further on are not passed here, so that outcomes of transactions may be unknown.
-            seen = list(RecordSearch(tier, state.topic_partition, on_bytes).find_records_by_key_or_offset(segments, key=key, offset=offset))
+            seen = list(RecordSearch(tier, state.topic_partition, on_bytes).find_records(segments, key=key, offset=offset))
         except NotFound:
             continue  # retired meanwhile
         found += [(group, record) for record in seen if record.offset not in still]
@@ -574,7 +568,7 @@ class _RecordExplainer:
             if not record.sets_value_of_key:
                 facts.append(
                     ExplanationFact(
-                        _reason_code_of_ignored_record(record),
+                        _ignored_code(record),
                         f"{_describe_record(record)}: {self.reason_value_is_ignored(record)}",
                         _record_document(record),
                     )
@@ -586,9 +580,7 @@ class _RecordExplainer:
                     ExplanationFact("latest", f"{_describe_record(record)}: the latest record of the key{why}", _record_document(record))
                 )
             else:
-                text = (
-                    f"{_describe_record(record)}: superseded by offset {latest.offset}, {self.reason_record_is_not_removed(record, latest)}"
-                )
+                text = f"{_describe_record(record)}: superseded by offset {latest.offset}, {self.superseded_text(record, latest)}"
                 facts.append(ExplanationFact("superseded", text, _record_document(record) | {"superseded_by": latest.offset}))
         return facts
 
@@ -618,7 +610,7 @@ class _RecordExplainer:
         why = "an old record format, or no round has rewritten it"
         return f"a tombstone without a delete horizon: {why}; the next round that reads it sets one"
 
-    def reason_record_is_not_removed(self, record: FoundRecord, latest: FoundRecord) -> str:
+    def superseded_text(self, record: FoundRecord, latest: FoundRecord) -> str:
         if not self.rounds:
             return "and no round removes it here"
         if latest.offset >= self.state.first_dirty_offset:
@@ -632,12 +624,12 @@ class _RecordExplainer:
             return f"{what}: {self.reason_value_is_ignored(record)}."
         latest = next((later for later in later_records if later.sets_value_of_key), record)
         if latest.offset > record.offset:
-            return f"{what}: superseded by offset {latest.offset}, {self.reason_record_is_not_removed(record, latest)}."
+            return f"{what}: superseded by offset {latest.offset}, {self.superseded_text(record, latest)}."
         why = self.tombstone_removal_text(record) if record.is_tombstone else "the latest value of its key: it stays"
         return f"{what}: {why}."
 
 
-def _reason_code_of_ignored_record(record: FoundRecord) -> str:
+def _ignored_code(record: FoundRecord) -> str:
     if record.control:
         return "marker"
     return {"abort": "aborted", "open": "undecided"}.get(record.outcome, "keyless")

@@ -425,10 +425,10 @@ def _segment_forecasts(
     alone = {segment.id for segment in assessment.covered_segments[: outlook.one_to_one]}
 
     def expected_action(segment: SegmentSummary) -> ActionAndReason:
-        action, why = expected_action_apart_from_grouping(segment)
+        action, why = ungrouped_action(segment)
         return action, f"{why}; alone, because brokers expire it soon" if action != "skip" and segment.id in alone else why
 
-    def expected_action_apart_from_grouping(segment: SegmentSummary) -> ActionAndReason:
+    def ungrouped_action(segment: SegmentSummary) -> ActionAndReason:
         if segment.id in gone:
             return "expire", outlook.reason
         if segment.end_offset < summary.log_start:

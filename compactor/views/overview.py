@@ -60,14 +60,14 @@ def run_history_entry_document(state: PartitionState, run: RunHistoryEntry) -> d
         "segments_out": run.outputs,
         "reason": run.reason,
         "segment": run.segment,
-        "undoable": reason_run_cannot_be_undone(state, run.run_id) == "",
+        "undoable": undo_refusal(state, run.run_id) == "",
         "stats": run.stats,
         "balance": run.balance,
         "content": run.content,
     }
 
 
-def find_partition_state_and_full_run_id(
+def search_run(
     tier: Tier, run_id: str, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
 ) -> tuple[PartitionState, str] | None:
     """Return the state of the partition that remembers a run, and the run's complete id; None if none does.
@@ -92,7 +92,7 @@ def find_partition_state_and_full_run_id(
     return None
 
 
-def reason_run_cannot_be_undone(state: PartitionState, run_id: str) -> RuleViolationOrEmpty:
+def undo_refusal(state: PartitionState, run_id: str) -> RuleViolationOrEmpty:
     """Return the reason why `undo` would refuse this run now, or an empty string. For information: the rules in ``control.ordering`` decide
     again.
     """
@@ -129,7 +129,7 @@ class PartitionSummaryOrError:
     error: CompactorError | None = None
 
 
-def read_partition_summaries_or_errors(
+def read_summaries(
     tier: Tier,
     partitions: Sequence[TopicPartition],
     *,
@@ -166,18 +166,18 @@ def read_partition_summaries_or_errors(
             unread.append(name)
     confirmed: dict[TopicPartition, ControlLogReadProgress] = {}
 
-    def read_partition_summary_or_error(partition: TopicPartition) -> PartitionSummaryOrError:
+    def read_one(partition: TopicPartition) -> PartitionSummaryOrError:
         known = kept.get(str(partition))
-        if known and partition in trusted and _control_log_still_has_last_read_record(tier, partition, known[0]):
+        if known and partition in trusted and _still_has_last_record(tier, partition, known[0]):
             result = PartitionSummaryOrError(partition, known[1])
         else:
-            result = _read_summary_or_reuse_cached_one(tier, partition, hints.get(str(partition), 0), known, confirmed, now)
+            result = _read_summary(tier, partition, hints.get(str(partition), 0), known, confirmed, now)
         on_partition()
         return result
 
     if unread:
         with ThreadPoolExecutor(min(OVERVIEW_THREADS, len(unread)), thread_name_prefix="summaries") as pool:
-            found |= zip(unread, pool.map(read_partition_summary_or_error, unread), strict=True)
+            found |= zip(unread, pool.map(read_one, unread), strict=True)
     if tier.local and confirmed:
         tier.local.save_control_log_read_progress(confirmed)
     return [found[name] for name in partitions]
@@ -197,7 +197,7 @@ def is_cached_summary_fresh(
     return progress.hint == latest_catalog_record_number and 0 <= now_ms - progress.checked_ms < max_age_ms and not at_work
 
 
-def _control_log_still_has_last_read_record(tier: Tier, partition: TopicPartition, progress: ControlLogReadProgress) -> bool:
+def _still_has_last_record(tier: Tier, partition: TopicPartition, progress: ControlLogReadProgress) -> bool:
     """If the store fails, return False, so that the caller reads the log."""
     try:
         return bool(open_control_log_of_partition(tier.ports, partition).contains_state(progress.slot, progress.mark))
@@ -205,7 +205,7 @@ def _control_log_still_has_last_read_record(tier: Tier, partition: TopicPartitio
         return False
 
 
-def _read_summary_or_reuse_cached_one(
+def _read_summary(
     tier: Tier,
     partition: TopicPartition,
     latest_catalog_record_number: int,

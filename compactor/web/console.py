@@ -61,20 +61,20 @@ def offset_axis(status: PartitionStatus, segments: Sequence[SegmentSummary], his
         ("dirty", dirty, uncleanable),
         ("uncleanable", uncleanable, status.end_offset + 1),
     )
-    spared = offset_ranges_skipped_by_latest_round(history.runs) if history else []
+    spared = latest_skipped_ranges(history.runs) if history else []
     return OffsetAxis(
         start_offset=start,
         end_offset=end,
         first_dirty_offset=dirty,
         first_uncleanable_offset=uncleanable,
         bands=tuple(OffsetStateBand(state=state, start_offset=low, end_offset=high) for state, low, high in cuts if low < high),
-        segments=tuple(_segment_spans_on_offset_axis(segments, dirty, uncleanable, spared)),
+        segments=tuple(_segment_spans(segments, dirty, uncleanable, spared)),
         replaced=tuple(ReplacedSegmentsSpan(run=each.run_id, **each.model_dump(exclude={"run_id"})) for each in replaced),
         leader_epochs=tuple(_leader_epoch_spans(history.lineage if history else (), start, end)),
     )
 
 
-def _segment_spans_on_offset_axis(
+def _segment_spans(
     segments: Sequence[SegmentSummary],
     first_dirty_offset: int,
     first_uncleanable_offset: int,
@@ -112,7 +112,7 @@ def _segment_spans_on_offset_axis(
     return found
 
 
-def offset_ranges_skipped_by_latest_round(runs: Sequence[RunHistoryEntry]) -> list[SkippedSegmentRange]:
+def latest_skipped_ranges(runs: Sequence[RunHistoryEntry]) -> list[SkippedSegmentRange]:
     """Return the offset ranges that the latest published round skipped, with the reasons. Rounds that were undone do not count.
 
     :param runs: oldest first.
@@ -298,7 +298,7 @@ def _jinja_template_environment() -> Environment:
         "share": _format_percentage,
         "path": lambda text: quote(str(text), safe=""),
         "x": lambda offset, axis: offset_position_percent(axis, offset),
-        "width": _offset_distance_percent_of_axis,
+        "width": _offset_width_percent,
         "ticks": offset_axis_ticks,
         "usd": _format_usd,
         "spark": _svg_line_chart_points,
@@ -332,7 +332,7 @@ def _svg_line_chart_points(values: Sequence[int]) -> str:
     return " ".join(f"{100 * place / steps:.2f},{29 - 28 * value / most:.2f}" for place, value in enumerate(values))
 
 
-def _offset_distance_percent_of_axis(axis: OffsetAxis, low_offset: int, high_offset: int) -> float:
+def _offset_width_percent(axis: OffsetAxis, low_offset: int, high_offset: int) -> float:
     return round(offset_position_percent(axis, high_offset) - offset_position_percent(axis, low_offset), 4)
 
 

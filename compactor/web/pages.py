@@ -144,7 +144,7 @@ def service_verdict(
     :param problem: why the service cannot work, or an empty string.
     :param due_partitions: number of partitions that wait for work.
     """
-    level, text, detail = _verdict_level_text_and_detail(
+    level, text, detail = _verdict_parts(
         ready=ready, stopping=stopping, problem=problem, has_scanned=has_scanned, failing_partitions=failing_partitions
     )
     doing = [count_noun(running_jobs, "job") + " at work"] if running_jobs else []
@@ -152,9 +152,7 @@ def service_verdict(
     return ServiceVerdict(level=level, text=text, detail=detail or ", ".join(doing) or "No job runs, and no partition is due")
 
 
-def _verdict_level_text_and_detail(
-    *, ready: bool, stopping: bool, problem: str, has_scanned: bool, failing_partitions: int
-) -> tuple[Level, str, str]:
+def _verdict_parts(*, ready: bool, stopping: bool, problem: str, has_scanned: bool, failing_partitions: int) -> tuple[Level, str, str]:
     """The detail is empty for levels that need no reason; the caller then fills in the work that runs or is due."""
     if stopping:
         return "stopping", "Stopping", "The next start continues running jobs"
@@ -387,11 +385,11 @@ def _daemon_totals(status: DaemonStatus, failing_partitions: int) -> DaemonTotal
         disk_used_bytes=status.disk_used,
         disk_budget_bytes=status.disk_total,
         week=hourly_storage_bytes(status.trend.hours),
-        recent_rounds=_latest_round_of_each_partition(statuses),
+        recent_rounds=_recent_rounds(statuses),
     )
 
 
-def _latest_round_of_each_partition(statuses: Sequence[PartitionStatus]) -> tuple[RecentRound, ...]:
+def _recent_rounds(statuses: Sequence[PartitionStatus]) -> tuple[RecentRound, ...]:
     """Return at most MOST_RECENT_ROUNDS, newest first."""
     found = [(seen.last_round.ended_ms, str(seen.partition), seen.last_round) for seen in statuses if seen.last_round is not None]
     newest = nlargest(MOST_RECENT_ROUNDS, found, key=lambda each: each[:2])

@@ -24,7 +24,7 @@ from compactor.features.imports.import_ import ImportOptions, import_directory
 from compactor.model.ids import TopicPartition
 from compactor.read.records import MessageLike, TierMessage
 from compactor.upkeep.orphans import delete_records
-from compactor.upkeep.retire import GraceClock, retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import GraceClock, retire_partition
 from tests.support.kafka_admin import ClusterAdmin, wait_until
 from tests.support.kafka_broker import KafkaCluster
 from tests.support.kafka_traffic import BrokerRecord, DraftRecord, Writer, WrittenPartition
@@ -76,7 +76,7 @@ class TieredTopic:
     def compact(self, name: TopicPartition) -> None:
         """Run a round and delete at once what it replaced."""
         compact(self.tier, name, NOW_MS, force=True)
-        retire_replaced_segments_and_orphans(
+        retire_partition(
             self.tier.ports,
             self.tier.open_control_log_of_partition(name),
             self.tier.lease,

@@ -14,7 +14,7 @@ from compactor.adapters.brokers.chain import AgentClusterQueriesOverKafka
 from compactor.adapters.brokers.cluster import ExistingAndMissingTopicIds, query_which_topic_ids_exist
 from compactor.adapters.kafka_client import KafkaConnection
 from compactor.control.incarnations import CONFIRMATION_MS
-from compactor.upkeep.retire import delete_tiered_data_of_missing_topics
+from compactor.upkeep.retire import delete_missing_topics
 from tests.support.agents import beside
 from tests.support.deployment import Deployment
 from tests.support.kafka_admin import ClusterAdmin, wait_until
@@ -76,9 +76,7 @@ def test_a_topic_that_is_created_again_has_a_log_of_its_own_and_the_former_one_g
 
         def ask_at(later_ms: int) -> list[str]:
             opened = with_clocks(tier, cluster, later_ms)
-            return [
-                str(name) for name in delete_tiered_data_of_missing_topics(opened, lambda ids: query_which_topic_ids_exist(connection, ids))
-            ]
+            return [str(name) for name in delete_missing_topics(opened, lambda ids: query_which_topic_ids_exist(connection, ids))]
 
         assert ask_at(0) == ask_at(CONFIRMATION_MS - 1) == ask_at(CONFIRMATION_MS) == []
         assert ask_at(2 * CONFIRMATION_MS) == ["orders-0"]

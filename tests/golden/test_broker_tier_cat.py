@@ -14,7 +14,7 @@ from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.consumer import OFFSET_BEGINNING, ConsumerOptions, MessageLike, Place, TieredConsumer
 from compactor.read.ranges import last_value_of_each_key_in_partition
-from compactor.views.checkpoints import read_only_copy_of_tier
+from compactor.views.checkpoints import read_only_copy
 from tests.golden_cases import names
 from tests.support.broker_metadata import broker_cli
 from tests.support.broker_tiers import ORDERS, BrokerTier, aiven_tier, local_tier
@@ -58,7 +58,7 @@ def digest(value: bytes | None) -> str | None:
 def test_as_the_brokers_consumers(layout: str, case: str, tmp_path: Path) -> None:
     written = local_tier(case, tmp_path) if layout == "kafka-local" else aiven_tier(case, tmp_path)
     cli = broker_cli(tmp_path / "control of it", written, layout)
-    tier = read_only_copy_of_tier(open_tier(load_settings(str(cli.config), {})))
+    tier = read_only_copy(open_tier(load_settings(str(cli.config), {})))
     end = tier.open_control_log_of_partition(ORDERS).refresh().end_offset + 1
     for isolation in ("read_committed", "read_uncommitted"):
         stable = last_value_of_each_key_in_partition(tier, ORDERS, read_committed=isolation == "read_committed").next_offset

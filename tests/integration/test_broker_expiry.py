@@ -24,8 +24,8 @@ from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.round import compaction
 from compactor.round.compaction import RoundReport
 from compactor.upkeep.export import export_partition
-from compactor.upkeep.orphans import undo_compaction_run_by_publishing_copies
-from compactor.upkeep.retire import retire_replaced_segments_and_orphans
+from compactor.upkeep.orphans import undo_by_copies
+from compactor.upkeep.retire import retire_partition
 from compactor.views.difference import PartitionHistoryInControlLog
 from compactor.views.explain import ExplanationFact, explain_partition
 from compactor.views.forecast import forecast_next_round
@@ -85,15 +85,11 @@ class Expiring:
 
     def retire(self) -> None:
         tier = self.opened()
-        retire_replaced_segments_and_orphans(
-            tier.ports, tier.open_control_log_of_partition(NAME, caller_runs_round=True), tier.lease, tier.retention
-        )
+        retire_partition(tier.ports, tier.open_control_log_of_partition(NAME, caller_runs_round=True), tier.lease, tier.retention)
 
     def undo(self) -> PartitionState:
         tier = self.opened()
-        return undo_compaction_run_by_publishing_copies(
-            tier, tier.open_control_log_of_partition(NAME, caller_runs_round=True), self.state().published[-1]
-        )
+        return undo_by_copies(tier, tier.open_control_log_of_partition(NAME, caller_runs_round=True), self.state().published[-1])
 
     def published(self) -> RoundPublished:
         records = PartitionHistoryInControlLog(self.opened().open_control_log_of_partition(NAME, caller_runs_round=True)).records

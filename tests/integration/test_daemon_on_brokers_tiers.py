@@ -27,8 +27,8 @@ from compactor.model.remote_log import RemoteLogSegmentMetadataUpdateRecord
 from compactor.model.segment import SegmentState
 from compactor.service import RETRY_MS
 from compactor.upkeep.export import export_partition
-from compactor.upkeep.orphans import undo_compaction_run_by_publishing_copies
-from compactor.views.overview import reason_run_cannot_be_undone
+from compactor.upkeep.orphans import undo_by_copies
+from compactor.views.overview import undo_refusal
 from compactor.views.verdict import VerdictKind
 from compactor.web.console import PartitionListQuery
 from compactor.web.pages import DaemonPages
@@ -423,10 +423,8 @@ def test_no_segment_without_a_record_is_made_where_a_neighbour_has_one(world: Wo
     opened = world.brokers.opened()
     state = opened.open_control_log_of_partition(ORDERS).refresh()
     assert (len(state.live), state.live[0].records) == (2, 1)
-    assert reason_run_cannot_be_undone(state, state.published[-1]) == ""
-    undo_compaction_run_by_publishing_copies(
-        opened, opened.open_control_log_of_partition(ORDERS, caller_runs_round=True), state.published[-1]
-    )
+    assert undo_refusal(state, state.published[-1]) == ""
+    undo_by_copies(opened, opened.open_control_log_of_partition(ORDERS, caller_runs_round=True), state.published[-1])
     assert opened.open_control_log_of_partition(ORDERS).refresh().live[0].records == 140
 
 

@@ -60,7 +60,7 @@ class Clocked:
             assert topic_ids == [ID]
             return answer
 
-        return [str(name) for name in deleted_topics.delete_tiered_data_of_missing_topics(self.at(hours, store_hours=store_hours), asked)]
+        return [str(name) for name in deleted_topics.delete_missing_topics(self.at(hours, store_hours=store_hours), asked)]
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_deletion_needs_brokers_to_ask(cli: TierCli) -> None:
     tier = open_tier(load_settings(str(cli.config)))
     tier = replace(tier, settings=tier.settings.model_copy(update={"kafka": type(tier.settings.kafka)()}))
     with pytest.raises(UsageError, match="bootstrap_servers names none"):
-        deleted_topics.delete_tiered_data_of_missing_topics(tier, lambda topic_ids: NO)
+        deleted_topics.delete_missing_topics(tier, lambda topic_ids: NO)
 
 
 @pytest.mark.parametrize(

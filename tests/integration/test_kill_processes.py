@@ -13,7 +13,7 @@ import pytest
 
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
-from compactor.views.checkpoints import read_only_copy_of_tier
+from compactor.views.checkpoints import read_only_copy
 from tests.kill_test import Ordeal
 from tests.support.cloud_servers import AnyBucket
 from tests.support.deployment import Deployment, GrowingLog
@@ -75,7 +75,7 @@ class Slow:
                 del os.environ[name]
 
     def state(self) -> PartitionState:
-        return read_only_copy_of_tier(self.deployment.opened()).open_control_log_of_partition(ORDERS).refresh()
+        return read_only_copy(self.deployment.opened()).open_control_log_of_partition(ORDERS).refresh()
 
     def wait_for(self, what: Callable[[PartitionState], bool]) -> None:
         until = time.monotonic() + 60

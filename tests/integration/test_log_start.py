@@ -24,7 +24,7 @@ from compactor.read.ranges import read_record_blocks
 from compactor.read.reading import offset_for_time, offset_for_time_or_end
 from compactor.upkeep.export import export_partition
 from compactor.upkeep.orphans import delete_records
-from compactor.upkeep.retire import GraceClock, retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import GraceClock, retire_partition
 from compactor.upkeep.verify import verify_partition
 from compactor.views.explain import explain_key, explain_offset, explain_partition
 from compactor.views.forecast import forecast_next_round
@@ -122,7 +122,7 @@ def test_a_consumer_that_is_overtaken_by_retention_is_told(tier: Tier, tmp_path:
         consumer.assign([Place(*NAME, 0)])
         assert [message.offset() for message in consumer.consume(1, timeout=5)] == [0]
         raised(tier, 8)
-        retire_replaced_segments_and_orphans(
+        retire_partition(
             tier.ports,
             tier.open_control_log_of_partition(NAME),
             tier.lease,
@@ -171,10 +171,8 @@ def test_expired_segments_wait_for_grace_and_are_then_deleted(tmp_path: Path) ->
     assert (len(state.live), state.log_start, state.end_offset) == (1, 10, 9)
     objects = [key for key in (tmp_path / "a tier").rglob("*.log") if ".tiered-compactor" not in str(key)]
     assert len(objects) == 3
-    assert (
-        retire_replaced_segments_and_orphans(tier.ports, tier.open_control_log_of_partition(NAME), tier.lease, tier.retention).deleted == ()
-    )
-    retire_replaced_segments_and_orphans(
+    assert retire_partition(tier.ports, tier.open_control_log_of_partition(NAME), tier.lease, tier.retention).deleted == ()
+    retire_partition(
         tier.ports,
         tier.open_control_log_of_partition(NAME),
         tier.lease,
@@ -272,7 +270,7 @@ def test_erasure_and_verify_see_what_lies_below_the_log_start_until_it_is_gone(t
     divided.write_bytes(data[:70] + bytes([data[70] ^ 1]) + data[71:])
     assert errors(tier) != []
     divided.write_bytes(data)
-    retire_replaced_segments_and_orphans(
+    retire_partition(
         tier.ports,
         tier.open_control_log_of_partition(NAME),
         tier.lease,

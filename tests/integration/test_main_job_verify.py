@@ -15,7 +15,7 @@ from checkpoint.lineage import EpochEntry
 from compactor.cleaner.source import SourceSegment, open_source_segment
 from compactor.constants import LeaderEpoch, Offset
 from compactor.control.records import append_checksum
-from compactor.upkeep.verify import index_and_checkpoint_file_problems
+from compactor.upkeep.verify import segment_file_problems
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
 
@@ -226,7 +226,7 @@ def source(tmp_path: Path) -> SourceSegment:
 
 
 def problems(source: SourceSegment, kind: str, data: bytes) -> list[str]:
-    return [f"{found}: {detail}" for found, detail in index_and_checkpoint_file_problems(source, {kind: data})]
+    return [f"{found}: {detail}" for found, detail in segment_file_problems(source, {kind: data})]
 
 
 def test_a_leader_epoch_checkpoint_lacks_only_epochs_before_the_log_start(source: SourceSegment) -> None:
@@ -238,7 +238,7 @@ def test_a_leader_epoch_checkpoint_lacks_only_epochs_before_the_log_start(source
 
     def found(*entries: EpochEntry, log_start: int) -> list[str]:
         data = format_leader_epoch_checkpoint(entries).encode()
-        return [kind for kind, _ in index_and_checkpoint_file_problems(source, {"leader-epoch-checkpoint": data}, reported, log_start)]
+        return [kind for kind, _ in segment_file_problems(source, {"leader-epoch-checkpoint": data}, reported, log_start)]
 
     assert found(*reported, log_start=0) == []
     assert (

@@ -308,11 +308,11 @@ class SlowSource(DirectoryRepairSource):
     reads: list[str] = field(default_factory=list)
 
     @override
-    def write_each_copy_of_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
+    def write_copies(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
         self.reads.append(file_kind)
         if len(self.reads) == 2:  # the first read plans the repair, the second one fetches what is uploaded
             self.take_over()
-        yield from super().write_each_copy_of_file(segment, file_kind, path)
+        yield from super().write_copies(segment, file_kind, path)
 
 
 @pytest.mark.damages

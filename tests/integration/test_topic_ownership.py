@@ -20,8 +20,8 @@ from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.round.compaction import RoundReport
 from compactor.storage.factory import open_store
-from compactor.upkeep.broker_verify import list_partition_objects_and_metadata
-from compactor.upkeep.retire import retire_replaced_segments_and_orphans
+from compactor.upkeep.broker_verify import list_partition_objects
+from compactor.upkeep.retire import retire_partition
 from tests.support.deployment import GrowingLog
 from tests.support.memory_brokers import MemoryBrokers
 from tests.support.tier_cli import TierCli, typed
@@ -71,7 +71,7 @@ def test_the_second_control_store_is_refused_before_it_writes_and_names_both(
     log = second.open_control_log_of_partition(ORDERS, caller_runs_round=True)
     for write in (
         lambda: run(second),
-        lambda: retire_replaced_segments_and_orphans(second.ports, log, second.lease, second.retention),
+        lambda: retire_partition(second.ports, log, second.lease, second.retention),
         lambda: acquire_leadership(second.ports, log, second.lease),
     ):
         with pytest.raises(UsageError) as refused:
@@ -150,7 +150,7 @@ def test_owners_lie_beside_what_the_brokers_plug_in_lists(brokers: MemoryBrokers
     run(tier)
     (key,) = owner_objects(tier)
     assert not key.startswith("kafka-tiered-storage/")
-    found = list_partition_objects_and_metadata(tier, ORDERS)
+    found = list_partition_objects(tier, ORDERS)
     assert (found.orphans, found.strangers) == ([], [])
     document = json.loads(tier.ports.data.get(key))
     assert (document["topic"], document["control_url"]) == ("orders", tier.ports.control.url)

@@ -19,9 +19,9 @@ from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.remote_log import RemoteLogSegmentMetadataRecord, RemoteLogSegmentMetadataUpdateRecord, uuid_bytes
 from compactor.model.segment import SegmentState
 from compactor.upkeep.export import export_partition
-from compactor.upkeep.orphans import undo_compaction_run_by_publishing_copies
-from compactor.upkeep.retire import retire_replaced_segments_and_orphans
-from compactor.views.overview import reason_run_cannot_be_undone
+from compactor.upkeep.orphans import undo_by_copies
+from compactor.upkeep.retire import retire_partition
+from compactor.views.overview import undo_refusal
 from tests.builders import LogBuilder, read
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic
 from tests.support.deployment import GrowingLog
@@ -60,13 +60,11 @@ class Undoing:
 
     def undo(self, opened: Tier | None = None) -> PartitionState:
         tier = opened or self.brokers.opened()
-        return undo_compaction_run_by_publishing_copies(tier, tier.open_control_log_of_partition(NAME, caller_runs_round=True), self.run_id)
+        return undo_by_copies(tier, tier.open_control_log_of_partition(NAME, caller_runs_round=True), self.run_id)
 
     def retire(self) -> None:
         tier = self.brokers.opened()
-        retire_replaced_segments_and_orphans(
-            tier.ports, tier.open_control_log_of_partition(NAME, caller_runs_round=True), tier.lease, tier.retention
-        )
+        retire_partition(tier.ports, tier.open_control_log_of_partition(NAME, caller_runs_round=True), tier.lease, tier.retention)
 
     def assert_whole(self) -> None:
         opened = self.brokers.opened()
@@ -98,7 +96,7 @@ def test_readers_get_what_they_had_before_the_round_and_the_offsets_go_back(undo
     compacted = undoing.batches()
     whole = [raw for _, raw in undoing.before]
     assert compacted != whole
-    assert reason_run_cannot_be_undone(undoing.state(), undoing.run_id) == ""
+    assert undo_refusal(undoing.state(), undoing.run_id) == ""
     state = undoing.undo()
     assert undoing.batches() == whole
     assert (state.first_dirty_offset, state.published, state.intent) == (0, (), None)
@@ -176,7 +174,7 @@ def test_where_brokers_delete_in_mid_undo_it_is_told_that_a_part_is_not_taken_ba
         undoing.undo()
     state = undoing.state()
     assert state.intent is None
-    assert [(run.status, not reason_run_cannot_be_undone(state, run.run_id)) for run in state.runs] == [
+    assert [(run.status, not undo_refusal(state, run.run_id)) for run in state.runs] == [
         ("reverted_in_part", False),
         ("restored", False),
     ]
@@ -206,15 +204,13 @@ def test_where_brokers_have_tiered_a_part_again_it_is_refused_before_anything_is
         undoing.undo()
     assert (undoing.state().intent, undoing.state().quarantine) == (None, None)
     assert undoing.brokers.log.logs == before
-    assert "is read in part" in reason_run_cannot_be_undone(undoing.state(), undoing.run_id)
+    assert "is read in part" in undo_refusal(undoing.state(), undoing.run_id)
 
 
 def test_what_is_deleted_or_built_on_is_refused(undoing: Undoing) -> None:
     before = undoing.batches()
     with pytest.raises(UsageError, match="no run nothing that is remembered"):
-        undo_compaction_run_by_publishing_copies(
-            undoing.opened, undoing.opened.open_control_log_of_partition(NAME, caller_runs_round=True), "nothing"
-        )
+        undo_by_copies(undoing.opened, undoing.opened.open_control_log_of_partition(NAME, caller_runs_round=True), "nothing")
     undoing.retire()
     with pytest.raises(UsageError, match="cannot be undone: retiring what run .* replaced has begun"):
         undoing.undo()

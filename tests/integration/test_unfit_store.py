@@ -84,7 +84,7 @@ def test_the_agent_is_refused(tmp_path: Path, proxy: FaultProxy, proxied_bucket:
     proxy.strip = CONDITIONS
     agent = scene.agent()
     settle(agent)
-    status, _, why, *_ = RequestRouter(AgentPages(agent.status), agent.ms_since_latest_loop_pass, 1000).respond_to_request("/readyz")
+    status, _, why, *_ = RequestRouter(AgentPages(agent.status), agent.loop_age_ms, 1000).respond_to_request("/readyz")
     assert status == 503
     assert "ignores conditional requests" in why.decode()
     assert cli.objects() == {}

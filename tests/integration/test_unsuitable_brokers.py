@@ -17,7 +17,7 @@ from compactor.errors import Refused
 from compactor.model.ids import TopicPartition
 from compactor.tier.ports import AnnouncedSegment
 from compactor.upkeep.orphans import find_orphans, purge_orphans
-from compactor.upkeep.retire import retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import retire_partition
 from tests.support.deployment import GrowingLog
 from tests.support.memory_brokers import MemoryBrokers
 
@@ -58,7 +58,7 @@ def test_replaced_segments_and_orphans_stay_once_brokers_keep_their_metadata_els
     brokers.cluster.problem = ELSEWHERE
     before = objects_and_record_counts(brokers)
     with pytest.raises(UnsuitableCluster, match=r"broker 1 keeps its metadata by x\.Other"):
-        retire_replaced_segments_and_orphans(tier.ports, log, tier.lease, tier.retention)
+        retire_partition(tier.ports, log, tier.lease, tier.retention)
     with pytest.raises(UnsuitableCluster, match=r"nothing is deleted under these brokers: broker 1 keeps its metadata by x\.Other"):
         purge_orphans(tier, found, tier.ports.data)
     assert [one.bytes for one in purge_orphans(tier, found, tier.ports.data, dry_run=True).deleted] == [1]
@@ -68,7 +68,7 @@ def test_replaced_segments_and_orphans_stay_once_brokers_keep_their_metadata_els
     assert objects_and_record_counts(brokers) == before
     brokers.cluster.problem = None
     tier.broker_metadata.refresh(max_age_s=0.0)
-    assert retire_replaced_segments_and_orphans(tier.ports, log, tier.lease, tier.retention).deleted
+    assert retire_partition(tier.ports, log, tier.lease, tier.retention).deleted
     assert [one.bytes for one in purge_orphans(brokers.opened(), found, tier.ports.data).deleted] == [1]
 
 

@@ -22,7 +22,7 @@ from compactor.features.imports.staged_files import SegmentAddition, add_segment
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import finish_or_undo_open_intent, run_round
 from compactor.round.plan import find_expired_segments
-from compactor.upkeep.retire import retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import retire_partition
 from tests.simulation.losses import Losses
 from tests.simulation.oracle import Oracle
 from tests.simulation.symbolic import Broker, Row, Rows, SymbolicPlanner, SymbolicRound, SymbolicWorker, describe, encode, upload, view
@@ -117,9 +117,7 @@ class Actors:
         if dice < self.runs:
             run_round(ports, log, LEASE, self.work(ports, fails=True))
         elif dice < self.runs + self.retires:
-            retire_replaced_segments_and_orphans(
-                ports, log, LEASE, RETENTION, round_steps=self.work(ports) if self.world.rng.random() < 0.6 else None
-            )
+            retire_partition(ports, log, LEASE, RETENTION, round_steps=self.work(ports) if self.world.rng.random() < 0.6 else None)
         elif dice < 0.92:
             if log.refresh().published:
                 self.take_back(ports, log)
@@ -157,9 +155,7 @@ class Actors:
 
     def sweeper(self, ports: EnvironmentPorts, log: PartitionLog) -> None:
         """With another configuration, where there is one: what was recorded with what waits counts, too."""
-        retire_replaced_segments_and_orphans(
-            ports, log, LEASE, HASTY if ports.retention else RETENTION, dry_run=self.world.rng.random() < 0.2
-        )
+        retire_partition(ports, log, LEASE, HASTY if ports.retention else RETENTION, dry_run=self.world.rng.random() < 0.2)
 
     def importer(self, ports: EnvironmentPorts, log: PartitionLog) -> None:
         """One or two segments at the end of the tier, through the real intake; what the broker has discarded is discarded first."""
@@ -212,7 +208,7 @@ class Actors:
         owner.require_data_root_is_unowned(mine, catalog.refresh())
         owner.tier_id = create_tier(mine, kind="object-log", layout="native").tier_id
         mine.require_data_root_ownership(repeat_if_passed_before=True)
-        retire_replaced_segments_and_orphans(mine, open_control_log_of_partition(mine, self.name), LEASE, RETENTION)
+        retire_partition(mine, open_control_log_of_partition(mine, self.name), LEASE, RETENTION)
 
     def lose(self) -> None:
         """An object that waits for grace is lost. Nobody reads it; but who goes back to it must notice."""

@@ -47,7 +47,7 @@ from compactor.round.drive import run_round
 from compactor.round.plan import PlanInputs, assess_round, plan_round
 from compactor.round.ports import RoundDriverServicesForWorker
 from compactor.tier.plain import NativeLayout
-from compactor.upkeep.retire import retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import retire_partition
 from tests.read_checker import FoundRecord, PartitionHistory, Read, SentRecord, judge_read
 from tests.simulation import symbolic
 from tests.simulation.actors import LEASE
@@ -439,7 +439,7 @@ class Simulated:
                         if world.rng.random() < 0.7:
                             run_round(ports, log, LEASE, self.work(ports, world.rng))
                         else:
-                            retire_replaced_segments_and_orphans(
+                            retire_partition(
                                 ports, log, LEASE, KEPT, round_steps=self.work(ports, world.rng) if world.rng.random() < 0.6 else None
                             )
                     except StoreError:
@@ -489,7 +489,7 @@ class Simulated:
             if done.status == "quarantined" and "the segments that brokers read are not a complete log" in done.reason:
                 self.refused = done.reason  # they deleted records, and with them what they found below by another leader epoch
                 return
-            retire_replaced_segments_and_orphans(ports, log, LEASE, KEPT, round_steps=self.work(ports, random.Random(1), fails=0))
+            retire_partition(ports, log, LEASE, KEPT, round_steps=self.work(ports, random.Random(1), fails=0))
             if done.status == "nothing_to_do" and not log.state.waiting and not self.left():
                 break
         self.check_end(log)

@@ -115,19 +115,19 @@ def one_answer_is_enough() -> Iterator[None]:
 @contextmanager
 def contradictions_do_not_count() -> Iterator[None]:
     """That a topic exists after all does not matter."""
-    delete = deleted_topics.delete_tiered_data_of_missing_topics
+    delete = deleted_topics.delete_missing_topics
 
     def deaf(tier: Any, ask: Any) -> Any:
         return delete(tier, lambda topic_ids: replace(ask(topic_ids), present=()))
 
-    with patch.object(deleted_topics, "delete_tiered_data_of_missing_topics", deaf):
+    with patch.object(deleted_topics, "delete_missing_topics", deaf):
         yield
 
 
 @contextmanager
 def answers_of_any_cluster_count() -> Iterator[None]:
     """Nobody looks which cluster says that a topic does not exist: all answers are taken for those of the recorded one."""
-    delete = deleted_topics.delete_tiered_data_of_missing_topics
+    delete = deleted_topics.delete_missing_topics
 
     def careless(tier: Any, ask: Any) -> Any:
         def recorded(topic_ids: Any) -> Any:
@@ -135,7 +135,7 @@ def answers_of_any_cluster_count() -> Iterator[None]:
 
         return delete(tier, recorded)
 
-    with patch.object(deleted_topics, "delete_tiered_data_of_missing_topics", careless):
+    with patch.object(deleted_topics, "delete_missing_topics", careless):
         yield
 
 

@@ -36,7 +36,7 @@ from compactor.model.ids import encode_segment_id, partition_of_incarnation
 from compactor.read.records import Place
 from compactor.upkeep import retire as deleted_topics
 from compactor.upkeep.orphans import delete_records
-from compactor.upkeep.retire import delete_tiered_data_of_missing_topics, retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import delete_missing_topics, retire_partition
 from tests.simulation.actors import LEASE, RETENTION
 from tests.simulation.directories import DELETED, Directories, DiskReplica
 from tests.simulation.schedule import ZOMBIES, Outcome, watched
@@ -328,7 +328,7 @@ class Life(WayIn):
             state = log.refresh()
             if dice < 0.3:
                 asked_ms, current = self.world.now_ms, self.brokers.topic_id
-                delete_tiered_data_of_missing_topics(opened, self.ask_about)
+                delete_missing_topics(opened, self.ask_about)
                 self.asked[current] = asked_ms
             elif not state.live:
                 return
@@ -336,7 +336,7 @@ class Life(WayIn):
                 compact(opened, name, opened.ports.clock_ms(), force=True)
                 opened.ports.sleep(1.1 * RETENTION_MS / 1000)
             elif dice < 0.8:
-                retire_replaced_segments_and_orphans(opened.ports, log, LEASE, RETENTION)
+                retire_partition(opened.ports, log, LEASE, RETENTION)
             elif dice < 0.9 and state.published:
                 undo_round(opened.ports, log, LEASE, state.published[-1])
             elif dice >= 0.9:
@@ -494,7 +494,7 @@ def end_life(life: Life) -> None:
         for _ in range(20):
             world.wait(ORPHAN_AGE_MS / 10)
         with passing(world):
-            retire_replaced_segments_and_orphans(tier.ports, log, LEASE, RETENTION)
+            retire_partition(tier.ports, log, LEASE, RETENTION)
         oracle.check_view()
         oracle.check_leftovers()
     tier.catalog.refresh()

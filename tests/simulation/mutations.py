@@ -177,24 +177,24 @@ def grace_by_the_publishers_clock() -> Iterator[None]:
     def since(ports: EnvironmentPorts, log: PartitionLog) -> dict[int, int]:
         return real(ports, log) | {run.published_slot: run.ended_ms for run in log.state.runs}
 
-    real = retire.read_grace_start_ms_by_control_log_slot
-    with patch.object(retire, "read_grace_start_ms_by_control_log_slot", since):
+    real = retire.grace_starts_ms
+    with patch.object(retire, "grace_starts_ms", since):
         yield
 
 
 @contextmanager
 def fold_before_list() -> Iterator[None]:
     """The sweep folds, and then lists."""
-    survey = retire.find_objects_to_delete_now_or_later
+    survey = retire.find_deletions
 
     def early(
         ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: retire.GraceClock = retire.STORES_OWN
-    ) -> retire.ObjectsToDeleteNowOrLater:
+    ) -> retire.PendingDeletions:
         log.refresh()
         with patch.object(log, "refresh", lambda: log.state):
             return survey(ports, log, retention, clock)
 
-    with patch.object(retire, "find_objects_to_delete_now_or_later", early):
+    with patch.object(retire, "find_deletions", early):
         yield
 
 

@@ -26,7 +26,7 @@ from compactor.control.records import (
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.upkeep.retire import ObjectsToDeleteNowOrLater
+from compactor.upkeep.retire import PendingDeletions
 from tests.simulation.symbolic import NAME, Row, Rows, decode, view
 from tests.simulation.world import GRACE_MS, ORPHAN_AGE_MS, UNDO_WINDOW_MS, World
 from tests.support.keys import object_key
@@ -120,7 +120,7 @@ class Oracle:
 
     # --- what processes believe ---
 
-    def surveyed(self, found: ObjectsToDeleteNowOrLater, state: PartitionState) -> None:
+    def surveyed(self, found: PendingDeletions, state: PartitionState) -> None:
         """What is announced is known to whoever has folded the announcement, whoever leads."""
         announced = {task.new_segment_id for task in state.intent.plan.tasks} if state.intent else set()
         if announced.intersection(item.segment_id for item in (*found.orphans, *found.young)):

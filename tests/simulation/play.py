@@ -23,7 +23,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import Unavailable
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import RoundResult, run_round
-from compactor.upkeep.retire import RetireReport, retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import RetireReport, retire_partition
 from tests.simulation.actors import LEASE, RETENTION, Actors
 from tests.simulation.oracle import Oracle
 from tests.simulation.schedule import watched
@@ -64,7 +64,7 @@ class Actor:
         return SymbolicRound(self.ports, self.ports.clock_ms(), planner, worker, expires=expires)
 
     def retire(self, **changes: Any) -> RetireReport:
-        return retire_replaced_segments_and_orphans(self.ports, self.log, LEASE, RETENTION, **changes)
+        return retire_partition(self.ports, self.log, LEASE, RETENTION, **changes)
 
     def state(self) -> PartitionState:
         return self.log.refresh()

@@ -23,7 +23,7 @@ from compactor.errors import Leased
 from compactor.round.drive import run_round
 from compactor.storage.wrappers import RequestCounters
 from compactor.upkeep import retire as upkeep
-from compactor.upkeep.retire import retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import retire_partition
 from compactor.upkeep.verify import verify_control_log
 from tests.simulation.actors import LEASE, RETENTION, Actors
 from tests.simulation.losses import Losses
@@ -152,7 +152,7 @@ def _finish(world: World, actors: Actors, ports: EnvironmentPorts) -> None:
         world.wait(2000)
     for _ in range(40):  # whatever beats is heard meanwhile
         world.wait(ORPHAN_AGE_MS / 20)
-    retire_replaced_segments_and_orphans(ports, log, LEASE, RETENTION, round_steps=actors.work(ports))
+    retire_partition(ports, log, LEASE, RETENTION, round_steps=actors.work(ports))
     oracle.check_view()
     oracle.check_end()
 
@@ -165,10 +165,10 @@ def watched(world: World, *oracles: Oracle) -> Iterator[None]:
         ControlLog._apply_records_up_to_log_end,
         leading.acquire_leadership,
         records.decode_checksummed_json,
-        upkeep.find_objects_to_delete_now_or_later,
+        upkeep.find_deletions,
     )
 
-    def watched_survey(ports: EnvironmentPorts, log: PartitionLog, *means: Any) -> upkeep.ObjectsToDeleteNowOrLater:
+    def watched_survey(ports: EnvironmentPorts, log: PartitionLog, *means: Any) -> upkeep.PendingDeletions:
         found = survey(ports, log, *means)
         if ports.control.url == world.control.url:
             judges[log.name].surveyed(found, log.state)
@@ -194,7 +194,7 @@ def watched(world: World, *oracles: Oracle) -> Iterator[None]:
         without_threads(),
         patch.object(ControlLog, "_apply_records_up_to_log_end", watched_settle),
         patch.object(leading, "acquire_leadership", watched_acquire),
-        patch.object(upkeep, "find_objects_to_delete_now_or_later", watched_survey),
+        patch.object(upkeep, "find_deletions", watched_survey),
         patch.object(records, "decode_checksummed_json", lru_cache(maxsize=2000)(decode)),
     ):
         yield

@@ -50,7 +50,7 @@ from compactor.read.records import OFFSET_BEGINNING, Place
 from compactor.round import pass_two
 from compactor.service import StopRequest
 from compactor.storage.wrappers import RequestCounters
-from compactor.upkeep.retire import retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import retire_partition
 from tests.simulation.actors import LEASE, RETENTION, void
 from tests.simulation.directories import Directories, DiskReplica
 from tests.simulation.symbolic import NAME
@@ -400,7 +400,7 @@ class WayIn:
                     compact(tier, NAME, tier.ports.clock_ms(), force=True)
                     tier.ports.sleep(1.1 * RETENTION_MS / 1000)
             elif dice < 0.8:
-                retire_replaced_segments_and_orphans(tier.ports, log, LEASE, RETENTION)
+                retire_partition(tier.ports, log, LEASE, RETENTION)
             elif log.state.published:
                 undo_round(tier.ports, log, LEASE, log.state.published[-1])
 

@@ -18,7 +18,7 @@ from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.features.serve.endpoint import Endpoint
 from compactor.features.serve.protocol import APIS
-from compactor.views.checkpoints import read_only_copy_of_tier
+from compactor.views.checkpoints import read_only_copy
 from tests.plain_format import Batch, read_batches
 from tests.support.waiting import wait_for
 
@@ -31,7 +31,7 @@ def served(config: Path, change_tier: Callable[[Tier], Tier] = lambda tier: tier
     settings = load_settings(str(config), {})
     if "refresh_ms" not in settings.serve.model_fields_set:
         settings = settings.model_copy(update={"serve": settings.serve.model_copy(update={"refresh_ms": 10})})
-    endpoint = Endpoint(change_tier(read_only_copy_of_tier(open_tier(settings))), settings, listen)
+    endpoint = Endpoint(change_tier(read_only_copy(open_tier(settings))), settings, listen)
     thread = threading.Thread(target=endpoint.run)
     thread.start()
     try:

@@ -274,7 +274,7 @@ def stands(watch: PartitionUploadState | None) -> tuple[int | None, UploadFailur
 
 def metric(agent: UploadAgent, name: str) -> float:
     """With ``name``'s labels, or the sum over all."""
-    text = RequestRouter(AgentPages(agent.status), agent.ms_since_latest_loop_pass, 1000).respond_to_request("/metrics")[2].decode()
+    text = RequestRouter(AgentPages(agent.status), agent.loop_age_ms, 1000).respond_to_request("/metrics")[2].decode()
     return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
 
 

@@ -30,7 +30,7 @@ from compactor.control.records import (
 from compactor.control.state import CatalogState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, partitions_to_inspect_for_deletions
+from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, partitions_to_inspect
 from tests.support.idle_tier import Idle
 
 NOW = 1_770_000_000_000
@@ -52,24 +52,24 @@ def looked(slot: int = 5, next_ms: int = NEVER_MS, at_ms: int = NOW - 2 * HOUR_M
 
 class TestWhere:
     def test_what_was_never_looked_at_is(self) -> None:
-        assert partitions_to_inspect_for_deletions(CatalogState(), NAMES, NOW) == NAMES
+        assert partitions_to_inspect(CatalogState(), NAMES, NOW) == NAMES
 
     def test_a_few_are_looked_at_every_time(self) -> None:
         state = folded(PartitionsInspected(looks=looked(at_ms=NOW)))
-        assert partitions_to_inspect_for_deletions(state, NAMES[:MAX_UNHINTED_INSPECTIONS], NOW) == NAMES[:MAX_UNHINTED_INSPECTIONS]
+        assert partitions_to_inspect(state, NAMES[:MAX_UNHINTED_INSPECTIONS], NOW) == NAMES[:MAX_UNHINTED_INSPECTIONS]
 
     def test_of_many_idle_ones_some_an_hour_the_oldest_first(self) -> None:
         oldest = {str(name): DeletionCheckResult(5, NEVER_MS, NOW - 9 * HOUR_MS) for name in NAMES[7:20]}
         state = folded(PartitionsInspected(looks=looked() | oldest))
-        found = partitions_to_inspect_for_deletions(state, NAMES, NOW)
+        found = partitions_to_inspect(state, NAMES, NOW)
         assert len(found) == MAX_UNHINTED_INSPECTIONS
         assert set(NAMES[7:20]) <= set(found)
         again = folded(
             PartitionsInspected(looks=looked()),
             PartitionsInspected(looks={str(name): DeletionCheckResult(5, NEVER_MS, NOW) for name in found}),
         )
-        assert partitions_to_inspect_for_deletions(again, NAMES, NOW + 1) == []
-        later = set(partitions_to_inspect_for_deletions(again, NAMES, NOW + HOUR_MS))
+        assert partitions_to_inspect(again, NAMES, NOW + 1) == []
+        later = set(partitions_to_inspect(again, NAMES, NOW + HOUR_MS))
         assert len(later) == MAX_UNHINTED_INSPECTIONS
         assert not later & set(found)
 
@@ -77,7 +77,7 @@ class TestWhere:
         state, seen, now = folded(PartitionsInspected(looks=looked())), set(), NOW
         for slot in range(2, 6):
             now += HOUR_MS
-            found = partitions_to_inspect_for_deletions(state, NAMES, now)
+            found = partitions_to_inspect(state, NAMES, now)
             seen.update(found)
             body = PartitionsInspected(looks={str(name): DeletionCheckResult(5, NEVER_MS, now) for name in found})
             state = apply_catalog_record(
@@ -88,7 +88,7 @@ class TestWhere:
     def test_looks_that_hints_asked_for_do_not_put_off_the_others_for_ever(self) -> None:
         busy = {str(name): DeletionCheckResult(5, NEVER_MS, NOW) for name in NAMES[:MAX_UNHINTED_INSPECTIONS]}
         state = folded(PartitionsInspected(looks=looked(at_ms=NOW - 9 * HOUR_MS) | busy))
-        assert partitions_to_inspect_for_deletions(state, NAMES, NOW) == NAMES[MAX_UNHINTED_INSPECTIONS : 2 * MAX_UNHINTED_INSPECTIONS]
+        assert partitions_to_inspect(state, NAMES, NOW) == NAMES[MAX_UNHINTED_INSPECTIONS : 2 * MAX_UNHINTED_INSPECTIONS]
 
     def test_what_is_due_by_its_time(self) -> None:
         due = {
@@ -97,19 +97,17 @@ class TestWhere:
             str(NAMES[42]): DeletionCheckResult(5, NOW + 1, NOW),
         }
         state = folded(PartitionsInspected(looks=looked(at_ms=NOW) | due))
-        assert partitions_to_inspect_for_deletions(state, NAMES, NOW) == NAMES[40:42]
+        assert partitions_to_inspect(state, NAMES, NOW) == NAMES[40:42]
 
     @pytest.mark.parametrize("hint", [PartitionChanged(topic="t", partition=3, slot=6), SlotsReached(slots={"t-3": 6})])
     def test_what_was_written_to_since(self, hint: Any) -> None:
         looks = PartitionsInspected(looks=looked(at_ms=NOW))
-        assert partitions_to_inspect_for_deletions(folded(looks, hint), NAMES, NOW) == [NAMES[3]]
-        assert partitions_to_inspect_for_deletions(folded(hint, looks), NAMES, NOW) == [
-            NAMES[3]
-        ]  # a look that was overtaken does not hide it
+        assert partitions_to_inspect(folded(looks, hint), NAMES, NOW) == [NAMES[3]]
+        assert partitions_to_inspect(folded(hint, looks), NAMES, NOW) == [NAMES[3]]  # a look that was overtaken does not hide it
 
     def test_a_hint_that_does_not_say_how_far(self) -> None:
         looks = PartitionsInspected(looks=looked(at_ms=NOW))
-        assert partitions_to_inspect_for_deletions(folded(looks, PartitionChanged(topic="t", partition=3)), NAMES, NOW) == [NAMES[3]]
+        assert partitions_to_inspect(folded(looks, PartitionChanged(topic="t", partition=3)), NAMES, NOW) == [NAMES[3]]
 
 
 def test_a_catalog_without_anything_new_reads_as_before() -> None:

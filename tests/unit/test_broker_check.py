@@ -27,9 +27,9 @@ from compactor.control.logs import open_catalog
 from compactor.errors import Refused
 from compactor.storage.wrappers import RequestCounters
 from compactor.upkeep.broker_doctor import (
-    check_brokers_and_metadata_topic,
-    check_metadata_record_rate_limit,
-    check_topic_settings_and_permissions,
+    check_cluster,
+    check_record_rate,
+    check_topics,
 )
 from tests.metadata_events import finished
 from tests.support.broker_metadata import brokers_of
@@ -68,12 +68,12 @@ class Answers:
 
 
 def test_a_sound_cluster_has_no_findings() -> None:
-    assert check_brokers_and_metadata_topic(Answers(), "a:9092", reports_missing_append_permission=True) == []
-    assert check_topic_settings_and_permissions(Answers(), ["orders"]) == []
+    assert check_cluster(Answers(), "a:9092", reports_missing_append_permission=True) == []
+    assert check_topics(Answers(), ["orders"]) == []
 
 
 def test_brokers_that_refuse_are_one_line() -> None:
-    [found] = check_brokers_and_metadata_topic(Answers(refuses=True), "a:9092", reports_missing_append_permission=False)
+    [found] = check_cluster(Answers(refuses=True), "a:9092", reports_missing_append_permission=False)
     assert (found.severity, found.kind, found.detail, found.hint) == (
         "error",
         "brokers",
@@ -85,7 +85,7 @@ def test_brokers_that_refuse_are_one_line() -> None:
 def test_old_untested_and_unknown_brokers_are_warnings_and_the_metadata_topic_is_checked_all_the_same() -> None:
     brokers = (replace(NINE, version="3.7", metadata_version=19), FOUR, replace(NINE, id=3, metadata_version=99))
     answers = Answers(ClusterDescription("cluster", brokers), replace(METADATA, settings={}))
-    found = check_brokers_and_metadata_topic(answers, "a:9092", reports_missing_append_permission=True)
+    found = check_cluster(answers, "a:9092", reports_missing_append_permission=True)
     assert [(one.severity, one.kind, one.object) for one in found] == [
         ("warning", "old-brokers", "broker 1 (a:9092)"),
         ("warning", "untested-brokers", "broker 3 (a:9092)"),
@@ -97,11 +97,11 @@ def test_old_untested_and_unknown_brokers_are_warnings_and_the_metadata_topic_is
 @pytest.mark.parametrize(("publishes", "severity"), [(True, "error"), (False, "warning")])
 def test_an_unknown_metadata_manager_is_an_error_where_rounds_are_published(publishes: bool, severity: str) -> None:
     answers = Answers(ClusterDescription("cluster", (NINE, replace(FOUR, metadata_manager=""))))
-    [found] = check_brokers_and_metadata_topic(answers, "a:9092", reports_missing_append_permission=publishes)
+    [found] = check_cluster(answers, "a:9092", reports_missing_append_permission=publishes)
     assert (found.severity, found.kind, found.object) == (severity, "metadata-manager", "broker 2 (b:9092)")
     assert "--operation DescribeConfigs --cluster" in found.hint
     confirmed = ClusterConfirmations(metadata_manager=KAFKA_METADATA_MANAGER)
-    assert check_brokers_and_metadata_topic(answers, "a:9092", reports_missing_append_permission=publishes, confirmed=confirmed) == []
+    assert check_cluster(answers, "a:9092", reports_missing_append_permission=publishes, confirmed=confirmed) == []
 
 
 def test_another_metadata_manager_is_an_error_also_where_there_is_no_metadata_topic() -> None:
@@ -111,7 +111,7 @@ def test_another_metadata_manager_is_an_error_also_where_there_is_no_metadata_to
             raise Refused("the topic does not exist")
 
     answers = BornWithAnother(ClusterDescription("cluster", (replace(NINE, metadata_manager="x.Other"),)))
-    [found] = check_brokers_and_metadata_topic(answers, "a:9092", reports_missing_append_permission=False)
+    [found] = check_cluster(answers, "a:9092", reports_missing_append_permission=False)
     assert (found.severity, found.kind) == ("error", "metadata-manager")
     assert "x.Other" in found.detail
     assert KAFKA_METADATA_MANAGER in found.detail
@@ -120,7 +120,7 @@ def test_another_metadata_manager_is_an_error_also_where_there_is_no_metadata_to
 def test_a_metadata_topic_that_forgets_comes_with_its_mending() -> None:
     for name, value in (("cleanup.policy", "compact"), ("retention.ms", "604800000")):
         wrong = replace(METADATA, settings=FOREVER | {name: KafkaSetting(value, "topic")})
-        [found] = check_brokers_and_metadata_topic(Answers(metadata=wrong), "a:9092", reports_missing_append_permission=False)
+        [found] = check_cluster(Answers(metadata=wrong), "a:9092", reports_missing_append_permission=False)
         assert (found.severity, found.kind) == ("error", "metadata-topic")
         assert f"kafka-configs --bootstrap-server a:9092 --alter --topic {TOPIC} --add-config {name}=" in found.detail
 
@@ -129,7 +129,7 @@ def test_rights_that_are_missing_come_with_the_acl() -> None:
     read = MissingPermission(f"topic {TOPIC}", "READ", "its records cannot be read")
     describe = MissingPermission("the cluster", "DESCRIBE_CONFIGS", "versions are unknown")
     answers = Answers(replace(SOUND, missing_rights=(describe,)), replace(METADATA, missing_rights=(read,)))
-    found = check_brokers_and_metadata_topic(answers, "a:9092", reports_missing_append_permission=False)
+    found = check_cluster(answers, "a:9092", reports_missing_append_permission=False)
     assert [(one.severity, one.hint) for one in found] == [
         ("warning", "kafka-acls --bootstrap-server a:9092 --add --allow-principal User:... --operation DescribeConfigs --cluster"),
         ("error", f"kafka-acls --bootstrap-server a:9092 --add --allow-principal User:... --operation Read --topic {TOPIC}"),
@@ -141,9 +141,7 @@ def test_topics_whose_retention_or_policy_is_unsafe() -> None:
         "retention.ms": KafkaSetting("86400000", "topic"),
         "remote.storage.enable": KafkaSetting("false", "default"),
     }
-    found = check_topic_settings_and_permissions(
-        Answers(known={"orders": replace(ORDERS, settings=settings)}), ["orders"], bootstrap_servers="a:9092"
-    )
+    found = check_topics(Answers(known={"orders": replace(ORDERS, settings=settings)}), ["orders"], bootstrap_servers="a:9092")
     assert [(one.severity, one.hint) for one in found] == [
         ("error", "kafka-configs --bootstrap-server a:9092 --alter --topic orders --add-config remote.storage.enable=true,retention.ms=-1"),
         ("error", "kafka-configs --bootstrap-server a:9092 --alter --topic orders --add-config remote.storage.enable=true,retention.ms=-1"),
@@ -153,7 +151,7 @@ def test_topics_whose_retention_or_policy_is_unsafe() -> None:
 def test_the_next_step_of_a_compacted_topic_is_one_alteration() -> None:
     """First the policy and then the retention would let brokers delete what is older than seven days."""
     changed = {"cleanup.policy": KafkaSetting("compact", "topic"), "retention.ms": KafkaSetting("604800000", "default")}
-    found = check_topic_settings_and_permissions(
+    found = check_topics(
         Answers(known={"orders": replace(ORDERS, settings=dict(ORDERS.settings) | changed)}), ["orders"], bootstrap_servers="a:9092"
     )
     command = "kafka-configs --bootstrap-server a:9092 --alter --topic orders --add-config cleanup.policy=delete,retention.ms=-1"
@@ -167,6 +165,6 @@ def test_a_budget_that_a_first_round_does_not_fit_into(tmp_path: Path, per_hour:
     settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"), publish=PublishSettings(metadata_records_per_hour=per_hour))
     ports = ports_on(MemoryStore(Clock(), RequestCounters()), Clock())
     opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedTierMetadataSource(brokers))
-    found = check_metadata_record_rate_limit(opened, brokers.list_topic_partitions())
+    found = check_record_rate(opened, brokers.list_topic_partitions())
     assert [finding.kind for finding in found] == ["budget"] * said
     assert all("a first round over orders-7 with its 2 segments writes about 6 records" in finding.detail for finding in found)

@@ -284,7 +284,7 @@ def test_progress_as_json_lines() -> None:
     progress = Progress("reading", None, "records", "json", stderr, clock)
     clock.now = 3
     progress.advance(5)
-    progress.begin_progress_step_with_new_total("writing", 7)
+    progress.begin_step("writing", 7)
     clock.now = 9
     progress.advance(1)
     progress.close()
@@ -302,9 +302,9 @@ def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("TERM", "xterm")
     progress = Progress("cleaning [b]", 10, "records", "table", stderr, clock)
     clock.now = 3
-    assert not progress.print_above_progress_bar("too early for a bar")
+    assert not progress.print_above("too early for a bar")
     progress.advance(5)
-    assert progress.print_above_progress_bar("orders-1 is [quarantined]")
+    assert progress.print_above("orders-1 is [quarantined]")
     progress.close()
     assert "orders-1 is [quarantined]\n" in stderr.getvalue().replace("\r\n", "\n")
     assert "cleaning [b]" in stderr.getvalue()
@@ -316,7 +316,7 @@ def test_steps_that_are_not_counted_show_no_number() -> None:
     stderr, clock = io.StringIO(), Clock()
     progress = Progress("cleaning", None, "", "table", stderr, clock)
     clock.now += 100
-    progress.begin_progress_step_with_new_total("round: announced")
+    progress.begin_step("round: announced")
     assert stderr.getvalue() == "round: announced\n"
 
 

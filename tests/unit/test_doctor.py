@@ -34,7 +34,7 @@ from compactor.upkeep.broker_doctor import (
     FirstUntieredRecord,
     PartitionHealthFacts,
     check_known_kafka_problems,
-    check_topic_settings_and_permissions,
+    check_topics,
     find_tier_health_problems,
     known_kafka_problem_findings,
     metadata_growth_findings,
@@ -239,7 +239,7 @@ def test_policies_that_kafka_lets_pass_are_told_with_their_value(value: str, sou
     assert all(one.detail.startswith(words) for one, (_, words) in zip(found, told, strict=True))
     plain = replace(tiered, settings={**tiered.settings, **policy, "remote.storage.enable": KafkaSetting("false", "topic")})
     assert known_kafka_problem_findings([FIXED], {"orders": plain}) == []
-    checked = check_topic_settings_and_permissions(OneTopic(described), ["orders"])
+    checked = check_topics(OneTopic(described), ["orders"])
     assert [one.kind for one in checked] == ["topic"] * len(told)
     assert all(one.detail.startswith(words) for one, (_, words) in zip(checked, told, strict=True))
 
@@ -261,7 +261,7 @@ class Cluster:
     def describe_topics(self, names: Sequence[str]) -> Mapping[str, TopicDescription]:
         return dict.fromkeys(names, self.known)
 
-    def first_offsets_at_or_after_timestamps(self, wanted: Mapping[tuple[str, int], int]) -> Mapping[tuple[str, int], tuple[int, int]]:
+    def offsets_at_times(self, wanted: Mapping[tuple[str, int], int]) -> Mapping[tuple[str, int], tuple[int, int]]:
         [(partition, at_ms)] = wanted.items()
         if self.pending is None:
             raise Refused("list offsets by time: Unknown broker error")

@@ -22,7 +22,7 @@ from compactor.control.summary import PartitionSummary, summarize_state
 from compactor.model.ids import TopicPartition
 from compactor.storage.wrappers import StoreUsage
 from compactor.views import overview as overview_module
-from compactor.views.overview import MAX_AGE_MS, read_partition_summaries_or_errors
+from compactor.views.overview import MAX_AGE_MS, read_summaries
 from tests.unit.test_local_cache import segment
 
 NAMES = [TopicPartition("orders", number) for number in range(4)]
@@ -67,7 +67,7 @@ def world(tmp_path: Path) -> World:
 
 
 def shown(opened: Tier, max_age_ms: int = MAX_AGE_MS) -> list[PartitionSummary]:
-    looks = read_partition_summaries_or_errors(opened, NAMES, max_age_ms=max_age_ms)
+    looks = read_summaries(opened, NAMES, max_age_ms=max_age_ms)
     assert [look.partition for look in looks] == NAMES
     return [look.summary for look in looks if look.summary is not None]
 
@@ -166,7 +166,7 @@ def test_a_partition_that_cannot_be_read_stands_for_itself(world: World) -> None
     record = next((world.folder / "tier").rglob(f"partitions/{OTHER}/log/*1.json"))
     record.write_bytes(record.read_bytes()[:-20])
     for machine in ("", "a"):
-        looks = read_partition_summaries_or_errors(world.machine(machine), NAMES)
+        looks = read_summaries(world.machine(machine), NAMES)
         assert [look.partition for look in looks if look.error] == [OTHER]
         assert [look.partition for look in looks if look.summary] == [name for name in NAMES if name != OTHER]
 
@@ -176,13 +176,13 @@ def test_partitions_are_read_summaryed_at_once(world: World, monkeypatch: pytest
     import threading
 
     both = threading.Barrier(2, timeout=60)
-    original = overview_module._read_summary_or_reuse_cached_one
+    original = overview_module._read_summary
 
     def meeting(*arguments: object) -> object:
         both.wait()
         return original(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(overview_module, "_read_summary_or_reuse_cached_one", meeting)
+    monkeypatch.setattr(overview_module, "_read_summary", meeting)
     assert same(shown(world.machine("")), world.truth())
 
 

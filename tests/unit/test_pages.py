@@ -54,7 +54,7 @@ def test_no_page_asks_the_store(tmp_path: Path) -> None:
     idle = Idle(tmp_path, 20)
     daemon = Daemon(idle.tier(local=True), seed=1)
     daemon.scan()
-    pages = RequestRouter(DaemonPages(daemon.status, daemon.partition_details), daemon.ms_since_latest_loop_pass, 1000)
+    pages = RequestRouter(DaemonPages(daemon.status, daemon.partition_details), daemon.loop_age_ms, 1000)
     before = idle.counters.usage()
     for path in ("/", "/?sort=dirty", "/partitions/orders-3", "/api/partitions/orders-4", "/api/status", "/metrics", "/readyz", "/healthz"):
         assert pages.respond_to_request(path).code == 200, path

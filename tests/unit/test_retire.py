@@ -11,7 +11,7 @@ from compactor.constants import NEVER_MS
 from compactor.control.ports import ObjectRetention
 from compactor.control.publication import undo_round
 from compactor.errors import StoreError
-from compactor.upkeep.retire import GraceClock, retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import GraceClock, retire_partition
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Play, playing, uploaded
 from tests.simulation.symbolic import NAME
@@ -80,7 +80,7 @@ def test_grace_zero_deletes_at_once(play: Play) -> None:
     actor = play.process("a")
     actor.run()
     play.oracle.times = dict.fromkeys(play.oracle.times, 0)  # this test's own grace is not the judge's
-    assert retire_replaced_segments_and_orphans(actor.ports, actor.log, LEASE, ObjectRetention(grace_ms=0)).deleted
+    assert retire_partition(actor.ports, actor.log, LEASE, ObjectRetention(grace_ms=0)).deleted
 
 
 def test_now_stands_in_for_the_stores_clock(play: Play) -> None:

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from compactor.profiling import SegmentWorkStage, StageCost, StageCostRecorder, measure_stage, record_stage_costs_during_block
+from compactor.profiling import SegmentWorkStage, StageCost, StageCostRecorder, measure_stage, record_stage_costs
 
 
 def recorder() -> StageCostRecorder:
@@ -28,7 +28,7 @@ def encoded(data: bytes) -> bytes:
 
 def test_what_is_inside_counts_for_itself_only() -> None:
     found = recorder()
-    with record_stage_costs_during_block(found):
+    with record_stage_costs(found):
         assert encoded(b"abc") == b"a"
     assert found.costs[SegmentWorkStage.ENCODE] == StageCost(2, 20, 6)  # before and behind the inner stage
     assert found.costs[SegmentWorkStage.DEFLATE] == StageCost(1, 10, 3)
@@ -37,7 +37,7 @@ def test_what_is_inside_counts_for_itself_only() -> None:
 
 def test_nobody_records() -> None:
     found = recorder()
-    with record_stage_costs_during_block(found):
+    with record_stage_costs(found):
         pass
     assert encoded(b"abc") == b"a"
     assert set(map(repr, found.costs.values())) == {repr(StageCost())}
@@ -49,7 +49,7 @@ def test_a_failure_is_time_without_bytes() -> None:
         raise ValueError("torn")
 
     found = recorder()
-    with record_stage_costs_during_block(found):
+    with record_stage_costs(found):
         with pytest.raises(ValueError, match="torn"):
             parse()
         deflated(b"")
@@ -66,7 +66,7 @@ def test_threads_have_stages_of_their_own() -> None:
         inside.set()
         go_on.wait(10)
 
-    with record_stage_costs_during_block(found):
+    with record_stage_costs(found):
         other = threading.Thread(target=fetch)
         other.start()
         inside.wait(10)

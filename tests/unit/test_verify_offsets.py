@@ -17,13 +17,13 @@ from compactor.control.state import PartitionState
 from compactor.upkeep.verify import (
     SegmentProblem,
     cleaner_offset_problems,
+    differing_field,
     live_segment_problems,
-    name_of_first_differing_field,
-    reasons_open_round_cannot_be_resumed,
-    segment_beyond_cleaner_offset_problems,
+    open_round_problems,
+    uncleaned_segment_problems,
     verify_control_log,
 )
-from compactor.views.checkpoints import read_only_copy_of_tier
+from compactor.views.checkpoints import read_only_copy
 from tests.support.crafted import ORDERS, Author, Crafted, kip_table, segment, vector
 
 
@@ -35,7 +35,7 @@ def crafted() -> Crafted:
 def verify(crafted: Crafted) -> list[SegmentProblem]:
     ports = crafted.author("viewer").ports
     tier = Tier(Settings(tier=TierSettings(url="file:///nowhere")), ports, open_catalog(ports), crafted.counters)
-    return verify_control_log(read_only_copy_of_tier(tier), ORDERS)
+    return verify_control_log(read_only_copy(tier), ORDERS)
 
 
 def errors(crafted: Crafted) -> list[tuple[str, str]]:
@@ -143,17 +143,17 @@ def test_an_open_round_whose_source_is_gone_is_a_note() -> None:
     a.lead()
     a.announce("run-a", [only], 100)
     state = crafted.log().state
-    assert list(reasons_open_round_cannot_be_resumed(state)) == []
+    assert list(open_round_problems(state)) == []
     gone = state.model_copy(update={"live": ()})
-    (told,) = reasons_open_round_cannot_be_resumed(gone)
+    (told,) = open_round_problems(gone)
     assert "run-a" in told
     assert only in told
     assert list(live_segment_problems(gone)) == []
 
 
 def test_what_an_epoch_is_not_granted_any_more() -> None:
-    assert list(segment_beyond_cleaner_offset_problems(state_of())) == []
-    (told,) = segment_beyond_cleaner_offset_problems(state_of(vector=vector((0, 50), (1, 155))))
+    assert list(uncleaned_segment_problems(state_of())) == []
+    (told,) = uncleaned_segment_problems(state_of(vector=vector((0, 50), (1, 155))))
     assert "run-a-out" in told
 
 
@@ -170,5 +170,5 @@ def test_times_that_only_a_snapshot_knows_make_no_difference() -> None:
             "leader": state.leader.model_copy(update={"since_ms": 5}),
         }
     )
-    assert name_of_first_differing_field(timed, state) == ""
-    assert name_of_first_differing_field(state.model_copy(update={"slot": 3}), state) == "slot"
+    assert differing_field(timed, state) == ""
+    assert differing_field(state.model_copy(update={"slot": 3}), state) == "slot"

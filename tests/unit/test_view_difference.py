@@ -27,7 +27,7 @@ def crafted() -> Crafted:
 
 class TestPoints:
     def test_a_run_alone_is_before_and_after_it(self, crafted: Crafted) -> None:
-        around = PartitionHistoryInControlLog(crafted.log()).history_points_around_run("run-b")
+        around = PartitionHistoryInControlLog(crafted.log()).points_around_run("run-b")
         assert around is not None
         before, after = around
         assert (before.cleaner_offsets, after.cleaner_offsets) == (vector((0, 100)), vector((0, 100), (1, 155)))
@@ -41,9 +41,9 @@ class TestPoints:
 
     def test_slots_from_the_empty_log_on(self, crafted: Crafted) -> None:
         past = PartitionHistoryInControlLog(crafted.log())
-        assert past.find_history_point("0").cleaner_offsets == ()
-        assert past.find_history_point(str(past.latest_history_point.slot)) == past.latest_history_point
-        found = compare_history_points(past.find_history_point("0"), past.latest_history_point)
+        assert past.find_point("0").cleaner_offsets == ()
+        assert past.find_point(str(past.latest_point.slot)) == past.latest_point
+        found = compare_history_points(past.find_point("0"), past.latest_point)
         assert found.cleaner_offsets == (CleanerOffsetChange(0, None, 100), CleanerOffsetChange(1, None, 155))
         assert found.fenced == 1
         assert found.leader == ("", "host-b:2 (epoch 1)")
@@ -52,17 +52,17 @@ class TestPoints:
         past = PartitionHistoryInControlLog(crafted.log())
         start = crafted.clock.now_ms - 120_000
         between = start + 30_000
-        assert past.find_history_point(str(between)).cleaner_offsets == vector((0, 100))
-        assert past.find_history_point(format_iso_time(between)).slot == past.find_history_point(str(between)).slot
-        assert past.find_history_point(str(start - 1)).slot == 0
+        assert past.find_point(str(between)).cleaner_offsets == vector((0, 100))
+        assert past.find_point(format_iso_time(between)).slot == past.find_point(str(between)).slot
+        assert past.find_point(str(start - 1)).slot == 0
 
     def test_after_a_run(self, crafted: Crafted) -> None:
-        assert PartitionHistoryInControlLog(crafted.log()).find_history_point("run-a").cleaner_offsets == vector((0, 100))
+        assert PartitionHistoryInControlLog(crafted.log()).find_point("run-a").cleaner_offsets == vector((0, 100))
 
     @pytest.mark.parametrize("text", ["99", "yesterday", "run-z", "2026-13-45"])
     def test_what_is_no_point(self, crafted: Crafted, text: str) -> None:
         with pytest.raises(UsageError):
-            PartitionHistoryInControlLog(crafted.log()).find_history_point(text)
+            PartitionHistoryInControlLog(crafted.log()).find_point(text)
 
 
 class TestAfterACut:
@@ -74,7 +74,7 @@ class TestAfterACut:
         return PartitionHistoryInControlLog(crafted.log())
 
     def test_an_old_run_is_known_by_its_offsets(self, past: PartitionHistoryInControlLog) -> None:
-        around = past.history_points_around_run("run-b")
+        around = past.points_around_run("run-b")
         assert around is not None
         found = compare_history_points(*around)
         assert found.cleaner_offsets == (CleanerOffsetChange(1, None, 155),)
@@ -82,12 +82,12 @@ class TestAfterACut:
 
     def test_old_slots_and_times_are_refused_with_what_there_is(self, past: PartitionHistoryInControlLog, crafted: Crafted) -> None:
         with pytest.raises(UsageError, match="holds slots"):
-            past.find_history_point("2")
+            past.find_point("2")
         with pytest.raises(UsageError, match="does not reach back"):
-            past.find_history_point(str(crafted.clock.now_ms - 600_000))
+            past.find_point(str(crafted.clock.now_ms - 600_000))
 
     def test_what_came_after_it_is_compared_as_ever(self, past: PartitionHistoryInControlLog) -> None:
-        found = compare_history_points(past.find_history_point(str(past.latest_history_point.slot - 1)), past.latest_history_point)
+        found = compare_history_points(past.find_point(str(past.latest_point.slot - 1)), past.latest_point)
         assert found.leader == ("host-b:2 (epoch 1)", "host-c:3 (epoch 2)")
         assert found.segments == ()
 

@@ -341,9 +341,7 @@ class KafkaAdmin:
             raise Unavailable(f"the leader of {topic}-{partition} gives no log start offset", hint="Run the command again to continue")
         return offset
 
-    def first_offsets_at_or_after_timestamps(
-        self, timestamps_ms: Mapping[TopicAndNumber, int]
-    ) -> dict[TopicAndNumber, OffsetAndTimestampMs]:
+    def offsets_at_times(self, timestamps_ms: Mapping[TopicAndNumber, int]) -> dict[TopicAndNumber, OffsetAndTimestampMs]:
         """Return, by topic and partition, offset and timestamp of the first record at or after the given timestamp. Partitions without such
         a record, and partitions whose leader returns no offset, are left out.
 

@@ -23,7 +23,7 @@ BROKER_SECONDS = 5.0
 
 
 def run_upload_agent(args: argparse.Namespace, out: Output) -> ExitCode:
-    serving.block_signals_and_limit_malloc_heaps()
+    serving.prepare_process()
 
     extras.require_pip_extra("kafka", "agent")
     in_force = _validate_agent_settings(command_parser.load_command_settings(args))
@@ -33,7 +33,7 @@ def run_upload_agent(args: argparse.Namespace, out: Output) -> ExitCode:
     agent = UploadAgent(tier, brokers, log=tell)
     settings = in_force.agent
     shown = AgentPages(agent.status, getattr(args, "config", ""), settings.runbook_url)
-    pages = RequestRouter(shown, agent.ms_since_latest_loop_pass, settings.interval_ms)
+    pages = RequestRouter(shown, agent.loop_age_ms, settings.interval_ms)
     with (
         serve_pages(settings.listen, pages, "agent.listen", settings.host_names) as address,
         watch_log_dirs_for_new_segments(settings.log_dirs, agent.request_scan, tell),

@@ -15,7 +15,7 @@ from compactor.errors import UsageError
 
 
 def list_audited_actions(args: argparse.Namespace, out: Output) -> None:
-    tier = tiers.open_configured_tier_read_only(args)
+    tier = tiers.open_read_only(args)
     try:
         wanted = re.compile(args.pattern or ".*")
     except re.error as error:

@@ -37,7 +37,7 @@ def show_bloom_sidecars_command(args: argparse.Namespace, out: Output) -> None:
 
 
 def rebuild_bloom_sidecars_command(args: argparse.Namespace, out: Output) -> None:
-    tier, name = tiers.open_tier_and_partition(args, tiers.open_tier_for_control_store_writes)
+    tier, name = tiers.open_tier_and_partition(args, tiers.open_for_control_writes)
     budget = DiskBudget(disk_budget_bytes(tier.cleaner_settings_for_topic(name.topic), tier.state_dir))
     with out.show_progress("reading", tiers.sum_stored_bytes(tier, [name], out), "bytes") as progress:
         made = rebuild_sidecars(tier, name, budget, unusable_only=args.missing, on_segment=progress.advance)

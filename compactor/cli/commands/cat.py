@@ -31,7 +31,7 @@ def print_records(args: argparse.Namespace, out: Output) -> ExitCode:
     tier, name = tiers.open_tier_and_partition(args)
     skipped: list[DamagedOffsetRange] = []
 
-    def report_skipped_damaged_offsets(damage: DamagedOffsetRange) -> None:
+    def report_skipped(damage: DamagedOffsetRange) -> None:
         skipped.append(damage)
         out.print_note(f"error: offsets {damage.first} to {damage.last} of {name} cannot be read: {damage.reason} ({damage.segment})")
 
@@ -44,11 +44,11 @@ def print_records(args: argparse.Namespace, out: Output) -> ExitCode:
         read_committed=args.isolation == "read_committed",
         latest_only=args.view == "latest",
         key=None if args.key is None else parse_key_with_topic_schema(args.key, name.topic, decoder),
-        on_damage=report_skipped_damaged_offsets if args.skip_damaged else None,
+        on_damage=report_skipped if args.skip_damaged else None,
     )
     count = 0
 
-    def yield_blocks_while_counting_records() -> Iterator[RecordBlock]:
+    def counted_blocks() -> Iterator[RecordBlock]:
         nonlocal count
         for block in blocks:
             count += len(block)
@@ -58,11 +58,11 @@ def print_records(args: argparse.Namespace, out: Output) -> ExitCode:
     formats: KeyAndValueFormats = (args.key_format, args.value_format)
     match args.format or ("json" if width is None or out.mode == "json" else "table"):
         case "table":
-            out.write_byte_chunks_to_stdout(_table_lines(yield_blocks_while_counting_records(), decoder, formats, width))
+            out.write_chunks(_table_lines(counted_blocks(), decoder, formats, width))
         case "json":
-            out.write_byte_chunks_to_stdout(_json_lines(yield_blocks_while_counting_records(), decoder, formats))
+            out.write_chunks(_json_lines(counted_blocks(), decoder, formats))
         case _:
-            out.write_byte_chunks_to_stdout(_value_lines(yield_blocks_while_counting_records()))
+            out.write_chunks(_value_lines(counted_blocks()))
     if not count:
         state = tier.open_control_log_of_partition(name).state
         first = max(state.start_offset, tier.first_readable_offset(state))
@@ -82,10 +82,8 @@ def _json_lines(blocks: Iterable[RecordBlock], decoder: KeyAndValueDecoder, form
             line: dict[str, Any] = {"offset": message.offset(), "timestamp": time if known else None}
             line["time"] = format_iso_time(time, "milliseconds") if known else None
             for field, data, wanted in zip(("key", "value"), (message.key(), message.value()), formats, strict=True):
-                line |= _json_fields_of_key_or_value(field, data, decoder, wanted)
-            line["headers"] = [
-                {"key": key, **_json_fields_of_key_or_value("value", value, decoder, "text")} for key, value in message.headers() or ()
-            ]
+                line |= _json_fields(field, data, decoder, wanted)
+            line["headers"] = [{"key": key, **_json_fields("value", value, decoder, "text")} for key, value in message.headers() or ()]
             line["leader_epoch"] = message.leader_epoch()
             lines.append(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n")
         yield "".join(lines).encode()
@@ -97,7 +95,7 @@ def _value_lines(blocks: Iterable[RecordBlock]) -> Iterator[bytes]:
         yield b"".join((value or b"") + b"\n" for value in iterate_byte_strings(block.values))
 
 
-def _json_fields_of_key_or_value(name: str, data: bytes | None, decoder: KeyAndValueDecoder, field_format: FieldFormat) -> dict[str, Any]:
+def _json_fields(name: str, data: bytes | None, decoder: KeyAndValueDecoder, field_format: FieldFormat) -> dict[str, Any]:
     """Return the JSON fields of a record's key or value. ``NAME`` stands for ``name``:
 
     - ``NAME``: the decoded data;
@@ -132,7 +130,7 @@ def _table_lines(
                 (
                     str(message.offset()),
                     shown,
-                    *(_format_key_or_value_cell(data, decoder, wanted) for data, wanted in zip(fields, formats, strict=True)),
+                    *(_format_field(data, decoder, wanted) for data, wanted in zip(fields, formats, strict=True)),
                 )
             )
         heading = ("offset", "time", "key", "value")
@@ -148,7 +146,7 @@ def _table_lines(
         yield "".join(lines).encode()
 
 
-def _format_key_or_value_cell(data: bytes | None, decoder: KeyAndValueDecoder, field_format: FieldFormat) -> str:
+def _format_field(data: bytes | None, decoder: KeyAndValueDecoder, field_format: FieldFormat) -> str:
     if data is None:
         return "null"
     found = decoder.decode_key_or_value(data, field_format)

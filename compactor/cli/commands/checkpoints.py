@@ -34,14 +34,14 @@ def list_partition_checkpoints(args: argparse.Namespace, out: Output) -> ExitCod
     files = [text for text in args.targets if _is_checkpoint_file_path(text)]
     if files:
         return _print_checkpoint_files(files, out, [text for text in args.targets if text not in files])
-    tier = tiers.open_configured_tier_read_only(args)
+    tier = tiers.open_read_only(args)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.targets))
-    logs = tiers.read_control_logs_of_partitions(tier, tiers.select_partitions(tier, args.targets), out, outcomes)
+    logs = tiers.read_control_logs(tier, tiers.select_partitions(tier, args.targets), out, outcomes)
     found = [partition_checkpoint_document(tier.ports, log) for log in logs]
     now = tier.ports.clock_ms()
     rows = [
         (
-            tiers.partition_name_of_json_row(v),
+            tiers.partition_of_row(v),
             tiers.format_cleaner_offsets(v["cleaner_offsets"]),
             v["first_dirty_offset"],
             v["end_offset"],
@@ -60,7 +60,7 @@ def list_partition_checkpoints(args: argparse.Namespace, out: Output) -> ExitCod
 def show_partition_checkpoint(args: argparse.Namespace, out: Output) -> ExitCode:
     if _is_checkpoint_file_path(args.target):
         return _print_checkpoint_files([args.target], out)
-    tier = tiers.open_configured_tier_read_only(args)
+    tier = tiers.open_read_only(args)
     (name,) = tier.list_partitions([args.target])
     log = tier.open_control_log_of_partition(name)
     log.refresh()
@@ -104,13 +104,13 @@ def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
         _print_checkpoint_file_diff(args, out)
         return
 
-    tier = tiers.open_configured_tier_read_only(args)
+    tier = tiers.open_read_only(args)
     (name,) = tier.list_partitions([args.target])
     past = PartitionHistoryInControlLog(tier.open_control_log_of_partition(name))
-    around = past.history_points_around_run(args.before) if args.after is None else None
+    around = past.points_around_run(args.before) if args.after is None else None
     before, after = around or (
-        past.find_history_point(_relative_time_as_unix_ms_text(args.before)),
-        past.find_history_point(_relative_time_as_unix_ms_text(args.after)) if args.after is not None else past.latest_history_point,
+        past.find_point(_absolute_time(args.before)),
+        past.find_point(_absolute_time(args.after)) if args.after is not None else past.latest_point,
     )
     found = compare_history_points(before, after)
     document = {
@@ -122,7 +122,7 @@ def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
     out.print_result(document, *_history_difference_tables(before, after, found))
 
 
-def _relative_time_as_unix_ms_text(moment: str) -> str:
+def _absolute_time(moment: str) -> str:
     """Return an argument such as ``2h ago`` as milliseconds since 1970, and any other argument unchanged."""
     return moment if command_parser.parse_relative_time_ms(moment) is None else str(command_parser.parse_time_ms(moment))
 
@@ -136,7 +136,7 @@ def verify_control_logs_command(args: argparse.Namespace, out: Output) -> ExitCo
         return tiers.print_check_findings([], out, f"{count_noun(entries, 'entry', 'entries')}: Kafka would read all of them")
     from compactor.upkeep.verify import verify_control_logs
 
-    tier = tiers.open_configured_tier_read_only(args)
+    tier = tiers.open_read_only(args)
     names = tiers.select_partitions(tier, args.partitions)
     with out.show_progress("verifying", len(names), "partitions") as progress:
         found = verify_control_logs(tier, names, progress.advance)
@@ -212,7 +212,7 @@ def _print_checkpoint_file_diff(args: argparse.Namespace, out: Output) -> None:
     for text in texts:
         if text not in files:
             (other,) = files.values()
-            tier = tiers.open_configured_tier_read_only(args)
+            tier = tiers.open_read_only(args)
             (name,) = tier.list_partitions([text])
             files[text] = checkpoint_file_of_partition(tier.open_control_log_of_partition(name).refresh(), other.kind)
             if other.kind != LEADER_EPOCHS:
@@ -262,7 +262,7 @@ def _fenced_control_record_tables(fenced: Sequence[Document]) -> list[Table]:
 
 def _compactor_epochs_tree(document: Document, now_ms: int) -> Tree:
     offsets = tiers.format_cleaner_offsets(document["cleaner_offsets"])
-    title = f"{tiers.partition_name_of_json_row(document)} at slot {document['slot']}: cleaner offsets {offsets}"
+    title = f"{tiers.partition_of_row(document)} at slot {document['slot']}: cleaner offsets {offsets}"
     branches = [_compactor_epoch_tree(epoch, document, now_ms) for epoch in document["epochs"]]
     branches += [Tree(_describe_fenced_control_record(entry), ()) for entry in document["unowned"]]
     return Tree(title, branches or [Tree("no compactor has led it yet", ())])

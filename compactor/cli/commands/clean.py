@@ -30,11 +30,11 @@ def run_offline_cleaning(args: argparse.Namespace, out: Output) -> None:
     compile_numba_kernels(out, load_into_process=args.profile)
     marks: dict[str, tuple[float, float]] = {}
     profile = CommandProfile(args)
-    with out.show_progress("cleaning") as progress, profile.record_stage_costs_during_block():
+    with out.show_progress("cleaning") as progress, profile.record_costs():
 
         def record_phase_start(phase: str) -> None:
             marks[phase] = (time.perf_counter(), time.process_time())
-            progress.begin_progress_step_with_new_total(phase)
+            progress.begin_step(phase)
 
         summary = clean_log_directory(args.log_dir, args.out_dir, request, record_phase_start)
     out.print_result(

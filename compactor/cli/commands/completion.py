@@ -13,4 +13,4 @@ from compactor.cli.output import Output
 
 def print_shell_completion_script(args: argparse.Namespace, out: Output) -> None:
     parser = build_parser({command.name for command in COMMANDS})
-    out.write_byte_chunks_to_stdout([shtab.complete(parser, args.shell).encode(), b"\n"])
+    out.write_chunks([shtab.complete(parser, args.shell).encode(), b"\n"])

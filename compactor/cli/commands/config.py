@@ -18,7 +18,7 @@ _URL_WITH_PASSWORD = re.compile(r"://[^/]*@")
 
 def show_settings(args: argparse.Namespace, out: Output) -> None:
     settings = command_parser.load_command_settings(args)
-    rows = _setting_key_value_and_source_rows(settings) if args.topic is None else _topic_setting_key_value_source_rows(args, args.topic)
+    rows = _setting_rows(settings) if args.topic is None else _topic_setting_rows(args, args.topic)
     document = {
         "ok": True,
         "problems": [],
@@ -28,7 +28,7 @@ def show_settings(args: argparse.Namespace, out: Output) -> None:
     out.print_result(document, Table("", ("setting", "value", "unless it is the default"), cells, below=1))
 
 
-def _setting_key_value_and_source_rows(settings: Settings) -> list[tuple[str, object, str]]:
+def _setting_rows(settings: Settings) -> list[tuple[str, object, str]]:
     """Return rows (key, value, source). Source: a file, an environment variable or ``default``."""
     rows: list[tuple[str, object, str]] = []
     for section, kind in SECTION_TYPES.items():
@@ -42,7 +42,7 @@ def _setting_key_value_and_source_rows(settings: Settings) -> list[tuple[str, ob
     return rows
 
 
-def _topic_setting_key_value_source_rows(args: argparse.Namespace, topic: str) -> list[tuple[str, object, str]]:
+def _topic_setting_rows(args: argparse.Namespace, topic: str) -> list[tuple[str, object, str]]:
     """Return rows (key, value, source). Raises UsageError if the tier has no such topic."""
     from compactor.cli import tiers
 

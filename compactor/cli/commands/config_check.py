@@ -24,14 +24,14 @@ from compactor.storage.probe import probe_store
 from compactor.tier.kinds import MetadataSource, control_url, tier_kind
 from compactor.upkeep.broker_doctor import (
     ConfigCheckFinding,
-    check_brokers_and_metadata_topic,
+    check_cluster,
     check_known_kafka_problems,
-    check_metadata_record_rate_limit,
+    check_metadata,
     check_object_access,
-    check_topic_settings_and_permissions,
-    read_tiered_partitions_and_findings,
+    check_record_rate,
+    check_topics,
 )
-from compactor.views.checkpoints import read_only_copy_of_tier
+from compactor.views.checkpoints import read_only_copy
 from compactor.views.verdict import blocks_of_topics
 
 SEVERITIES = ("error", "warning", "note")
@@ -54,11 +54,11 @@ def check_settings(args: argparse.Namespace, out: Output) -> ExitCode:
     checks = {
         MetadataSource.CONTROL_LOG: _check_compactor_managed_tier,
         MetadataSource.METADATA_TOPIC: _check_broker_managed_tier,
-        MetadataSource.LISTING: _check_tier_known_only_by_listing,
+        MetadataSource.LISTING: _check_listed_tier,
     }
-    settings = _settings_with_short_store_timeout(command_parser.load_command_settings(args))
+    settings = _with_short_timeout(command_parser.load_command_settings(args))
     with out.show_progress("trying the tier"):
-        problems = [*_check_state_dir_is_writable(settings), *checks[tier_kind(settings).metadata](settings)]
+        problems = [*_check_state_dir(settings), *checks[tier_kind(settings).metadata](settings)]
     topics = _topic_results(problems)
     ok = all(problem["severity"] != "error" for problem in problems)
     columns = ("severity", "kind", "object", "detail", "hint")
@@ -94,7 +94,7 @@ def _usability_text(settings: Settings, problems: Sequence[SettingFinding], topi
     return f"{places} can be used"
 
 
-def _settings_with_short_store_timeout(settings: Settings) -> Settings:
+def _with_short_timeout(settings: Settings) -> Settings:
     """Return a copy of the settings with waits of at most CHECK_FIRST_ANSWER_MS: a person waits for the result."""
     sections = {name: getattr(settings, name) for name in type(settings).model_fields}
     waiting = {name: section for name, section in sections.items() if getattr(section, "first_answer_ms", 0) > CHECK_FIRST_ANSWER_MS}
@@ -104,31 +104,31 @@ def _settings_with_short_store_timeout(settings: Settings) -> Settings:
 
 def _check_compactor_managed_tier(settings: Settings) -> list[SettingFinding]:
     """Nothing is written if the data belongs to another tier."""
-    problems = _check_tier_and_control_store_match(settings)
+    problems = _check_identity(settings)
     if not problems:
-        problems = _check_stores_accept_writes(settings)
-        problems += [] if any(problem["severity"] == "error" for problem in problems) else _check_topic_patterns_match_topics(settings)
+        problems = _check_stores(settings)
+        problems += [] if any(problem["severity"] == "error" for problem in problems) else _check_topic_patterns(settings)
     return [
         *problems,
-        *_check_storage_class_minimum_billed_time(settings),
-        *_check_topic_deletion_can_ask_brokers(settings),
+        *_check_storage_class(settings),
+        *_check_topic_deletion(settings),
         *_find_ineffective_settings(settings),
     ]
 
 
 def _check_broker_managed_tier(settings: Settings) -> list[SettingFinding]:
-    return [*_check_brokers_topics_and_object_access(settings), *_check_stores_accept_writes(settings)]
+    return [*_check_cluster(settings), *_check_stores(settings)]
 
 
-def _check_tier_known_only_by_listing(settings: Settings) -> list[SettingFinding]:
+def _check_listed_tier(settings: Settings) -> list[SettingFinding]:
     return [
-        *_check_tier_listing_can_be_read(settings),
-        *_check_topic_patterns_match_topics(settings),
+        *_check_listing(settings),
+        *_check_topic_patterns(settings),
         *_find_ineffective_settings(settings),
     ]
 
 
-def _check_topic_deletion_can_ask_brokers(settings: Settings) -> list[SettingFinding]:
+def _check_topic_deletion(settings: Settings) -> list[SettingFinding]:
     if settings.tier.on_topic_deletion == "keep":
         return []
     detail, hint = "it asks the cluster, and [kafka] bootstrap_servers names none", 'Name brokers, or set it to "keep"'
@@ -149,7 +149,7 @@ def _find_ineffective_settings(settings: Settings) -> list[SettingFinding]:
     return [{"severity": "note", "kind": "settings", "object": key, "detail": detail, "hint": "Take it out of the configuration"}]
 
 
-def _check_storage_class_minimum_billed_time(settings: Settings) -> list[SettingFinding]:
+def _check_storage_class(settings: Settings) -> list[SettingFinding]:
     name = settings.s3.storage_class
     if name not in MINIMUM_DAYS:
         return []
@@ -158,7 +158,7 @@ def _check_storage_class_minimum_billed_time(settings: Settings) -> list[Setting
     return [{"severity": "note", "kind": "storage-class", "object": "s3.storage_class", "detail": detail, "hint": hint}]
 
 
-def _check_state_dir_is_writable(settings: Settings) -> list[SettingFinding]:
+def _check_state_dir(settings: Settings) -> list[SettingFinding]:
     directory = Path(settings.tier.state_dir).absolute()
     existing = next(folder for folder in (directory, *directory.parents) if folder.exists())
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
@@ -168,7 +168,7 @@ def _check_state_dir_is_writable(settings: Settings) -> list[SettingFinding]:
     return [{"severity": "error", "kind": "state-dir", "object": settings.tier.state_dir, "detail": detail, "hint": hint}]
 
 
-def _check_stores_accept_writes(settings: Settings) -> list[SettingFinding]:
+def _check_stores(settings: Settings) -> list[SettingFinding]:
     # The control store lies inside the tier unless it has a place of its own; what holds for the tier then holds for it.
     # Where brokers keep their segments, reading is all that is tried.
     tier = settings.tier
@@ -184,15 +184,15 @@ def _check_stores_accept_writes(settings: Settings) -> list[SettingFinding]:
     return problems
 
 
-def _check_topic_patterns_match_topics(settings: Settings) -> list[SettingFinding]:
+def _check_topic_patterns(settings: Settings) -> list[SettingFinding]:
     """Return an error for each Iceberg table that several topics would have, and a warning for each [topics] table whose pattern matches no
     topic; none if the topics cannot be listed, which another check reports.
     """
     try:
-        topics = {name.topic for name in read_only_copy_of_tier(open_tier(settings)).list_partitions()}
+        topics = {name.topic for name in read_only_copy(open_tier(settings)).list_partitions()}
     except CompactorError:
-        return []  # `_check_stores_accept_writes` reports it
-    shared = _check_tables_belong_to_one_topic(settings, topics)
+        return []  # `_check_stores` reports it
+    shared = _check_shared_tables(settings, topics)
     unmatched = [pattern for pattern in settings.topics if topics and not any(re.fullmatch(pattern, topic) for topic in topics)]
     detail = "no topic of the tier matches"
     return shared + [
@@ -201,13 +201,13 @@ def _check_topic_patterns_match_topics(settings: Settings) -> list[SettingFindin
             "kind": "topics",
             "object": f"[topics.{json.dumps(pattern)}]",
             "detail": detail,
-            "hint": _hint_for_unmatched_topic_pattern(pattern),
+            "hint": _unmatched_pattern_hint(pattern),
         }
         for pattern in unmatched
     ]
 
 
-def _check_tables_belong_to_one_topic(settings: Settings, topics: Iterable[str]) -> list[SettingFinding]:
+def _check_shared_tables(settings: Settings, topics: Iterable[str]) -> list[SettingFinding]:
     return [
         {
             "severity": "error",
@@ -220,14 +220,14 @@ def _check_tables_belong_to_one_topic(settings: Settings, topics: Iterable[str])
     ]
 
 
-def _hint_for_unmatched_topic_pattern(pattern: str) -> str:
+def _unmatched_pattern_hint(pattern: str) -> str:
     wildcard = re.sub(r"(?<=[\w-])\*", ".*", pattern)
     if wildcard != pattern:
         return f"It is a regular expression over whole names: for names that begin so write {json.dumps(wildcard)}"
     return "It is a regular expression over whole names; `topics` lists them"
 
 
-def _check_tier_listing_can_be_read(settings: Settings) -> list[SettingFinding]:
+def _check_listing(settings: Settings) -> list[SettingFinding]:
     try:
         tier = open_tier(settings)
         names = tier.list_partitions()
@@ -243,13 +243,13 @@ def _check_tier_listing_can_be_read(settings: Settings) -> list[SettingFinding]:
     return [{"severity": "warning", "kind": "empty", "object": settings.tier_url, "detail": detail, "hint": hint}]
 
 
-def _check_brokers_topics_and_object_access(settings: Settings) -> list[SettingFinding]:
+def _check_cluster(settings: Settings) -> list[SettingFinding]:
     found = []
     servers = settings.kafka.bootstrap_servers.strip()
     connection = kafka_connection_settings(settings) if servers else None
     if connection is not None:
         first_admin = KafkaAdmin(replace(connection, timeout_s=CHECK_BROKERS_S))
-        found += check_brokers_and_metadata_topic(
+        found += check_cluster(
             first_admin,
             servers,
             reports_missing_append_permission=bool(control_url(settings)),
@@ -258,16 +258,16 @@ def _check_brokers_topics_and_object_access(settings: Settings) -> list[SettingF
     if any(finding.severity == "error" for finding in found):
         return [finding._asdict() for finding in found]
     try:
-        tier = read_only_copy_of_tier(open_tier(settings))
+        tier = read_only_copy(open_tier(settings))
     except CompactorError as error:
         kind = "metadata" if isinstance(error, BadData | StoreError) else "settings"
         return [{"severity": "error", "kind": kind, "object": "[kafka]", "detail": error.message, "hint": error.hint}]
-    names, problems = read_tiered_partitions_and_findings(tier)
+    names, problems = check_metadata(tier)
     found += problems
     if connection is not None:
         admin = KafkaAdmin(connection)
         topics = sorted({name.topic for name in names})
-        found += check_topic_settings_and_permissions(
+        found += check_topics(
             admin, topics, lambda topic: tier.settings.cleaner_settings_for_topic(topic).cleanup_policy, connection.bootstrap_servers
         )
         found += check_known_kafka_problems(admin, topics)
@@ -277,12 +277,12 @@ def _check_brokers_topics_and_object_access(settings: Settings) -> list[SettingF
         rest = {topic: block for topic, block in blocks.items() if topic not in named}
         found += [ConfigCheckFinding("error", "topic", topic, block.reason, block.next_step) for topic, block in rest.items()]
     found += check_object_access(tier, names) if names else []
-    found += check_metadata_record_rate_limit(tier, names)
-    shared = _check_tables_belong_to_one_topic(settings, {name.topic for name in names})
+    found += check_record_rate(tier, names)
+    shared = _check_shared_tables(settings, {name.topic for name in names})
     return [*(finding._asdict() for finding in found), *shared]
 
 
-def _check_tier_and_control_store_match(settings: Settings) -> list[SettingFinding]:
+def _check_identity(settings: Settings) -> list[SettingFinding]:
     """Check that the stores can be reached, and that tier and control store belong together. An empty tier with an empty control store
     passes.
     """
@@ -294,7 +294,7 @@ def _check_tier_and_control_store_match(settings: Settings) -> list[SettingFindi
     except Unavailable as error:  # a second wait for the same store would say the same
         return [{"severity": "error", "kind": "store", "object": settings.tier_url, "detail": error.message, "hint": error.hint}]
     except StoreError:
-        return []  # `_check_stores_accept_writes` reports it
+        return []  # `_check_stores` reports it
     except CompactorError as error:
         kind = "identity" if isinstance(error, UsageError) else "control-log"
         return [{"severity": "error", "kind": kind, "object": control_url(settings), "detail": error.message, "hint": error.hint}]

@@ -16,7 +16,7 @@ from compactor.web.server import serve_pages
 
 
 def run_daemon(args: argparse.Namespace, out: Output) -> ExitCode:
-    serving.block_signals_and_limit_malloc_heaps()
+    serving.prepare_process()
 
     tell = serving.SERVICE_JOURNAL
     tier = tiers.open_configured_tier(args, local_state=True, writing_command="daemon")
@@ -34,7 +34,7 @@ def run_daemon(args: argparse.Namespace, out: Output) -> ExitCode:
         settings.runbook_url,
         daemon.cleaner_settings_for_topic,
     )
-    router = RequestRouter(pages, daemon.ms_since_latest_loop_pass, settings.interval_ms)
+    router = RequestRouter(pages, daemon.loop_age_ms, settings.interval_ms)
     with serve_pages(settings.listen, router, host_names=settings.host_names) as address:
         tell(f"{tier.ports.holder} schedules {tier.ports.layout.url}; status at http://{address}/")
         return serving.run_service(

@@ -20,18 +20,18 @@ from compactor.model.ids import RoundStatus
 
 def run_demo(args: argparse.Namespace, out: Output) -> ExitCode:
     if args.dir is not None:
-        return _run_demo_in_folder(args, args.dir, out, is_folder_kept=True)
+        return _run_in_folder(args, args.dir, out, is_folder_kept=True)
     with tempfile.TemporaryDirectory(prefix="tiered-compactor-demo-") as folder:
-        return _run_demo_in_folder(args, Path(folder), out, is_folder_kept=False)
+        return _run_in_folder(args, Path(folder), out, is_folder_kept=False)
 
 
-def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, is_folder_kept: bool) -> ExitCode:
+def _run_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, is_folder_kept: bool) -> ExitCode:
     begin = time.monotonic()
     now_ms = int(time.time() * 1000)
     demo = Demo(folder, now_ms, args.tier, command_parser.load_command_settings(args)) if args.tier else Demo(folder, now_ms)
     compile_numba_kernels(out, load_into_process=True)
-    seconds = _run_demo_steps_and_time_round(demo, out)
-    compared = demo.compare_last_values_with_written_ones()
+    seconds = _run_steps(demo, out)
+    compared = demo.compare_values()
     ok = not compared.differences
     keys = count_keys_with_value(compared.written)
     for difference in compared.differences[:5]:
@@ -53,19 +53,19 @@ def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, 
         "dir": str(demo.folder) if is_folder_kept else None,
     }
     gone = f"The tier stays at {args.tier}" if args.tier else "To keep the data: demo --dir DIRECTORY"
-    out.print_result(document, _demo_comparison_table(compared), summary=_describe_demo_output_locations(demo) if is_folder_kept else gone)
+    out.print_result(document, _demo_comparison_table(compared), summary=_describe_locations(demo) if is_folder_kept else gone)
     return 0 if ok else CompactorError.exit_code
 
 
-def _run_demo_steps_and_time_round(demo: Demo, out: Output) -> float:
+def _run_steps(demo: Demo, out: Output) -> float:
     """Run all steps of the demo, and return the seconds that the round took."""
     with out.show_progress("making a topic", demo.shape.records, "records") as progress:
-        demo.write_generated_topic_as_log_directory(progress.advance)
+        demo.write_topic(progress.advance)
     out.print_note(
         f"1. make      {demo.shape.records:,} changes of a customers table, as a broker writes them: all codecs, deletes, transactions"
     )
     with out.show_progress("importing", unit="bytes") as progress:
-        imported = demo.import_topic(ImportProgressCallbacks(progress.begin_progress_step_with_new_total, progress.advance))
+        imported = demo.import_topic(ImportProgressCallbacks(progress.begin_step, progress.advance))
     offsets = f"offsets {imported.start_offset} to {imported.end_offset}"
     out.print_note(f"2. import    {count_noun(imported.segments, 'segment')}, {format_size(imported.bytes)}, {offsets}")
     plan = demo.forecast_round()
@@ -75,7 +75,7 @@ def _run_demo_steps_and_time_round(demo: Demo, out: Output) -> float:
     out.print_note(f"3. plan      {'due' if plan.due else 'not due'}: {plan.reason}; {reads}")
     begin = time.monotonic()
     with out.show_progress("cleaning") as progress:
-        report = demo.compact_topic_in_one_round(lambda stage, plan: progress.begin_progress_step_with_new_total(f"round: {stage.value}"))
+        report = demo.compact_topic(lambda stage, plan: progress.begin_step(f"round: {stage.value}"))
     seconds = time.monotonic() - begin
     if report.status != RoundStatus.CLEANED:
         raise CompactorError(f"the round ended as {report.status}: {report.reason}", hint="This is a bug; please report it")
@@ -88,7 +88,7 @@ def _run_demo_steps_and_time_round(demo: Demo, out: Output) -> float:
         raise BadData(problem.detail, segment=problem.object, hint="This is a bug; please report it")
     out.print_note("5. verify    metadata, objects, checksums and indexes agree")
     with out.show_progress("exporting", unit="bytes") as progress:
-        demo.export_topic_as_log_directory(progress.advance)
+        demo.export_topic(progress.advance)
     out.print_note("6. export    the compacted view, as a Kafka log directory")
     return seconds
 
@@ -108,7 +108,7 @@ def _format_percentage(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %"
 
 
-def _describe_demo_output_locations(demo: Demo) -> str:
+def _describe_locations(demo: Demo) -> str:
     command = f"tiered-compactor topics --config {shlex.quote(str(demo.config))}"
     return "\n".join(
         (

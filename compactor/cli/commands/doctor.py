@@ -15,7 +15,7 @@ from compactor.views.forecast import price_table_of_tier
 
 
 def diagnose_broker_managed_tier(args: argparse.Namespace, out: Output) -> ExitCode:
-    tier = tiers.open_configured_tier_read_only(args)
+    tier = tiers.open_read_only(args)
     if not tier.kind.is_broker_managed or not tier.settings.kafka.has_configured_brokers:
         raise UsageError(
             "doctor asks the brokers of a broker-managed tier", hint="Set kind under [tier] and bootstrap_servers under [kafka]"

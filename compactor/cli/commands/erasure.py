@@ -45,23 +45,17 @@ def report_and_erase_keys(args: argparse.Namespace, out: Output) -> ExitCode:
         raise UsageError("--shorten-grace needs --expedite", hint="Without it nothing is deleted")
     if args.to is not None and args.to.exists():
         raise UsageError(f"{args.to} exists already", hint="Name a new file")
-    tier = (
-        tiers.open_configured_tier(args, writing_command="run", local_state=True)
-        if args.expedite
-        else tiers.open_configured_tier_read_only(args)
-    )
+    tier = tiers.open_configured_tier(args, writing_command="run", local_state=True) if args.expedite else tiers.open_read_only(args)
     details = {"keys": len(keys), "shorten_grace": args.shorten_grace}
-    with tier, audit.record_action_in_audit_log_if(args.expedite, args, tier.settings, out, ERASURE, [args.topic], **details):
-        document, code = _search_keys_and_build_erasure_report(tier, args, keys, out)
+    with tier, audit.audited_if(args.expedite, args, tier.settings, out, ERASURE, [args.topic], **details):
+        document, code = _search_and_report(tier, args, keys, out)
     if args.to is not None:
         args.to.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     _print_erasure_report(document, keys, out)
     return code
 
 
-def _search_keys_and_build_erasure_report(
-    tier: Tier, args: argparse.Namespace, keys: list[bytes], out: Output
-) -> tuple[ErasureReportDocument, ExitCode]:
+def _search_and_report(tier: Tier, args: argparse.Namespace, keys: list[bytes], out: Output) -> tuple[ErasureReportDocument, ExitCode]:
     """Return the erasure report and the exit code. With ``--expedite``, first run rounds that remove the keys, and search again."""
     names = partitions_of_topic(tier, args.topic)
     secret = tier.identity.hash_key_for_unstored_hashes()
@@ -73,11 +67,11 @@ def _search_keys_and_build_erasure_report(
         place = {name: number for number, name in enumerate(names, 1)}
 
         def show_partition_being_searched(partition: TopicPartition) -> None:
-            progress.begin_progress_part_with_same_total(f"searching {partition} ({place[partition]} of {len(names)})")
+            progress.begin_part(f"searching {partition} ({place[partition]} of {len(names)})")
 
         found = survey_objects_holding_keys_in_topic(tier, names, question, show_partition_being_searched)
         if args.expedite and found.holders:
-            removals = _run_compaction_rounds_to_erase_keys(tier, found, question, args, outcomes, done, out)
+            removals = _expedite(tier, found, question, args, outcomes, done, out)
             question = replace(question, now_ms=tier.ports.clock_ms())
             found = survey_objects_holding_keys_in_topic(tier, names, question, show_partition_being_searched)
     for name, error in found.failed:
@@ -89,7 +83,7 @@ def _search_keys_and_build_erasure_report(
     return document, outcomes.exit_code() or (0 if document["erased"] else NOT_YET)
 
 
-def _run_compaction_rounds_to_erase_keys(
+def _expedite(
     tier: Tier,
     survey: TopicKeySearchResult,
     search_request: KeySearchRequest,

@@ -17,7 +17,7 @@ MAX_EVENT_ROWS = 60
 
 
 def print_partition_explanation(args: argparse.Namespace, out: Output) -> None:
-    tier = tiers.open_configured_tier_read_only(args)
+    tier = tiers.open_read_only(args)
     names = tiers.select_partitions(tier, [args.partition])
     found = [(name, _explain_partition(tier, name, args, out)) for name in names]
     documents = [

@@ -13,7 +13,7 @@ from compactor.tier.contents import is_topic_id
 from compactor.upkeep.export import export_partition
 
 
-def export_partition_to_log_dir_command(args: argparse.Namespace, out: Output) -> ExitCode:
+def export_command(args: argparse.Namespace, out: Output) -> ExitCode:
     topic_id = args.new_topic_id or ""
     if topic_id and not (args.leader_epoch_zero and is_topic_id(topic_id)):
         raise UsageError(
@@ -28,7 +28,7 @@ def export_partition_to_log_dir_command(args: argparse.Namespace, out: Output) -
             name,
             args.folder,
             progress.advance,
-            lambda size: progress.begin_progress_step_with_new_total(progress.title, size),
+            lambda size: progress.begin_step(progress.title, size),
             new_cluster_topic_id=TopicId(topic_id) if args.leader_epoch_zero else None,
             skip_damaged=args.skip_damaged,
         )

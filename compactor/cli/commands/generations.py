@@ -53,7 +53,7 @@ def write_generations_command(args: argparse.Namespace, out: Output) -> ExitCode
 
 def list_generations_command(args: argparse.Namespace, out: Output) -> ExitCode:
     wanted = topic_name_filter(args.topics)
-    tier = tiers.open_configured_tier_read_only(args)
+    tier = tiers.open_read_only(args)
     target = configured_generation_target(tier)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=False)
     found: list[dict[str, Any]] = []
@@ -84,7 +84,7 @@ def list_generations_command(args: argparse.Namespace, out: Output) -> ExitCode:
 
 def delete_pinterest_generations(args: argparse.Namespace, out: Output) -> ExitCode:
     wanted = topic_name_filter(args.topics)
-    tier = tiers.open_configured_tier_read_only(args) if args.dry_run else tiers.open_configured_tier(args)
+    tier = tiers.open_read_only(args) if args.dry_run else tiers.open_configured_tier(args)
     target = configured_generation_target(tier)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=False)
     found: list[DeletedOrExpiringGeneration] = []

@@ -41,14 +41,14 @@ from compactor.features.imports.log_directory import is_locked_by_broker
 from compactor.features.imports.log_identity import read_topic_id
 from compactor.model.ids import TopicPartition
 from compactor.tier.kinds import tier_kind
-from compactor.views.checkpoints import read_only_copy_of_tier
-from compactor.views.overview import read_partition_summaries_or_errors
+from compactor.views.checkpoints import read_only_copy
+from compactor.views.overview import read_summaries
 
 PartitionCallback = Callable[[PartitionImportResult], None]
 BytesCallback = Callable[[TopicPartition, int], None]
 
 
-def import_log_directories_command(args: argparse.Namespace, out: Output) -> ExitCode:
+def import_command(args: argparse.Namespace, out: Output) -> ExitCode:
     if tier_kind(command_parser.load_command_settings(args)).is_broker_managed:
         raise UsageError("import into a broker-managed tier is refused: its brokers write it", hint="Import into a tier of kind object-log")
     options = ImportOptions(
@@ -62,7 +62,7 @@ def import_log_directories_command(args: argparse.Namespace, out: Output) -> Exi
         ),
     )
     if args.from_tier is not None:
-        return _import_partitions_of_other_tier(args, out, options)
+        return _import_tier(args, out, options)
     if args.log_dir is None:
         raise UsageError("there is nothing to import from", hint="Name a log directory, or use --from-tier")
     if not args.log_dir.is_dir():
@@ -80,7 +80,7 @@ def import_log_directories_command(args: argparse.Namespace, out: Output) -> Exi
                 f"{args.log_dir} holds directories of partitions",
                 hint="--topic and --partition name one partition; for several use --topics REGEX",
             )
-        return _import_all_directories_below_root(args, out, options)
+        return _import_root(args, out, options)
     if args.topics is not None:
         raise UsageError(
             f"{args.log_dir} holds no directories of partitions that --topics could choose from",
@@ -90,18 +90,14 @@ def import_log_directories_command(args: argparse.Namespace, out: Output) -> Exi
     return 0
 
 
-def _audit_import_with_safety_overrides(
-    args: argparse.Namespace, tier: Tier, out: Output, targets: Sequence[str]
-) -> AbstractContextManager[None]:
+def _audited_import(args: argparse.Namespace, tier: Tier, out: Output, targets: Sequence[str]) -> AbstractContextManager[None]:
     """Record the import in the audit log if an option, such as ``--allow-gaps``, overrides a safety check."""
     consents = ("allow_gaps", "accept_truncation", "accept_loss", "new_incarnation", "accept_erased")
     given = {name: True for name in consents if getattr(args, name)}
-    return audit.record_action_in_audit_log_if(bool(given), args, tier.settings, out, "import", targets, **given)
+    return audit.audited_if(bool(given), args, tier.settings, out, "import", targets, **given)
 
 
-def _record_cluster_of_imported_topics(
-    tier: Tier, directories: Iterable[tuple[TopicPartition, Path]], options: ImportOptions, out: Output
-) -> None:
+def _record_cluster(tier: Tier, directories: Iterable[tuple[TopicPartition, Path]], options: ImportOptions, out: Output) -> None:
     """Record in the catalog the topics' Kafka cluster, and what is set there for compaction. Does nothing if no brokers are configured;
     prints a note if they do not answer.
     """
@@ -124,10 +120,10 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
     tier.identity.check_tier_exists_or_can_be_created()  # also where nothing is new
     policy = tier.cleaner_settings_for_topic(name.topic).cleaner_policy()
     compile_numba_kernels(out)
-    with _audit_import_with_safety_overrides(args, tier, out, [str(name)]), out.show_progress("importing", unit="bytes") as bar:
-        progress = ImportProgressCallbacks(lambda step, size: bar.begin_progress_step_with_new_total(f"{step} {name}", size), bar.advance)
+    with _audited_import(args, tier, out, [str(name)]), out.show_progress("importing", unit="bytes") as bar:
+        progress = ImportProgressCallbacks(lambda step, size: bar.begin_step(f"{step} {name}", size), bar.advance)
         report = import_directory(tier, args.log_dir, name, policy, progress, options)
-    _record_cluster_of_imported_topics(tier, [(name, args.log_dir)], options, out)
+    _record_cluster(tier, [(name, args.log_dir)], options, out)
     for note in report.notes:
         out.print_note(f"note: {note}")
     if not report.segments:
@@ -156,7 +152,7 @@ def _partition_to_import(args: argparse.Namespace, out: Output) -> TopicPartitio
     return name
 
 
-def _import_all_directories_below_root(args: argparse.Namespace, out: Output, options: ImportOptions) -> ExitCode:
+def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) -> ExitCode:
     tier = tiers.open_configured_tier(args)
     directories = list_partition_directories(args.log_dir, args.topics, topics_in_catalog(tier.catalog.refresh()))
     if not directories:
@@ -167,27 +163,25 @@ def _import_all_directories_below_root(args: argparse.Namespace, out: Output, op
 
     def import_directories(on_partition: PartitionCallback, on_bytes: BytesCallback) -> list[PartitionImportResult]:
         done = import_partition_directories(tier, directories, options, on_partition=on_partition, on_bytes=on_bytes)
-        _record_cluster_of_imported_topics(
-            tier, [pair for pair, entry in zip(directories, done, strict=True) if entry.error is None], options, out
-        )
+        _record_cluster(tier, [pair for pair, entry in zip(directories, done, strict=True) if entry.error is None], options, out)
         return done
 
-    with _audit_import_with_safety_overrides(args, tier, out, [str(name) for name, _ in directories]):
+    with _audited_import(args, tier, out, [str(name) for name, _ in directories]):
         return _import_with_progress(
             out, {name: sum(log.stat().st_size for log in at.glob("*.log")) for name, at in directories}, import_directories
         )
 
 
-def _import_partitions_of_other_tier(args: argparse.Namespace, out: Output, options: ImportOptions) -> ExitCode:
+def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) -> ExitCode:
     for given, name in ((args.log_dir, "a directory"), (args.topic, "--topic"), (args.partition, "--partition"), (args.live, "--live")):
         if given:
             raise UsageError(f"--from-tier and {name} exclude each other", hint="--topics chooses among the other tier's topics")
     # What the environment sets is this tier's.
-    source = read_only_copy_of_tier(open_tier(load_settings(args.from_tier, {})))
+    source = read_only_copy(open_tier(load_settings(args.from_tier, {})))
     target = tiers.open_configured_tier(args)
     names = partitions_to_import(source, args.topics)
-    with _audit_import_with_safety_overrides(args, target, out, [*map(str, names)]):
-        sizes = {one.partition: one.summary.bytes if one.summary else 0 for one in read_partition_summaries_or_errors(source, names)}
+    with _audited_import(args, target, out, [*map(str, names)]):
+        sizes = {one.partition: one.summary.bytes if one.summary else 0 for one in read_summaries(source, names)}
         return _import_with_progress(
             out, sizes, lambda tell, on_bytes: import_tier(source, target, names, options, on_partition=tell, on_bytes=on_bytes)
         )
@@ -207,7 +201,7 @@ def _import_with_progress(
 
     halves: Counter[TopicPartition] = Counter()
 
-    def add_imported_bytes_to_progress(partition: TopicPartition, size: int) -> None:
+    def add_bytes(partition: TopicPartition, size: int) -> None:
         halves[partition] += size // 2  # each segment is reported twice: checked and uploaded
         bar.advance(size // 2)
 
@@ -219,7 +213,7 @@ def _import_with_progress(
             out.print_note(f"note: {result.import_result_message}")
 
     with out.show_progress("importing", sum(sizes.values()), "bytes") as bar:
-        done = import_all(report_imported_partition, add_imported_bytes_to_progress)
+        done = import_all(report_imported_partition, add_bytes)
     rows = [_partition_import_result_row(entry) for entry in done]
     columns = ("topic", "partition", "status", "segments", "bytes", "start_offset", "end_offset", "reason")
     shown = [tuple(format_size(row[c]) if c == "bytes" else row[c] for c in columns) for row in rows]

@@ -35,7 +35,7 @@ def purge_orphaned_objects_command(args: argparse.Namespace, out: Output) -> Non
     _ = tier.broker_metadata
     data = open_tier(tier.settings).ports.data
     details: dict[str, str | int] = {"file": str(args.file), "orphans": len(wanted.orphans)}
-    recorded = audit.record_action_in_audit_log_if(not args.dry_run, args, tier.settings, out, "orphans purge", [], **details)
+    recorded = audit.audited_if(not args.dry_run, args, tier.settings, out, "orphans purge", [], **details)
     with recorded, out.show_progress("looking again"):
         done = purge_orphans(tier, wanted, data, dry_run=args.dry_run)
     freed = sum(one.bytes for one in done.deleted)

@@ -21,13 +21,13 @@ from compactor.round.compaction import disk_budget_bytes
 T = TypeVar("T")
 
 
-def update_compacted_view_outputs(args: argparse.Namespace, out: Output) -> ExitCode:
+def write_outputs(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_configured_tier(args)
     writer = configured_output_writer(tier, lambda store: store)
     if writer is None:
         raise UsageError("no output is configured", hint="Name topics under [outputs.iceberg], or a target under [tier.pinterest]")
     disk = DiskBudget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir))
-    found, code = _call_for_each_selected_partition(tier, args, out, lambda name: writer.update_output_to_published_view(tier, name, disk))
+    found, code = _for_each_partition(tier, args, out, lambda name: writer.update_output(tier, name, disk))
     rows = [{"topic": name.topic, "partition": name.partition, "status": done.status, "summary": done.summary} for name, done in found]
     table = Table("", ("partition", "status", ""), [(f"{row['topic']}-{row['partition']}", row["status"], row["summary"]) for row in rows])
     out.print_result({"partitions": rows}, table)
@@ -35,13 +35,13 @@ def update_compacted_view_outputs(args: argparse.Namespace, out: Output) -> Exit
 
 
 def list_iceberg_tables(args: argparse.Namespace, out: Output) -> ExitCode:
-    tier = tiers.open_configured_tier_read_only(args)
+    tier = tiers.open_read_only(args)
     if not tier.settings.outputs.iceberg.topics:
         raise UsageError("no topic has an Iceberg table", hint="Name topics under [outputs.iceberg]; `generations list` has Pinterest's")
     require_pip_extra("iceberg", "[outputs.iceberg]")
     from compactor.features.iceberg.output import read_table_status
 
-    found, code = _call_for_each_selected_partition(tier, args, out, lambda name: read_table_status(tier, name))
+    found, code = _for_each_partition(tier, args, out, lambda name: read_table_status(tier, name))
     statuses = [status for _, status in found if status is not None]
     rows = [
         (f"{one.topic}-{one.partition}", one.table, one.status, one.lag_offsets, format_duration(one.lag_ms) if one.lag_ms else "",
@@ -54,7 +54,7 @@ def list_iceberg_tables(args: argparse.Namespace, out: Output) -> ExitCode:
     return code
 
 
-def _call_for_each_selected_partition(
+def _for_each_partition(
     tier: Tier, args: argparse.Namespace, out: Output, query: Callable[[TopicPartition], T]
 ) -> tuple[list[tuple[TopicPartition, T]], ExitCode]:
     """Call a function for the selected partitions, ``daemon.threads`` at a time. Left out are partitions of deleted topics, and those whose
@@ -63,7 +63,7 @@ def _call_for_each_selected_partition(
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     names = [name for name in tiers.select_partitions(tier, args.partitions) if name == tier.latest_incarnation(name)]
 
-    def call_query_or_return_error(partition: TopicPartition) -> T | CompactorError:
+    def call_query(partition: TopicPartition) -> T | CompactorError:
         try:
             return query(partition)
         except CompactorError as error:
@@ -71,7 +71,7 @@ def _call_for_each_selected_partition(
 
     found: list[tuple[TopicPartition, T]] = []
     with ThreadPoolExecutor(tier.settings.daemon.threads, "outputs") as pool:
-        for name, done in zip(names, pool.map(call_query_or_return_error, names), strict=True):
+        for name, done in zip(names, pool.map(call_query, names), strict=True):
             if isinstance(done, CompactorError):
                 outcomes.print_and_record_failure(str(name), done)
             else:

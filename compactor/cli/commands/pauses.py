@@ -20,11 +20,11 @@ from compactor.control.logs import (
 )
 
 
-def pause_compaction_rounds_command(args: argparse.Namespace, out: Output) -> None:
-    tier = tiers.open_configured_tier_read_only(args) if args.pattern is None else tiers.open_tier_for_control_store_writes(args)
+def pause_command(args: argparse.Namespace, out: Output) -> None:
+    tier = tiers.open_read_only(args) if args.pattern is None else tiers.open_for_control_writes(args)
     names = tier.list_partitions()
     if args.pattern is not None:
-        with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "pause", [args.pattern]):
+        with audit.audited(args, tier.settings, out, "pause", [args.pattern]):
             anew = add_round_pause_unless_present(tier.catalog, args.pattern, audit.operator_user_at_host(), args.reason)
         if not anew:
             out.print_note(f"{args.pattern} was paused already")
@@ -45,10 +45,10 @@ def pause_compaction_rounds_command(args: argparse.Namespace, out: Output) -> No
     )
 
 
-def resume_compaction_rounds_command(args: argparse.Namespace, out: Output) -> None:
-    tier = tiers.open_tier_for_control_store_writes(args)
+def resume_command(args: argparse.Namespace, out: Output) -> None:
+    tier = tiers.open_for_control_writes(args)
     names = tier.list_partitions()
-    with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "resume", [args.pattern]):
+    with audit.audited(args, tier.settings, out, "resume", [args.pattern]):
         end_round_pause_with_pattern(tier.catalog, args.pattern, audit.operator_user_at_host())
     still = [str(name) for name in names if pattern_matches(args.pattern, name) and round_pause_reason_or_empty(tier.catalog.state, name)]
     summary = f"{args.pattern} is not paused any more"
@@ -57,10 +57,10 @@ def resume_compaction_rounds_command(args: argparse.Namespace, out: Output) -> N
     out.print_result({"pattern": args.pattern, "still_paused": still}, summary=summary)
 
 
-def request_compaction_rounds_of_daemon(args: argparse.Namespace, out: Output) -> None:
-    tier = tiers.open_tier_for_control_store_writes(args)
+def wake_command(args: argparse.Namespace, out: Output) -> None:
+    tier = tiers.open_for_control_writes(args)
     names = tiers.select_partitions(tier, args.partitions)
-    with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "wake", [*map(str, names)]):
+    with audit.audited(args, tier.settings, out, "wake", [*map(str, names)]):
         for name in names:
             if why := round_pause_reason_or_empty(tier.catalog.state, name):
                 out.print_note(f"note: {name} is {why}; it is taken up once that is over")

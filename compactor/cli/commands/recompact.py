@@ -25,7 +25,7 @@ from compactor.features.spark.session import StartedCluster, require_supported_p
 from compactor.model.ids import RoundStatus
 
 
-def recompact_topics_with_spark_command(args: argparse.Namespace, out: Output) -> ExitCode:
+def recompact_command(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_configured_tier(args, writing_command="" if args.dry_run else "recompact")
     names = tiers.select_partitions(tier, args.partitions)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
@@ -46,7 +46,7 @@ def recompact_topics_with_spark_command(args: argparse.Namespace, out: Output) -
         with out.show_progress("re-compacting", tiers.sum_stored_bytes(tier, names, out), "bytes") as progress:
             count = 0
 
-            def report_partition_and_advance_progress(finished: RecompactionResult) -> None:
+            def report_finished(finished: RecompactionResult) -> None:
                 nonlocal count
                 count += 1
                 progress.advance(finished.bytes_before)
@@ -58,7 +58,7 @@ def recompact_topics_with_spark_command(args: argparse.Namespace, out: Output) -
                 names,
                 command_parser.now_ms_from_arguments(args),
                 cost,
-                RecompactionListener(JobListener(), report_partition_and_advance_progress),
+                RecompactionListener(JobListener(), report_finished),
                 min_benefit,
             )
         with out.show_progress("writing Iceberg tables") if tier.settings.outputs.iceberg.topics else nullcontext():

@@ -16,7 +16,7 @@ from compactor.errors import BadData, ExitCode, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.tier.kinds import tier_kind
 from compactor.upkeep.repair import DirectoryRepairSource, RepairReport, RepairSource, TierRepairSource, repair_partition
-from compactor.views.checkpoints import read_only_copy_of_tier
+from compactor.views.checkpoints import read_only_copy
 
 
 def repair_partition_command(args: argparse.Namespace, out: Output) -> ExitCode:
@@ -30,7 +30,7 @@ def repair_partition_command(args: argparse.Namespace, out: Output) -> ExitCode:
     compile_numba_kernels(out)
     is_manual = not args.dry_run
     with (
-        audit.record_action_in_audit_log_if(is_manual, args, tier.settings, out, "repair", [str(name)], sources=" ".join(args.sources)),
+        audit.audited_if(is_manual, args, tier.settings, out, "repair", [str(name)], sources=" ".join(args.sources)),
         out.show_progress(f"reading {name}", tier.open_control_log_of_partition(name).refresh().bytes, "bytes") as progress,
     ):
         report = repair_partition(tier, name, sources, progress.advance, dry_run=args.dry_run)
@@ -53,7 +53,7 @@ def _open_repair_source(source_name: str, tier: Tier, partition: TopicPartition)
         return DirectoryRepairSource(folder)
     if not path.is_file():
         raise UsageError(f"there is neither a directory nor a configuration {path}", hint="Name a Kafka log directory or a configuration")
-    other = read_only_copy_of_tier(open_tier(load_settings(source_name, {})))  # what the environment sets is this tier's
+    other = read_only_copy(open_tier(load_settings(source_name, {})))  # what the environment sets is this tier's
     if other.ports.layout.url == tier.ports.layout.url:
         raise UsageError(f"both configurations name the tier at {other.ports.layout.url}", hint="--from is where to look for what is lost")
     return TierRepairSource(other, other.list_partitions([str(partition.first_incarnation)])[0])

@@ -26,9 +26,9 @@ from compactor.upkeep.retire import (
     GraceClock,
     RetireReport,
     abort_stale_multipart_uploads,
-    delete_tiered_data_of_missing_topics,
-    partitions_to_inspect_for_deletions,
-    retire_replaced_segments_and_orphans,
+    delete_missing_topics,
+    partitions_to_inspect,
+    retire_partition,
 )
 
 NOTED_TOGETHER = 100
@@ -51,15 +51,15 @@ class _RetireFindingsCollector:
     behind: list[PartitionLog] = field(default_factory=list)
     looks: dict[str, DeletionCheckResult] = field(default_factory=dict)
 
-    def add_partition_findings(self, partition: TopicPartition, log: PartitionLog, report: RetireReport) -> None:
+    def add_findings(self, partition: TopicPartition, log: PartitionLog, report: RetireReport) -> None:
         if log.state.slot > self.tier.min_last_record_number_of_control_log(partition):
             self.behind.append(log)
         if self.records_next_deletion_times:
             self.looks[self.tier.control_log_name(partition)] = DeletionCheckResult(log.state.slot, report.next_ms, self.now_ms)
         if max(len(self.behind), len(self.looks)) >= NOTED_TOGETHER:
-            self.write_findings_to_catalog()
+            self.save_findings()
 
-    def write_findings_to_catalog(self) -> None:
+    def save_findings(self) -> None:
         if self.behind:
             self.tier.change_notifier.save_last_record_numbers_in_catalog(self.behind)
         if self.looks:
@@ -68,16 +68,14 @@ class _RetireFindingsCollector:
         self.looks.clear()
 
 
-def retire_replaced_segments_command(args: argparse.Namespace, out: Output) -> ExitCode:
+def retire_command(args: argparse.Namespace, out: Output) -> ExitCode:
     is_manual = args.force_now and not args.dry_run
     details = {} if args.now is None else {"now": format_iso_time(args.now)}
-    with audit.record_action_in_audit_log_if(
-        is_manual, args, command_parser.load_command_settings(args), out, "retire --force-now", [], **details
-    ):
-        return _retire_replaced_segments_of_partitions(args, out)
+    with audit.audited_if(is_manual, args, command_parser.load_command_settings(args), out, "retire --force-now", [], **details):
+        return _retire_partitions(args, out)
 
 
-def _retire_replaced_segments_of_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
+def _retire_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
     clock = GraceClock(args.now, args.force_now)
     tier = tiers.open_configured_tier(args, writing_command="retire")
     if args.now is not None and not args.force_now and args.now > tier.ports.clock_ms():
@@ -90,26 +88,24 @@ def _retire_replaced_segments_of_partitions(args: argparse.Namespace, out: Outpu
     waiting: list[str] = []
     sizes: dict[str, int] = {}
     usual = args.now is None and not args.dry_run and tier.kind.is_content_determined_by_control_logs
-    removed = _delete_topics_deleted_in_cluster(tier, outcomes) if usual else []
+    removed = _delete_missing_topics(tier, outcomes) if usual else []
     every = tier.list_partitions()
     # Machines go by one another's looks: by the store's clock.
     now_ms = (tier.ports.control if usual else tier.ports).clock_ms()
     names = every
     if usual and not args.all:
         move_queued_change_hints_into_catalog(tier.catalog)
-        names = partitions_to_inspect_for_deletions(tier.catalog.state, every, now_ms, tier.control_log_name)
+        names = partitions_to_inspect(tier.catalog.state, every, now_ms, tier.control_log_name)
     noted = _RetireFindingsCollector(tier, usual and len(every) > MAX_UNHINTED_INSPECTIONS, now_ms)
     moments = [inspection.next_ms for inspection in tier.catalog.state.looks.values()]
     with out.show_progress("retiring", len(names), "partitions") as progress:
         for name in names:
-            progress.begin_progress_part_with_same_total(f"retiring {name}")
+            progress.begin_part(f"retiring {name}")
             try:
                 # An open intent is resumed first, as `run` would.
                 work = create_round(tier, name, tier.ports.clock_ms())
                 log = tier.open_control_log_of_partition(name, caller_runs_round=True)
-                report = retire_replaced_segments_and_orphans(
-                    tier.ports, log, tier.lease, tier.retention, clock=clock, dry_run=args.dry_run, round_steps=work
-                )
+                report = retire_partition(tier.ports, log, tier.lease, tier.retention, clock=clock, dry_run=args.dry_run, round_steps=work)
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
                 outcomes.print_and_record_failure(str(name), error)
                 continue
@@ -117,18 +113,18 @@ def _retire_replaced_segments_of_partitions(args: argparse.Namespace, out: Outpu
                 progress.advance()
             outcomes.record_partition_success()
             if not args.dry_run:
-                noted.add_partition_findings(name, log, report)
+                noted.add_findings(name, log, report)
             sizes |= report.sizes
             deleted += report.deleted
             swept += report.swept
             waiting += report.waiting
             reported = zip(states, (report.deleted, report.swept, report.waiting), strict=True)
-            rows += [(state, name, *_segment_count_object_count_and_size(keys, sizes)) for state, keys in reported if keys]
+            rows += [(state, name, *_count_objects(keys, sizes)) for state, keys in reported if keys]
             moments.append(report.next_ms)
-    noted.write_findings_to_catalog()
-    unfinished = _abort_unfinished_uploads_of_dead_writers(tier, args, outcomes)
+    noted.save_findings()
+    unfinished = _abort_stale_uploads(tier, args, outcomes)
     swept += unfinished
-    rows += [(states[1], "unfinished uploads", *_segment_count_object_count_and_size(unfinished, sizes))] if unfinished else []
+    rows += [(states[1], "unfinished uploads", *_count_objects(unfinished, sizes))] if unfinished else []
     rows.sort(key=lambda row: states.index(str(row[0])))
     tables = [Table("", ("state", "partition", "segments", "objects", "size"), rows)] if rows else []
     freed, held = (sum(sizes.get(key, 0) for key in keys) for keys in ([*deleted, *swept], waiting))
@@ -145,19 +141,19 @@ def _retire_replaced_segments_of_partitions(args: argparse.Namespace, out: Outpu
     return outcomes.exit_code()
 
 
-def _delete_topics_deleted_in_cluster(tier: Tier, outcomes: tiers.PartitionOutcomes) -> list[str]:
+def _delete_missing_topics(tier: Tier, outcomes: tiers.PartitionOutcomes) -> list[str]:
     """Delete the topics that no longer exist in their cluster, if ``on_topic_deletion`` says so. Return the deleted partitions; none after
     a failure, which ``outcomes`` records.
     """
     try:
         ask = partial(query_which_topic_ids_exist, kafka_connection_settings(tier.settings))
-        return [str(name) for name in delete_tiered_data_of_missing_topics(tier, ask)]
+        return [str(name) for name in delete_missing_topics(tier, ask)]
     except CompactorError as error:
         outcomes.print_and_record_failure("topics that their cluster has deleted", error)
         return []
 
 
-def _abort_unfinished_uploads_of_dead_writers(tier: Tier, args: argparse.Namespace, outcomes: tiers.PartitionOutcomes) -> tuple[str, ...]:
+def _abort_stale_uploads(tier: Tier, args: argparse.Namespace, outcomes: tiers.PartitionOutcomes) -> tuple[str, ...]:
     """Return the objects that were being uploaded; with ``--dry-run`` abort nothing. A failure is recorded in ``outcomes``, and the result
     is empty.
     """
@@ -171,7 +167,7 @@ def _abort_unfinished_uploads_of_dead_writers(tier: Tier, args: argparse.Namespa
         return ()
 
 
-def _segment_count_object_count_and_size(object_keys: Sequence[str], object_sizes: Mapping[str, int]) -> tuple[SegmentCount, int, str]:
+def _count_objects(object_keys: Sequence[str], object_sizes: Mapping[str, int]) -> tuple[SegmentCount, int, str]:
     """Return the number of segments, the number of objects, and their total size as text.
 
     Objects whose keys differ only in the suffix belong to one segment. An object without a size, such as an unfinished upload, counts as

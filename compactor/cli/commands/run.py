@@ -26,7 +26,7 @@ from compactor.model.plan import CompactionPlan
 from compactor.round.compaction import failed_round_report, paused_round_report, report_if_nothing_to_do
 from compactor.service import ServiceEventLogger
 from compactor.views.forecast import forecast_round_from_summary
-from compactor.views.overview import read_partition_summaries_or_errors
+from compactor.views.overview import read_summaries
 
 
 def run_compaction_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
@@ -70,7 +70,7 @@ def run_compaction_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
 def _read_present_partition_summaries(tier: Tier, partitions: Sequence[TopicPartition], out: Output) -> list[PartitionSummary]:
     """Partitions that cannot be read are left out; their rounds will report the error."""
     with out.show_progress("looking", len(partitions), "partitions") as progress:
-        looks = read_partition_summaries_or_errors(tier, partitions, max_age_ms=0, on_partition=progress.advance)
+        looks = read_summaries(tier, partitions, max_age_ms=0, on_partition=progress.advance)
     return [inspection.summary for inspection in looks if inspection.summary is not None]
 
 
@@ -110,14 +110,14 @@ def _run_due_compaction_rounds(
     with (
         out.show_progress("cleaning", total or None, "bytes") as progress,
         tier.counters.report_transferred_bytes_to(progress.advance),
-        profile.record_stage_costs_during_block(),
+        profile.record_costs(),
     ):
         for number, name in enumerate(partitions, start=1):
             begin, before = time.monotonic(), tier.counters.usage()
             reported = JobProgressRecorder(
                 PartitionJob(name, DaemonAction.ROUND), None, now_ms, ServiceEventLogger(logging.getLogger(__name__))
             )
-            progress.begin_progress_part_with_same_total(f"{name} ({number} of {len(partitions)})", done)
+            progress.begin_part(f"{name} ({number} of {len(partitions)})", done)
             done += expected_bytes.get(name, 0)
             stages = _RoundStageDisplay(progress, reported)
             try:
@@ -141,9 +141,7 @@ def _run_due_compaction_rounds(
 
 def _pause_reasons_as_text(partition_rows: list[dict[str, object]]) -> str:
     """Return a line for each partition that was due but is paused."""
-    return "\n".join(
-        f"{tiers.partition_name_of_json_row(row)} is {row['reason']}" for row in partition_rows if row["status"] == RoundStatus.PAUSED
-    )
+    return "\n".join(f"{tiers.partition_of_row(row)} is {row['reason']}" for row in partition_rows if row["status"] == RoundStatus.PAUSED)
 
 
 class _RoundStageDisplay:
@@ -155,5 +153,5 @@ class _RoundStageDisplay:
         self._reported = reported
 
     def __call__(self, stage: RoundStage, plan: CompactionPlan) -> None:
-        self._progress.begin_progress_part_with_same_total(f"{self._label}: {stage.value}")
+        self._progress.begin_part(f"{self._label}: {stage.value}")
         self._reported.record_round_stage(stage, plan)

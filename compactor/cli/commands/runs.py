@@ -10,17 +10,17 @@ from compactor.config.times import format_iso_time
 from compactor.config.units import format_duration
 from compactor.control.state import RunHistoryEntry
 from compactor.errors import ExitCode, UsageError
-from compactor.views.overview import find_partition_state_and_full_run_id, reason_run_cannot_be_undone, run_history_entry_document
+from compactor.views.overview import run_history_entry_document, search_run, undo_refusal
 
 SHORT = 8
 """Characters of a run's id in tables. They suffice to name it."""
 
 
 def list_compaction_runs(args: argparse.Namespace, out: Output) -> ExitCode:
-    tier = tiers.open_configured_tier_read_only(args)
+    tier = tiers.open_read_only(args)
     names = tiers.select_partitions(tier, args.partitions)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
-    found = [(log.state, run) for log in tiers.read_control_logs_of_partitions(tier, names, out, outcomes) for run in log.state.runs]
+    found = [(log.state, run) for log in tiers.read_control_logs(tier, names, out, outcomes) for run in log.state.runs]
     found.sort(key=lambda one: one[1].started_ms)
     rows = [
         (
@@ -46,15 +46,15 @@ def list_compaction_runs(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def show_compaction_run(args: argparse.Namespace, out: Output) -> None:
-    tier = tiers.open_configured_tier_read_only(args)
+    tier = tiers.open_read_only(args)
     names = tier.list_partitions()
     with out.show_progress("looking for it", len(names), "partitions") as progress:
-        found = find_partition_state_and_full_run_id(tier, args.run_id, names, progress.advance)
+        found = search_run(tier, args.run_id, names, progress.advance)
     if found is None:
         raise UsageError(f"no partition remembers a run {args.run_id}", hint="`runs list` shows those that are remembered")
     state, run_id = found
     run = next(run for run in state.runs if run.run_id == run_id)
-    undoing = reason_run_cannot_be_undone(state, run.run_id)
+    undoing = undo_refusal(state, run.run_id)
     offsets = [tiers.format_cleaner_offsets(vector) for vector in (run.vector_before, run.vector)]
     rows: list[tuple[str, object]] = [
         ("partition", str(state.topic_partition)),
@@ -68,13 +68,13 @@ def show_compaction_run(args: argparse.Namespace, out: Output) -> None:
         ("segments", f"{run.sources} -> {run.outputs}" if run.outputs else ""),
         ("saved", _format_saved_bytes(run)),
         *((name.replace("_", " "), _format_run_statistic(name, value)) for name, value in run.stats.items()),
-        *_kept_and_removed_record_balance_rows(run),
+        *_balance_rows(run),
         ("undo", f"no: {undoing}" if undoing else command_parser.command_line(args, f"undo {run.run_id}")),
     ]
     out.print_result(run_history_entry_document(state, run), Table(f"run {run.run_id}", ("", ""), [row for row in rows if row[1] != ""]))
 
 
-def _kept_and_removed_record_balance_rows(run: RunHistoryEntry) -> list[tuple[str, object]]:
+def _balance_rows(run: RunHistoryEntry) -> list[tuple[str, object]]:
     """Return rows of counts and digest sums which show that each batch and record of the sources was either kept or removed; none if the
     run recorded no balance.
     """

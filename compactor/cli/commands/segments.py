@@ -7,7 +7,7 @@ from typing import Any
 
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
-from compactor.views.dump import dump_segment, list_segments, rows_of_broker_segments_unused_by_readers
+from compactor.views.dump import dump_segment, list_segments, unused_broker_segments
 
 
 def list_segments_command(args: argparse.Namespace, out: Output) -> None:
@@ -15,15 +15,13 @@ def list_segments_command(args: argparse.Namespace, out: Output) -> None:
     names, found, live = tiers.select_partitions(tier, [args.partition]), [], set()
     for name in names:
         state = tier.open_control_log_of_partition(name).refresh()
-        listed = list_segments(
-            state, tier.open_sidecar_store(name).stored_sidecar_bytes_by_segment(), rows_of_broker_segments_unused_by_readers(tier, state)
-        )
+        listed = list_segments(state, tier.open_sidecar_store(name).stored_sidecar_bytes_by_segment(), unused_broker_segments(tier, state))
         found += [{**tiers.partition_name_fields(name), **segment} for segment in listed]
         live |= {segment.id for segment in state.live}
     rows = [
         (
             s["id"],
-            tiers.partition_name_of_json_row(s) if len(names) > 1 else "",
+            tiers.partition_of_row(s) if len(names) > 1 else "",
             _segment_state_word(s, live),
             f"{s['start_offset']} - {s['end_offset']}",
             format_size(s["bytes"]),

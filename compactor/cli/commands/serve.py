@@ -12,13 +12,13 @@ from compactor.web.server import serve_pages
 
 
 def serve_tier(args: argparse.Namespace, out: Output) -> ExitCode:
-    serving.block_signals_and_limit_malloc_heaps()
+    serving.prepare_process()
     extras.require_pip_extra("kafka", "serve")
     from compactor.features.serve.endpoint import Endpoint, client_lines
     from compactor.features.serve.pages import EndpointPages
 
     settings = command_parser.load_command_settings(args)
-    tier = tiers.open_configured_tier_read_only(args)
+    tier = tiers.open_read_only(args)
     topics = sorted({name.topic for name in tier.list_partitions_in_latest_incarnation()})
     endpoint = Endpoint(tier, settings, args.listen or settings.serve.listen)
     with serve_pages(settings.serve.pages_listen, EndpointPages(endpoint), "serve.pages_listen") as address:

@@ -22,7 +22,7 @@ CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
 def show_tier_status(args: argparse.Namespace, out: Output) -> ExitCode:
-    tier = tiers.open_configured_tier_read_only(args)
+    tier = tiers.open_read_only(args)
     while True:
         try:
             with out.show_progress("reading the tier") as progress:
@@ -37,7 +37,7 @@ def show_tier_status(args: argparse.Namespace, out: Output) -> ExitCode:
         pages = DaemonPages(lambda: found, lambda name: None, getattr(args, "config", ""), runbook_url=runbook)  # noqa: B023, called at once
         document = pages.status_page_document(PartitionListQuery(per_page=max(MOST_PER_PAGE, len(found.schedules))))
         if args.watch and out.terminal_width() is not None and out.mode == "table":
-            out.write_byte_chunks_to_stdout([CLEAR_SCREEN.encode()])
+            out.write_chunks([CLEAR_SCREEN.encode()])
         watched = f"\n{format_utc_time(document.now_ms)}, again every {WATCH_SECONDS} s; Ctrl-C ends" if args.watch else ""
         out.print_result(
             document.model_dump(mode="json", exclude={"schema_version"}),

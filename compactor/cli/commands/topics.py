@@ -33,26 +33,25 @@ def list_topics_in_tier(args: argparse.Namespace, out: Output) -> ExitCode:
         partitions.append(row | {"start_offset": summary.log_start, "superseded_by": later})
     shown = ("segments", "bytes", "start_offset", "end_offset", "topic_id", "superseded_by")
     rows = [
-        (tiers.partition_name_of_json_row(row), *(format_size(row[name]) if name == "bytes" else row[name] for name in shown))
-        for row in partitions
+        (tiers.partition_of_row(row), *(format_size(row[name]) if name == "bytes" else row[name] for name in shown)) for row in partitions
     ]
     titles = ("partition", "segments", "size", "start offset", "end offset", "topic id", "superseded by")
     out.print_result({"partitions": partitions}, Table("", titles, rows, minor=("superseded by", "topic id", "start offset")))
     return outcomes.exit_code()
 
 
-def _raise_if_tier_is_broker_managed(args: argparse.Namespace, what_brokers_decide: str, hint: str) -> None:
+def _refuse_broker_managed(args: argparse.Namespace, what_brokers_decide: str, hint: str) -> None:
     settings = command_parser.load_command_settings(args)
     if tier_kind(settings).is_broker_managed:
         raise UsageError(f"the brokers say which {what_brokers_decide} a tier of kind {settings.tier.kind} has", hint=hint)
 
 
 def delete_partition_from_tier(args: argparse.Namespace, out: Output) -> None:
-    _raise_if_tier_is_broker_managed(args, "partitions", "Delete the topic there")
+    _refuse_broker_managed(args, "partitions", "Delete the topic there")
     with tiers.open_configured_tier(args) as tier:
         (name,) = tier.list_partitions([args.partition])
         log = tier.open_control_log_of_partition(name)
-        with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "topics delete", [str(name)]):
+        with audit.audited(args, tier.settings, out, "topics delete", [str(name)]):
             try:
                 before, _ = delete_partition(tier.ports, log, tier.lease)
             except BadControlRecord as error:
@@ -92,7 +91,7 @@ def delete_records_command(args: argparse.Namespace, out: Output) -> None:
         segments = removed = 0
         if not tier.kind.compacts:
             raise UsageError(f"a tier of layout {tier.settings.tier.layout} is only read", hint="Delete the records at their source")
-        with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "topics delete-records", [str(name)], before=offset):
+        with audit.audited(args, tier.settings, out, "topics delete-records", [str(name)], before=offset):
             if tier.kind.is_broker_managed:
                 start = KafkaAdmin(kafka_connection_settings(tier.settings)).delete_records(name.topic, name.partition, offset)
             else:
@@ -107,8 +106,8 @@ def delete_records_command(args: argparse.Namespace, out: Output) -> None:
     out.print_result(document, table)
 
 
-def set_topic_id_or_next_import_offset_command(args: argparse.Namespace, out: Output) -> ExitCode:
-    _raise_if_tier_is_broker_managed(args, "topics", "There is nothing to adopt")
+def adopt_command(args: argparse.Namespace, out: Output) -> ExitCode:
+    _refuse_broker_managed(args, "topics", "There is nothing to adopt")
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     rows = []
     with tiers.open_configured_tier(args) as tier:
@@ -123,7 +122,7 @@ def set_topic_id_or_next_import_offset_command(args: argparse.Namespace, out: Ou
             rows = _reinstate_superseded_topic(args, tier, out, topic)
             names = []
         given = {"topic_id": args.topic_id} if args.topic_id else {"seam": args.seam}
-        with audit.record_action_in_audit_log_if(bool(names), args, tier.settings, out, "topics adopt", [*map(str, names)], **given):
+        with audit.audited_if(bool(names), args, tier.settings, out, "topics adopt", [*map(str, names)], **given):
             for name in names:
                 log = tier.open_control_log_of_partition(name)
                 before = log.refresh_and_check_gaps()
@@ -154,7 +153,7 @@ def set_topic_id_or_next_import_offset_command(args: argparse.Namespace, out: Ou
 def _reinstate_superseded_topic(args: argparse.Namespace, tier: Tier, out: Output, topic: str) -> list[dict[str, Any]]:
     """Take back that ``args.topic_id`` was superseded by mistake, and return a row for each partition of the topic."""
     ask = create_topic_ids_query(tier.settings)
-    with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "topics adopt", [topic], topic_id=args.topic_id):
+    with audit.audited(args, tier.settings, out, "topics adopt", [topic], topic_id=args.topic_id):
         previous_id = reinstate_superseded_topic(tier, topic, args.topic_id, ask)
     names = [name for name in tier.list_partitions_in_latest_incarnation() if name.topic == topic]
     fields = {"topic": topic, "status": "adopted", "topic_id": args.topic_id, "previous_id": previous_id, "seam": -1, "reason": ""}
@@ -173,7 +172,7 @@ def take_over_topics(args: argparse.Namespace, out: Output) -> None:
         ownership = tier.ports.topic_ownership
         if ownership is None:
             raise UsageError("no control store is configured", hint="Set control_url under [tier]")
-        with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "topics takeover", sorted(first)):
+        with audit.audited(args, tier.settings, out, "topics takeover", sorted(first)):
             for topic, name in sorted(first.items()):
                 before = ownership.take_over(tier.ports, name)
                 status = "unchanged" if before == tier.ports.control.url else "taken"

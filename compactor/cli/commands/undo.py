@@ -12,11 +12,11 @@ from compactor.control.audit import latest_erasure_ms
 from compactor.control.publication import undo_round, was_round_undone
 from compactor.errors import UsageError
 from compactor.model.ids import RunHistoryStatus
-from compactor.upkeep.orphans import undo_compaction_run_by_publishing_copies
-from compactor.views.overview import find_partition_state_and_full_run_id, reason_run_cannot_be_undone
+from compactor.upkeep.orphans import undo_by_copies
+from compactor.views.overview import search_run, undo_refusal
 
 
-def _not_a_run_id_error(tier: Tier, args: argparse.Namespace) -> UsageError:
+def _unknown_run_error(tier: Tier, args: argparse.Namespace) -> UsageError:
     """If the argument names partitions, the hint is the command that undoes their latest round; otherwise it is the most similar name."""
     given_name = args.run_id
     try:
@@ -25,7 +25,7 @@ def _not_a_run_id_error(tier: Tier, args: argparse.Namespace) -> UsageError:
         is_near_miss = error.hint.startswith("Did you mean")
         return UsageError(f"no partition remembers a run {given_name}", hint=error.hint if is_near_miss else "`runs list` shows the rounds")
     states = [tier.open_control_log_of_partition(name).refresh() for name in names]
-    runs = [(state, run) for state in states for run in state.runs if not reason_run_cannot_be_undone(state, run.run_id)]
+    runs = [(state, run) for state in states for run in state.runs if not undo_refusal(state, run.run_id)]
     if not runs:
         return UsageError(f"no round of {given_name} can be undone", hint=f"`runs list {given_name}` shows its rounds")
     state, run = max(runs, key=lambda found: found[1].started_ms)
@@ -36,14 +36,14 @@ def _not_a_run_id_error(tier: Tier, args: argparse.Namespace) -> UsageError:
     )
 
 
-def undo_compaction_round_command(args: argparse.Namespace, out: Output) -> None:
+def undo_command(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_configured_tier(args, writing_command="undo")
     names = tier.list_partitions([args.partition] if args.partition else None)
     is_name = args.run_id in {*map(str, names), *(name.topic for name in names)}
     with out.show_progress("looking for the run", len(names), "partitions") as progress:
-        found = None if is_name else find_partition_state_and_full_run_id(tier, args.run_id, names, progress.advance)
+        found = None if is_name else search_run(tier, args.run_id, names, progress.advance)
     if found is None:
-        raise _not_a_run_id_error(tier, args)
+        raise _unknown_run_error(tier, args)
     before, run_id = found
     name = before.topic_partition
     if was_round_undone(before, run_id):
@@ -58,12 +58,8 @@ def undo_compaction_round_command(args: argparse.Namespace, out: Output) -> None
                 f"keys of {name.topic} were erased until {format_iso_time(erased_ms)}, and without run {run_id} values may come back",
                 hint="Nothing was changed. To undo it nevertheless: --accept-erased, and erase the keys again afterwards",
             )
-        with audit.record_action_and_outcome_in_audit_log(args, tier.settings, out, "undo", [str(name)], run=run_id):
-            state = (
-                undo_compaction_run_by_publishing_copies(tier, log, run_id)
-                if tier.kind.undo_copies
-                else undo_round(tier.ports, log, tier.lease, run_id)
-            )
+        with audit.audited(args, tier.settings, out, "undo", [str(name)], run=run_id):
+            state = undo_by_copies(tier, log, run_id) if tier.kind.undo_copies else undo_round(tier.ports, log, tier.lease, run_id)
         tier.change_notifier.announce_changed_control_logs([log])
     document = {
         **tiers.partition_name_fields(name),

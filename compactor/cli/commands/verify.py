@@ -13,7 +13,7 @@ from compactor.cli.output import Output
 from compactor.errors import ExitCode, UsageError
 from compactor.tier.kinds import MetadataSource
 from compactor.upkeep.broker_verify import verify_broker_partition
-from compactor.upkeep.verify import find_stale_upload_problems, verify_partition, verify_tier_wide_control_log
+from compactor.upkeep.verify import find_stale_upload_problems, verify_catalog, verify_partition
 
 Finding = TypeVar("Finding")
 REPAIRABLE = ("missing", "size", "digest")
@@ -21,19 +21,19 @@ REPAIRABLE = ("missing", "size", "digest")
 
 
 def verify_tier_command(args: argparse.Namespace, out: Output) -> ExitCode:
-    tier = tiers.open_configured_tier_read_only(args)
+    tier = tiers.open_read_only(args)
     if args.fast and not tier.kind.is_broker_managed:
         raise UsageError("--fast is for broker-managed tiers", hint="Without it every live object is read")
     checks = {
         MetadataSource.CONTROL_LOG: _verify_compactor_managed_tier,
         MetadataSource.METADATA_TOPIC: _verify_broker_managed_tier,
-        MetadataSource.LISTING: _verify_tier_known_only_by_listing,
+        MetadataSource.LISTING: _verify_listed_tier,
     }
     return checks[tier.kind.metadata](tier, args, out)
 
 
 def _verify_compactor_managed_tier(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
-    found = verify_tier_wide_control_log(tier)
+    found = verify_catalog(tier)
     if not found:
         found = _verify_each_partition(tier, args, out, partial(verify_partition, compares_batch_digest_sums=args.deep))
     code = tiers.print_check_findings([*found, *find_stale_upload_problems(tier)], out)
@@ -44,7 +44,7 @@ def _verify_compactor_managed_tier(tier: Tier, args: argparse.Namespace, out: Ou
     return code
 
 
-def _verify_tier_known_only_by_listing(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
+def _verify_listed_tier(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
     from compactor.features.pinterest.verify import verify_partition_known_by_listing
 
     return tiers.print_check_findings(_verify_each_partition(tier, args, out, verify_partition_known_by_listing), out)
@@ -55,7 +55,7 @@ def _verify_each_partition(tier: Tier, args: argparse.Namespace, out: Output, ve
     names = tiers.select_partitions(tier, args.partitions)
     with out.show_progress("verifying", tiers.sum_stored_bytes(tier, names, out), "bytes") as progress:
         for name in names:
-            progress.begin_progress_part_with_same_total(f"verifying {name}")
+            progress.begin_part(f"verifying {name}")
             found += verify(tier, name, progress.advance)
     return found
 

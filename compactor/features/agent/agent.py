@@ -402,7 +402,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         self._uploads = SegmentUploader(self._tier, self.stop, self._brokers.topic_ids)
 
     @override
-    def _seconds_until_next_partition_scan(self) -> float:
+    def _scan_interval_s(self) -> float:
         return self._tier.settings.agent.interval_ms / 1000
 
     @override

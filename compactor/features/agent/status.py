@@ -15,10 +15,10 @@ from compactor.service_metrics import (
     MOST_LABELLED,
     OWN,
     add_labelled_values,
+    common_metrics,
     make_counters,
     make_gauges,
     partition_gauges,
-    version_and_store_usage_metrics,
 )
 
 SHARED = ("tier", "store", "generations", "broker")
@@ -169,4 +169,4 @@ def _agent_total_metrics(status: AgentStatus) -> Iterator[Metric]:
             ("agent_broker_failures", "Failed requests to the brokers", tallies.broker_failures),
         )
     )
-    yield from version_and_store_usage_metrics(status.usage)
+    yield from common_metrics(status.usage)

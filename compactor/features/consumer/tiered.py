@@ -44,7 +44,7 @@ from compactor.features.consumer.sources import (
 from compactor.model.ids import TopicPartition
 from compactor.read.ranges import LastValueOfEachKey, last_value_of_each_key_in_partition
 from compactor.read.records import OFFSET_END, OFFSET_INVALID, HasTopicPartitionAndOffset, MessageLike, Place, to_broker_messages
-from compactor.views.checkpoints import read_only_copy_of_tier
+from compactor.views.checkpoints import read_only_copy
 
 ReadableOffsetBounds = tuple[int, int]
 GROUP_POLL_S: Final = 0.1
@@ -491,7 +491,7 @@ def _open_consumer_from_settings(settings: ConsumerSettings) -> TieredConsumer:
         raise UsageError(why, hint="Set bootstrap.servers, or leave out group.id and use assign")
     if not servers and options.mode.startswith("kafka"):
         raise UsageError(f"tier.mode {options.mode} needs brokers", hint="Set bootstrap.servers")
-    tier = read_only_copy_of_tier(open_tier(config.load_settings(settings.tier_config)))
+    tier = read_only_copy(open_tier(config.load_settings(settings.tier_config)))
     if not servers:
         return TieredConsumer(tier, options=options)
     load_confluent_kafka()

@@ -33,7 +33,7 @@ from compactor.round.drive import scratch_key_prefix
 from compactor.round.plan import assess_round
 from compactor.tier.ports import ListedObject
 from compactor.tier.sidecars import segment_id_in_sidecar_key, sidecar_key_prefix
-from compactor.upkeep.retire import read_grace_start_ms_by_control_log_slot
+from compactor.upkeep.retire import grace_starts_ms
 from compactor.views.dump import FoundRecord, RecordSearch
 
 # Holders of erased keys: objects that may hold a key, and what must happen until a live segment no longer holds it. Pure functions.
@@ -329,7 +329,7 @@ class _KeySearch:
 
     def search_partition_for_keys(self) -> PartitionKeySearchResult:
         filtered = self._search_live_segments_and_count_skipped()
-        self._search_replaced_segments(read_grace_start_ms_by_control_log_slot(self.tier.ports, self.log) if self.state.waiting else {})
+        self._search_replaced_segments(grace_starts_ms(self.tier.ports, self.log) if self.state.waiting else {})
         self._search_objects_not_in_control_log(list(self.tier.ports.layout.list_objects(self.partition)))
         self._search_old_object_versions()
         self._search_for_stored_key_hashes()
@@ -359,9 +359,7 @@ class _KeySearch:
             if segment.id in ruled_out:
                 continue
             try:
-                found += group_records_by_segment_and_key(
-                    searcher.find_records_by_key_or_offset([segment], keys=self.question.keys), self.question.keys
-                )
+                found += group_records_by_segment_and_key(searcher.find_records([segment], keys=self.question.keys), self.question.keys)
             except BadData as error:
                 self._search_segment(self.tier, segment, KeyHoldingObjectState.LIVE, f"the next round ({error.cause})")
         latest = newest_committed_record_by_key_number(found)
@@ -553,7 +551,7 @@ class _KeySearch:
         try:
             whole = segment.model_copy(update={"end_offset": MAX_POSITION})
             found = group_records_by_segment_and_key(
-                self._create_searcher(tier).find_records_by_key_or_offset([whole], keys=self.question.keys), self.question.keys
+                self._create_searcher(tier).find_records([whole], keys=self.question.keys), self.question.keys
             )
         except NotFound:
             return []

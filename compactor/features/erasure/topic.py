@@ -36,7 +36,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.compaction import RoundAssessmentFunction
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.storage.factory import open_store
-from compactor.upkeep.retire import LEAST_AGE_MS, STORES_OWN, GraceClock, find_unfinished_uploads, retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import LEAST_AGE_MS, STORES_OWN, GraceClock, find_unfinished_uploads, retire_partition
 
 ERASURE_SCHEMA = "tiered-compactor/erasure/1"
 NEVER_COVERED = (
@@ -287,7 +287,7 @@ def _retire_replaced_segments(
         kept = [grace_period_ms(group, tier.retention) for group in log.refresh().waiting]
         ahead = max(kept, default=0) + tier.retention.grace_ms + 1
         clock = GraceClock(tier.ports.control.clock_ms() + ahead, forced=True, spares_young=True)
-    report = retire_replaced_segments_and_orphans(
+    report = retire_partition(
         tier.ports, log, tier.lease, tier.retention, clock=clock, round_steps=create_round(tier, survey.partition, now_ms)
     )
     tier.change_notifier.save_last_record_numbers_in_catalog([log])

@@ -64,7 +64,7 @@ class IcebergOutput:
     writer: DataFileWriter = field(default_factory=LocalDataFileWriter)
     next_sweep_ms: dict[tuple[str, int], int] = field(default_factory=dict)
 
-    def update_output_to_published_view(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
+    def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
         """Bring a partition's rows up to its published view, and expire old snapshots. Raises BadData, OutOfBudget, StoreError."""
         settings = tier.settings.outputs.iceberg
         wanted = settings.iceberg_table_settings(partition.topic)

@@ -112,7 +112,7 @@ class PinterestOutput:
 
     target: GenerationTarget
 
-    def update_output_to_published_view(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
+    def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
         """Write the partition's generation (compacted copy) and delete old generations. Raises BadData, OutOfBudget, Leased, StoreError."""
         done = update_generation_and_delete_expired(tier, self.target, partition, GenerationWriteOptions(disk=disk, yields=True))
         made, deleted = done.report, [one for one in done.retired if one.deleted]

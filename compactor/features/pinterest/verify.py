@@ -30,7 +30,7 @@ from compactor.features.pinterest.layout import (
 from compactor.local.budget import spool_folder_of_this_process
 from compactor.model.ids import TopicPartition
 from compactor.records.indexes import OFFSET_ENTRY
-from compactor.upkeep.verify import SegmentProblem, index_and_checkpoint_file_problems, raise_if_segment_exceeds_disk_budget
+from compactor.upkeep.verify import SegmentProblem, require_disk_budget, segment_file_problems
 
 ENDLESS_ENTRIES: Final = 2
 """With exactly this many index entries, the consumer's search (S3OffsetIndexHandler) never ends for offsets before the first entry."""
@@ -131,7 +131,7 @@ class _ListedPartitionVerifier:
         the segment cannot be read.
         """
         metadata = segment_metadata(segment, segment.base)
-        raise_if_segment_exceeds_disk_budget(self.tier, self.partition, metadata)
+        require_disk_budget(self.tier, self.partition, metadata)
         log = file_name(segment.base, "log")
         layout = self.tier.ports.layout
         with tempfile.TemporaryDirectory(prefix="verify-", dir=spool_folder_of_this_process(self.tier.state_dir)) as scratch:
@@ -149,7 +149,7 @@ class _ListedPartitionVerifier:
             files = {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}
             found = [
                 self._listing_problem_as_error(kind, file_name(segment.base, kind), detail)
-                for kind, detail in index_and_checkpoint_file_problems(source, files)
+                for kind, detail in segment_file_problems(source, files)
             ]
             if len(files.get("index", b"")) == ENDLESS_ENTRIES * OFFSET_ENTRY.itemsize and any(files["index"][:4]):
                 detail = "it has two entries: a consumer that searches for an offset before the first one never ends"

@@ -16,11 +16,11 @@ from compactor.service_metrics import (
     MOST_LABELLED,
     OWN,
     add_labelled_values,
+    common_metrics,
     make_counters,
     make_gauges,
     partition_gauges,
     render_metrics,
-    version_and_store_usage_metrics,
 )
 from compactor.web.console import ASSETS, FOR_EVER, HTML, JSON, TEXT, HttpResponse, read_static_file, render_template
 
@@ -188,4 +188,4 @@ class EndpointPages:
         views = sorted(self._endpoint.partitions.views(), key=lambda view: view.partition)[:MOST_LABELLED]
         rows = ((view.partition, (view.end, now - at_end[view.partition] if view.partition in at_end else -1)) for view in views)
         yield from partition_gauges(described, rows)
-        yield from version_and_store_usage_metrics(self._endpoint.tier.counters.usage())
+        yield from common_metrics(self._endpoint.tier.counters.usage())

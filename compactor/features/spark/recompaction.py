@@ -420,7 +420,7 @@ def update_iceberg_tables(
 
     def update_iceberg_table(partition: TopicPartition) -> TableResult:
         try:
-            return output.update_output_to_published_view(tier, partition, DiskBudget(0))  # it streams
+            return output.update_output(tier, partition, DiskBudget(0))  # it streams
         except CompactorError as error:
             return error
 

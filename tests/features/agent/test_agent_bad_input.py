@@ -205,9 +205,7 @@ def test_log_directories_that_are_no_brokers(scene: Scene, tmp_path: Path, what:
     assert (watch.position, watch.trouble) == (8, None)
     assert metric(agent, 'tiered_compactor_agent_problems{where="directory"}') == 1
     assert metric(agent, "tiered_compactor_agent_ready") == 0
-    assert (
-        str(bad) in RequestRouter(AgentPages(agent.status), agent.ms_since_latest_loop_pass, 1000).respond_to_request("/readyz")[2].decode()
-    )
+    assert str(bad) in RequestRouter(AgentPages(agent.status), agent.loop_age_ms, 1000).respond_to_request("/readyz")[2].decode()
     assert len([line for line in scene.tier.told if str(bad) in line]) == 1
     if what == "two brokers'":
         (bad / "meta.properties").write_text((scene.one.root / "meta.properties").read_text())

@@ -87,7 +87,7 @@ def test_a_bucket_that_takes_nothing(scene: Scene, kind: str) -> None:
         scene.tier.hurry(pauses[-1] + 1)
     assert [round(pause / UPLOAD_RETRY_MS) for pause in pauses] == [1, 2, 4]
     assert 4 * UPLOAD_RETRY_MS < MAX_UPLOAD_RETRY_MS
-    status, _, why, *_ = RequestRouter(AgentPages(agent.status), agent.ms_since_latest_loop_pass, 1000).respond_to_request("/readyz")
+    status, _, why, *_ = RequestRouter(AgentPages(agent.status), agent.loop_age_ms, 1000).respond_to_request("/readyz")
     assert status == 503
     said = {"denied": "access denied", "expired": "expired|credentials are refused", "slow_down": "slowdown|answered (429|503)"}
     assert re.search(said[kind], why.decode().lower())  # each store in its own words

@@ -20,7 +20,7 @@ from compactor.features.imports.import_ import import_directory
 from compactor.model.ids import TopicPartition
 from compactor.read.pieces import SegmentReader
 from compactor.read.records import MessageLike
-from compactor.upkeep.retire import GraceClock, retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import GraceClock, retire_partition
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, read
 from tests.plain_format import Batch, Record
 from tests.support.keys import object_key
@@ -72,7 +72,7 @@ def import_log(tier: Tier, folder: Path) -> None:
 def compact_and_retire(tier: Tier) -> None:
     """Run a round and delete everything that it replaced."""
     compact(tier, NAME, NOW_MS, force=True)
-    retire_replaced_segments_and_orphans(
+    retire_partition(
         tier.ports,
         tier.open_control_log_of_partition(NAME),
         tier.lease,

@@ -29,7 +29,7 @@ from compactor.read.outcomes import (
 )
 from compactor.read.reading import LogChanged, OffsetRangeReader, OffsetRangeToRead, ReadOptions
 from compactor.read.records import MessageLike
-from compactor.upkeep.retire import GraceClock, retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import GraceClock, retire_partition
 from tests.builders import TOPIC_ID, LogBuilder, read
 from tests.support.plain_broker import PlainBroker
 from tests.support.spark_tier import NAME, NOW_MS, Twins, state_of
@@ -210,7 +210,7 @@ def test_a_range_whose_log_is_truncated_while_it_is_read_is_not_mixed(tier: Tier
     read_selected_records = reader.read_selected_records()
     assert len(next(read_selected_records)) == 20
     cut_and_refilled(tier, tmp_path / "new")
-    retire_replaced_segments_and_orphans(
+    retire_partition(
         tier.ports,
         tier.open_control_log_of_partition(NAME),
         tier.lease,

@@ -68,7 +68,7 @@ class House(GrowingTier):
     def update(self) -> OutputReport:
         opened = self.opened()
         opened.identity.read_catalog()
-        return IcebergOutput().update_output_to_published_view(opened, opened.latest_incarnation(ORDERS), DiskBudget(1 << 30))
+        return IcebergOutput().update_output(opened, opened.latest_incarnation(ORDERS), DiskBudget(1 << 30))
 
     @contextmanager
     def topic_table(self) -> Iterator[Callable[[], TopicTable | None]]:
@@ -393,7 +393,7 @@ def test_two_partitions_share_a_table(house: House) -> None:
     house.update()
     opened = house.opened()
     opened.identity.read_catalog()
-    IcebergOutput().update_output_to_published_view(opened, TopicPartition("orders", 1), DiskBudget(1 << 30))
+    IcebergOutput().update_output(opened, TopicPartition("orders", 1), DiskBudget(1 << 30))
     assert house.entry(0).cleaner_offset > house.entry(1).cleaner_offset > 0
     rows = [row for row in house.scan().to_pylist() if row["key"] == b"a"]
     assert sorted((row["partition"], row["value"]) for row in rows) == [(0, b"3"), (1, b"of the other partition")]
@@ -410,7 +410,7 @@ def test_a_table_of_another_topic_is_refused(house: House) -> None:
     outputs = opened.settings.outputs.model_copy(update={"iceberg": settings})
     opened.settings.__dict__["outputs"] = outputs
     with pytest.raises(UsageError, match="belongs to topic orders"):
-        IcebergOutput().update_output_to_published_view(opened, TopicPartition("payments", 0), DiskBudget(1 << 30))
+        IcebergOutput().update_output(opened, TopicPartition("payments", 0), DiskBudget(1 << 30))
 
 
 def test_topics_whose_names_differ_in_separators_only_have_tables_of_their_own_or_none(house: House) -> None:

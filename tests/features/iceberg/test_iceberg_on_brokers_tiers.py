@@ -21,7 +21,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.remote_log import RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition, uuid_bytes
 from compactor.model.segment import SegmentState
 from compactor.read.ranges import last_value_of_each_key_in_partition
-from compactor.upkeep.orphans import undo_compaction_run_by_publishing_copies
+from compactor.upkeep.orphans import undo_by_copies
 from tests.integration.test_undo_on_brokers_tiers import after
 from tests.simulation.memory_topic import MemoryMetadataTopic
 from tests.support.deployment import GrowingLog
@@ -54,7 +54,7 @@ class BrokersTable:
 
     @staticmethod
     def undo(opened: Tier, run_id: str) -> None:
-        undo_compaction_run_by_publishing_copies(opened, opened.open_control_log_of_partition(NAME, caller_runs_round=True), run_id)
+        undo_by_copies(opened, opened.open_control_log_of_partition(NAME, caller_runs_round=True), run_id)
 
     def delete_segment(self, segment_id: str) -> None:
         """Brokers delete a segment."""
@@ -63,7 +63,7 @@ class BrokersTable:
             self.brokers.write(RemoteLogSegmentMetadataUpdateRecord(where, uuid_bytes(segment_id), BROKER, 6, state))
 
     def update(self) -> str:
-        return IcebergOutput().update_output_to_published_view(self.brokers.opened(), NAME, DiskBudget(1 << 30)).status
+        return IcebergOutput().update_output(self.brokers.opened(), NAME, DiskBudget(1 << 30)).status
 
     def rows(self) -> list[dict[str, Any]]:
         opened = load_catalog("compacted", **self.catalog)

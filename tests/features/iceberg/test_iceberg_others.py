@@ -61,7 +61,7 @@ def expire(house: House) -> int:
 def update_partition(house: House, partition: int) -> OutputReport:
     opened = house.opened()
     opened.identity.read_catalog()
-    return IcebergOutput().update_output_to_published_view(opened, TopicPartition("orders", partition), DiskBudget(1 << 30))
+    return IcebergOutput().update_output(opened, TopicPartition("orders", partition), DiskBudget(1 << 30))
 
 
 def add_partition(house: House) -> None:
@@ -305,7 +305,7 @@ def test_a_killed_writers_file_is_swept_when_it_is_old_enough(house: House, monk
 
     def update_at(now_ms: int) -> OutputReport:
         tier = replace(opened, ports=replace(opened.ports, clock_ms=lambda: now_ms))
-        return output.update_output_to_published_view(tier, opened.latest_incarnation(ORDERS), DiskBudget(1 << 30))
+        return output.update_output(tier, opened.latest_incarnation(ORDERS), DiskBudget(1 << 30))
 
     update_at(opened.ports.clock_ms())
     report = update_at(due_ms - 10_000)

@@ -31,7 +31,7 @@ def update_on_cluster(house: House, cluster: Any) -> OutputReport:
     opened = house.opened()
     opened.identity.read_catalog()
     writer = SparkTaskDataFileWriter(cast(SparkCluster, cluster), TaskCost(), JobListener())
-    return IcebergOutput(writer).update_output_to_published_view(opened, opened.latest_incarnation(ORDERS), DiskBudget(1 << 30))
+    return IcebergOutput(writer).update_output(opened, opened.latest_incarnation(ORDERS), DiskBudget(1 << 30))
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from benchmarks.spark import write_log
 from compactor.access.rounds import compact
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.retire import retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.cloud_servers import KEY, CloudBucket
 from tests.support.deployment import ROOT, Deployment, GrowingLog, Running
@@ -207,7 +207,7 @@ def test_a_driver_that_is_killed_again_and_again_is_taken_up_again(tmp_path: Pat
     (row,) = again.document["partitions"]
     assert (row["status"], len(runs)) == ("resumed", 1)
     assert compare(twin_of(tmp_path, log_dir), deployment) == ""
-    retire_replaced_segments_and_orphans(tier.ports, tier.open_control_log_of_partition(NAME), tier.lease, tier.retention)
+    retire_partition(tier.ports, tier.open_control_log_of_partition(NAME), tier.lease, tier.retention)
     assert scratch_of(tier) == []
     assert deployment.do("verify")["ok"]
 

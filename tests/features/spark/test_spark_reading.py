@@ -37,7 +37,7 @@ from compactor.read import outcomes, pieces
 from compactor.read.columns import LATEST_MS, MESSAGE_COLUMNS, to_arrow_batch
 from compactor.read.reading import OffsetRangeReader
 from compactor.upkeep.orphans import delete_records
-from compactor.upkeep.retire import GraceClock, retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import GraceClock, retire_partition
 from tests.builders import LZ4, NONE, TOPIC_ID, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import client_rounds, names, unpack
 from tests.support.keys import object_key
@@ -402,7 +402,7 @@ def test_readers_fold_again_where_an_object_has_gone(view: str, tmp_path: Path) 
     splits = plan_splits(tier, request_of(tier, topic="orders", view=view, splitBytes=500))
     before = visible(folder)
     assert compact(tier, NAME, NOW_MS, force=True).status == "cleaned"
-    retire_replaced_segments_and_orphans(
+    retire_partition(
         tier.ports,
         tier.open_control_log_of_partition(NAME),
         tier.lease,

@@ -28,7 +28,7 @@ from compactor.features.spark.jobs import TaskCost
 from compactor.round.compaction import RoundReport
 from compactor.round.drive import RemoteEngine
 from compactor.round.ports import bloom_filter_usage_of_runs
-from compactor.upkeep.retire import retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.keys import object_key
 from tests.support.spark_tier import NAME, NOW_MS, HereCluster, Twins, scratch_of, spark_worker, state_of
@@ -225,7 +225,7 @@ def test_what_a_killed_driver_read_before_its_plan_is_not_read_again(tmp_path: P
     ]
     spared = sum(sizes[segment.id] for bundle in left for segment in bundle.segments)
     assert len(left) >= 2
-    retire_replaced_segments_and_orphans(
+    retire_partition(
         it.twins.remote.ports, it.twins.remote.open_control_log_of_partition(NAME), it.twins.remote.lease, it.twins.remote.retention
     )
     assert spread(it.twins.remote, HereCluster(), cost=rest, now_ms=NOW_MS + 500).status == "cleaned"

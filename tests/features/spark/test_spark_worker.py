@@ -27,7 +27,7 @@ from compactor.features.spark.exchange import (
 )
 from compactor.features.spark.jobs import TaskCost
 from compactor.round.drive import RemoteEngine
-from compactor.upkeep.retire import retire_replaced_segments_and_orphans
+from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import cleaner_round, names, unpack
 from tests.support.keys import object_key
@@ -435,9 +435,7 @@ def test_a_driver_that_died_is_followed_by_one_that_goes_on(what: str, after: in
     assert ("pass 1" in done) == (what == "pass 1")  # what is there is not done again
     # An object whose writing nobody heard of any more is all that may be left.
     assert len(scratch_of(twins.remote)) <= 1
-    retire_replaced_segments_and_orphans(
-        twins.remote.ports, twins.remote.open_control_log_of_partition(NAME), twins.remote.lease, twins.remote.retention
-    )
+    retire_partition(twins.remote.ports, twins.remote.open_control_log_of_partition(NAME), twins.remote.lease, twins.remote.retention)
     assert scratch_of(twins.remote) == []
 
 
