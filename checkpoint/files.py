@@ -6,7 +6,7 @@
     5 1200                     epoch startOffset        (leader-epoch-checkpoint)
 
 Kafka writes single spaces and reads any white space. An empty file, or one without the line with the count, has no entries. A file for
-which Kafka takes the log directory offline raises BadData here. ``source_name`` names the file in error messages.
+which Kafka takes the log directory offline raises BadData. ``source_name`` names the file in messages.
 """
 
 from __future__ import annotations
@@ -25,14 +25,9 @@ MOST_DIGITS = 19
 
 TopicPartitionName = tuple[str, int]
 
-LineNumberAndFields = tuple[int, list[str]]
-
 
 def parse_cleaner_offset_checkpoint(text: str, source_name: str = "cleaner-offset-checkpoint") -> dict[TopicPartitionName, int]:
-    """Parse a ``cleaner-offset-checkpoint``. Return the first dirty offset by (topic, partition). Raises BadData if the text is not valid.
-
-    :param source_name: name of the file, for messages.
-    """
+    """Return the first dirty offset by (topic, partition). Raises BadData if the text is not valid."""
     offsets: dict[TopicPartitionName, int] = {}
     for number, (topic, partition, offset) in _parse_checkpoint_entries(text, 3, source_name):
         offsets[topic, _parse_signed_integer(partition, number, source_name, INT32)] = _parse_signed_integer(offset, number, source_name)
@@ -40,10 +35,8 @@ def parse_cleaner_offset_checkpoint(text: str, source_name: str = "cleaner-offse
 
 
 def parse_leader_epoch_checkpoint(text: str, source_name: str = "leader-epoch-checkpoint") -> tuple[EpochEntry, ...]:
-    """Parse a ``leader-epoch-checkpoint``. Return its lineage (leader epochs with their first offsets), ascending. Raises BadData if the
-    text is not valid, which includes epochs that do not ascend and offsets that descend.
-
-    :param source_name: name of the file, for messages.
+    """Return the lineage, ascending. Raises BadData if the text is not valid, which includes epochs that do not ascend and offsets that
+    descend.
     """
     entries: list[EpochEntry] = []
     for number, (epoch, start) in _parse_checkpoint_entries(text, 2, source_name):
@@ -61,7 +54,7 @@ def parse_leader_epoch_checkpoint(text: str, source_name: str = "leader-epoch-ch
 
 
 def format_leader_epoch_checkpoint(lineage: Sequence[EpochEntry]) -> str:
-    """Return the text of a ``leader-epoch-checkpoint`` for a lineage, as Kafka writes it."""
+    """Return the text of a ``leader-epoch-checkpoint``, as Kafka writes it."""
     return _format_checkpoint([f"{entry.epoch} {entry.start_offset}" for entry in lineage])
 
 
@@ -71,14 +64,11 @@ def format_offsets_as_checkpoint(offsets: Mapping[TopicPartitionName, int]) -> s
 
 
 def _format_checkpoint(lines: Sequence[str]) -> str:
-    """Return the text of a checkpoint file with these lines as entries."""
     return "".join(f"{line}\n" for line in (CURRENT_VERSION, len(lines), *lines))
 
 
-def _parse_checkpoint_entries(text: str, fields_per_entry: int, source_name: str) -> list[LineNumberAndFields]:
-    """Return (line number, fields) of each entry of a checkpoint file. Empty for a file without entries. Raises BadData if the version or
-    the number of entries is wrong, or if a line does not have exactly ``fields_per_entry`` fields.
-    """
+def _parse_checkpoint_entries(text: str, fields_per_entry: int, source_name: str) -> list[tuple[int, list[str]]]:
+    """Return (line number, fields) of each entry. Raises BadData."""
     lines = text.splitlines()
     if not lines:
         return []
@@ -98,9 +88,6 @@ def _parse_checkpoint_entries(text: str, fields_per_entry: int, source_name: str
 
 
 def _parse_signed_integer(text: str, line_number: int, source_name: str, bits: int = INT64) -> int:
-    """Return the number that a text stands for, which must fit into a signed integer of ``bits`` bits. Raises BadData if it does not;
-    ``source_name`` and ``line_number`` are named in the message.
-    """
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
         raise _invalid_checkpoint_file_error(source_name, f"line {line_number}: {text!r} is not a number")
@@ -110,5 +97,4 @@ def _parse_signed_integer(text: str, line_number: int, source_name: str, bits: i
 
 
 def _invalid_checkpoint_file_error(source_name: str, cause: str) -> BadData:
-    """Return the error for a checkpoint file that is not valid. ``source_name``: the file, for the message."""
     return BadData(cause, segment=source_name, hint="Compare with the broker's file; Kafka would not read it either")

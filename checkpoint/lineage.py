@@ -1,7 +1,7 @@
 """Leader-epoch lineage of a log: which epoch wrote which offsets, and where two lineages diverge (KIP-101).
 
 A lineage is the content of Kafka's ``leader-epoch-checkpoint``: entries ascending in epoch and in start offset. Each epoch ends where the
-next one begins; the last one ends at the end of the log, which the entries do not contain, so that callers pass it separately.
+next one begins; the end of the log is not part of the lineage and passed separately.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Lineage = tuple[EpochEntry, ...]
 
 
 def merge_segment_lineages(lineages: Sequence[Sequence[EpochEntry]]) -> Lineage:
-    """Return the lineage of neighbouring segments together: each leader epoch that any of them has, with its smallest start offset. The
-    segment that replaces them must have this lineage (coverage, I1).
+    """Return the lineage of neighbouring segments together: each epoch that any of them has, with its smallest start offset. The segment
+    that replaces them must have it (coverage, I1).
     """
     starts: dict[LeaderEpoch, int] = {}
     for lineage in lineages:
@@ -38,16 +38,14 @@ def merge_segment_lineages(lineages: Sequence[Sequence[EpochEntry]]) -> Lineage:
 
 
 def extend_lineage(lineage: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> Lineage:
-    """Return ``lineage`` followed by the entries of ``newer`` whose epochs are greater than its last epoch, as when a segment is added at
-    the end of the log.
-    """
+    """Return ``lineage`` followed by the entries of ``newer`` whose epochs are greater than its last epoch."""
     last = lineage[-1].epoch if lineage else -1
     return (*lineage, *(entry for entry in newer if entry.epoch > last))
 
 
 def restore_epochs_below_log_start(known_lineage: Sequence[EpochEntry], given_lineage: Sequence[EpochEntry]) -> Lineage:
-    """Return the given lineage with the entries that the broker's retention removed from its start, taken from the known lineage. Both must
-    be lineages of the same log.
+    """Return the given lineage with the entries that the broker's retention removed from its start, taken from the known lineage of the
+    same log.
 
     When the log start rises, Kafka (LeaderEpochFileCache.truncateFromStart) drops the epochs below it and moves the start of the first
     remaining epoch up to it. The result has the dropped epochs again, and the first remaining epoch with its known start.
@@ -61,22 +59,20 @@ def restore_epochs_below_log_start(known_lineage: Sequence[EpochEntry], given_li
 
 
 def truncate_lineage_at(lineage: Sequence[EpochEntry], end_offset: int) -> Lineage:
-    """Return the entries of a lineage whose epochs begin before offset ``end_offset``."""
+    """Return the entries whose epochs begin before offset ``end_offset``."""
     return tuple(entry for entry in lineage if entry.start_offset < end_offset)
 
 
 def first_contradicting_offset(
     known_lineage: Sequence[EpochEntry], known_end_offset: int, given_lineage: Sequence[EpochEntry], given_end_offset: int
 ) -> int | None:
-    """Return the first offset at which the two lineages contradict each other, so that they belong to different logs; None if one log
-    continues the other, or if a lineage is empty.
+    """Return the first offset at which two lineages contradict each other, so that they belong to different logs; None if one log continues
+    the other, or if a lineage is empty. End offsets are exclusive.
 
     Only offsets that both logs contain are compared, because retention removes the front of a log, and an earlier copy of a log is shorter.
     There are two exceptions. A newer epoch in the given lineage counts even if the given log has no records of it yet, because a leader
     writes the epoch's entry before its first batch. A newer epoch in the known lineage that begins at or after ``known_end_offset`` counts
     if the given log has an older epoch there.
-
-    :param known_end_offset, given_end_offset: end offsets of the two logs, exclusive.
     """
     if not known_lineage or not given_lineage:
         return None
@@ -96,12 +92,9 @@ def first_divergent_offset(
     old_lineage: Sequence[EpochEntry], old_end_offset: int, new_lineage: Sequence[EpochEntry], new_end_offset: int
 ) -> int | None:
     """Return the first offset before ``old_end_offset`` that has another leader epoch in the new lineage, or that is at or after the new
-    log's end. None if there is no such offset, or if a lineage is empty.
+    log's end; None if there is no such offset, or if a lineage is empty. End offsets are exclusive.
 
-    Offsets before the later of the two lineages' starts are not compared, because retention and DeleteRecords remove the front of a lineage
-    without changing the rest.
-
-    :param old_end_offset, new_end_offset: end offsets of the two logs, exclusive.
+    Offsets before the later of the two lineages' starts are not compared: retention and DeleteRecords remove the front of a lineage only.
     """
     if not old_lineage or not new_lineage:
         return None
@@ -115,8 +108,8 @@ def first_divergent_offset(
 
 
 def leader_epoch_at(lineage: Sequence[EpochEntry], offset: int) -> LeaderEpoch:
-    """Return the leader epoch that wrote the record at an offset: the epoch of the last entry that begins at or before it. -1 if the offset
-    is before the first entry.
+    """Return the epoch that wrote the record at an offset: that of the last entry that begins at or before it. -1 if the offset is before
+    the first entry.
     """
     epoch = NO_LEADER_EPOCH
     for entry in lineage:

@@ -1,7 +1,7 @@
 """Cleaner-offset vector of KIP-1272: for each compactor epoch that has published, the first offset that it left dirty.
 
-An entry ``epoch -> offset`` also *ends* that epoch: its claims beyond the offset are void, in whatever order claims arrive. In this way a
-new leader fences an old one without a clock: the vector it writes under its higher epoch states how far the old epoch was valid.
+An entry ``epoch -> offset`` also *ends* that epoch: its claims beyond the offset are void, in whatever order claims arrive. So a new leader
+fences an old one without a clock: its vector states how far the old epoch was valid.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from compactor.constants import CompactorEpoch, Offset
 
 @dataclass(frozen=True, slots=True, order=True)
 class CleanerOffset:
-    """Entry of the cleaner-offset vector (KIP-1272): a compactor epoch and the offset up to which it has cleaned, exclusive."""
+    """Entry of the vector: a compactor epoch and the offset up to which it has cleaned, exclusive."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -28,9 +28,7 @@ CleanerOffsetVector = tuple[CleanerOffset, ...]
 
 
 def cleaner_vector_problem(vector: Sequence[CleanerOffset]) -> str:
-    """Return why a cleaner-offset vector is invalid, or an empty string if it is valid: epochs ascend strictly, offsets do not descend, and
-    nothing is negative.
-    """
+    """Return why a vector is invalid; empty: epochs ascend strictly, offsets do not descend, nothing is negative."""
     for entry in vector:
         if entry.leader_epoch < 0 or entry.offset < 0:
             return f"entry {entry.leader_epoch}:{entry.offset} is negative"
@@ -41,15 +39,13 @@ def cleaner_vector_problem(vector: Sequence[CleanerOffset]) -> str:
 
 
 def first_dirty_offset_of_vector(vector: Sequence[CleanerOffset]) -> int:
-    """Return the first dirty offset according to a cleaner-offset vector: the offset of its last entry. 0 if the vector is empty, because
-    nothing was cleaned yet.
-    """
+    """Return the offset of the last entry; 0 if the vector is empty."""
     return vector[-1].offset if vector else 0
 
 
 def advance_cleaner_vector(vector: Sequence[CleanerOffset], compactor_epoch: CompactorEpoch, offset: int) -> CleanerOffsetVector:
-    """Return the cleaner-offset vector after a round of ``compactor_epoch`` that cleaned up to ``offset`` (exclusive). An earlier entry of
-    the same epoch is replaced. Raises ValueError if the epoch or the offset is less than in the last entry.
+    """Return the vector after a round of ``compactor_epoch`` that cleaned up to ``offset`` (exclusive). An earlier entry of the same epoch
+    is replaced. Raises ValueError if the epoch or the offset is less than in the last entry.
     """
     if vector and (vector[-1].leader_epoch > compactor_epoch or vector[-1].offset > offset):
         raise ValueError(f"{compactor_epoch}:{offset} does not follow {vector[-1].leader_epoch}:{vector[-1].offset}")
@@ -58,21 +54,17 @@ def advance_cleaner_vector(vector: Sequence[CleanerOffset], compactor_epoch: Com
 
 
 def has_epoch_cleaned_below(vector: Sequence[CleanerOffset], compactor_epoch: CompactorEpoch, offset: int) -> bool:
-    """Return whether the vector records that a compactor epoch has cleaned all offsets less than ``offset``. False if the epoch has no
-    entry.
-    """
+    """Return whether the vector records that an epoch has cleaned all offsets less than ``offset``. False if the epoch has no entry."""
     return any(entry.leader_epoch == compactor_epoch and offset <= entry.offset for entry in vector)
 
 
 def drop_unreferenced_epochs(vector: Sequence[CleanerOffset], referenced_epochs: Collection[CompactorEpoch]) -> CleanerOffsetVector:
-    """Return the vector without the entries of epochs that no segment refers to. The last entry always stays, because it says where the
-    dirty part begins.
-
-    :param referenced_epochs: the epochs to which segments refer.
+    """Return the vector without the entries of epochs to which no segment refers. The last entry always stays: it says where the dirty part
+    begins.
     """
     return tuple(entry for entry in vector[:-1] if entry.leader_epoch in referenced_epochs) + tuple(vector[-1:])
 
 
 def cap_cleaner_offsets(vector: Sequence[CleanerOffset], max_offset: int) -> CleanerOffsetVector:
-    """Return the vector with each offset limited to ``max_offset``, because the broker's log was truncated or diverges there."""
+    """Return the vector with each offset limited to ``max_offset``."""
     return tuple(CleanerOffset(entry.leader_epoch, Offset(min(entry.offset, max_offset))) for entry in vector)

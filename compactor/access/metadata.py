@@ -1,7 +1,6 @@
-"""Port for the source of segment metadata, with one implementation per row of ``MetadataSource`` (compactor.tier.kinds).
-
-It answers which partitions a tier has, what their topic ids are, and which segments readers find. A control log is only a mirror of that
-on a broker-managed tier, and empty on a listed one.
+"""Source of a tier's segment metadata, with one implementation per row of ``MetadataSource`` (compactor.tier.kinds): which partitions it
+has, their topic ids, and which segments readers find. A control log only mirrors that on a broker-managed tier, and is empty on a listed
+one.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ControlLogStateToReaderState = Callable[[PartitionState], PartitionState]
 
 class TierMetadataSource:
     """Source of the partitions, topic settings and live segments of a tier. This base class serves compactor-managed tiers, whose control
-    logs record everything; its subclasses serve the other kinds.
+    logs record everything.
 
     exists_elsewhere: whether other programs create the tier, so that it can exist although its catalog records no identity yet.
     """
@@ -37,68 +36,57 @@ class TierMetadataSource:
     exists_elsewhere = False
 
     def catalog_from_object_listing(self) -> CatalogState | None:
-        """Return the catalog if it is made from a listing of the tier's objects, or None if it is read from the tier-wide control log."""
+        """Return the catalog if it is made from a listing of the tier's objects; None if it is read from the tier-wide log."""
         return None
 
     def refresh(self) -> None:
-        """Read what brokers have reported meanwhile. Nothing to do if no broker writes the tier."""
+        """Read what brokers have reported meanwhile."""
 
     def list_topic_partitions(self, read_catalog: Callable[[], CatalogState]) -> list[TopicPartition]:
-        """Return the tier's partitions, ascending.
-
-        :param read_catalog: reads the catalog; called only if the partitions are recorded there.
-        """
+        """Return the tier's partitions, ascending. ``read_catalog``: called only if they are recorded there."""
         return read_catalog().topic_partitions
 
     def cluster_id(self) -> str:
-        """Return the id of the Kafka cluster whose brokers write the tier, or an empty string if no broker writes it."""
+        """Id of the Kafka cluster whose brokers write the tier; empty if no broker does."""
         return ""
 
     def topic_id(self, partition: TopicPartition) -> TopicId:
-        """Return the topic id by which brokers know the partition now, or an empty string if no broker writes the tier."""
+        """Topic id by which brokers know the partition now; empty if no broker writes the tier."""
         return EMPTY_TOPIC_ID
 
     def broker_log_start_offset(self, partition: TopicPartition) -> int:
-        """Return the partition's log start offset on the brokers, which DeleteRecords and retention raise. The result is 0 if the brokers
-        report no log start, or if no broker writes the tier.
+        """Log start offset on the brokers, which DeleteRecords and retention raise; 0 if they report none, or if no broker writes the
+        tier.
         """
         return 0
 
     def topic_settings_in_kafka(self, topic: str, read_catalog: Callable[[], CatalogState]) -> Mapping[str, str] | None:
-        """Return the settings that are set on the topic itself in Kafka, by Kafka's names. On a compactor-managed tier, those that an agent
-        or import has recorded. None if brokers write the tier and have no such topic.
-
-        :param read_catalog: reads the catalog; called only if the settings are recorded there.
+        """Settings on the topic itself in Kafka, by Kafka's names; on a compactor-managed tier, those that an agent or import has recorded.
+        None if brokers write the tier and have no such topic. ``read_catalog``: called only if they are recorded there.
         """
         return read_catalog().topic_settings.get(topic, {})
 
     def broker_retention_ms(self, topic: str) -> int | None:
-        """Return the topic's ``retention.ms`` on the brokers (-1: unlimited). None if the brokers have no such topic, if they do not report
-        the setting, or if no broker writes the tier; the program's own setting then applies.
+        """The topic's ``retention.ms`` on the brokers (-1: unlimited); None if they do not report it, so that the program's own setting
+        applies.
         """
         return None
 
     def make_converter_of_log_to_reader_state(self, partition: TopicPartition) -> ControlLogStateToReaderState | None:
-        """Return a function that takes the state of the partition's control log and returns the state that readers see. None if readers see
-        the state of the control log itself.
-        """
+        """Return a function from the state of the partition's control log to the state that readers see; None if both are the same."""
         return None
 
     def segment_metadata_records_of_brokers(self, partition: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
-        """Return the brokers' metadata record of each segment of the partition, in any state except deleted. Empty if no broker writes the
-        tier.
-        """
+        """Brokers' metadata record of each segment of the partition, in any state except deleted."""
         return ()
 
     def deleted_topic_partitions_with_segments(self) -> Sequence[TopicIdPartition]:
-        """Return the partitions of deleted topics of which the brokers have not yet deleted all segments. Empty if no broker writes the
-        tier.
-        """
+        """Partitions of deleted topics of which the brokers have not yet deleted all segments."""
         return ()
 
 
 class BrokerManagedTierMetadataSource(TierMetadataSource):
-    """Source of the metadata of a broker-managed tier: the brokers' metadata topic, or a snapshot of it."""
+    """Metadata of a broker-managed tier: the brokers' metadata topic, or a snapshot of it."""
 
     exists_elsewhere = True
 
@@ -148,10 +136,8 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
 
     @override
     def make_converter_of_log_to_reader_state(self, partition: TopicPartition) -> ControlLogStateToReaderState:
-        """Return a function that replaces the segments in a partition's state by those that the brokers report.
-
-        A call with the same state object as the call before returns the same result, without asking the brokers. A reader therefore sees
-        the same segments until the control log has new records.
+        """A call with the same state object as the call before returns the same result, so that a reader sees the same segments until the
+        control log has new records.
         """
         computed: list[tuple[PartitionState, PartitionState]] = []
 
@@ -163,7 +149,6 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
         return replace_segments_by_those_of_brokers
 
     def _state_with_current_broker_segments(self, state: PartitionState) -> PartitionState:
-        """Return the state with the segments and the topic id that the brokers report, at most METADATA_MAX_AGE_S old."""
         from compactor.adapters.brokers.view import METADATA_MAX_AGE_S
 
         # One command asks about many partitions.
@@ -180,10 +165,7 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
 
 
 class ListedTierMetadataSource(TierMetadataSource):
-    """Source of the metadata of a listed tier: the names of the objects in the store.
-
-    layout: the value of tier.layout.
-    """
+    """Metadata of a listed tier: the names of the objects in the store. ``layout``: the value of tier.layout."""
 
     exists_elsewhere = True
 
@@ -201,9 +183,7 @@ class ListedTierMetadataSource(TierMetadataSource):
 
     @override
     def make_converter_of_log_to_reader_state(self, partition: TopicPartition) -> ControlLogStateToReaderState:
-        """Return a function that replaces the segments in a partition's state by those that a listing of the store finds. The listing is
-        made at the function's first call and reused afterwards, so that a reader keeps seeing the same segments.
-        """
+        """The listing is made at the function's first call and reused, so that a reader keeps seeing the same segments."""
         live: list[tuple[RemoteLogSegmentMetadata, ...]] = []
 
         def replace_segments_by_listed_ones(state: PartitionState) -> PartitionState:

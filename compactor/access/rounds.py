@@ -30,13 +30,7 @@ from compactor.round.sources import StagedSegmentReader, open_live_segment_reade
 def open_reader_of_live_segments(
     tier: Tier, state: PartitionState, budget: DiskBudget, local_copy_folder_prefix: str
 ) -> StagedSegmentReader:
-    """Return a reader of a partition's live segments. It copies the files that it reads to a new folder of this process, which is removed
-    when the caller closes the reader's ``staging``.
-
-    :param state: state of the partition, which names the live segments.
-    :param budget: disk budget for the copies.
-    :param local_copy_folder_prefix: prefix of the folder's name.
-    """
+    """Return a reader of a partition's live segments. Its local copies are removed when the caller closes the reader's ``staging``."""
     return open_live_segment_reader(
         tier.ports, tier.cleaner_settings_for_topic(state.topic), tier.state_dir, state, budget, local_copy_folder_prefix
     )
@@ -45,10 +39,8 @@ def open_reader_of_live_segments(
 def open_reader_of_given_segments(
     tier: Tier, partition: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], local_copy_folder_prefix: str
 ) -> AbstractContextManager[StagedSegmentReader]:
-    """Return a context manager that provides a reader of these segments of a partition. Its copies on the local disk have a disk budget of
-    their own, of the size that the settings allow, and are removed at the end of the ``with`` block.
-
-    :param local_copy_folder_prefix: prefix of the name of the folder with the copies.
+    """Provide a reader of these segments of a partition. Its local copies have a disk budget of their own, of the size that the settings
+    allow, and are removed at the end of the ``with`` block.
     """
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     budget = DiskBudget(disk_budget_bytes(cleaner, tier.state_dir))
@@ -69,13 +61,11 @@ def create_round(
     assess_with: RoundAssessmentFunction | None = None,
     shares_budgets: bool = False,
 ) -> PartitionRound:
-    """Return a round over one partition, configured from the tier's settings. It does not run before ``execute_round`` is called.
+    """Return a round over one partition, configured from the tier's settings. It runs when ``execute_round`` is called.
 
-    :param now_ms: the cleaner's clock, in milliseconds.
     :param force: run the round whatever the dirty ratio is. Has no effect if ``assess_with`` is given.
-    :param on_stage: called at the beginning of each stage of the round, with the stage and the plan.
     :param disk: disk budget that is shared with other rounds; None for one of its own.
-    :param engine: engine that executes the tasks; None for the engine that the tier chooses.
+    :param engine: None for the engine that the tier chooses.
     :param assess_with: decides whether the round is due; None for ``assess_round``.
     :param shares_budgets: whether other rounds run in this process at the same time.
     """
@@ -115,13 +105,10 @@ def execute_round(
     check_stop: Callable[[], None] = lambda: None,
     shares_budgets: bool = False,
 ) -> RoundReport:
-    """Run a round over one partition and return its report.
-
-    If the settings name a Spark cluster, the cluster runs the round. If the cluster declines it, this process runs it, and the report
-    contains the cluster's reason, unless the round has a reason of its own to report. A failure that is recorded is announced by a hint.
+    """Run a round over one partition: on the Spark cluster that the settings name, or in this process if there is none or it declines. A
+    failure that is recorded is announced by a hint.
 
     :param check_stop: called while this process waits for the cluster; raises an error to end the wait.
-    :param shares_budgets: whether other rounds run in this process at the same time.
 
     Raises the errors of PartitionRound.execute_round.
     """
@@ -156,7 +143,6 @@ def _run_round_remotely_or_here(
     check_stop: Callable[[], None],
     shares_budgets: bool,
 ) -> RoundReport:
-    """Run a round on the Spark cluster that the settings name, or else in this process. Parameters as of ``execute_round``."""
     why = ""
     if tier.remote_rounds is not None and tier.settings.spark.uses_spark_cluster:
         remote = tier.remote_rounds.run_round_remotely(tier, log.refresh(), now_ms, force=force, check_stop=check_stop)
@@ -172,9 +158,7 @@ def _run_round_remotely_or_here(
 def compact(
     tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False, on_stage: RoundStageCallback = lambda s, p: None
 ) -> RoundReport:
-    """Run a round over one partition and return its report. If the round changed what readers read, publish a hint (a record in the
-    tier-wide log that the partition's control log has grown), so that other processes read the control log again.
-
+    """Run a round over one partition. If it changed what readers read, publish a hint, so that other processes read the control log again.
     Raises the errors of PartitionRound.execute_round.
     """
     log, hint = (

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TierIdentity:
-    """Access to the identity of one tier: its id, its data root and its secret hash key. The identity can be read, created and checked."""
+    """Identity of one tier: its id, its data root and its secret hash key."""
 
     settings: Settings
     ports: EnvironmentPorts
@@ -61,8 +61,8 @@ class TierIdentity:
     local: LocalState | None
 
     def read_catalog(self) -> CatalogState:
-        """Return the catalog (state of the tier-wide log). Raises UsageError if there is no tier at the configured URL, or
-        if its identity differs from the configuration.
+        """Return the catalog. Raises UsageError if there is no tier at the configured URL, or if its identity differs from the
+        configuration.
         """
         if (recorded := self.metadata.catalog_from_object_listing()) is not None:
             return recorded
@@ -91,10 +91,10 @@ class TierIdentity:
         return state
 
     def read_or_create_catalog(self, hash_key_of_new_tier: bytes = b"") -> CatalogState:
-        """Create the tier's identity if there is none, and return the catalog (state of the tier-wide log).
+        """Create the tier's identity if there is none, and return the catalog. Raises UsageError if the data belong to another tier, or if
+        tiers of this kind are never written.
 
-        :param hash_key_of_new_tier: the secret hash key for a tier that is created; a random one if empty. An existing tier keeps its key.
-        :raises UsageError: if the data belong to another tier, or if tiers of this kind are never written.
+        :param hash_key_of_new_tier: a random one if empty. An existing tier keeps its key.
         """
         tier = self.settings.tier
         if not tier_kind(self.settings).compacts:
@@ -122,18 +122,17 @@ class TierIdentity:
 
     def check_tier_exists_or_can_be_created(self) -> None:
         """Raise UsageError if this tier neither exists at the configured URL nor may be created there, for instance because the data
-        remained when its catalog was lost. Changes nothing.
+        remained when its catalog was lost.
         """
         self._require_unowned_data_root_for_new_tier()
         if self.catalog.state.tier_id:
             self.require_data_root_not_of_other_tier()
 
     def require_data_root_not_of_other_tier(self) -> None:
-        """Raise UsageError if the data root belongs to another tier. Changes nothing."""
+        """Raise UsageError if the data root belongs to another tier."""
         self.ownership.require_data_root_not_owned_by_other_tier(self.ports, self.read_catalog())
 
     def _require_catalog_is_of_this_tier(self, state: CatalogState) -> None:
-        """Raise UsageError if the catalog belongs to another tier."""
         tier = self.settings.tier
         require_matching_tier_settings(state, self.ports.layout.url, tier.kind, tier.layout, tier.key_entropy_bits)
         problem = control_store_of_other_tier_problem(state, self.settings.tier_url, self.metadata.cluster_id() if state.cluster_id else "")
@@ -157,17 +156,11 @@ class TierIdentity:
         return bytes.fromhex(found.hash_key)
 
     def can_tier_have_own_hash_key(self) -> bool:
-        """Return whether the tier may have a hash key of its own, with which its stored key hashes were made.
-
-        The result is True for a compactor-managed tier, and False for a kind of tier that is never written. For a broker-managed tier the
-        catalog is read to find out.
-        """
+        """Return whether the tier may have a hash key of its own. Reads the catalog of a broker-managed tier to find out."""
         return tier_kind(self.settings).compacts and (not self.metadata.exists_elsewhere or bool(self.read_catalog().hash_key))
 
     def hash_key_for_unstored_hashes(self) -> bytes:
-        """Return the key for hashes that are not stored: the tier's own hash key, or, if the tier has none, a key derived from the tier's
-        URL.
-        """
+        """Return the key for hashes that are not stored: the tier's own, or, if it has none, one derived from the tier's URL."""
         return (
             self.hash_key()
             if self.can_tier_have_own_hash_key()
@@ -179,8 +172,9 @@ class TierIdentity:
 class ControlLogChangeNotifier:
     """Writer of notes that control logs have changed: in the tier-wide log for other processes, and in the cache on this machine.
 
-    hints: whether other processes learn of changes from hints (records in the tier-wide log). If not, they learn of changes from the
-    brokers' metadata, and only the length of a changed control log is recorded.
+    hints: whether other processes learn of changes from hints (records in the tier-wide log). If not, the brokers' metadata shows them, and
+    only
+        the length of a changed control log is recorded.
     """
 
     ports: EnvironmentPorts
@@ -189,50 +183,38 @@ class ControlLogChangeNotifier:
     hints: bool
 
     def latest_control_log_change_hint_number(self, partition: TopicPartition) -> int:
-        """Return the number of the latest hint about a partition (a catalog record that its control log has grown), by the catalog as last
-        read; 0 if there is no hint.
+        """Return the number of the latest hint about a partition, by the catalog as last read; 0 if there is none.
 
-        Call this before reading the partition's control log. A hint that arrives during the read then has a greater number, and the log is
+        Call this before reading the partition's control log: a hint that arrives during the read then has a greater number, and the log is
         read again.
         """
         return self.catalog.state.partitions.get(str(partition), 0)
 
     def cache_control_log_state_locally(self, log: PartitionLog, hint_number: int) -> None:
-        """Store the state of a partition's control log in the cache on this machine. Does nothing if there is no cache.
+        """Store the state of a partition's control log in the cache on this machine, if there is one.
 
-        :param hint_number: number of the latest hint about the partition (``latest_control_log_change_hint_number``), taken before its log
-            was read.
+        :param hint_number: from ``latest_control_log_change_hint_number``, taken before the log was read.
         """
         mark = log.state_identity() if self.local and self.local.is_bound_to_tier else None
         if mark and self.local:
             self.local.cache_partition_state(log.state, mark, hint_number, self.ports.clock_ms())
 
     def announce_changed_control_logs(self, logs: Sequence[PartitionLog]) -> None:
-        """Tell other processes that these control logs have changed, by one record in the tier-wide log. The record contains the number of
-        each log's last record, so that a log that is found shorter later is known to have lost records.
-
-        If ``hints`` is False, only these numbers are recorded (``save_last_record_numbers_in_catalog``).
-        """
+        """Report to other processes, in one record of the tier-wide log, that these control logs have changed, with the length of each."""
         if self.hints:
             publish_partition_change_hints(self.catalog, {log.state.topic_partition: log.last_slot_if_stored_else_zero() for log in logs})
         else:
             self.save_last_record_numbers_in_catalog(logs)
 
     def save_last_record_numbers_in_catalog(self, logs: Sequence[PartitionLog]) -> None:
-        """Record in the tier-wide log the number of the last record of each of these control logs, so that later readers notice lost
-        records.
-
-        Store errors are ignored; the next command records the numbers.
+        """Record the length of each of these control logs, so that later readers notice lost records. Store errors are ignored; the next
+        command records them.
         """
         with suppress(StoreError):
             record_control_log_lengths(self.catalog, logs)
 
     def record_partitions_with_nothing_to_delete(self, result_by_control_log_name: Mapping[str, DeletionCheckResult]) -> None:
-        """Record in the tier-wide log that `retire` found nothing to delete in these partitions, and until when that holds. Store errors
-        are ignored.
-
-        :param result_by_control_log_name: result by ``topic-partition``.
-        """
+        """Record until when `retire` has nothing to delete in these partitions (by ``topic-partition``). Store errors are ignored."""
         with suppress(StoreError):
             record_partitions_with_nothing_to_delete(self.catalog, result_by_control_log_name)
 
@@ -242,7 +224,7 @@ READER_THREADS = 16
 
 
 class RemoteEngineChooser(Protocol):
-    """Function that returns the engine to which a round over a partition sends its tasks, or None if this process executes them itself."""
+    """Function that returns the engine for the tasks of a partition's round; None if this process executes them."""
 
     def __call__(self, tier: Tier, partition: TopicPartition) -> RemoteEngine | None: ...
 
@@ -257,10 +239,10 @@ class RemoteRoundRunner(Protocol):
     def run_round_remotely(
         self, tier: Tier, state: PartitionState, now_ms: int, *, force: bool, check_stop: Callable[[], None]
     ) -> RoundReport | ReasonToRunRoundInThisProcess:
-        """Run a round in the other process and return its report. If this process has to run the round itself, return the reason as text
-        instead; the text is empty if there is no reason worth reporting.
+        """Run a round in the other process and return its report; if this process has to run it, the reason as text, empty if there is none
+        worth reporting.
 
-        :param check_stop: called repeatedly while this process waits for the other one; raises an error to end the wait.
+        :param check_stop: called repeatedly while this process waits; raises an error to end the wait.
 
         Raises the round's error, Leased if the other process is busy, and the errors of ``check_stop``.
         """
@@ -271,10 +253,9 @@ class Tier:
     """One process's access to one tier.
 
     counters: all requests and bytes, of data and control objects.
-    local: cache on this machine, from which the states of control logs are loaded; None to read everything from the tier.
+    local: cache on this machine; None to read everything from the tier.
     engines: chooses the engine for a partition's rounds; None if this process does the work.
     remote_rounds: runs the rounds of large partitions; None if this process runs them all.
-    metadata: source of partitions and live segments.
     """
 
     settings: Settings
@@ -294,12 +275,10 @@ class Tier:
 
     @property
     def identity(self) -> TierIdentity:
-        """Access to the tier's identity, its owner and its secret key."""
         return TierIdentity(self.settings, self.ports, self.catalog, self.ownership, self.metadata, self.local)
 
     @property
     def change_notifier(self) -> ControlLogChangeNotifier:
-        """Notifier of changes of control logs, for other processes and for the cache on this machine."""
         return ControlLogChangeNotifier(self.ports, self.catalog, self.local, self.kind.is_content_determined_by_control_logs)
 
     @property
@@ -308,7 +287,7 @@ class Tier:
 
     @property
     def retention(self) -> ObjectRetention:
-        """Times for which section [publish] keeps replaced objects and unfinished imports."""
+        """As ``configured_object_retention``."""
         return configured_object_retention(self.settings)
 
     @property
@@ -338,7 +317,7 @@ class Tier:
             self.local.close()
 
     def topic_settings_in_kafka(self, topic: str) -> Mapping[str, str] | None:
-        """Return the settings of a topic in Kafka that apply to its cleaning, by Kafka's names; None if the tier has no such topic."""
+        """Return the topic's settings in Kafka that apply to its cleaning, by Kafka's names; None if the tier has no such topic."""
         return self.metadata.topic_settings_in_kafka(topic, lambda: self.catalog.state)
 
     def source_of_topic_setting(self, topic: str, key: str) -> str:
@@ -351,8 +330,8 @@ class Tier:
         return self.settings.source_of_topic_setting(topic, key, self.topic_settings_in_kafka(topic) or {})
 
     def cleaner_settings_for_topic(self, topic: str) -> CleanerSettings:
-        """Return the cleaner settings of a topic. The topic's settings in Kafka override section [cleaner], and the matching [topics]
-        table overrides both. Raises UsageError if the settings contradict each other.
+        """Return the cleaner settings of a topic: the topic's settings in Kafka override section [cleaner], and the matching [topics] table
+        overrides both. Raises UsageError if they contradict each other.
         """
         cleaner = self.settings.cleaner_settings_for_topic(topic, self.topic_settings_in_kafka(topic) or {})
         expires_ms = self.metadata.broker_retention_ms(topic) if cleaner.cleanup_policy != "compact" else None
@@ -363,10 +342,7 @@ class Tier:
         return cleaner.with_segment_replacement_costs(SegmentReplacementCosts(store_kind(self.settings.tier_url).prices, replaced_ms))
 
     def with_stores(self, *, control: ObjectStore | None = None, data: ObjectStore | None = None) -> Tier:
-        """Return a copy of this tier that uses other stores, such as stores that refuse writes or can be interrupted.
-
-        :param control, data: the new store of control objects and of segments; None to use the present one.
-        """
+        """Return a copy of this tier that uses other stores, such as stores that refuse writes or can be interrupted."""
         ports = replace(self.ports, control=control or self.ports.control)
         if data is not None:
             ports = replace(ports, data=data, layout=self.kind.layout(self.settings, data, self.metadata.topic_id))
@@ -395,23 +371,18 @@ class Tier:
         return named
 
     def list_partitions_in_latest_incarnation(self) -> list[TopicPartition]:
-        """Return the tier's partitions, each only in its latest incarnation (that of the topic that was created last under the name).
-
-        Partitions of topics that were deleted and created again under the same name are left out; they are read by their topic ids.
+        """Return the partitions without those of topics that were deleted and created again under the same name, which are read by their
+        topic ids.
         """
         return latest_incarnation_of_each_partition(self.list_partitions(), self.catalog.state.withdrawn_partitions)
 
     def latest_incarnation(self, partition: TopicPartition) -> TopicPartition:
-        """Return the partition of the topic that was last created under this partition's topic name, by the catalog as last read."""
+        """Return the latest incarnation of a partition, by the catalog as last read."""
         state = self.catalog.state
         return latest_incarnation_of_partition(partition, state.incarnations_of_partition(partition), state.withdrawn_partitions)
 
     def incarnation_with_topic_id(self, partition: TopicPartition, topic_id: TopicId) -> TopicPartition:
-        """Return the incarnation of this partition whose topic has the given id. A topic that is deleted and created again gets a new id,
-        and so a new incarnation of each partition.
-
-        Raises UsageError if no incarnation in the tier has the id.
-        """
+        """Return the incarnation of this partition whose topic has the given id. Raises UsageError if there is none."""
         known = [each for each in self.list_partitions() if each.first_incarnation == partition.first_incarnation]
         for each in reversed(known):
             if self.open_control_log_of_partition(each).refresh().topic_id == topic_id:
@@ -423,10 +394,8 @@ class Tier:
     def open_control_log_of_partition(self, partition: TopicPartition, *, caller_runs_round: bool = False) -> PartitionLog:
         """Return a partition's control log, loaded from the cache on this machine if possible.
 
-        The catalog records how many records the log has at least. Reading a shorter log raises an error, because records were lost.
-
-        :param caller_runs_round: whether the caller runs a round. A round sees only the control log, because it records the brokers'
-            changes there itself. For all other callers the state also contains the brokers' changes that the log does not contain yet.
+        :param caller_runs_round: a round sees only the control log, because it records the brokers' changes there itself. For all other
+        callers the state also contains the brokers' changes that the log does not contain yet.
         """
         view = None if caller_runs_round else self.metadata.make_converter_of_log_to_reader_state(partition)
         log = open_control_log_of_partition(
@@ -442,15 +411,15 @@ class Tier:
         return log
 
     def control_log_name(self, partition: TopicPartition) -> str:
-        """Return the name of a partition's control log. If brokers write the tier, the name contains their topic id, so that a recreated
-        topic gets a log of its own.
+        """Return the name of a partition's control log. If brokers write the tier, it contains their topic id, so that a recreated topic
+        gets a log of its own.
         """
         topic_id = self.metadata.topic_id(partition)
         return f"{partition}-{topic_id}" if topic_id else str(partition)
 
     def min_last_record_number_of_control_log(self, partition: TopicPartition) -> int:
-        """Return the number of the last record that a partition's control log must have at least, by the catalog as last read; 0 if no
-        number is recorded. A shorter log has lost records.
+        """Return the slot that a partition's control log must have reached, by the catalog as last read; 0 if none is recorded. A shorter
+        log has lost records.
         """
         return self.catalog.state.reached.get(self.control_log_name(partition), 0)
 
@@ -460,11 +429,11 @@ class Tier:
         return view(state) if view else state
 
     def first_readable_offset(self, state: PartitionState) -> int:
-        """Return the first offset that readers may see. Segments below it may still be in the tier, although no reader may use them."""
+        """Return the first offset that readers may see. Segments below it may still be in the tier."""
         return max(state.log_start, self.metadata.broker_log_start_offset(state.topic_partition))
 
     def open_sidecar_store(self, partition: TopicPartition) -> SidecarStore:
-        """Return the store of a partition's sidecars, which need not contain any. Raises UsageError if there is no tier."""
+        """Return the store of a partition's sidecars. Raises UsageError if there is no tier."""
         hash_key = self.identity.hash_key() if self.identity.can_tier_have_own_hash_key() else bytes(HASH_KEY_BYTES)
         kept = self.local if self.local and self.local.is_bound_to_tier else None
         return SidecarStore(self.ports.control, self.open_control_log_of_partition(partition).prefix, hash_key, kept)
@@ -472,8 +441,8 @@ class Tier:
     def read_control_logs_or_errors(
         self, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
     ) -> list[PartitionLog | CompactorError]:
-        """Read the control logs of several partitions in parallel. Return for each partition, in the given order, its log or the error with
-        which reading it failed.
+        """Read the control logs of several partitions in parallel. Return for each, in the given order, its log or the error with which
+        reading it failed.
 
         :param on_partition: called after each partition, for progress reports.
         """
@@ -493,7 +462,7 @@ class Tier:
 
 
 def no_such_partition_error(given_name: str, partitions: Sequence[TopicPartition]) -> UsageError:
-    """Return the error for a partition name that the tier does not have. Its hint suggests the most similar existing name."""
+    """Return the error for a partition name that the tier does not have, with the most similar existing name as hint."""
     near = get_close_matches(given_name, dict.fromkeys([*map(str, partitions), *(name.topic for name in partitions)]), n=1)
     hint = f"Did you mean {near[0]}?" if near else "`topics` lists what it holds"
     return UsageError(f"the tier holds no partition {given_name}", hint=hint)

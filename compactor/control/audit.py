@@ -1,6 +1,6 @@
 """The audit: who changed a tier by hand, from which host, and why.
 
-Each action is an object of the control store, created before the action and never changed. A second object has its outcome. So an action
+Each action is an object of the control store, created before the action and never changed; a second object has its outcome. So an action
 that cannot be recorded is not made, one that was interrupted has no outcome, and a bucket's object lock protects both.
 """
 
@@ -25,12 +25,11 @@ ERASURE = "erasure --expedite"
 
 
 class ManualAction(StrictFrozenModel):
-    """Manual action: a command that a person runs, recorded before it changes anything.
+    """A command that a person runs, recorded before it changes anything.
 
-    at_ms: time of the action by the host's clock, in milliseconds since 1970.
+    at_ms: by the host's clock, in milliseconds since 1970.
     command: such as ``topics delete``. targets: partitions, topics or patterns.
     details: the command's other arguments, without keys of records.
-    version: the program's version.
     """
 
     at_ms: int
@@ -45,20 +44,14 @@ class ManualAction(StrictFrozenModel):
 
 
 class ActionOutcome(StrictFrozenModel):
-    """Outcome of a person's command (a ManualAction).
-
-    error: the error message; empty if the action succeeded.
-    """
+    """Outcome of a ManualAction. ``error``: empty if it succeeded."""
 
     at_ms: int
     error: str = ""
 
 
 class RecordedAction(StrictFrozenModel):
-    """Entry of the audit: a person's command (``action``) and its outcome.
-
-    outcome: None if no outcome is recorded: the command still runs, or its process ended before it could record one.
-    """
+    """Entry of the audit. ``outcome``: None while the command runs, or if its process ended before it could record one."""
 
     id: str
     action: ManualAction
@@ -66,29 +59,20 @@ class RecordedAction(StrictFrozenModel):
 
 
 def record_action_and_return_key(control: ObjectStore, action: ManualAction, action_id: str) -> str:
-    """Record a person's command before it is carried out. Return the key under which ``record_outcome`` records how it ended. Raises
-    StoreError.
-
-    :param action_id: a random id.
-    """
+    """Record a person's command before it is carried out. Return the key for ``record_outcome``. Raises StoreError."""
     key = f"{AUDIT_PREFIX}{action.at_ms:013d}-{action_id}"
     _create_audit_object(control, f"{key}.json", action)
     return key
 
 
 def record_outcome(control: ObjectStore, key: str, outcome: ActionOutcome) -> None:
-    """Record how an action ended. Raises StoreError.
-
-    :param key: the key that ``record_action_and_return_key`` returned for this action.
-    """
+    """Record how an action ended. Raises StoreError."""
     _create_audit_object(control, key + _OUTCOME, outcome)
 
 
 def list_actions(ports: EnvironmentPorts, since_ms: int = 0) -> Iterator[RecordedAction]:
-    """Yield the recorded actions, newest first; each is read when it is asked for. Objects that cannot be parsed as a record of the audit
-    are left out.
-
-    :param since_ms: only actions that began at this time or later, in milliseconds since 1970.
+    """Yield the recorded actions from ``since_ms`` (milliseconds since 1970) on, newest first; each is read when it is asked for. Objects
+    that cannot be parsed are left out.
     """
     listed = {info.key for info in ports.control.list(AUDIT_PREFIX, after=f"{AUDIT_PREFIX}{since_ms:013d}")}
     for key in sorted((key for key in listed if key.endswith(".json") and not key.endswith(_OUTCOME)), reverse=True):
@@ -103,10 +87,10 @@ def list_actions(ports: EnvironmentPorts, since_ms: int = 0) -> Iterator[Recorde
 
 
 def latest_erasure_ms(ports: EnvironmentPorts, partition: TopicPartition) -> int | None:
-    """Return when the latest erasure of keys from this partition's topic had ended, in milliseconds since 1970; the present time if it has
-    no outcome. None if no erasure is recorded. Raises StoreError.
+    """Return when the latest erasure of keys from this topic had ended, in milliseconds since 1970; the present time if it has no outcome,
+    None if no erasure is recorded. Raises StoreError.
 
-    What the tier held before that time may hold values that were erased since.
+    Copies that the tier held before that time may hold values that were erased since.
     """
     names = {partition.topic, str(partition), str(partition.first_incarnation)}
     for recorded in islice(list_actions(ports), MOST_ACTIONS):
@@ -116,10 +100,7 @@ def latest_erasure_ms(ports: EnvironmentPorts, partition: TopicPartition) -> int
 
 
 def _create_audit_object(control: ObjectStore, key: str, value: StrictFrozenModel) -> None:
-    """Create an object that holds ``value``. An existing object under the key is accepted: the key holds a random id, so that only an
-    earlier attempt of this process can have created it.
-    """
     try:
         control.create(key, value.model_dump_json().encode())
     except AlreadyExists:
-        pass
+        pass  # the key holds a random id, so that only an earlier attempt of this process can have created it

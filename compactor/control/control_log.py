@@ -4,19 +4,19 @@
   <prefix>/snapshot/<slot>.json    the folded state up to and including that slot
   <prefix>/boundary/<n>.json       numbered from 1: "slots <= B may be gone"; never overwritten, never deleted
 
-Reasons for the rules (a randomised search found a counterexample for each rule that is left out):
+The rules (a randomised search found a counterexample for each rule that is left out):
 
-* A create that failed may still take effect later, so an empty slot proves nothing. The store's adapter retries the same slot, or another
-    record takes it. A create that was refused may be this process's own, whose answer was lost. A slot belongs to a process only if
-    incarnation *and* attempt are equal.
-* A process that slept can create a deleted slot again. The boundary is therefore read **after** the last GET of a fold and after each
-    successful create. If it lies above the slot where the fold began, some of the records read may be such late records: the fold is
-    discarded and restarted from the snapshot. For an append this means *answer unknown*, and the new fold shows whether the record counts.
-* An absent slot is the tail of the log, or an object that was lost. Folding cannot tell the two apart. ``floor`` is a slot that the log is
-    known to have had, according to the tier-wide log; a fold that ends below it is refused. ``refresh_and_check_gaps`` finds objects after
-    a gap.
-* Order: snapshot created and read back < boundary created and read back < old slots and older snapshots deleted. Boundaries are numbered
-    without gaps, each created only after the one before was seen, so that the last one is the highest and is found without a LIST.
+1. A create that failed may still take effect later, so an empty slot proves nothing. The store's adapter retries the same slot, or another
+   record takes it. A create that was refused may be this process's own, whose answer was lost. A slot belongs to a process only if
+   incarnation *and* attempt are equal.
+2. A process that slept can create a deleted slot again. The boundary is therefore read **after** the last GET of a fold and after each
+   successful create. If it lies above the slot where the fold began, some of the records read may be such late records: the fold is
+   discarded and restarted from the snapshot. For an append this means *answer unknown*, and the new fold shows whether the record counts.
+3. An absent slot is the tail of the log, or an object that was lost. Folding cannot tell the two apart. ``floor`` is a slot that the log is
+   known to have had, according to the tier-wide log; a fold that ends below it is refused. ``refresh_and_check_gaps`` finds objects after a
+   gap.
+4. Order: snapshot created and read back < boundary created and read back < old slots and older snapshots deleted. Boundaries are numbered
+   without gaps, each created only after the one before was seen, so that the last one is the highest and is found without a LIST.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ Body = Any
 
 
 class LogDeletionBoundary(StrictFrozenModel):
-    """Object stating that the control log's records up to and including ``slot`` (a numbered position) may have been deleted, because a
-    snapshot replaces them. Boundaries are numbered from 1.
-    """
+    """Statement that the records up to and including ``slot`` may have been deleted, because a snapshot replaces them. Numbered from 1."""
 
     version: int
     log: str
@@ -60,7 +58,7 @@ class LogDeletionBoundary(StrictFrozenModel):
 
 
 class StateSnapshot(StrictFrozenModel, Generic[S]):
-    """Stored state of a control log after the records up to and including position ``state.slot``."""
+    """Stored state of a control log after the records up to and including ``state.slot``."""
 
     version: int
     log: str
@@ -68,16 +66,11 @@ class StateSnapshot(StrictFrozenModel, Generic[S]):
 
 
 class SlotContention(Exception):
-    """Raised if an append has lost the next position of the log (its slot) to other processes more often than its caller allows. The
-    caller then does without the record, or stores it elsewhere.
-    """
+    """Raised if an append has lost the next slot to other processes more often than its caller allows."""
 
 
 class StateIdentity(StrictFrozenModel):
-    """Identity of a state within its control log, by which another process can check whether the log still contains that state.
-
-    It names the last record from which the state was computed, or the boundary whose snapshot equals the state. A state that is stored
-    elsewhere with its identity, for instance on local disk, can be used without searching for the log's boundary.
+    """Identity of a state within its control log, by which a state that is stored elsewhere is known to be of this log.
 
     boundary: the highest boundary that was known when the state was computed.
     incarnation: random id of the writer of the last record; empty if the state is exactly the boundary's snapshot.
@@ -91,10 +84,9 @@ class StateIdentity(StrictFrozenModel):
 
 @dataclass(frozen=True)
 class ControlLogFormat(Generic[S]):
-    """Properties that distinguish one kind of control log (partition or catalog) from another.
+    """Properties of one kind of control log (partition or catalog).
 
-    record, snapshot: types of the stored objects.
-    apply: pure function (state, record) -> state that folds one record into the state.
+    apply: pure function that folds one record into the state.
     state_with_store_times_of_records: function (state, slot -> milliseconds) -> state that contains the store's modification time of each
         record to which it refers. Called before these records may be deleted.
     """
@@ -106,7 +98,7 @@ class ControlLogFormat(Generic[S]):
 
 
 class ControlLog(Generic[S]):
-    """Access of one process to one control log, with the state that results from replaying its records. Not thread-safe.
+    """Access of one process to one control log, with the folded state. Not thread-safe.
 
     Each instance has its own writer incarnation, a random id stored in its records. Reading methods raise BadControlRecord if an object is
     corrupt or in the wrong place, and StoreError if the store fails.
@@ -127,14 +119,11 @@ class ControlLog(Generic[S]):
     ) -> None:
         """Set up access to the log. Makes no request.
 
-        :param prefix: key prefix of the log's objects in ``store``.
-        :param name: name of the log, stored in each object.
+        :param name: stored in each object of the log.
         :param empty_state: the state of a log without records.
         :param incarnation: random id, used by no other instance.
         :param min_slot: slot that the log is known to have had; a fold that ends below it is refused. 0 if none is known.
-        :param convert_to_reader_state: function folded state -> state that ``state`` returns. ``append_due_records`` uses the folded state
-            itself.
-        :param log_format: record types and fold function of this kind of log.
+        :param convert_to_reader_state: folded state -> state that ``state`` returns. ``append_due_records`` uses the folded state itself.
         :param clock_ms: this machine's clock, stored in records for people only.
         """
         self.store = store
@@ -156,13 +145,12 @@ class ControlLog(Generic[S]):
 
     @property
     def state(self) -> S:
-        """Return the state for readers as of the last read of the log. Call ``refresh`` first for the current state."""
+        """State for readers as of the last read of the log."""
         return self._state_as_readers_see_it(self._state_folded_from_records)
 
     @property
     def _state_folded_from_records(self) -> S:
-        """Return the state that results from the log's records, without the change made for readers. Reads the log now if it
-        was not read yet."""
+        """Folded state, without the change made for readers. Reads the log now if it was not read yet."""
         if self._state is not None:
             return self._state
         if not self._adopt_cached_state_if_still_valid():
@@ -170,34 +158,29 @@ class ControlLog(Generic[S]):
         return self._apply_records_up_to_log_end(None)
 
     def _state_as_readers_see_it(self, state: S) -> S:
-        """Return a folded state as readers see it, after applying ``convert_to_reader_state``."""
         return state if self._view is None else self._view(state)
 
     def continue_from_cached_state(self, state: S, identity: StateIdentity | None = None) -> None:
-        """Continue from a state that was computed earlier from the same log. If records after that state were deleted meanwhile, because a
-        snapshot replaces them, the log is read again from its snapshot.
+        """Continue from a state that was computed earlier from the same log.
 
-        :param identity: identity of the state in its log. With it the state may come from another process: the next read first checks that
-            the log still has the record which the identity names.
+        :param identity: with it the state may come from another process: the next read first checks that the log still has the record which
+        the identity names.
         """
         self._state, self._kept = (state, None) if identity is None else (None, (state, identity))
         self._last = None
 
     def state_identity(self) -> StateIdentity | None:
-        """Return the identity of the present state, by which another process can check that the log still contains the state; None if the
-        log is empty or the writer of its last record is not known.
-        """
+        """Return the identity of the present state; None if the log is empty or the writer of its last record is not known."""
         state = self.state
         if self._boundary.slot == state.slot:
             return StateIdentity(boundary=self._boundary) if state.slot else None
         return StateIdentity(boundary=self._boundary, incarnation=self._last[0], attempt=self._last[1]) if self._last else None
 
     def control_record_object_key(self, slot: int) -> str:
-        """Return the object key of the record at a position (slot) of the log."""
         return f"{self.prefix}/log/{slot:020d}.json"
 
     def build_record_to_append(self, body: Body) -> ControlRecord[Any]:
-        """Return the record that appending ``body`` would create now, so that the ordering rules can be checked before the append."""
+        """Return the record that appending ``body`` would create now."""
         return self._form.record(
             version=records.VERSION,
             log=self.name,
@@ -216,11 +199,10 @@ class ControlLog(Generic[S]):
         return self.state
 
     def refresh_and_check_gaps(self) -> S:
-        """Read the log to its end, check by LIST that no object is missing before it, and return the state.
+        """Read the log to its end, check by LIST that no object is missing before it, and return the state. Raises BadControlRecord if one
+        is missing.
 
-        Records are numbered without gaps, so every listed object can be reached unless an earlier one was lost; reading alone would
-        take the gap for the end. Called before irreversible decisions, and when no position of the log is known at all. Raises
-        BadControlRecord if an object is missing.
+        Reading alone would take a gap for the end, so this is called before irreversible decisions, and when no slot of the log is known.
         """
         beyond = self._last_listed_key_by_object_kind()
         if beyond:
@@ -233,8 +215,8 @@ class ControlLog(Generic[S]):
         return self.state
 
     def _last_listed_key_by_object_kind(self) -> dict[str, str]:
-        """Return the last listed key after the present state, for each kind of object (record, snapshot, boundary) that has one. Takes one
-        LIST request, or more if other objects fill its page.
+        """Return the last listed key after the present state, by kind of object. Takes one LIST request, or more if other objects fill its
+        page.
         """
         last = {kind: self._last_folded_object_key(kind) for kind in SLOT_KINDS}
         keys = [info.key for info in islice(self.store.list(f"{self.prefix}/", after=min(last.values())), PAGE)]
@@ -248,22 +230,18 @@ class ControlLog(Generic[S]):
         return found
 
     def _last_folded_object_key(self, object_kind: str) -> str:
-        """Return the key of the last object of this kind (record, snapshot or boundary) that the present state includes."""
+        """Return the key of the last object of this kind that the present state includes."""
         number = self._boundary.number if object_kind == "boundary" else self.state.slot
         return f"{self.prefix}/{object_kind}/{number:020d}.json"
 
     def reload_from_snapshot(self) -> S:
-        """Read the log again, beginning with its snapshot, and return the state. The snapshot keeps the modification times of log records
-        that are deleted by now. A state that was loaded before the snapshot was written does not have them.
-        """
+        """Read the log again from its snapshot, which has the modification times of log records that are deleted by now."""
         self._reset_to_snapshot()
         self._apply_records_up_to_log_end(None)
         return self.state
 
     def read_records_with_resulting_states(self) -> tuple[S, list[tuple[ControlRecord[Any], S]]]:
-        """Return the state before the oldest record that the log still has, and a list of each record with the state after it. For display;
-        writes nothing.
-        """
+        """Return the state before the oldest record that the log still has, and each record with the state after it. For display."""
         while True:
             self._reset_to_snapshot()
             base = state = self._state_folded_from_records
@@ -277,11 +255,7 @@ class ControlLog(Generic[S]):
                 return base, steps
 
     def has_new_records(self) -> bool:
-        """Return whether the log has changed since this instance last read it. Makes two requests if it has not.
-
-        If the log no longer contains the state that was read (it was cut, or replaced by an older copy), the next read starts over from the
-        snapshot.
-        """
+        """Return whether the log has changed since this instance last read it. Makes two requests if it has not."""
         state, mark = self.state, self.state_identity()
         if mark is None:
             return (
@@ -291,16 +265,15 @@ class ControlLog(Generic[S]):
         if not self.has_changed_since(state.slot, mark):
             return False
         tied = self.contains_state(state.slot, mark)
+        # The log was cut, or replaced by an older copy: the next read starts over from the snapshot.
         if not tied:
             self._state, self._last, self._boundary = None, None, self._nothing
             self.diverged = tied is False
         return True
 
     def has_changed_since(self, slot: int, identity: StateIdentity) -> bool:
-        """Return whether the log has changed since another process read it up to and including position ``slot``.
-
-        :param identity: identity of that process's state. If the log no longer has the record that the identity names, the log counts as
-            changed.
+        """Return whether the log has changed since another process read it up to and including ``slot``, or no longer has the record that
+        ``identity`` names.
         """
         self._boundary = identity.boundary
         if self.floor > slot or not self.contains_state(slot, identity):
@@ -311,13 +284,11 @@ class ControlLog(Generic[S]):
         )
 
     def has_min_new_records(self, min_new_record_count: int) -> bool:
-        """Return whether at least ``min_new_record_count`` records were added to the log after the present state. Makes one request."""
+        """Return whether at least so many records follow the present state. Makes one request."""
         return self._read_object(self.control_record_object_key(self.state.slot + min_new_record_count)) is not None
 
     def last_slot_if_stored_else_zero(self) -> int:
-        """Return the position (slot) of the last record in the present state after reading that record back from the store, or 0 if it is
-        not there.
-        """
+        """Return the slot of the present state after reading its record back from the store; 0 if it is not there."""
         state, mark = self.state, self.state_identity()
         return state.slot if mark is not None and self.contains_state(state.slot, mark) else 0
 
@@ -330,8 +301,7 @@ class ControlLog(Generic[S]):
 
         After a StoreError the last record may or may not be in the log, so the caller must not change anything that depends on it.
 
-        :param decide_record_to_append: function present state -> body of the record to append, or None if there is nothing left to append.
-        :param max_lost_slots: number of positions lost to other writers after which SlotContention is raised; 0 for no limit.
+        :param max_lost_slots: number of slots lost to other writers after which SlotContention is raised; 0 for no limit.
         """
         lost = 0
         while True:
@@ -358,8 +328,8 @@ class ControlLog(Generic[S]):
                     raise SlotContention
 
     def write_snapshot_and_delete_records(self, min_new_records: int = CUT_EVERY) -> bool:
-        """Write a snapshot and a boundary, and delete the records that the snapshot includes, if at least ``min_new_records`` records were
-        added since the last boundary. Return whether records were deleted.
+        """Write a snapshot and a boundary, and delete the records that the snapshot includes, if at least ``min_new_records`` were added
+        since the last boundary. Return whether records were deleted.
 
         Any process may do this at any time, also several at once. Makes no request if too few records were added.
         """
@@ -383,10 +353,9 @@ class ControlLog(Generic[S]):
         return True
 
     def restart_as_empty_log(self, create_empty_state: Callable[[int], S]) -> S:
-        """Abandon a log that is damaged for good, by a snapshot of an empty state above every position that was ever used. Return that
-        state. Records below the snapshot that reappear later, or that a process writes after a pause, have no effect.
+        """Abandon a log that is damaged for good, by a snapshot of an empty state above every slot that was ever used. Records below the
+        snapshot that reappear later, or that a process writes after a pause, have no effect.
 
-        :param create_empty_state: returns the empty state for the snapshot's position (slot).
         :raises Unavailable: if the snapshot cannot be read back.
         """
         self._read_highest_deletion_boundary()
@@ -399,16 +368,13 @@ class ControlLog(Generic[S]):
         return self.reload_from_snapshot()
 
     def _highest_listed_object_number(self, object_kind: str) -> int:
-        """Return the highest number among the listed objects of this kind, or 0 if none is listed."""
         prefix = f"{self.prefix}/{object_kind}/"
         names = (info.key.removeprefix(prefix) for info in self.store.list(prefix))
         return max((int(name[:20]) for name in names if _NUMBERED.fullmatch(name)), default=0)
 
     def _apply_records_up_to_log_end(self, appended: ControlRecord[Any] | None) -> S:
-        """Read the log to its end, and return the state. If unread records were deleted meanwhile, as the boundary then shows, read
-        everything again from the snapshot.
-
-        :param appended: record that was just created, so that it need not be read back; None to read the log up to its end.
+        """Read the log to its end, or apply ``appended``, the record that was just created. If the boundary shows that unread records were
+        deleted meanwhile, read everything again from the snapshot.
         """
         while True:
             base = self._state_folded_from_records
@@ -423,9 +389,6 @@ class ControlLog(Generic[S]):
             appended = None
 
     def _require_log_not_shortened(self, state: S) -> None:
-        """Raise BadControlRecord if the log ends below ``min_slot``, a position that it had reached, because the log was then damaged or
-        replaced by an older copy.
-        """
         if state.slot < self.floor:
             cause = f"{self.name} ends at slot {state.slot}, the catalog has seen its slot {self.floor}: the records between are missing"
             hint = (
@@ -435,8 +398,8 @@ class ControlLog(Generic[S]):
             raise BadControlRecord(cause, segment=f"{self.store.url}/{self.control_record_object_key(state.slot + 1)}", hint=hint)
 
     def contains_state(self, slot: int, identity: StateIdentity) -> bool | None:
-        """Return whether the log still has the record or boundary that a state's identity names: False if another one is in its place, None
-        if the record no longer exists, because it was deleted after a snapshot or lost.
+        """Return whether the log still has the record or boundary of an identity: False if another one is in its place, None if it no
+        longer exists, because it was deleted after a snapshot or lost.
         """
         if not identity.incarnation:
             return self._read_control_object(LogDeletionBoundary, self._boundary_object_key(identity.boundary.number)) == identity.boundary
@@ -444,15 +407,12 @@ class ControlLog(Generic[S]):
         return None if record is None else (record.incarnation, record.attempt) == (identity.incarnation, identity.attempt)
 
     def _iterate_records_after(self, slot: int) -> Iterator[ControlRecord[Any]]:
-        """Yield the records after position ``slot`` up to the end of the log, one request each."""
         while (record := self._read_record_at_slot(slot + 1)) is not None:
             yield record
             slot = record.slot
 
     def _adopt_cached_state_if_still_valid(self) -> bool:
-        """Continue from the state given to ``continue_from_cached_state`` if the log still holds the last record that this state includes.
-        Return whether it does; False also if no state was given.
-        """
+        """Continue from the cached state if there is one and the log still holds its last record. Return whether that is so."""
         if self._kept is None:
             return False
         (state, mark), self._kept = self._kept, None
@@ -464,13 +424,11 @@ class ControlLog(Generic[S]):
         return bool(found)
 
     def _reset_to_snapshot(self) -> None:
-        """Set the state to the snapshot of the highest boundary, or to the empty state if there is no boundary.
-
-        A log of few records probably has no boundary, so the empty state is set without a request. The caller reads the boundary after the
-        records, and starts over if there is one.
-        """
+        """Set the state to the snapshot of the highest boundary, or to the empty state if there is no boundary."""
         self._last = None
         boundary = self._boundary
+        # A log of few records probably has no boundary, so no request is made. The caller reads the boundary after the records, and starts
+        # over if there is one.
         if boundary.slot == 0 and 0 < self.floor < CUT_EVERY:
             self._state = self._empty
             return
@@ -487,9 +445,7 @@ class ControlLog(Generic[S]):
         raise BadControlRecord(f"the snapshot that boundary {boundary.number} names is missing", segment=where, hint="Restore it")
 
     def _read_record_at_slot(self, slot: int) -> ControlRecord[Any] | None:
-        """Return the record at a position (slot) of the log, or None if there is none. Raises BadControlRecord if the object belongs to
-        another position or log.
-        """
+        """Raise BadControlRecord if the object belongs to another slot or log."""
         key = self.control_record_object_key(slot)
         record = self._read_control_object(self._form.record, key)
         if record is not None and (record.slot != slot or record.log != self.name):
@@ -498,13 +454,10 @@ class ControlLog(Generic[S]):
         return record
 
     def _snapshot_object_key(self, slot: int) -> str:
-        """Return the object key of the snapshot taken at a position (slot) of the log."""
         return f"{self.prefix}/snapshot/{slot:020d}.json"
 
     def read_snapshot(self, slot: int) -> S | None:
-        """Return the snapshot taken at position ``slot``, or None if there is none. Raises BadControlRecord if the object belongs to
-        another position or log.
-        """
+        """Return the snapshot taken at ``slot``, or None. Raises BadControlRecord if the object belongs to another slot or log."""
         key = self._snapshot_object_key(slot)
         snapshot = self._read_control_object(self._form.snapshot, key)
         if snapshot is None:
@@ -515,9 +468,7 @@ class ControlLog(Generic[S]):
         return snapshot.state
 
     def _create_and_verify_snapshot(self, state: S) -> bool:
-        """Create a snapshot of ``state`` and return whether it can be read back. A snapshot that another process created at the same
-        position is equally valid.
-        """
+        """Create a snapshot, and return whether it can be read back. One that another process created at the same slot is equally valid."""
         snapshot = self._form.snapshot(version=records.VERSION, log=self.name, state=state)
         try:
             self.store.create(self._snapshot_object_key(state.slot), records.append_checksum(snapshot.model_dump_json().encode()))
@@ -526,13 +477,10 @@ class ControlLog(Generic[S]):
         return self.read_snapshot(state.slot) is not None
 
     def _boundary_object_key(self, number: int) -> str:
-        """Return the object key of a boundary by its number."""
         return f"{self.prefix}/boundary/{number:020d}.json"
 
     def _read_highest_deletion_boundary(self) -> LogDeletionBoundary:
-        """Return the highest boundary, up to which records may have been deleted. Makes one request if there is no new boundary; otherwise
-        searches for the highest number by doubling and halving it.
-        """
+        """Makes one request if there is no new boundary; otherwise searches for the highest number by doubling and halving the step."""
         known = self._boundary
         step = 1
         while (found := self._read_control_object(LogDeletionBoundary, self._boundary_object_key(known.number + step))) is not None:
@@ -546,19 +494,16 @@ class ControlLog(Generic[S]):
         return known
 
     def _create_deletion_boundary(self, slot: int) -> None:
-        """Create the next boundary, which permits deletion of the records up to ``slot``. An existing boundary or a failed request is
-        ignored, because the highest boundary is read again before anything is deleted.
-        """
         number = self._boundary.number + 1
         boundary = LogDeletionBoundary(version=records.VERSION, log=self.name, number=number, slot=slot)
         try:
             self.store.create(self._boundary_object_key(number), records.append_checksum(boundary.model_dump_json().encode()))
         except (AlreadyExists, Unavailable):
-            pass
+            pass  # the highest boundary is read again before anything is deleted
 
     def _delete_log_records_below_boundary(self) -> None:
-        """Delete the records and snapshots below the highest boundary, which is read again first. Records that a slow process wrote below
-        the boundary are deleted, too.
+        """Delete the records and snapshots below the highest boundary, which is read again first; also records that a slow process wrote
+        there later.
         """
         bound = self._read_highest_deletion_boundary().slot
         for kind, beyond in (("log", bound + 1), ("snapshot", bound)):
@@ -571,21 +516,17 @@ class ControlLog(Generic[S]):
             self.store.delete(keys)
 
     def _read_control_object(self, value_type: type[records.ValueT], key: str) -> records.ValueT | None:
-        """Return the object at ``key`` as a value of this type, or None if there is none. A corrupt object is fetched once more before it
-        is refused.
-        """
         data = self._read_object(key)
         if data is None:
             return None
         where = f"{self.store.url}/{key}"
         try:
             return records.decode_checksummed_json(value_type, data, where)
-        except BadControlRecord:
+        except BadControlRecord:  # fetched once more before it is refused
             again = self._read_object(key)
             return records.decode_checksummed_json(value_type, data if again is None else again, where)
 
     def _read_object(self, key: str) -> bytes | None:
-        """Return an object's bytes, or None if there is none."""
         try:
             return self.store.get(key)
         except NotFound:
@@ -593,5 +534,4 @@ class ControlLog(Generic[S]):
 
 
 def is_record_of_same_append_attempt(stored: ControlRecord[Any], attempted: ControlRecord[Any]) -> bool:
-    """Return whether a stored record is the one that this process tried to create: same writer incarnation and same attempt number."""
     return stored.incarnation == attempted.incarnation and stored.attempt == attempted.attempt

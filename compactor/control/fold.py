@@ -44,10 +44,7 @@ EntryWithTime = TypeVar("EntryWithTime", CompactorLeader, GroupAwaitingDeletion,
 
 
 def apply_partition_record(state: PartitionState, record: ControlRecord[Any], find_violation: RuleCheck) -> PartitionState:
-    """Return the partition's state after one more record of its control log.
-
-    :param find_violation: returns why the record has no effect in a state, or an empty string.
-    """
+    """Return the partition's state after one more record of its control log."""
     reason = find_violation(state, record)
     changes = _changes_by_record_without_effect(state, record, reason) if reason else EFFECTS[type(record.body)](state, record, record.body)
     changes["slot"] = record.slot
@@ -60,7 +57,6 @@ def apply_catalog_record(state: CatalogState, record: ControlRecord[Any]) -> Cat
 
 
 def _catalog_changes_by_record(state: CatalogState, record: ControlRecord[Any], body: Any) -> StateDelta:
-    """Return the fields of the catalog that a record changes."""
     if isinstance(body, r.PartitionChanged):
         return _changes_by_partition_change_hints(state, record, {str(body.topic_partition): body.slot})
     if isinstance(body, r.PartitionsChanged):
@@ -87,10 +83,8 @@ def _catalog_changes_by_record(state: CatalogState, record: ControlRecord[Any], 
 
 
 def _changes_by_partition_change_hints(state: CatalogState, record: ControlRecord[Any], slots: Mapping[str, int]) -> StateDelta:
-    """Return the catalog's changed fields after hints that partitions have new records.
-
-    A hint without a log position discards the result of the partition's last retirement check. A hint with a log position raises the
-    position that the log is known to have reached.
+    """Return the changes by hints that partitions have new records. A hint without a slot discards the result of the partition's last
+    retirement check.
     """
     changes: StateDelta = {
         "partitions": state.partitions | dict.fromkeys(slots, record.slot),
@@ -101,13 +95,12 @@ def _changes_by_partition_change_hints(state: CatalogState, record: ControlRecor
 
 
 def _merge_slots_by_maximum(slots: dict[str, int], newer_slots: Mapping[str, int]) -> dict[str, int]:
-    """Return for each control log, by its name, the larger of two positions (slots) that it is known to have reached."""
     return slots | {name: slot for name, slot in newer_slots.items() if slot > slots.get(name, 0)}
 
 
 def state_with_store_times_of_records(state: PartitionState, slot_time_ms: Callable[[int], int]) -> PartitionState:
-    """Return the state with modification times filled in: the store's times of the records from which grace, leases and the age of imports
-    are measured. Called before those records are deleted.
+    """Return the state with the store's times of the records from which grace, leases and the age of imports are measured. Called before
+    those records are deleted.
     """
 
     def with_store_time_of_record(entry: EntryWithTime) -> EntryWithTime:
@@ -123,7 +116,6 @@ def state_with_store_times_of_records(state: PartitionState, slot_time_ms: Calla
 
 
 def _changes_by_record_without_effect(state: PartitionState, record: ControlRecord[Any], reason: str) -> StateDelta:
-    """Return the changes by a record that has no effect: an entry with the reason in the list of such records (``fenced``)."""
     body = record.body
     entry = FencedAppend(
         slot=record.slot,
@@ -138,7 +130,6 @@ def _changes_by_record_without_effect(state: PartitionState, record: ControlReco
 
 
 def _writer_name(state: PartitionState, record: ControlRecord[Any]) -> str:
-    """Return the name of the process that wrote a record if it is one of the remembered leaders, else the writer's random id."""
     known = (epoch.holder for epoch in reversed(state.epochs) if epoch.incarnation == record.incarnation)
     return next(known, record.incarnation)
 
@@ -169,7 +160,6 @@ def _apply_leadership_released(state: PartitionState, record: ControlRecord[Any]
 
 
 def _epochs_with_last_marked_ended(state: PartitionState, record: ControlRecord[Any], ending: str) -> tuple[CompactorEpochAndEnding, ...]:
-    """Return the compactor epochs with the last one marked as ended. ``ending``: how it ended, ``replaced`` or ``released``."""
     if not state.epochs or state.epochs[-1].ended:
         return state.epochs
     return (*state.epochs[:-1], state.epochs[-1].model_copy(update={"ended": ending, "ended_ms": record.at_ms}))
@@ -208,11 +198,6 @@ def _apply_segments_prepended(state: PartitionState, record: ControlRecord[Any],
 
 
 def _apply_tail_truncated(state: PartitionState, record: ControlRecord[Any], body: r.TailTruncated) -> StateDelta:
-    """Return the changes by a truncation: the new branch replaces the discarded one.
-
-    Discarded segments wait for grace (a period before their deletion), and cleaner offsets above the truncation are lowered to it. Open
-    imports become void, because they were checked against the discarded branch.
-    """
     gone = set(body.voided)
     kept = tuple(segment for segment in state.live if segment.id not in gone)
     changes = _changes_by_lowered_cleaner_offsets(state, body.offset)
@@ -236,6 +221,7 @@ def _apply_tail_truncated(state: PartitionState, record: ControlRecord[Any], bod
     if body.new_segments:
         entry = state.registrations[body.cut_id]
         changes |= _changes_by_updated_import(state, record, entry.model_copy(update={"ids": (), "tiered_end": live[-1].end_offset}))
+    # Open imports were checked against the discarded branch.
     if record.version >= 5:  # what an earlier version has let in stays in
         changes |= _changes_by_voided_imports(state.model_copy(update=changes), record, group.why)
     return changes | {
@@ -259,18 +245,13 @@ def _changes_by_voided_imports(state: PartitionState, record: ControlRecord[Any]
 
 
 def _apply_topic_id_adopted(state: PartitionState, record: ControlRecord[Any], body: r.TopicAdopted) -> StateDelta:
-    """Return the changes by a record that declares the tier's topic id. If it replaces the id of another topic, the recorded leader epochs
-    and last batches are dropped, because they are those of the other topic.
-    """
     changes: StateDelta = {"topic_id": body.topic_id or state.topic_id, "adopted_seam": body.seam}
+    # The recorded leader epochs and last batches are those of the other topic.
     other = body.topic_id and body.previous_id and body.topic_id != body.previous_id
     return changes | {"lineage": (), "lineage_end": -1, "tail": ()} if other else changes
 
 
 def _apply_partition_deleted(state: PartitionState, record: ControlRecord[Any], body: r.PartitionDeleted) -> StateDelta:
-    """Return the changes by a deletion: the partition is empty. Live segments wait for their deletion and cannot be restored; announced or
-    registered ids become unusable for ever.
-    """
     why = "the partition was deleted"
     group = GroupAwaitingDeletion(
         slot=record.slot,
@@ -312,9 +293,6 @@ def _apply_partition_deleted(state: PartitionState, record: ControlRecord[Any], 
 
 
 def _apply_log_start_raised(state: PartitionState, record: ControlRecord[Any], body: r.LogStartRaised) -> StateDelta:
-    """Return the changes by a raised log start: readers no longer see the segments below it. These wait for their deletion and cannot be
-    restored.
-    """
     gone = set(body.ids)
     changes: StateDelta = {"log_start_offset": body.offset, "log_start_slot": record.slot}
     if not gone:
@@ -336,10 +314,7 @@ def _apply_log_start_raised(state: PartitionState, record: ControlRecord[Any], b
 def _changes_by_updated_import(
     state: PartitionState, record: ControlRecord[Any], registration: OpenImport, void_reason: str = ""
 ) -> StateDelta:
-    """Return the changes that store ``registration``, the new state of an import, which stays open until each of its ids is tiered or void.
-
-    :param void_reason: why the remaining ids are void; empty if they are not.
-    """
+    """Return the changes that store an import, which stays open until each of its ids is tiered or void (``void_reason``)."""
     if registration.ids and not void_reason:
         return {"registrations": state.registrations | {registration.import_id: registration}}
     closed = ClosedImport(import_id=registration.import_id, slot=record.slot, tiered_end=registration.tiered_end, voided=void_reason)
@@ -353,19 +328,16 @@ def _apply_import_voided(state: PartitionState, record: ControlRecord[Any], body
 
 
 def _changes_by_voided_ids(state: PartitionState, ids: Iterable[str]) -> StateDelta:
-    """Return the changes that make these ids unusable for ever."""
     return {"voided": (*state.voided, *ids)[-VOIDED:]}
 
 
 def _announced_segment_ids(state: PartitionState) -> Iterator[str]:
-    """Yield the ids of the new segments that the open intent has announced."""
     return (task.new_segment_id for task in state.intent.plan.tasks) if state.intent else iter(())
 
 
 def _changes_by_broker_lineage(state: PartitionState, newer: tuple[EpochEntry, ...], end_offset: int) -> StateDelta:
-    """Return the changes by the broker's new leader-epoch lineage. If the broker's log was truncated or has diverged, cleaner offsets above
-    the divergence are lowered to it.
-    """
+    """Return the changes by the broker's new lineage."""
+    # Data from a divergence on was not cleaned, so cleaner offsets above it are lowered to it.
     parted = lineage.first_divergent_offset(state.lineage, state.end_offset + 1, newer, end_offset)
     moved: StateDelta = {"lineage": newer, "lineage_end": end_offset}
     return (
@@ -376,9 +348,7 @@ def _changes_by_broker_lineage(state: PartitionState, newer: tuple[EpochEntry, .
 
 
 def _changes_by_lowered_cleaner_offsets(state: PartitionState, divergence_offset: int) -> StateDelta:
-    """Return the changes that lower all cleaner offsets above ``divergence_offset`` to it, including those stored for undo and for
-    deletions.
-    """
+    """Return the changes that lower all cleaner offsets above ``divergence_offset`` to it, also those stored for undo and for deletions."""
 
     def with_lowered_cleaner_offset(group: GroupAwaitingDeletion) -> GroupAwaitingDeletion:
         both = {name: offsets.cap_cleaner_offsets(getattr(group, name), divergence_offset) for name in ("vector_before", "vector")}
@@ -412,7 +382,6 @@ def _apply_receipts_added(state: PartitionState, record: ControlRecord[Any], bod
 
 
 def _require_open_intent(state: PartitionState) -> RoundIntent:
-    """Return the open intent (a round's announced plan). The ordering rules refuse a record that needs an intent if none is open."""
     if state.intent is None:
         raise AssertionError("the rules let a record pass that needs an open intent")
     return state.intent
@@ -424,9 +393,6 @@ def _apply_intent_undone(state: PartitionState, record: ControlRecord[Any], body
 
 
 def _apply_round_published(state: PartitionState, record: ControlRecord[Any], body: r.RoundPublished) -> StateDelta:
-    """Return the changes by a publication: new segments replace their sources for all readers at once. The sources' objects begin to wait
-    for grace, a period before their deletion.
-    """
     by_id = state.live_segments_by_id()
     replaced_by = {source: new.segment.id for new in body.replacements for source in new.sources}
     outputs = {new.sources[0]: new.segment for new in body.replacements}
@@ -483,13 +449,11 @@ def _apply_round_published(state: PartitionState, record: ControlRecord[Any], bo
 
 
 def _changes_by_restored_round(state: PartitionState, run_id: str, outputs: GroupAwaitingDeletion, *, unrestored_groups: int) -> StateDelta:
-    """Return the changes by a round that restores the sources of ``run_id`` as copies.
+    """Return the changes by a round that restores the sources of ``run_id`` as copies. The original sources are deleted at the end of their
+    grace.
 
-    The run's outputs wait for their deletion like other removed segments. The original sources are deleted at the end of their grace,
-    because copies have taken their place.
-
-    :param outputs: the outputs that readers no longer use.
-    :param unrestored_groups: number of groups that could not be restored, so that readers keep the run's outputs.
+    :param outputs: the run's outputs that readers no longer use.
+    :param unrestored_groups: number of groups whose outputs readers keep.
     """
     why = f"run {run_id} was taken back"
     reason = (
@@ -527,7 +491,6 @@ def _apply_segment_deletion_ended(state: PartitionState, record: ControlRecord[A
 
 
 def _apply_round_undone(state: PartitionState, record: ControlRecord[Any], body: r.RoundUndone) -> StateDelta:
-    """Return the changes by an undo: readers get the round's sources back. The outputs wait for grace like other removed segments."""
     group = next(group for group in state.waiting if group.run_id == body.run_id and not group.undone)
     outputs = set(group.replaced_by.values())
     left = tuple(segment for segment in state.live if segment.id in outputs)
@@ -553,9 +516,6 @@ def _apply_round_undone(state: PartitionState, record: ControlRecord[Any], body:
 
 
 def _apply_run_ended(state: PartitionState, record: ControlRecord[Any], body: r.RunEnded) -> StateDelta:
-    """Return the changes by the end of a run: its outcome and figures in the run history. A quarantined run increases the partition's
-    number of failures in a row.
-    """
     reported = {"status": body.status, "reason": body.reason, "segment": body.segment, "stats": body.stats}
     runs = _run_history_with_changed_run(state, body.run_id, **reported)
     if state.find_run(body.run_id) is None:  # it failed before there was a plan
@@ -572,7 +532,6 @@ def _apply_run_ended(state: PartitionState, record: ControlRecord[Any], body: r.
 
 
 def _run_history_with_changed_run(state: PartitionState, run_id: str, **changes: Any) -> tuple[RunHistoryEntry, ...]:
-    """Return the run history in which the entries of one run have the given values (``changes``: field -> value)."""
     return tuple(run.model_copy(update=changes) if run.run_id == run_id else run for run in state.runs)
 
 

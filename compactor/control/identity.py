@@ -4,9 +4,7 @@
 
 With a mistyped ``control_url`` the catalog is empty, and every segment would look like an orphan. Therefore no identity is created over a
 root that holds another id, or segments that the catalog does not name. A root without an id (written by an earlier version, or the id was
-lost) is adopted by the catalog that names all its segments, and by no other.
-
-Nothing is written into broker-managed and listed tiers for this. Their kind, URL and cluster id are stored in the tier-wide log.
+lost) is adopted by the catalog that names all its segments, and by no other. Broker-managed and listed tiers have no such object.
 """
 
 from __future__ import annotations
@@ -38,10 +36,7 @@ FIRST_OBJECTS = 1_000
 
 @dataclass(frozen=True)
 class DataRootTierId:
-    """Content of ``tier-id.json``, the object in the data root that names the tier to which the root belongs.
-
-    made_by, control_url: process and control store that created it, for people.
-    """
+    """Content of ``tier-id.json``. ``made_by``, ``control_url``: process and control store that created it, for people."""
 
     tier_id: str
     made_by: str = ""
@@ -55,11 +50,9 @@ class DataRootTierId:
 
 
 def read_data_root_tier_id(ports: EnvironmentPorts) -> DataRootTierId | None:
-    """Return the tier id that is stored in the data root, or None if there is none. Raises BadData if the object is corrupt.
-
-    The object has no checksum, so it is read until two answers in a row are equal.
-    """
+    """Return the tier id that is stored in the data root, or None. Raises BadData if the object is corrupt."""
     before = data = b""
+    # The object has no checksum, so it is read until two answers in a row are equal.
     for _ in range(IDENTITY_READ_ATTEMPTS):
         try:
             data = ports.data.get(KEY)
@@ -77,23 +70,20 @@ def read_data_root_tier_id(ports: EnvironmentPorts) -> DataRootTierId | None:
 
 
 class DataRootOwnershipCheckByTierId:
-    """Check that the data root belongs to this tier, done once before a process leads anything, and again before each sweep.
+    """Check that the data root belongs to this tier, made once before a process leads anything, and again before each sweep.
 
-    tier_id: the tier's id in the catalog; read from the catalog when it is first needed, unless a caller has set it.
+    tier_id: the tier's id; read from the catalog when it is first needed, unless a caller has set it.
     """
 
     def __init__(self, *, is_exclusive: bool = True) -> None:
-        """Set up the check. ``is_exclusive``: whether only this program writes into the data root; if not, every check passes."""
+        """``is_exclusive``: whether only this program writes into the data root; if not, every check passes."""
         self.tier_id = ""
         self.ours = is_exclusive
         self._asked = False
 
     def require_data_root_owned_by_this_tier(self, ports: EnvironmentPorts, *, repeat_if_passed_before: bool = False) -> None:
-        """Raise UsageError unless the data root certainly belongs to this tier. Called before writing and sweeping.
-
-        A root without an id gets this tier's id if the catalog names every segment in it.
-
-        :param repeat_if_passed_before: check again even if the check has passed before.
+        """Raise UsageError unless the data root certainly belongs to this tier. A root without an id gets this tier's id if the catalog
+        names every segment in it.
         """
         if not self.ours or (self._asked and not repeat_if_passed_before):
             return
@@ -134,13 +124,12 @@ class DataRootOwnershipCheckByTierId:
             )
 
     def require_no_broker_objects(self, ports: EnvironmentPorts) -> None:
-        """Raise UsageError if brokers write into this data root, although the configuration calls it a compactor-managed tier."""
+        """Raise UsageError if brokers write into this data root."""
         found = recognize_layout(info.key for info in islice(ports.data.list(""), FIRST_OBJECTS)) if self.ours else None
         if found is not None:
             raise UsageError(f"there is no tier at {ports.data.url} that could be ours: it is {found.what}", hint=found.hint)
 
     def _require_same_tier_id(self, ports: EnvironmentPorts, root_id: DataRootTierId) -> None:
-        """Raise UsageError if the id in the data root is not this tier's."""
         if root_id.tier_id != self.tier_id:
             other = f"that of tier {self.tier_id}" if self.tier_id else "has no tier yet"
             is_other = "is " if self.tier_id else ""
@@ -150,10 +139,8 @@ class DataRootOwnershipCheckByTierId:
             )
 
     def _write_tier_id(self, ports: EnvironmentPorts) -> DataRootTierId:
-        """Write this tier's id into a data root that has none, and return the id stored there afterwards.
-
-        Raises UsageError if the data root holds a segment that the catalog does not name, or if the catalog names segments and the data
-        root holds none of them.
+        """Write this tier's id into a data root that has none, and return the id stored there afterwards. Raises UsageError if the root
+        holds a segment that the catalog does not name, or none of the segments that it names.
         """
         catalog = open_catalog(ports).refresh()
         stranger = _find_object_key_unknown_to_catalog(ports, catalog)
@@ -183,13 +170,11 @@ class DataRootOwnershipCheckByTierId:
 
 
 def _find_object_key_unknown_to_catalog(ports: EnvironmentPorts, catalog: CatalogState) -> str:
-    """Return the key of a segment's object that belongs to no segment in the catalog's control logs, or an empty string if there is none.
-
-    Objects are listed before the logs are read: an import registers its segment ids before it uploads, so that an object which was listed
-    is registered by then.
-    """
+    """Return the key of a segment's object that belongs to no segment in the catalog's control logs; empty: none."""
     for text in {found for info in ports.data.list("") if (found := ports.layout.partition_name_in_object_key(info.key))}:
         name = TopicPartition.parse_partition_store_prefix(text)
+        # Listed before the log is read: an import registers its segment ids before it uploads, so that a listed object is registered by
+        # then.
         listed = [item for item in ports.layout.list_objects(name) if item.segment_id]
         known: set[str] = set()
         if listed and text in catalog.partitions:
@@ -202,8 +187,8 @@ def _find_object_key_unknown_to_catalog(ports: EnvironmentPorts, catalog: Catalo
 
 
 def _describe_live_segments_if_none_has_objects(ports: EnvironmentPorts, catalog: CatalogState) -> str:
-    """Return the text ``segments of <partition>``, for a message, if the catalog has live segments but the data root has objects of none of
-    them; else an empty string. Such a data root shows that the configured URL is not the tier's.
+    """Return ``segments of <partition>`` if the catalog has live segments and the data root has objects of none of them, so that the
+    configured URL is not the tier's; empty otherwise.
     """
     named = ""
     for name in catalog.topic_partitions:
@@ -218,7 +203,7 @@ def _describe_live_segments_if_none_has_objects(ports: EnvironmentPorts, catalog
 
 
 def control_store_of_other_tier_problem(state: CatalogState, url: str, cluster_id: str) -> RuleViolationOrEmpty:
-    """Return why a control store belongs to another broker-managed tier, or an empty string. Compares cluster ids if both are known, else
+    """Return why a control store belongs to another broker-managed tier; empty: it does not. Compares cluster ids if both are known, else
     URLs.
     """
     if not state.url:
@@ -232,11 +217,9 @@ def control_store_of_other_tier_problem(state: CatalogState, url: str, cluster_i
 #
 #   <tier.url>/.tiered-compactor/owners/<topic id>/<number>.json    created if absent, never overwritten; the highest number counts
 #
-# Rounds of one topic in two control stores would not know of each other's plans and leadership, and would delete each other's segments. So
-# the first process that leads a partition of the topic takes the topic for its control store, and processes of another control store are
-# refused, until a person takes the topic over (``topics takeover``), which is the next number. Commands that only read ask nobody.
-#
-# The objects lie beside those of the brokers' plug-in, which lists and deletes only what is below its own prefix or folder.
+# Rounds of one topic in two control stores would not know of each other's leadership, and would delete each other's segments. So the first
+# process that leads a partition takes the topic for its control store, and others are refused until ``topics takeover`` adds a number.
+# The brokers' plug-in lists and deletes only below its own prefix or folder.
 
 
 OWNER_PREFIX = ".tiered-compactor/owners/"
@@ -244,7 +227,8 @@ _log = logging.getLogger(__name__)
 
 
 class TopicOwner(StrictFrozenModel):
-    """Control store that compacts a topic. tier_id: the identity in its catalog; a new one if the control store was lost and begun anew.
+    """Control store that compacts a topic. ``tier_id``: the identity in its catalog; a new one if the control store was lost and created
+    again.
 
     by, at_ms: the process that took the topic, and when by its clock, for people.
     """
@@ -257,19 +241,19 @@ class TopicOwner(StrictFrozenModel):
     at_ms: int
 
     def is_same_control_store(self, other: TopicOwner) -> bool:
-        """Return whether both name the same control store. A copy in another place is another one: both could be at work."""
+        """A copy in another place is another control store: both could be at work."""
         return (self.tier_id, self.control_url) == (other.tier_id, other.control_url)
 
 
 class RecordedOwner(NamedTuple):
-    """An owner as it is recorded. number: 0 if there is none."""
+    """An owner as recorded. ``number``: 0 if there is none."""
 
     number: int
     owner: TopicOwner | None
 
 
 def read_topic_owner(data: ObjectStore, topic_id: str) -> RecordedOwner:
-    """Return the control store that compacts a topic now. Raises BadData if the object is corrupt, StoreError."""
+    """Return the control store that compacts a topic. Raises BadData if the object is corrupt, and StoreError."""
     folder = f"{OWNER_PREFIX}{topic_id}/"
     numbers = [info.key.removeprefix(folder).removesuffix(".json") for info in data.list(folder)]
     number = max((int(each) for each in numbers if each.isdecimal()), default=0)
@@ -285,9 +269,8 @@ def read_topic_owner(data: ObjectStore, topic_id: str) -> RecordedOwner:
 
 @dataclass
 class TopicOwnershipCheckByObjects:
-    """Check that this process's control store compacts a topic, made before a process leads one of its partitions.
-
-    topic_id: returns a partition's topic id as the brokers have it now.
+    """Check that this control store compacts a topic, made before a process leads one of its partitions. ``topic_id``: as the brokers have
+    it now.
     """
 
     topic_id: TopicIdOfPartition
@@ -310,10 +293,8 @@ class TopicOwnershipCheckByObjects:
             )
 
     def take_over(self, ports: EnvironmentPorts, partition: TopicPartition) -> str:
-        """Record this control store as the topic's owner. Return the URL of the control store that was the owner before: empty if there was
-        none, and this one's if nothing had to be recorded.
-
-        Raises AlreadyExists if another process was faster, and StoreError.
+        """Record this control store as the topic's owner. Return the URL of the former owner: empty if there was none, this one's if
+        nothing had to be recorded. Raises AlreadyExists if another process was faster, and StoreError.
         """
         mine = self._owner_record(ports, partition)
         try:
@@ -338,7 +319,6 @@ class TopicOwnershipCheckByObjects:
         )
 
     def _record_owner(self, data: ObjectStore, number: int, mine: TopicOwner) -> tuple[int, TopicOwner]:
-        """Create the record of this control store, and return the one that counts."""
         try:
             data.create(_key(mine.topic_id, number), mine.model_dump_json().encode())
         except AlreadyExists:

@@ -36,8 +36,7 @@ def register_import(
     ids: Sequence[str],
     require_state_matches_import: Callable[[PartitionState], None] = lambda state: None,
 ) -> PartitionState:
-    """Register an import and its segment ids, under which objects may be uploaded from then on. Return the resulting state. All ids must be
-    new (``ports.new_id``).
+    """Register an import and its segment ids, under which objects may be uploaded from then on. All ids must be new (``ports.new_id``).
 
     :param require_state_matches_import: called with the state to which the registration is added; raises if the import does not match it.
 
@@ -71,15 +70,7 @@ def record_tiered_segments(
     source_cleaned_to: int = 0,
     accept_loss: bool = False,
 ) -> PartitionState:
-    """Make the uploaded segments of an import readable at the end of the log, all or none. Return the resulting state.
-
-    :param lineage: the broker's leader-epoch-checkpoint, if known.
-    :param tail: the last batches of the segments.
-    :param topic_id: id of the broker's topic, if known.
-    :param log_start_offset: first offset that readers may see. Given only with the first segments of a partition; None if readers may see
-        them from their start.
-    :param source_cleaned_to: the offset up to which a log cleaner had compacted the log, as far as it is known; else 0.
-    :param accept_loss: whether a person has accepted that tombstones and transaction markers are missing after the tier's end.
+    """Make the uploaded segments of an import readable at the end of the log, all or none. Optional arguments: see SegmentsTiered.
 
     Raises Fenced if the import was voided meanwhile, and BadData if the segments no longer continue the log.
     """
@@ -104,13 +95,9 @@ def record_prepended_segments(
     lineage: Sequence[EpochEntry] = (),
     topic_id: TopicId = EMPTY_TOPIC_ID,
 ) -> PartitionState:
-    """Make the uploaded segments of an import readable before the first segment of the log, if no part of the log is compacted yet. Return
-    the resulting state.
+    """Make the uploaded segments of an import readable before the first segment of the log.
 
-    :param lineage: the broker's leader-epoch-checkpoint, if known.
-    :param topic_id: id of the broker's topic, if known.
-    :raises Fenced: if the import was voided meanwhile.
-    :raises BadData: if the segments do not precede the log, or the log was compacted.
+    Raises Fenced if the import was voided meanwhile, and BadData if the segments do not precede the log, or the log was compacted.
     """
     return _append_import_record(
         log, SegmentsPrepended(import_id=import_id, segments=tuple(segments), lineage=tuple(lineage), topic_id=topic_id)
@@ -118,9 +105,6 @@ def record_prepended_segments(
 
 
 def _append_import_record(log: PartitionLog, body: SegmentsTiered | SegmentsPrepended) -> PartitionState:
-    """Append the record that makes an import's segments readable, unless the state shows that it has taken effect already. Return the
-    resulting state.
-    """
     log.refresh()
     import_id, end = body.import_id, body.segments[-1].end_offset
 
@@ -139,8 +123,7 @@ def _append_import_record(log: PartitionLog, body: SegmentsTiered | SegmentsPrep
 
 
 def record_tail_truncation(ports: EnvironmentPorts, log: PartitionLog, body: TailTruncated) -> PartitionState:
-    """Replace the end of the log, from an offset on, by the first segments of the broker's new branch, in one record. Return the resulting
-    state.
+    """Replace the end of the log by the first segments of the broker's new branch, in one record.
 
     Discarded segments wait for grace, at least as long as ``ports.retention`` says, whichever process deletes them. Raises BadData if the
     live segments are no longer those for which ``body`` was built, and Fenced if the new segments' ids were voided meanwhile.
@@ -161,8 +144,8 @@ def record_tail_truncation(ports: EnvironmentPorts, log: PartitionLog, body: Tai
 
 
 def record_topic_id_adoption(log: PartitionLog, body: TopicAdopted) -> PartitionState:
-    """Append ``body``, which states that the log in the tier is that of a topic, or that the topic's log continues it at an offset. Return
-    the resulting state. Raises BadData if an ordering rule refuses the record.
+    """Record that the log in the tier is that of a topic, or that the topic's log continues it at an offset. Raises BadData if an ordering
+    rule refuses it.
     """
     log.refresh()
 
@@ -176,10 +159,8 @@ def record_topic_id_adoption(log: PartitionLog, body: TopicAdopted) -> Partition
 
 
 def record_topic_incarnation_opening(log: PartitionLog, topic_id: TopicId, operator: str) -> PartitionState:
-    """Open the control log of a later incarnation of the topic name (the topic was deleted and created again) for a topic id. Return the
-    resulting state. Raises BadData if the log is in use for another topic id.
-
-    :param operator: the person or process that opens it, for the log.
+    """Open the control log of a later incarnation of the topic name for a topic id. Raises BadData if the log is in use for another topic
+    id.
     """
     log.refresh_and_check_gaps()
     body = IncarnationOpened(topic_id=topic_id, by=operator)
@@ -193,9 +174,7 @@ def record_topic_incarnation_opening(log: PartitionLog, topic_id: TopicId, opera
 
 
 def _require_record_accepted(log: PartitionLog, state: PartitionState, body: BodyT, hint: str) -> BodyT:
-    """Return the body of a record after checking that it would take effect in this state. Raises BadData if an ordering rule refuses it.
-    ``hint``: what the message advises then.
-    """
+    """Return ``body``. Raises BadData with ``hint`` if an ordering rule refuses it."""
     problem = reason_to_refuse_append(log, state, body)
     if problem:
         raise BadData(problem, segment=str(state.topic_partition), hint=hint)
@@ -208,7 +187,6 @@ def find_closed_import(state: PartitionState, import_id: str) -> ClosedImport | 
 
 
 def _voided_import_error(state: PartitionState, import_id: str) -> Fenced:
-    """Return the error for an import that was voided."""
     closed = find_closed_import(state, import_id)
     return Fenced(
         f"{state.topic_partition}: import {import_id} was voided: {closed.voided if closed else 'it took too long to come back'}",

@@ -42,7 +42,7 @@ class TopicIdRelationToTier(StrEnum):
 
 
 def classify_topic_id(recorded_id: TopicId, given_id: TopicId, superseded: Mapping[TopicId, TopicId]) -> TopicIdRelationToTier:
-    """Return how a log with topic id ``given_id`` relates to the tier's log with topic id ``recorded_id``. An empty id is unknown.
+    """Return how a log with ``given_id`` relates to the tier's log with ``recorded_id``. An empty id is unknown.
 
     :param superseded: for this topic name: former topic id -> the topic id of the topic that was created in its place.
     """
@@ -59,7 +59,7 @@ def newest_successor_topic_id(topic_id: TopicId, superseded: Mapping[TopicId, To
 
 
 def superseding_topic_id(state: CatalogState, topic: str, topic_id: TopicId) -> TopicId:
-    """Return the topic id that the topic name stands for now, after ``topic_id`` was superseded; an empty string if it was not."""
+    """Return the topic id that the name stands for now, after ``topic_id`` was superseded; empty if it was not."""
     former = state.superseded.get(topic, {})
     return newest_successor_topic_id(topic_id, former) if topic_id in former else EMPTY_TOPIC_ID
 
@@ -67,11 +67,10 @@ def superseding_topic_id(state: CatalogState, topic: str, topic_id: TopicId) -> 
 def latest_incarnation_of_partition(
     partition: TopicPartition, incarnations: Iterable[TopicPartition], withdrawn: Collection[str]
 ) -> TopicPartition:
-    """Return the latest incarnation of a partition among ``incarnations``; if none of them is of this partition,
-    its first incarnation, which has the plain name.
+    """Return the latest incarnation of a partition among ``incarnations``; its first one, with the plain name, if none is of this
+    partition.
 
-    :param withdrawn: incarnations that were opened by mistake (``CatalogState.withdrawn_partitions``). Such a one is returned only if the
-        partition has no other.
+    :param withdrawn: incarnations that were opened by mistake (``CatalogState.withdrawn_partitions``), returned only if there is no other.
     """
     same = (each for each in incarnations if each.first_incarnation == partition.first_incarnation)
     return max(same, key=lambda each: (str(each) not in withdrawn, each.incarnation), default=partition.first_incarnation)
@@ -84,7 +83,7 @@ def latest_incarnation_of_each_partition(incarnations: Iterable[TopicPartition],
 
 
 def ids_that_superseded_topic(topic_id: TopicId, superseded: Mapping[TopicId, TopicId]) -> list[TopicId]:
-    """Return the topic ids that have superseded this one, directly or through others, in this order; empty if none has."""
+    """Return the topic ids that have superseded this one, directly or through others, in this order."""
     found = []
     while topic_id in superseded:
         topic_id = superseded[topic_id]
@@ -93,7 +92,7 @@ def ids_that_superseded_topic(topic_id: TopicId, superseded: Mapping[TopicId, To
 
 
 def topic_recreation_problem(state: CatalogState, body: TopicRecreated) -> RuleViolationOrEmpty:
-    """Return why a record stating that one topic id supersedes another has no effect, or an empty string. Used when the catalog's log is
+    """Return why a record stating that one topic id supersedes another has no effect; empty: it counts. Used when the catalog's log is
     replayed and before the append.
     """
     former = state.superseded.get(body.topic, {})
@@ -111,8 +110,8 @@ def topic_recreation_problem(state: CatalogState, body: TopicRecreated) -> RuleV
 
 
 def _topic_reinstatement_problem(state: CatalogState, body: TopicRecreated) -> RuleViolationOrEmpty:
-    """Return why a superseded topic id does not become current again, or an empty string. What a cluster has said is not taken back: the
-    former topic is deleted there.
+    """Return why a superseded topic id does not become current again. A cluster's report is not taken back: the former topic is deleted
+    there.
     """
     later = ids_that_superseded_topic(body.topic_id, state.superseded.get(body.topic, {}))
     if not later or later[-1] != body.superseded_id:
@@ -124,25 +123,27 @@ def _topic_reinstatement_problem(state: CatalogState, body: TopicRecreated) -> R
 
 
 def topic_ids_of_cluster(state: CatalogState, topic_ids: Iterable[TopicId], cluster_id: str) -> set[TopicId]:
-    """Return those of the topic ids that are recorded as belonging to this cluster. Only that cluster can report whether they exist."""
+    """Return those of the topic ids that are recorded as this cluster's. Only that cluster can report whether they exist."""
     return {topic_id for topic_id in topic_ids if state.topic_clusters.get(topic_id) == cluster_id}
 
 
 def is_topic_deletion_confirmed(state: CatalogState, topic_id: TopicId) -> bool:
-    """Return whether the topic's cluster has reported twice, far enough apart and without contradiction, that the topic does not exist."""
+    """Return whether the topic's cluster has reported twice, CONFIRMATION_MS apart and without contradiction, that the topic does not
+    exist.
+    """
     found = state.missing.get(topic_id)
     return found is not None and found.last_ms - found.first_ms >= CONFIRMATION_MS
 
 
 def check_topic_id_unchanged(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return how the record's topic id conflicts with the tier's, or an empty string. Requires the tier's topic id, if the record names an
-    id (a partition that has segments but no topic id gets one only by `topics adopt`).
+    """Requires the tier's topic id, if the record names an id (a partition that has segments but no topic id gets one only by `topics
+    adopt`).
     """
     return topic_id_mismatch_problem(state, record.body.topic_id)
 
 
 def topic_id_mismatch_problem(state: PartitionState, topic_id: TopicId) -> RuleViolationOrEmpty:
-    """Return why a log with this topic id is not the one that the tier holds, or an empty string. An empty id conflicts with none."""
+    """Return why a log with this topic id is not the one that the tier holds; empty: it is. An empty id conflicts with none."""
     if not topic_id or topic_id == state.topic_id:
         return ""
     if state.topic_id:
@@ -151,9 +152,8 @@ def topic_id_mismatch_problem(state: PartitionState, topic_id: TopicId) -> RuleV
 
 
 def check_topic_id_adoptable(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why the tier's log cannot be declared to be that of a topic, or an empty string. Requires that the record names a topic id, or
-    the end of the tier as the seam (the offset at which the next import continues), and that the tier's topic id is still the one that
-    the record's writer saw.
+    """Requires that the record names a topic id, or the end of the tier as the seam (the offset at which the next import continues), and
+    that the tier's topic id is still the one that the record's writer saw.
     """
     body: TopicAdopted = record.body
     if not state.has_segments and not state.topic_id:
@@ -166,18 +166,13 @@ def check_topic_id_adoptable(state: PartitionState, record: ControlRecord[Any]) 
 
 
 def check_topic_incarnation_was_opened(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why an import cannot register ids, or an empty string. The control log of a topic that was created again under the same name
-    is a later incarnation. Requires, in the log of a later incarnation, that it was opened for a topic id, or that the partition was
-    deleted since.
-    """
+    """Requires, in the log of a later incarnation, that it was opened for a topic id, or that the partition was deleted since."""
     unopened = state.incarnation > 1 and not state.topic_id and not state.deleted_slot
     return f"no topic id was recorded for {state.topic_partition}" if unopened else ""
 
 
 def topic_incarnation_in_use_problem(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why the log of a later incarnation cannot be opened for a topic id, or an empty string. Requires the log of a later
-    incarnation that holds nothing of another topic: no topic id, segments or open imports.
-    """
+    """Requires the log of a later incarnation that holds nothing of another topic: no topic id, segments or open imports."""
     if state.incarnation == 1 or not record.body.topic_id:
         return "only a later incarnation is opened, and for a topic id"
     used = state.topic_id or state.has_segments or state.registrations
@@ -185,22 +180,20 @@ def topic_incarnation_in_use_problem(state: PartitionState, record: ControlRecor
 
 
 def check_deleted_topic_id_matches(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why a deleted topic is not the one in the tier, or an empty string. Requires the tier's topic id, if the record names the
-    topic that the cluster has deleted.
-    """
+    """Requires the tier's topic id, if the record names the topic that the cluster has deleted."""
     given: str = record.body.deleted_topic_id
     return "" if given in ("", state.topic_id) else f"topic id {given} was deleted, and the tier has the log of {state.topic_id or 'none'}"
 
 
 def may_cluster_report_settings(state: CatalogState, topic: str, topic_id: TopicId, cluster_id: str) -> bool:
-    """Return whether a cluster's settings for a topic apply to the topic in the tier: no later topic has superseded this topic id, and no
-    other cluster has it.
+    """Return whether a cluster's settings for a topic apply to the topic in the tier: neither a later topic nor another cluster has taken
+    over.
     """
     return topic_id not in state.superseded.get(topic, {}) and state.topic_clusters.get(topic_id, cluster_id) == cluster_id
 
 
 def catalog_changes_by_topic_record(state: CatalogState, body: TopicsConfirmed | TopicRecreated | TopicsInspected) -> dict[str, Any]:
-    """Return the changed fields of the catalog after a record about topic ids; an empty dictionary if the record has no effect."""
+    """Return the changed fields of the catalog after a record about topic ids; empty if it has no effect."""
     if isinstance(body, TopicsConfirmed):
         # The first cluster counts: topic ids are unique, so that a second one is a mistake or a copy.
         new = {topic_id: body.cluster_id for topic_id in body.topic_ids.values() if topic_id not in state.topic_clusters}

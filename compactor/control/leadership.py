@@ -29,14 +29,12 @@ POLLS_PER_TTL = 10
 
 
 class RecordRefused(Exception):
-    """Raised if an ordering rule refuses a record although its writer leads the partition. The caller then gives up its plan, and records
-    the plan as undone.
-    """
+    """Raised if an ordering rule refuses a record although its writer leads the partition. The caller then records its plan as undone."""
 
 
 @dataclass(frozen=True)
 class LeaseInfo:
-    """Leader of a partition, its compactor epoch, and the time by the store's clock until which the leader counts as alive. For display."""
+    """Leader of a partition, for display. ``expires_ms``: until when it counts as alive, by the store's clock."""
 
     holder: str
     epoch: CompactorEpoch
@@ -45,12 +43,7 @@ class LeaseInfo:
 
 @dataclass
 class LeaderStepCounter:
-    """Count of the leader's steps of work. The thread that sends heartbeats reads it to notice that the work hangs, and then stops sending.
-
-    steps: steps of work so far.
-    steps_at_last_heartbeat: steps at the last heartbeat.
-    heartbeats_without_step: heartbeats in a row without a step of work between them.
-    """
+    """Count of the leader's steps of work. The heartbeat thread reads it to notice that the work hangs, and then stops sending."""
 
     steps: int = 0
     steps_at_last_heartbeat: int = 0
@@ -59,8 +52,8 @@ class LeaderStepCounter:
     """Whether a heartbeat object may exist. A short round writes none."""
 
     def should_send_heartbeat(self, max_heartbeats_without_step: int) -> bool:
-        """Return whether to send the next heartbeat: False after more than ``max_heartbeats_without_step`` heartbeats without a step of
-        work between them. Called once per heartbeat.
+        """Return whether to send the next heartbeat: not after more than ``max_heartbeats_without_step`` heartbeats without a step between
+        them. Called once per heartbeat.
         """
         self.heartbeats_without_step = 0 if self.steps != self.steps_at_last_heartbeat else self.heartbeats_without_step + 1
         self.steps_at_last_heartbeat = self.steps
@@ -78,16 +71,14 @@ class Leadership:
 
     @property
     def state(self) -> PartitionState:
-        """Return the partition's state as of the last read of its control log."""
+        """State as of the last read of the control log."""
         return self.log.state
 
     def append_record(self, body: Any, has_record_taken_effect: Callable[[PartitionState], bool]) -> PartitionState:
         """Append a record unless the state shows its effect already, and return the state in which it has taken effect.
 
-        :param has_record_taken_effect: returns whether a state shows the record's effect.
-
-        Raises Fenced if this process no longer leads, RecordRefused if an ordering rule refuses the record, and StoreError if it is
-        unknown whether the record is in the log.
+        Raises Fenced if this process no longer leads, RecordRefused if an ordering rule refuses the record, and StoreError if it is unknown
+        whether the record is in the log.
         """
 
         def decide_record_to_append(state: PartitionState) -> Any:
@@ -101,18 +92,17 @@ class Leadership:
         return self.log.append_due_records(decide_record_to_append)
 
     def require_record_appendable(self, body: Any) -> None:
-        """Raise Fenced or RecordRefused if ``append_record`` would raise it now. Called before readers are told of the change."""
+        """Raise Fenced or RecordRefused if ``append_record`` would raise it now. Called before readers learn of the change."""
         self.require_leadership_in_state(self.state)
         require_record_would_take_effect(self.log, self.state, body)
 
     def require_leadership_in_state(self, state: PartitionState) -> None:
-        """Raise Fenced unless this process leads in ``state``."""
         ordering.require_leadership(state, self.log.incarnation, self.epoch)
 
     def refresh_and_require_leadership(self, *, caller_only_waits: bool = False) -> PartitionState:
         """Read new records and return the state. Raises Fenced if another process has taken over.
 
-        :param caller_only_waits: whether the caller only waits, so that the call does not count as a step of work.
+        :param caller_only_waits: whether the call does not count as a step of work.
         """
         self.pulse.steps += not caller_only_waits
         state = self.log.refresh()
@@ -120,9 +110,7 @@ class Leadership:
         return state
 
     def send_heartbeat(self) -> None:
-        """Write the heartbeat object, which shows waiting processes that this leader is alive. Without it others may take over, but
-        leadership does not end by itself.
-        """
+        """Write the heartbeat object. Without it others may take over, but leadership does not end by itself."""
         self.pulse.beaten = True
         body = {"epoch": self.epoch, "holder": self.ports.holder, "incarnation": self.log.incarnation}
         (self.ports.urgent or self.ports.control).put(_heartbeat_object_key(self.log, self.epoch), json.dumps(body).encode())
@@ -140,14 +128,11 @@ class Leadership:
 
 
 def reason_to_refuse_append(log: PartitionLog, state: PartitionState, body: Any) -> RuleViolationOrEmpty:
-    """Return why a record would have no effect if it were appended now, or an empty string. Called before the append, so that no record
-    without effect enters the log.
-    """
+    """Return why a record would have no effect if it were appended now; empty: none."""
     return ordering.find_rule_violation(state, log.build_record_to_append(body))
 
 
 def require_record_would_take_effect(log: PartitionLog, state: PartitionState, body: Any) -> None:
-    """Raise RecordRefused if a record would have no effect when appended now."""
     problem = reason_to_refuse_append(log, state, body)
     if problem:
         raise RecordRefused(problem)
@@ -157,8 +142,8 @@ def require_record_would_take_effect(log: PartitionLog, state: PartitionState, b
 def hold_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations) -> Iterator[Leadership]:
     """Acquire leadership with a new epoch, send heartbeats while the block runs and makes progress (``lease.stall_ms``), then release it.
 
-    Raises Leased if another compactor stays alive for ``lease.ttl_ms``. Appends within the block raise Fenced once another one
-    has taken over.
+    Raises Leased if another compactor stays alive for ``lease.ttl_ms``. Appends within the block raise Fenced once another one has taken
+    over.
     """
     leadership = acquire_leadership(ports, log, lease)
     most = lease.stall_ms * HEARTBEATS_PER_TTL // lease.ttl_ms
@@ -181,10 +166,10 @@ def acquire_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseD
     """Acquire the next compactor epoch as soon as no other leader is alive.
 
     Raises Leased after waiting one ttl for another leader, UsageError if the data belongs to another tier or control store, and
-    BadControlRecord if the log has a gap: a leader that took the gap for the end of the log would decide from an old state and write its
-    records into the gap.
+    BadControlRecord if the log has a gap.
     """
     ports.require_data_root_ownership()
+    # A leader that took a gap for the end of the log would decide from an old state and write its records into the gap.
     state = log.refresh_and_check_gaps()
     ports.require_topic_ownership(state.topic_partition)
     waited_ms = 0.0
@@ -215,7 +200,7 @@ def acquire_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseD
 
 
 def current_lease(ports: EnvironmentPorts, log: PartitionLog) -> LeaseInfo | None:
-    """Return the partition's leader and until when it counts as alive, or None if there is no leader. Writes nothing."""
+    """Return the partition's leader and until when it counts as alive; None if there is no leader. Writes nothing."""
     leader = log.state.leader
     if leader is None or leader.released:
         return None
@@ -224,7 +209,7 @@ def current_lease(ports: EnvironmentPorts, log: PartitionLog) -> LeaseInfo | Non
 
 @contextmanager
 def send_heartbeats_in_background(send_heartbeat: Callable[[], None], interval_s: float) -> Iterator[None]:
-    """Call ``send_heartbeat`` every ``interval_s`` seconds in a background thread while the block runs. Implements HeartbeatRunner."""
+    """Call ``send_heartbeat`` every ``interval_s`` seconds in a thread while the block runs. Implements HeartbeatRunner."""
     over = threading.Event()
 
     def send_heartbeats_until_stopped() -> None:
@@ -246,7 +231,7 @@ def send_heartbeats_in_background(send_heartbeat: Callable[[], None], interval_s
 def _acquisition_record_unless_leader_changed(
     log: PartitionLog, previous_leader: CompactorLeader | None, body: LeadershipAcquired, state: PartitionState
 ) -> LeadershipAcquired | None:
-    """Return the acquisition record ``body``; None if the leader in ``state`` is no longer the one whose liveness was checked."""
+    """Return ``body``; None if the leader is no longer the one whose liveness was checked."""
     if state.leader != previous_leader:
         return None
     require_record_would_take_effect(log, state, body)
@@ -254,20 +239,21 @@ def _acquisition_record_unless_leader_changed(
 
 
 def _other_living_leader(ports: EnvironmentPorts, log: PartitionLog, state: PartitionState) -> CompactorLeader | None:
-    """Return the leader if it is another process and still alive, else None. An earlier epoch of this process is ignored."""
+    """Return the leader if it is another process and still alive. An earlier epoch of this process is ignored."""
     leader = state.leader
     if leader is None or leader.released or leader.incarnation == log.incarnation:
         return None
     sign_ms = _last_heartbeat_ms(ports, log, leader)
-    # A sign from the future: the store's clock was set back. Who is alive beats by the new one soon, who is dead must not lead until then.
+    # A heartbeat from the future means that the store's clock was set back. A living leader soon sends one by the new clock; a dead one
+    # must not lead until then.
     silent = abs(ports.control.clock_ms() - sign_ms) > leader.ttl_ms
-    # Looked at again: we may have been stopped between the two questions, and heard nothing because we did not listen.
+    # Read again, because this process may have been suspended between reading the heartbeat and the clock.
     return None if silent and _last_heartbeat_ms(ports, log, leader) == sign_ms else leader
 
 
 def _last_heartbeat_ms(ports: EnvironmentPorts, log: PartitionLog, leader: CompactorLeader) -> int:
-    """Return the store's time of a leader's last heartbeat, or of its acquisition if it has sent none. Return 0 if that record was deleted
-    and the snapshot does not state its time.
+    """Return the store's time of a leader's last heartbeat, or of its acquisition if it has sent none; 0 if that record was deleted and the
+    snapshot does not state its time.
     """
     try:
         return ports.control.head(_heartbeat_object_key(log, leader.epoch)).modified_ms
@@ -283,7 +269,6 @@ def _last_heartbeat_ms(ports: EnvironmentPorts, log: PartitionLog, leader: Compa
 
 
 def _delete_heartbeat(ports: EnvironmentPorts, log: PartitionLog, previous_leader: CompactorLeader | None) -> None:
-    """Delete the heartbeat object of a replaced leader. Errors are ignored, because no process reads that object again."""
     if previous_leader is not None and not previous_leader.released:
         try:
             ports.control.delete([_heartbeat_object_key(log, previous_leader.epoch)])
@@ -292,7 +277,6 @@ def _delete_heartbeat(ports: EnvironmentPorts, log: PartitionLog, previous_leade
 
 
 def _heartbeat_object_key(log: PartitionLog, epoch: CompactorEpoch) -> str:
-    """Return the key of a leader's heartbeat object."""
     return f"{log.prefix}/heartbeat/{epoch:020d}.json"
 
 
@@ -304,13 +288,12 @@ def _heartbeat_object_key(log: PartitionLog, epoch: CompactorEpoch) -> str:
 
 
 def find_expired_segments(leadership: Leadership, segment_ids: Collection[str]) -> frozenset[str]:
-    """Return the ids of the segments that brokers have expired: they are deleted, and lie wholly below the highest log start that
-    brokers ever reported.
+    """Return which of these segments brokers have expired: they are deleted, and lie wholly below the highest log start that brokers ever
+    reported.
 
     :param segment_ids: ids of live segments, or of the open round's new ones. Other ids are ignored.
 
-    Raises Unavailable if the partition's leader or the metadata topic cannot be reached,
-    and Fenced if this process no longer leads the partition.
+    Raises Unavailable if the partition's leader or the metadata topic cannot be reached, and Fenced if this process no longer leads.
     """
     ports, state = leadership.ports, leadership.state
     tasks = state.intent.plan.tasks if state.intent else ()
@@ -324,7 +307,7 @@ def find_expired_segments(leadership: Leadership, segment_ids: Collection[str]) 
 def record_and_get_highest_broker_log_start(leadership: Leadership) -> int:
     """Ask the partition's leader for its log start, record it if it is the highest so far, and return the highest one recorded.
 
-    Raises Unavailable if no leader answers, and Fenced if this process no longer leads the partition.
+    Raises Unavailable if no leader answers, and Fenced if this process no longer leads.
     """
     ports, state = leadership.ports, leadership.state
     seen = ports.broker_log_start(state.topic_partition) if ports.broker_log_start is not None else 0
@@ -337,40 +320,33 @@ def record_and_get_highest_broker_log_start(leadership: Leadership) -> int:
 
 @dataclass
 class BrokerExpiredSegmentCache:
-    """Cache of the segments of one open round that brokers have expired (deleted by retention). Expired segments never return.
-
-    ids: segment ids.
-    """
+    """Cache of the segments of one open round that brokers have expired. Expired segments never return."""
 
     leadership: Leadership
     ids: set[str] = field(default_factory=set)
 
     def find_segments_expired_by_brokers(self, segment_ids: Iterable[str]) -> frozenset[str]:
-        """Return which of these segments brokers have expired. Brokers are asked only about segments that are not cached as expired."""
+        """Return which of these segments have expired. Brokers are asked only about segments that are not cached as expired."""
         names = frozenset(segment_ids)
         self.ids |= find_expired_segments(self.leadership, names - self.ids)
         return names & self.ids
 
     def have_sources_expired_since_last_call(self, intent: RoundIntent) -> bool:
-        """Ask brokers which source segments of the round have expired by now. Return whether any of them expired since the last call."""
+        """Ask brokers about the sources of the round. Return whether any of them expired since the last call."""
         before = len(self.ids)
         self.find_segments_expired_by_brokers(intent.plan.source_segment_ids)
         return len(self.ids) > before
 
     def have_task_segments_expired_at_brokers(self, task: CompactionTask) -> bool:
-        """Return whether brokers have expired a task's data: either all of its source segments, or its new segment after it had replaced
-        them.
-        """
+        """Return whether all sources of a task have expired, or its new segment after it had replaced them."""
         return self.ids.issuperset(task.sources) or task.new_segment_id in self.ids
 
     def find_task_with_some_sources_expired(self, tasks: Iterable[CompactionTask]) -> CompactionTask | None:
-        """Return the first task of whose source segments brokers have expired some, but not all; None if there is no such task."""
+        """Return the first task of whose sources some have expired, but not all."""
         return next(
             (task for task in tasks if self.ids.intersection(task.sources) and not self.have_task_segments_expired_at_brokers(task)), None
         )
 
     def state_without_expired_segments(self, state: PartitionState) -> PartitionState:
-        """Return the partition's state without the live segments that are known to have expired, because their objects can no longer be
-        read.
-        """
+        """Return the state without the live segments that are known to have expired, because their objects can no longer be read."""
         return state.model_copy(update={"live": tuple(segment for segment in state.live if segment.id not in self.ids)})

@@ -24,13 +24,12 @@ from compactor.control.summary import GroupAwaitingDeletionSummary, ImportSummar
 from compactor.model.plan import CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 
-# Coverage (I1): a replacement spans exactly the offsets and leader epochs of its sources, and a chain of segments has no gap.
+# Rules of coverage (I1).
 
 
 def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new_segment: RemoteLogSegmentMetadata) -> RuleViolationOrEmpty:
-    """Return why a new segment does not cover its sources exactly (coverage, I1), or an empty string.
-
-    The new segment must have the sources' start offset, end offset and all their leader epochs, and a size of at least one byte.
+    """Return why a new segment does not cover its sources exactly (coverage, I1): it must have their start offset, end offset and all their
+    leader epochs, and a size of at least one byte.
     """
     if not sources:
         return f"segment {new_segment.id} replaces nothing that is live"
@@ -49,7 +48,7 @@ def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new_segment: R
 
 
 def task_coverage_problem(task: CompactionTask, sources: Sequence[RemoteLogSegmentMetadata]) -> RuleViolationOrEmpty:
-    """Return why the future segment of a task would not cover its sources exactly (coverage, I1), or an empty string."""
+    """Return why the future segment of a task would not cover its sources exactly (coverage, I1)."""
     if tuple(source.id for source in sources) != task.sources or not sources:
         return f"group {task.group} does not list live sources"
     epochs = lineage.merge_segment_lineages([source.leader_epochs for source in sources])
@@ -59,7 +58,7 @@ def task_coverage_problem(task: CompactionTask, sources: Sequence[RemoteLogSegme
 
 
 def new_segment_differs_from_task_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata) -> RuleViolationOrEmpty:
-    """Return how the new segment in a receipt differs from the one that its task announced, or an empty string."""
+    """Return how the new segment in a receipt differs from the one that its task announced."""
     announced = (task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs)
     if (segment.id, segment.start_offset, segment.end_offset, segment.leader_epochs) != announced:
         return f"group {task.group} made another segment than it announced"
@@ -67,7 +66,7 @@ def new_segment_differs_from_task_problem(task: CompactionTask, segment: RemoteL
 
 
 def invalid_segment_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> RuleViolationOrEmpty:
-    """Return a message that names the first segment which is empty or lacks leader epochs; an empty string if all are valid."""
+    """Return which segment is empty or lacks leader epochs."""
     for segment in segments:
         if segment.end_offset < segment.start_offset or segment.size_bytes <= 0 or not segment.leader_epochs:
             return f"segment {segment.id} is empty or has no leader epoch"
@@ -75,17 +74,15 @@ def invalid_segment_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> Rul
 
 
 def offset_gap_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> RuleViolationOrEmpty:
-    """Return a message about the first segment that does not start directly after the one before it; an empty string if there is none."""
+    """Return which segment does not start directly after the one before it."""
     for before, after in pairwise(segments):
         if after.start_offset != before.end_offset + 1:
             return f"segment {after.id} starts at {after.start_offset}, the one before it ends at {before.end_offset}"
     return ""
 
 
-# Deletion times: the only place that computes grace, undo window and the age of unfinished imports.
-#
-# Pure functions over frozen values. ``since`` maps slots to the store's time of each. A slot whose time is unknown counts from ``now_ms``,
-# so that nothing is deleted too early. All times are in milliseconds by the store's clock.
+# Deletion times, in milliseconds by the store's clock. ``slot_times_ms`` has the store's time of each record by slot; an unknown one counts
+# from ``now_ms``, so that nothing is deleted too early.
 
 
 ReplacedGroup = GroupAwaitingDeletion | GroupAwaitingDeletionSummary
@@ -93,32 +90,22 @@ ReplacedGroup = GroupAwaitingDeletion | GroupAwaitingDeletionSummary
 
 
 def grace_period_ms(group: ReplacedGroup, retention: ObjectRetention) -> int:
-    """Return how long a group of replaced segments is kept after readers stopped using it, in milliseconds: the time recorded with the
-    group or the time in the settings, whichever is longer.
-
-    The undo window applies only to groups that ``undo`` can restore.
+    """Return how long a group is kept after readers stopped using it: the recorded time or that of the settings, whichever is longer. The
+    undo window applies only to groups that ``undo`` can restore.
     """
     grace = max(retention.grace_ms, group.grace_ms or 0)
     return grace if group.undone else max(grace, retention.undo_window_ms, group.undo_window_ms or 0)
 
 
 def earliest_deletion_time_ms(group: ReplacedGroup, retention: ObjectRetention, slot_times_ms: Mapping[int, int], now_ms: int) -> int:
-    """Return the first time at which a group of replaced segments may be deleted, in milliseconds by the store's clock.
-
-    :param slot_times_ms: position of a record in the control log (slot) -> the store's modification time of that record, in milliseconds.
-    :param now_ms: the store's present time, used instead if ``slot_times_ms`` lacks the record that replaced the group.
-    """
+    """Return the first time at which a group may be deleted."""
     return slot_times_ms.get(group.slot, now_ms) + grace_period_ms(group, retention)
 
 
 def import_abandoned_at_ms(
     registration: OpenImport | ImportSummary, retention: ObjectRetention, slot_times_ms: Mapping[int, int], now_ms: int
 ) -> int:
-    """Return the first time at which an open import is regarded as abandoned, in milliseconds by the store's clock.
-
-    :param slot_times_ms: position of a record in the control log (slot) -> the store's modification time of that record, in milliseconds.
-    :param now_ms: the store's present time, used instead if ``slot_times_ms`` lacks the record that registered the import.
-    """
+    """Return the first time at which an open import is regarded as abandoned."""
     return slot_times_ms.get(registration.slot, now_ms) + retention.orphan_age_ms
 
 
@@ -131,9 +118,7 @@ def segments_removable_below(live: Sequence[S], offset: int) -> tuple[S, ...]:
 
 
 def build_log_start_record(state: PartitionState, offset: int, leader_epoch: CompactorEpoch, grace_ms: int | None) -> LogStartRaised:
-    """Return the record that raises the log start to this offset. It has no effect if it breaks a rule of
-    ``control.ordering``. ``grace_ms``: recorded time for which the removed segments are kept; None for none.
-    """
+    """Return the record that raises the log start to this offset."""
     gone = segments_removable_below(state.live, offset)
     return LogStartRaised(
         leader_epoch=leader_epoch,
@@ -146,8 +131,8 @@ def build_log_start_record(state: PartitionState, offset: int, leader_epoch: Com
 
 
 def check_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why the log start cannot be raised to the record's offset, or an empty string. Requires an offset between the log start and
-    the end offset + 1 (the present log start only if segments below it remain to be removed).
+    """Requires an offset between the log start and the end offset + 1 (the present log start only if segments below it remain to be
+    removed).
     """
     body: LogStartRaised = record.body
     if not state.has_segments or not state.log_start <= body.offset <= state.end_offset + 1:
@@ -156,18 +141,14 @@ def check_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> 
 
 
 def check_removed_segments_lie_below_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return a message that the segments which the record removes are not exactly those below the record's offset, or an empty string.
-    Requires exactly the live segments wholly below the offset, never the newest.
-    """
+    """Requires exactly the live segments wholly below the offset, never the newest."""
     body: LogStartRaised = record.body
     gone = tuple(segment.id for segment in segments_removable_below(state.live, body.offset))
     return "" if gone == body.ids else f"the live segments below offset {body.offset} are others"
 
 
 def check_digest_sums_of_removed_segments(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return a message that digest sums in the record differ from those of its segments, or an empty string. Requires the recorded sums
-    of the batches that are removed and of those that stay.
-    """
+    """Requires the recorded sums of the batches that are removed and of those that stay."""
     body: LogStartRaised = record.body
     gone = set(body.ids)
     removed = sum_batch_digests(segment for segment in state.live if segment.id in gone)
@@ -176,8 +157,8 @@ def check_digest_sums_of_removed_segments(state: PartitionState, record: Control
 
 
 def check_log_start_lies_in_first_import(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why an import cannot set its log start, or an empty string. Requires that a log start is given only with the first segments
-    of a partition, and that it lies within them or directly after them.
+    """Requires that a log start is given only with the first segments of a partition, and that it lies within them or directly after
+    them.
     """
     body: SegmentsTiered = record.body
     if body.log_start_offset is None:
@@ -189,28 +170,24 @@ def check_log_start_lies_in_first_import(state: PartitionState, record: ControlR
 
 
 def check_log_start_never_raised(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return a violation if the log start was ever raised, else an empty string. Requires a log
-    start that was never raised, because records that retention has removed must not come back.
-    """
+    """Requires a log start that was never raised, because records that retention has removed must not come back."""
     return "" if state.log_start_offset is None else f"the log start was raised to {state.log_start_offset}"
 
 
 def check_truncation_above_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why the log cannot be truncated at the record's offset, or an empty string. Requires an offset above the log start, if that
-    was ever raised.
-    """
+    """Requires an offset above the log start, if that was ever raised."""
     return truncation_below_log_start_problem(state, record.body.offset)
 
 
 def check_broker_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why a log start that brokers reported has no effect, or an empty string. Requires an offset above the highest one recorded."""
+    """Requires an offset above the highest one recorded."""
     known = state.broker_log_start
     return "" if record.body.offset > known else f"brokers have reported the log start {known} already"
 
 
 def check_groups_expired_at_brokers(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return which group is declared expired although brokers have not deleted all of its sources, or an empty string. Requires expired
-    groups that lie wholly below the log start of brokers, and that the record does not also list as withdrawn (cut off).
+    """Requires expired groups that lie wholly below the log start of brokers, and that the record does not also list as withdrawn (cut
+    off).
     """
     expired = set(record.body.expired)
     if expired.intersection(record.body.cut_off):
@@ -221,28 +198,20 @@ def check_groups_expired_at_brokers(state: PartitionState, record: ControlRecord
 
 
 def truncation_below_log_start_problem(state: PartitionState, offset: int) -> RuleViolationOrEmpty:
-    """Return a message if the log start was raised to this offset or beyond, so that the log cannot be truncated here; else an empty
-    string.
-    """
+    """Return a message if the log start was raised to this offset or beyond."""
     if state.log_start_offset is None or offset > state.log_start_offset:
         return ""
     return f"the log is cut at {offset}, and its records below {state.log_start_offset} were deleted"
 
 
 def restored_segment_below_log_start_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolationOrEmpty:
-    """Return which segment in a round's group of replaced segments lies wholly below the log start, so that it must not come back, or an
-    empty string.
-    """
+    """Return which replaced segment lies wholly below the log start, so that it must not come back."""
     below = next((segment for segment in group.segments if segment.end_offset < (state.log_start_offset or 0)), None)
     return f"segment {below.id}, which it replaced, ends below the log start {state.log_start_offset}" if below else ""
 
 
 def round_outputs_not_live_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolationOrEmpty:
-    """Return a message if a later round has rewritten outputs of this round, or if brokers expired all of its outputs; else an empty
-    string.
-
-    A round can be undone only as long as its outputs are live, apart from some that brokers expired.
-    """
+    """Return a message if a later round has rewritten outputs of this round, or if brokers expired all of them."""
     lost = set(group.replaced_by.values()) - {segment.id for segment in state.live}
     if any(segment.end_offset >= state.broker_log_start for segment in group.segments if group.replaced_by[segment.id] in lost):
         return f"something was built on run {group.run_id}"

@@ -43,18 +43,18 @@ from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import BadData, NotFound, OutOfBudget, StoreError, Unavailable, UsageError
 from compactor.model.ids import TopicPartition
 
-# Pauses and requested rounds: records of the tier-wide log that all compactors obey.
+# Pauses and requested rounds
 
 
 def pattern_matches(pattern: str, partition: TopicPartition) -> bool:
-    """Return whether a regular expression matches a partition. It must match the whole topic name, or the whole name ``topic-partition``
-    with or without the suffix of the incarnation.
+    """Return whether a regular expression matches the whole topic name, or the whole ``topic-partition`` with or without the suffix of the
+    incarnation.
     """
     return any(re.fullmatch(pattern, text) for text in (partition.topic, str(partition.first_incarnation), str(partition)))
 
 
 def round_pause_reason_or_empty(state: CatalogState, partition: TopicPartition) -> str:
-    """Return why no round may begin over this partition, with author and pattern of the pause; an empty string if no pause matches it."""
+    """Return why no round may begin over this partition; empty: no pause matches it."""
     for pattern, pause in state.paused.items():
         if pattern_matches(pattern, partition):
             return (
@@ -66,9 +66,8 @@ def round_pause_reason_or_empty(state: CatalogState, partition: TopicPartition) 
 
 
 def add_round_pause_unless_present(catalog: CatalogLog, pattern: str, operator: str, reason: str) -> bool:
-    """Pause rounds over the partitions that a pattern matches. Returns whether the pattern was not paused before.
-
-    Raises UsageError if the pattern is not a valid regular expression.
+    """Pause rounds over the partitions that a pattern matches. Returns whether the pattern was not paused before. Raises UsageError if it
+    is not a valid regular expression.
     """
     try:
         re.compile(pattern)
@@ -83,7 +82,7 @@ def add_round_pause_unless_present(catalog: CatalogLog, pattern: str, operator: 
 
 
 def end_round_pause_with_pattern(catalog: CatalogLog, pattern: str, operator: str) -> None:
-    """End the pause that has this pattern. ``operator``: the person, for the log. Raises UsageError if there is no such pause."""
+    """End the pause that has this pattern. Raises UsageError if there is none."""
     known = catalog.refresh().paused
     if pattern not in known:
         hint = f"Paused are: {', '.join(known)}" if known else "Nothing is paused"
@@ -93,7 +92,7 @@ def end_round_pause_with_pattern(catalog: CatalogLog, pattern: str, operator: st
 
 
 def request_round(catalog: CatalogLog, partition: TopicPartition, operator: str) -> None:
-    """Record a person's request for a round over a partition. A daemon starts it at its next scan."""
+    """Record a person's request for a round. A daemon starts it at its next scan."""
     since = catalog.refresh().slot
     body = RoundRequested(topic=partition.topic, partition=partition.partition, incarnation=partition.incarnation, by=operator)
     catalog.append_due_records(lambda state: None if str(partition) in state.wanted and state.wanted[str(partition)].slot > since else body)
@@ -117,7 +116,6 @@ INBOX = 1000
 
 
 def fold_partition_record(state: PartitionState, record: ControlRecord[Any]) -> PartitionState:
-    """Return a partition's state after one more record of its control log, subject to the ordering rules."""
     return apply_partition_record(state, record, ordering.find_rule_violation)
 
 
@@ -143,12 +141,11 @@ def open_control_log_of_partition(
     control_log_name: str = "",
     convert_to_reader_state: Callable[[PartitionState], PartitionState] | None = None,
 ) -> PartitionLog:
-    """Return a partition's control log under a new writer incarnation. Makes no request yet. A partition without records is empty.
+    """Return a partition's control log under a new writer incarnation. Makes no request yet.
 
     :param min_slot: a slot that the log has had according to the tier-wide log (``CatalogState.reached``); a log that ends below it is
-        refused.
+    refused.
     :param control_log_name: name of the log if the partition's name is not unique: on broker-managed tiers it contains the topic id.
-    :param convert_to_reader_state: function from the state of the log to the state that ``log.state`` returns; None if both are the same.
     """
     empty = PartitionState(topic=partition.topic, partition=partition.partition, incarnation=partition.incarnation)
     called = control_log_name or str(partition)
@@ -156,10 +153,8 @@ def open_control_log_of_partition(
 
 
 def retry_if_object_missing(partition: TopicPartition, read_once: Callable[[], T], attempts: int = READ_ATTEMPTS) -> T:
-    """Return the result of ``read_once()``, which folds the partition's log and reads objects. Call it again if it raises NotFound, because
-    an object was deleted meanwhile; ``attempts`` calls in all.
-
-    Raises BadData if an object is missing in the last attempt, too.
+    """Return ``read_once()``, which folds the log and reads objects. It is called again if it raises NotFound, because an object was
+    deleted meanwhile. Raises BadData if an object is missing in the last attempt, too.
     """
     for _ in range(attempts - 1):
         with suppress(NotFound):
@@ -191,8 +186,7 @@ def create_tier(
     For a compactor-managed tier the caller first checks that no other tier owns the data root (control.identity).
 
     :param hash_key: key that was used already, because keys were hashed before the tier existed; empty to create a random one.
-    :param url: URL of a broker-managed tier, recorded in the catalog; empty for other tiers.
-    :param cluster_id: id of the cluster that writes a broker-managed tier, if known; empty otherwise.
+    :param url, cluster_id: of a broker-managed tier; empty for other tiers, or if unknown.
     """
     log = open_catalog(ports)
     if not log.refresh().tier_id:
@@ -213,7 +207,7 @@ def create_tier(
 
 
 def require_matching_tier_settings(state: CatalogState, url: str, kind: str, layout: str, key_entropy_bits: int) -> None:
-    """Raise UsageError if the configured kind, layout, URL or number of key entropy bits differs from the tier's identity."""
+    """Raise UsageError if the configured kind, layout or number of key entropy bits differs from the tier's identity."""
     if (state.kind, state.layout) != (kind, layout):
         raise UsageError(
             f"the tier at {url} is of kind {state.kind} and layout {state.layout}, not {kind} and {layout}",
@@ -227,10 +221,8 @@ def require_matching_tier_settings(state: CatalogState, url: str, kind: str, lay
 
 
 def publish_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
-    """Record in the tier-wide log that these partitions exist and have new records, so that other processes read their control logs.
-    Appends one record for all of them.
-
-    :param slots: for each partition, a position (slot) that its control log has reached. A log that ends below it is refused from now on.
+    """Record in the tier-wide log, in one record, that these partitions exist and have new records. A log that ends below its slot in
+    ``slots`` is refused from now on.
 
     Raises StoreError only if a partition is new; a lost hint about a known partition merely delays other processes.
     """
@@ -262,9 +254,7 @@ def publish_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicPart
 
 
 def record_control_log_lengths(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
-    """Record the present length of many partitions' control logs, so that a log which loses records later is noticed. Writes one record, or
-    none if all lengths are recorded already.
-    """
+    """Record the present length of many control logs in one record, so that a log which loses records later is noticed."""
     known = catalog.refresh().reached
     behind = [log for log in logs if log.state.slot > known.get(log.name, 0)]
     slots = {log.name: log.last_slot_if_stored_else_zero() for log in behind}
@@ -281,10 +271,8 @@ def record_control_log_lengths(catalog: CatalogLog, logs: Iterable[PartitionLog]
 
 
 def record_partitions_with_nothing_to_delete(catalog: CatalogLog, inspections: Mapping[str, DeletionCheckResult]) -> None:
-    """Record, in one record of the tier-wide log, until when partitions need no check for segments to delete. If other processes keep
-    appending to that log, nothing is recorded, and the only cost is that the check is repeated.
-
-    :param inspections: name of a partition's control log -> result of its check.
+    """Record until when partitions need no check for segments to delete. If other processes keep appending to the log, nothing is recorded,
+    and the check is merely repeated.
     """
     left = dict(inspections)
 
@@ -304,8 +292,8 @@ def record_partitions_with_nothing_to_delete(catalog: CatalogLog, inspections: M
 
 
 def move_queued_change_hints_into_catalog(catalog: CatalogLog) -> HintCount:
-    """Move change hints that were stored as separate objects into the tier-wide log, as one record. Return the number of hints.
-    Raises StoreError.
+    """Move change hints that were stored as separate objects into the tier-wide log, as one record. Return their number. Raises
+    StoreError.
     """
     found: dict[str, int] = {}
     keys: list[str] = []
@@ -335,16 +323,11 @@ def move_queued_change_hints_into_catalog(catalog: CatalogLog) -> HintCount:
 
 
 def _has_change_hint_after(state: CatalogState, name: str, partition_log_slot: int, after_catalog_slot: int) -> bool:
-    """Return whether the tier-wide log already has a newer hint that this partition's control log has reached ``partition_log_slot``.
-
-    :param partition_log_slot: position in the partition's control log.
-    :param after_catalog_slot: position in the tier-wide log; only hints after it count.
-    """
     return state.partitions.get(name, 0) > after_catalog_slot and state.reached.get(name, 0) >= partition_log_slot
 
 
 def _queue_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
-    """Store change hints as separate objects, so that writers do not compete for the next position in the log. Store errors are ignored."""
+    """Store change hints as separate objects, so that writers do not compete for the next slot. Store errors are ignored."""
     for name, slot in slots.items():
         key = f"{catalog.prefix}/inbox/{catalog.incarnation}-{slot}-{zlib.crc32(str(name).encode()):08x}.json"
         hint = PartitionChanged(topic=name.topic, partition=name.partition, incarnation=name.incarnation, slot=slot)
@@ -353,9 +336,7 @@ def _queue_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicParti
 
 
 def write_snapshot_if_due(log: ControlLog[Any]) -> None:
-    """Replace old records of a control log by a snapshot if enough records were added since the last one. Called after records were added.
-    If the store is busy, no snapshot is written; a later call tries again.
-    """
+    """Replace old records by a snapshot if enough were added since the last one. If the store is busy, a later call tries again."""
     try:
         log.write_snapshot_and_delete_records()
     except (Unavailable, OutOfBudget):
@@ -371,7 +352,6 @@ def _open_control_log(
     min_slot: int = 0,
     convert_to_reader_state: Any = None,
 ) -> ControlLog[Any]:
-    """Return access to the control log below a key prefix, under a new writer incarnation (a random id). Makes no request."""
     return ControlLog(
         ports.control,
         prefix,

@@ -25,8 +25,7 @@ def segment_from_broker_record(record: RemoteLogSegmentMetadataRecord, last_offs
     :param last_offset: last offset that readers read from the segment, inclusive; None for the segment's end offset.
 
     Brokers do not state modification times or content. The largest timestamp (or the event's, if there is none) replaces the modification
-    time and the first batch's timestamp, so that max.compaction.lag.ms may act late by the time span of a segment. Other values are unknown
-    until a sidecar states them. Files are not recorded, because the layout knows them.
+    time and the first batch's timestamp, so that max.compaction.lag.ms may act late by the time span of a segment.
     """
     known = record.max_timestamp_ms >= 0
     return RemoteLogSegmentMetadata(
@@ -47,8 +46,8 @@ def segment_from_broker_record(record: RemoteLogSegmentMetadataRecord, last_offs
 def build_broker_changes_record(
     state: PartitionState, view: BrokerView, leader_epoch: CompactorEpoch = NO_COMPACTOR_EPOCH
 ) -> SegmentsMirrored | None:
-    """Return the record of what has changed in the brokers' view since the control log's state, or None if nothing has. Fields of known
-    segments that brokers do not report are taken from the state.
+    """Return the record of changes in the brokers' view since ``state``; None if nothing has changed. Fields of known segments that brokers
+    do not report are taken from the state.
     """
     known = state.live_segments_by_id()
     there = {(segment.id, segment.end_offset) for segment in state.live}
@@ -76,18 +75,15 @@ def build_broker_changes_record(
 
 
 def _fields_that_depend_on_end_offset(segment: RemoteLogSegmentMetadata) -> dict[str, Any]:
-    """Return, with their values, the fields of a segment that depend on the offset up to which readers read it."""
     return {name: getattr(segment, name) for name in ("end_offset", "copied_end_offset", "leader_epochs")}
 
 
 def state_fields_changed_by_broker_record(state: PartitionState, body: SegmentsMirrored) -> dict[str, Any]:
-    """Return the fields of the state that a *segments mirrored* record changes.
-
-    Cleaner offsets are lowered to the first offset at which the brokers' lineage differs from the recorded one, or that readers now read
-    from another segment, whichever is lower, because data from there on was not cleaned.
-    """
+    """Return the fields of the state that a *segments mirrored* record changes."""
     changes: dict[str, Any] = {"live": live_segments_after_broker_changes(state, body), "mirrored": True}
     parted = first_divergent_offset(state.lineage, state.end_offset + 1, body.lineage, body.end_offset) if body.lineage else None
+    # Data from the first divergence on, or from the first offset that is read from another segment, was not cleaned: cleaner offsets are
+    # lowered to the lower of the two.
     begins = [begin for begin in (parted, _first_offset_read_from_other_segment(state, body)) if begin is not None]
     parted = min(begins, default=None)
     if parted is not None and parted < offsets.first_dirty_offset_of_vector(state.vector):
@@ -101,8 +97,8 @@ def state_fields_changed_by_broker_record(state: PartitionState, body: SegmentsM
 
 
 def _first_offset_read_from_other_segment(state: PartitionState, body: SegmentsMirrored) -> int | None:
-    """Return the first offset that readers now read from another segment than before, or None if there is none. Segments that the open
-    round of this program writes do not count.
+    """Return the first offset that readers now read from another segment than before; None: none. Segments that the open round writes do
+    not count.
     """
     ends = {segment.id: segment.end_offset for segment in state.live}
     planned = {task.new_segment_id for task in state.intent.plan.tasks} if state.intent else set()
@@ -112,22 +108,20 @@ def _first_offset_read_from_other_segment(state: PartitionState, body: SegmentsM
 
 
 def live_segments_after_broker_changes(state: PartitionState, body: SegmentsMirrored) -> tuple[RemoteLogSegmentMetadata, ...]:
-    """Return the segments that readers use after a record of the brokers' changes (*segments mirrored*)."""
     gone = set(body.gone)
     kept = (segment for segment in state.live if segment.id not in gone)
     return tuple(sorted((*kept, *body.added), key=lambda segment: segment.end_offset))
 
 
 def state_with_broker_view(state: PartitionState, view: BrokerView) -> PartitionState:
-    """Return a copy of the state in which the segments that brokers report take the place of its own. Nothing is written: for code that
-    only reads."""
+    """Return the state with the segments that brokers report, for code that only reads."""
     body = build_broker_changes_record(state, view)
     return state if body is None else state.model_copy(update=state_fields_changed_by_broker_record(state, body))
 
 
 def segment_ids_of_open_round(state: PartitionState) -> Iterable[str]:
-    """Return the ids of the segments that the open round reads or skips. None of them may disappear from the list of
-    live segments while the round is open, although brokers may delete them.
+    """Return the ids of the segments that the open round reads or skips. None of them may leave the live segments while the round is
+    open.
     """
     plan = state.intent.plan if state.intent else None
     return (*plan.source_segment_ids, *(skipped.id for skipped in plan.skipped)) if plan else ()

@@ -1,10 +1,11 @@
 """The ordering rules that keep data safe (I1 - I6), as code that refuses. All of them are in this module and in ``log_start``.
 
 * ``REQUIREMENTS``: the conditions under which a control record counts. The **fold** checks them before it applies a record, so that a
-    record which raced past its writer's check changes nothing; the **writer** checks them before it appends, so that it learns the reason.
+  record which raced past its writer's check changes nothing; the **writer** checks them before it appends, so that it learns the reason.
 * ``segment_ids_protected_from_deletion``: the segment ids whose objects must not be deleted in a given state. Every deletion checks it.
 
-docs/publication.md shows the first table; tests/unit/test_control_ordering.py compares them. The stages of a round are in ``stages``.
+Rules and ``..._problem`` functions return the reason for a refusal, for people; empty: none. docs/publication.md shows the table
+(tests/unit/test_control_ordering.py compares them).
 """
 
 from __future__ import annotations
@@ -35,21 +36,19 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 
 
 def check_compactor_epoch_follows_last(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why the record's epoch is refused, or an empty string. Requires a compactor epoch one higher than the last."""
+    """Requires a compactor epoch one higher than the last."""
     if record.body.leader_epoch != state.next_compactor_epoch:
         return f"epoch {record.body.leader_epoch} does not follow epoch {state.last_compactor_epoch}"
     return ""
 
 
 def check_writer_leads(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why the record's writer may not write, or an empty string. Requires the leader as writer: the last epoch, by this incarnation,
-    not released.
-    """
+    """Requires the leader as writer: the last epoch, by this incarnation, not released."""
     return writer_not_leading_problem(state, record.incarnation, record.body.leader_epoch)
 
 
 def writer_not_leading_problem(state: PartitionState, incarnation: str, epoch: CompactorEpoch) -> RuleViolationOrEmpty:
-    """Return why a writer incarnation does not lead with this epoch, or an empty string. An expired lease alone does not end leadership."""
+    """Return why a writer does not lead with this epoch. An expired lease alone does not end leadership."""
     leader = state.leader
     if leader is None:
         return f"epoch {epoch} was never acquired"
@@ -71,7 +70,7 @@ def require_leadership(state: PartitionState, incarnation: str, epoch: Compactor
 
 
 def check_import_ids_unused(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return which id is not new, or an empty string. Requires an import id and segment ids that were never used before."""
+    """Requires an import id and segment ids that were never used before."""
     body: r.SegmentIdsRegistered = record.body
     is_known = body.import_id in state.registrations or any(closed.import_id == body.import_id for closed in state.closed_imports)
     if is_known or not body.ids:
@@ -80,7 +79,7 @@ def check_import_ids_unused(state: PartitionState, record: ControlRecord[Any]) -
 
 
 def check_segment_ids_registered(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return which id is not registered, or an empty string. Requires segment ids that this import has registered and that are not void."""
+    """Requires segment ids that this import has registered and that are not void."""
     body: r.SegmentsTiered = record.body
     entry = state.registrations.get(body.import_id)
     if entry is None:
@@ -90,9 +89,7 @@ def check_segment_ids_registered(state: PartitionState, record: ControlRecord[An
 
 
 def check_segments_continue_log(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why the record's segments cannot follow the log, or an empty string. Requires segments that start at the end offset + 1,
-    without gaps between them.
-    """
+    """Requires segments that start at the end offset + 1, without gaps between them."""
     segments: tuple[RemoteLogSegmentMetadata, ...] = record.body.segments
     if not segments or len({segment.id for segment in segments}) != len(segments):
         return "no segments, or one of them twice"
@@ -102,8 +99,8 @@ def check_segments_continue_log(state: PartitionState, record: ControlRecord[Any
 
 
 def check_lineage_agrees_with_tier(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why the record's leader-epoch lineage contradicts the tier's, or an empty string. Requires a lineage that gives no live offset
-    to another epoch (checked for records that state their last batches, which early versions did not).
+    """Requires a lineage that gives no live offset to another epoch (checked for records that state their last batches, which early
+    versions did not).
     """
     body: r.SegmentsTiered = record.body
     end = state.end_offset + 1
@@ -112,9 +109,7 @@ def check_lineage_agrees_with_tier(state: PartitionState, record: ControlRecord[
 
 
 def check_segments_precede_log(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why the record's segments cannot precede the log, or an empty string. Requires segments that end at the start offset - 1,
-    without gaps between them.
-    """
+    """Requires segments that end at the start offset - 1, without gaps between them."""
     segments: tuple[RemoteLogSegmentMetadata, ...] = record.body.segments
     if not segments or len({segment.id for segment in segments}) != len(segments):
         return "no segments, or one of them twice"
@@ -124,21 +119,19 @@ def check_segments_precede_log(state: PartitionState, record: ControlRecord[Any]
 
 
 def check_all_registered_segments_added(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return a message that some segments are missing, or an empty string. Requires all registered segments of the import at once."""
+    """Requires all registered segments of the import at once."""
     entry = state.registrations.get(record.body.import_id)
     return "" if entry and set(entry.ids) == {segment.id for segment in record.body.segments} else "not all that the import has registered"
 
 
 def check_partition_never_compacted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return which compaction has begun, or an empty string. Requires a partition of which no part was compacted or is being compacted."""
+    """Requires a partition of which no part was compacted or is being compacted."""
     return already_compacted_problem(state)
 
 
 def already_compacted_problem(state: PartitionState) -> RuleViolationOrEmpty:
-    """Return why segments can no longer be prepended to the log, or an empty string.
-
-    Compaction drops records that have newer values, and tombstones. Older records added after that would appear as current values.
-    """
+    """Return why segments can no longer be prepended to the log."""
+    # Compaction drops records that have newer values, and tombstones: older records added after that would appear as current values.
     if state.intent:
         return f"run {state.intent.plan.run_id} is compacting the partition"
     rewritten = any(segment.id in state.published_by for segment in state.live)
@@ -150,8 +143,8 @@ def already_compacted_problem(state: PartitionState) -> RuleViolationOrEmpty:
 
 
 def check_truncation_discards_log_end_only(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why the record does not discard exactly the end of the log, or an empty string. Requires as discarded segments all live ones
-    that end at the record's offset or later and, as a new segment, the part of the first of them below the offset.
+    """Requires as discarded segments all live ones that end at the record's offset or later and, as a new segment, the part of the first of
+    them below the offset.
     """
     body: r.TailTruncated = record.body
     voided = tuple(segment for segment in state.live if segment.end_offset >= body.offset)
@@ -166,8 +159,8 @@ def check_truncation_discards_log_end_only(state: PartitionState, record: Contro
 
 
 def check_segments_added_by_truncation(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why the segments that a truncation adds are not valid, or an empty string. Requires all segments that the truncation has
-    registered: the part of the first discarded segment below the offset, and a new branch that begins at the offset and has no gap.
+    """Requires all segments that the truncation has registered: the part of the first discarded segment below the offset, and a new branch
+    that begins at the offset and has no gap.
     """
     body: r.TailTruncated = record.body
     new = body.new_segments
@@ -180,8 +173,8 @@ def check_segments_added_by_truncation(state: PartitionState, record: ControlRec
 
 
 def check_truncation_data_loss_accepted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why a truncation would lose the last values of some keys, or an empty string. Requires cleaner offsets that do not exceed the
-    offset, or a loss that a person has accepted (checked for records from version 5 on).
+    """Requires cleaner offsets that do not exceed the offset, or a loss that a person has accepted
+    (checked for records from version 5 on).
     """
     body: r.TailTruncated = record.body
     clean = offsets.first_dirty_offset_of_vector(state.vector)
@@ -191,34 +184,30 @@ def check_truncation_data_loss_accepted(state: PartitionState, record: ControlRe
 
 
 def check_partition_not_empty(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return a message that the partition holds nothing, or an empty string. Requires a partition with live segments, open imports or an
-    open intent.
-    """
+    """Requires a partition with live segments, open imports or an open intent."""
     return "" if state.has_segments or state.registrations or state.intent else "the partition is empty"
 
 
 def check_lineage_ascends(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why the lineage is not valid, or an empty string. Requires a lineage that ascends in epoch and offset."""
+    """Requires a lineage that ascends in epoch and offset."""
     entries = record.body.lineage
     rising = all(a.epoch < b.epoch and a.start_offset <= b.start_offset for a, b in pairwise(entries))
     return "" if entries and rising else "the lineage is empty or does not ascend"
 
 
 def check_import_is_open(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return a message that the record's import is complete or void, or an empty string. Requires an import that is still open."""
+    """Requires an import that is still open."""
     return "" if record.body.import_id in state.registrations else f"import {record.body.import_id} is not open"
 
 
 def check_open_round_keeps_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return which segment of the open round is removed, or an empty string. Requires that no segment of the open round is removed."""
+    """Requires that no segment of the open round is removed."""
     lost = set(mirror.segment_ids_of_open_round(state)).intersection(record.body.gone)
     return f"run {state.intent.plan.run_id} needs segment {min(lost)}" if lost and state.intent else ""
 
 
 def check_broker_changes_leave_no_gap(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why the partition would not be valid after the brokers' changes in the record, or an empty string. Requires that the removed
-    segments were live, and that the segments afterwards follow each other without a gap.
-    """
+    """Requires that the removed segments were live, and that the segments afterwards follow each other without a gap."""
     strange = set(record.body.gone) - {segment.id for segment in state.live}
     if strange:
         return f"segment {min(strange)} is not live"
@@ -231,14 +220,12 @@ def check_broker_changes_leave_no_gap(state: PartitionState, record: ControlReco
 
 
 def check_no_open_intent(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return which round is still open, or an empty string. Requires that no intent is open."""
+    """Requires that no intent is open."""
     return f"run {state.intent.plan.run_id} is still open" if state.intent else ""
 
 
 def check_plan_valid(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why the record's plan is not valid for this partition and leader, or an empty string. Requires a plan of this partition and
-    leader with a new run id, tasks and new ids, whose cleaner offset does not decrease.
-    """
+    """Requires a plan of this partition and leader with a new run id, tasks and new ids, whose cleaner offset does not decrease."""
     plan: CompactionPlan = record.body.plan
     if (plan.topic_partition, plan.leader_epoch) != (state.topic_partition, record.body.leader_epoch):
         return "the plan is another partition's or another epoch's"
@@ -251,8 +238,8 @@ def check_plan_valid(state: PartitionState, record: ControlRecord[Any]) -> RuleV
 
 
 def check_round_is_restorable(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why a plan cannot restore an earlier round's sources, or an empty string. Requires, if the plan undoes a round, the latest one
-    as a whole, with outputs that no later round has rewritten and sources that wait for deletion above the log start.
+    """Requires, if the plan undoes a round, the latest one as a whole, with outputs that no later round has rewritten and sources that wait
+    for deletion above the log start.
     """
     plan: CompactionPlan = record.body.plan
     if not plan.restores:
@@ -269,19 +256,19 @@ def check_round_is_restorable(state: PartitionState, record: ControlRecord[Any])
 
 
 def check_cleaner_offsets_unchanged(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return a message that cleaner offsets have changed, or an empty string. Requires the cleaner offsets from which the plan started."""
+    """Requires the cleaner offsets from which the plan started."""
     plan = _plan_that_record_concerns(state, record)
     return _cleaner_offsets_changed_problem(state, plan) if plan else ""
 
 
 def check_plan_sources_live(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return which segment is not live, or an empty string. Requires that all sources and all skipped segments of the plan are live."""
+    """Requires that all sources and all skipped segments of the plan are live."""
     plan = _plan_that_record_concerns(state, record)
     return _plan_source_not_live_problem(state, plan) if plan else ""
 
 
 def check_tasks_cover_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return which task is not valid, or an empty string. Requires tasks that cover exactly their sources (I1), in ascending order."""
+    """Requires tasks that cover exactly their sources (I1), in ascending order."""
     plan = _plan_that_record_concerns(state, record)
     if plan is None:
         return ""
@@ -294,13 +281,13 @@ def check_tasks_cover_sources(state: PartitionState, record: ControlRecord[Any])
 
 
 def check_intent_is_open(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return a message that the run is no longer open, or an empty string. Requires that the run has the open intent."""
+    """Requires that the run has the open intent."""
     run_id = _run_id_of_record(record)
     return "" if state.intent and state.intent.plan.run_id == run_id else f"run {run_id} is not open: it was undone or published"
 
 
 def check_receipts_match_tasks(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return which receipt is not that of a task, or an empty string. Requires at most one receipt per task, for its new id and sources."""
+    """Requires at most one receipt per task, for its new id and sources."""
     intent = state.intent
     if intent is None:
         return ""
@@ -316,25 +303,25 @@ def check_receipts_match_tasks(state: PartitionState, record: ControlRecord[Any]
 
 
 def check_receipts_belong_to_single_run(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return a message that the record has no receipts or those of several runs, or an empty string. Requires receipts of a single run."""
+    """Requires receipts of a single run."""
     return "" if len({receipt.run_id for receipt in record.body.receipts}) == 1 else "no receipts, or receipts of several runs"
 
 
 def check_all_groups_have_receipts(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return the group without receipt, or an empty string. Requires a receipt for each group not wholly below the log start of brokers."""
+    """Requires a receipt for each group not wholly below the log start of brokers."""
     pending = [task for task in state.intent.pending_tasks if task.end_offset >= state.broker_log_start] if state.intent else []
     return f"group {pending[0].group} has no receipt" if pending else ""
 
 
 def check_publication_not_begun(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return a message that readers are being switched already, or an empty string. Requires a round whose publication has not begun."""
+    """Requires a round whose publication has not begun."""
     begun = state.intent is not None and state.intent.begun_slot
     return f"readers are being switched since slot {begun}" if begun else ""
 
 
 def check_replacements_match_receipts(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return how the published replacements differ from the round's receipts, or an empty string. Requires all outputs of the round, as its
-    receipts state them, in ascending order (I5), except groups whose sources brokers deleted after publication had begun.
+    """Requires all outputs of the round, as its receipts state them, in ascending order (I5), except groups whose sources brokers deleted
+    after publication had begun.
     """
     intent = state.intent
     if intent is None:
@@ -352,7 +339,7 @@ def check_replacements_match_receipts(state: PartitionState, record: ControlReco
 
 
 def check_replacements_cover_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return which replacement is not valid, or an empty string. Requires that each replacement covers exactly its sources (I1)."""
+    """Requires that each replacement covers exactly its sources (I1)."""
     by_id = state.live_segments_by_id()
     for new in record.body.replacements:
         problem = coverage_problem([by_id[name] for name in new.sources if name in by_id], new.segment)
@@ -362,9 +349,8 @@ def check_replacements_cover_sources(state: PartitionState, record: ControlRecor
 
 
 def check_new_cleaner_offsets_match_plan(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return a message that cleaner offsets are not the round's, or an empty string. Requires the cleaner offsets before the round and
-    after it: the plan's end under the leader's epoch (unchanged if brokers deleted sources of a group, lowered if the round restores
-    segments).
+    """Requires the cleaner offsets before the round and after it: the plan's end under the leader's epoch (unchanged if brokers deleted
+    sources of a group, lowered if the round restores segments).
     """
     body: r.RoundPublished = record.body
     intent = state.intent
@@ -380,7 +366,7 @@ def check_new_cleaner_offsets_match_plan(state: PartitionState, record: ControlR
 
 
 def check_deleted_segments_form_whole_groups(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return which segment is of an incomplete group, or an empty string. Requires whole groups of segments that wait for grace."""
+    """Requires whole groups of segments that wait for grace."""
     ids = set(record.body.ids)
     for group in _groups_awaiting_deletion_within_ids(state, ids):
         ids -= {segment.id for segment in group.segments}
@@ -390,9 +376,7 @@ def check_deleted_segments_form_whole_groups(state: PartitionState, record: Cont
 
 
 def check_cleaner_offsets_permit_deletion(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return which round's replaced segments must not be deleted, or an empty string. Requires that the cleaner offsets still reach as far
-    as the round that replaced the segments had advanced them.
-    """
+    """Requires that the cleaner offsets still reach as far as the round that replaced the segments had advanced them."""
     for group in _groups_awaiting_deletion_within_ids(state, set(record.body.ids)):
         if not group.undone and not offsets.has_epoch_cleaned_below(
             state.vector, group.leader_epoch, offsets.first_dirty_offset_of_vector(group.vector)
@@ -402,20 +386,20 @@ def check_cleaner_offsets_permit_deletion(state: PartitionState, record: Control
 
 
 def check_segment_deletion_begun(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return which segment has no record that its deletion has begun, or an empty string. Requires segments whose deletion has begun."""
+    """Requires segments whose deletion has begun."""
     strange = set(record.body.ids) - {segment.id for segment in state.retiring}
     return f"retiring {min(strange)} was not begun" if strange else ""
 
 
 def check_round_is_undoable(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why the record's round cannot be undone, or an empty string. Requires the latest round, whose outputs no later round has
-    rewritten, a higher epoch, and that all its sources wait for deletion and do not lie below the log start.
+    """Requires the latest round, whose outputs no later round has rewritten, a higher epoch, and that all its sources wait for deletion and
+    do not lie below the log start.
     """
     return round_restoration_problem(state, record.body.run_id, record.body.leader_epoch)
 
 
 def round_restoration_problem(state: PartitionState, run_id: str, leader_epoch: CompactorEpoch) -> RuleViolationOrEmpty:
-    """Return why a compactor with this epoch cannot restore the segments that the run replaced, or an empty string."""
+    """Return why a compactor with this epoch cannot restore the segments that the run replaced."""
     if not state.published or state.published[-1] != run_id:
         return f"run {run_id} is not the latest round that readers have"
     if (run := state.find_run(run_id)) is not None and run.status == RunHistoryStatus.REPAIRED:
@@ -510,23 +494,24 @@ REQUIREMENTS: dict[type, tuple[RuleCheck, ...]] = {
 
 
 def find_rule_violation(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why a record has no effect in this state, or an empty string. Used when the log is replayed, and before each append."""
+    """Return why a record has no effect in this state."""
     return next(filter(None, (requirement(state, record) for requirement in REQUIREMENTS[type(record.body)])), "")
 
 
 def cleaner_offsets_after_round(
     state: PartitionState, plan: CompactionPlan, leader_epoch: CompactorEpoch, *, has_withdrawn_groups: bool = False
 ) -> offsets.CleanerOffsetVector:
-    """Return the cleaner offsets after a plan's round under this epoch. The cleaner offset does not advance if groups were withdrawn."""
+    """Return the cleaner offsets after a plan's round under this epoch."""
     if plan.restores:
         return offsets.cap_cleaner_offsets(state.vector, plan.next_dirty_offset)
+    # Data of withdrawn groups was not cleaned, so the cleaner offset does not advance.
     return offsets.advance_cleaner_vector(
         state.vector, leader_epoch, offsets.first_dirty_offset_of_vector(state.vector) if has_withdrawn_groups else plan.next_dirty_offset
     )
 
 
 def round_resumption_problem(state: PartitionState, intent: RoundIntent) -> RuleViolationOrEmpty:
-    """Return why an open intent can no longer be published, or an empty string. No rule applies once its publication has begun."""
+    """Return why an open intent can no longer be published. No rule applies once its publication has begun."""
     if intent.begun_slot:
         return ""
     return _plan_source_not_live_problem(state, intent.plan) or _cleaner_offsets_changed_problem(state, intent.plan)
@@ -547,12 +532,12 @@ def segment_ids_protected_from_deletion(state: PartitionState) -> set[str]:
 
 
 def segment_ids_with_possible_objects(state: PartitionState) -> set[str]:
-    """Return the ids of segments whose objects may exist: ``segment_ids_protected_from_deletion`` and the ids whose deletion has begun."""
+    """Return the protected ids and those whose deletion has begun: the ids of segments whose objects may exist."""
     return segment_ids_protected_from_deletion(state).union(segment.id for segment in state.retiring)
 
 
 def require_segments_deletable(state: PartitionState, incarnation: str, epoch: CompactorEpoch, ids: Iterable[str]) -> None:
-    """Raise Fenced if this process does not lead, and CompactorError (a bug) if an id is one of ``segment_ids_protected_from_deletion``."""
+    """Raise Fenced if this process does not lead, and CompactorError (a bug) if one of the ids is protected."""
     require_leadership(state, incarnation, epoch)
     wrong = segment_ids_protected_from_deletion(state).intersection(ids)
     if wrong:
@@ -560,19 +545,17 @@ def require_segments_deletable(state: PartitionState, incarnation: str, epoch: C
 
 
 def _plan_that_record_concerns(state: PartitionState, record: ControlRecord[Any]) -> CompactionPlan | None:
-    """Return the plan that a record announces, or the plan of the open intent for any other record; None if there is none."""
+    """Return the plan that a record announces, or that of the open intent for any other record."""
     if isinstance(record.body, r.PlanAnnounced):
         return record.body.plan
     return state.intent.plan if state.intent else None
 
 
 def _cleaner_offsets_changed_problem(state: PartitionState, plan: CompactionPlan) -> RuleViolationOrEmpty:
-    """Return a message if the cleaner offsets differ from those that the plan started from, else an empty string."""
     return "" if plan.vector == state.vector else "the cleaner offsets are not those that the plan started from"
 
 
 def _plan_source_not_live_problem(state: PartitionState, plan: CompactionPlan) -> RuleViolationOrEmpty:
-    """Return which source or skipped segment of a plan is not live any more, or an empty string."""
     live = {segment.id for segment in state.live}
     names = (*plan.source_segment_ids, *(skipped.id for skipped in plan.skipped))
     gone = next((name for name in names if name not in live), "")
@@ -580,19 +563,17 @@ def _plan_source_not_live_problem(state: PartitionState, plan: CompactionPlan) -
 
 
 def _run_id_of_record(record: ControlRecord[Any]) -> str:
-    """Return the id of the run that a record belongs to."""
     body = record.body
     run_id: str = body.receipts[0].run_id if isinstance(body, r.ReceiptsAdded) else body.run_id
     return run_id
 
 
 def _groups_awaiting_deletion_within_ids(state: PartitionState, ids: set[str]) -> list[GroupAwaitingDeletion]:
-    """Return the groups that wait for deletion and all of whose segments are among these ids."""
     return [group for group in state.waiting if ids.issuperset(segment.id for segment in group.segments)]
 
 
 def _segment_id_in_use_problem(state: PartitionState, ids: Sequence[str]) -> RuleViolationOrEmpty:
-    """Return which segment id is used already, or an empty string. Ids are never reused."""
+    """Return which id is used already. Ids are never reused."""
     used = segment_ids_protected_from_deletion(state).union(segment.id for segment in state.retiring)
     old = next((name for name in ids if name in used), "")
     if old or len(set(ids)) != len(ids):

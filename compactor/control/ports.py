@@ -17,8 +17,8 @@ from compactor.tier.ports import SegmentLayout, SegmentPublisher
 
 
 class HeartbeatRunner(Protocol):
-    """Function that returns a context manager, which calls ``send_heartbeat`` every ``interval_s`` seconds in the background. Errors of
-    ``send_heartbeat`` do not end the ``with`` block.
+    """Function whose context manager calls ``send_heartbeat`` every ``interval_s`` seconds in the background. Errors of ``send_heartbeat``
+    do not end the ``with`` block.
     """
 
     def __call__(self, send_heartbeat: Callable[[], None], interval_s: float) -> AbstractContextManager[None]: ...
@@ -26,9 +26,7 @@ class HeartbeatRunner(Protocol):
 
 @dataclass(frozen=True)
 class ObjectRetention:
-    """Settings ``[publish]``: how long replaced objects and unfinished imports are kept. Times are in milliseconds, measured by the store's
-    clock.
-    """
+    """Settings ``[publish]``: how long replaced objects and unfinished imports are kept, by the store's clock."""
 
     grace_ms: int = 600_000
     undo_window_ms: int = 0
@@ -36,13 +34,13 @@ class ObjectRetention:
 
 
 class DataRootOwnershipCheck(Protocol):
-    """Check that the data root belongs to this tier. Implemented by control.identity.DataRootOwnershipCheckByTierId."""
+    """Check that the data root belongs to this tier (control.identity)."""
 
     def require_data_root_owned_by_this_tier(self, ports: EnvironmentPorts, *, repeat_if_passed_before: bool = False) -> None: ...
 
 
 class TopicOwnershipCheck(Protocol):
-    """Check that this process's control store compacts a topic. Implemented by control.topic_ownership.TopicOwnershipCheckByObjects."""
+    """Check that this process's control store compacts a topic (control.identity)."""
 
     def require_topic_owned_by_this_control_store(self, ports: EnvironmentPorts, partition: TopicPartition) -> None: ...
 
@@ -55,20 +53,14 @@ class EnvironmentPorts:
 
     control: store of control logs, sidecars and scratch objects.
     data: store of the segments below ``layout``; used directly only to probe what the store can do.
-    layout: turns segments into objects.
-    publisher: switches readers to new segments.
     clock_ms: this machine's clock. For display only, never for a decision about deletion or leadership.
     sleep: waits for a number of seconds.
     holder: name of this process for people.
-    keep_alive: runs heartbeats in the background.
     urgent: the control store without the rate limits of [limits], for heartbeats, which would otherwise wait behind large transfers until
         the leader seems dead. None for ``control``.
-    ownership: checks that the data root belongs to this tier; None for no check.
-    topic_ownership: checks that this control store compacts a topic of a broker-managed tier; None for no check.
-    retention: how long replaced objects are kept; recorded with every publication, so that no process deletes earlier. None to record
-        nothing.
-    brokers: function partition -> the segments that its brokers' readers find now; None if the control log alone decides.
-    broker_log_start: function partition -> its leader's log start offset; raises Unavailable. None if brokers cannot be asked.
+    retention: recorded with every publication, so that no process deletes earlier. None to record nothing.
+    brokers: partition -> the segments that its brokers' readers find now; None if the control log alone decides.
+    broker_log_start: partition -> its leader's log start offset; raises Unavailable. None if brokers cannot be asked.
     """
 
     control: ObjectStore
@@ -88,31 +80,23 @@ class EnvironmentPorts:
     broker_log_start: Callable[[TopicPartition], int] | None = None
 
     def require_data_root_ownership(self, *, repeat_if_passed_before: bool = False) -> None:
-        """Raise UsageError if the data root belongs to another tier (control.identity). Called before anything is written or swept.
-
-        :param repeat_if_passed_before: check again even if the check has passed before.
-        """
+        """Raise UsageError if the data root belongs to another tier. Called before anything is written or swept."""
         if self.ownership is not None:
             self.ownership.require_data_root_owned_by_this_tier(self, repeat_if_passed_before=repeat_if_passed_before)
 
     def require_topic_ownership(self, partition: TopicPartition) -> None:
-        """Raise UsageError if another control store compacts the partition's topic (control.topic_ownership). Called before the partition
-        is led.
-        """
+        """Raise UsageError if another control store compacts the partition's topic. Called before the partition is led."""
         if self.topic_ownership is not None:
             self.topic_ownership.require_topic_owned_by_this_control_store(self, partition)
 
     @property
     def grace_ms(self) -> int | None:
-        """Grace, the time in milliseconds for which segments are kept after readers stopped using them, to be recorded with them; None if
-        ``retention`` is None.
-        """
+        """Time for which segments are kept after readers stopped using them, to be recorded with them."""
         return self.retention.grace_ms if self.retention else None
 
     def new_id(self) -> str:
-        """Return a random id: 16 bytes as Kafka's Uuid prints them. Used for segments, runs, imports and incarnations.
-
-        It never begins with a dash, which a command line would take for an option (Kafka's ``Uuid.randomUuid`` avoids it too).
+        """Return a random id, 16 bytes as Kafka's Uuid prints them. It never begins with a dash, which a command line would take for an
+        option (Kafka's ``Uuid.randomUuid`` avoids it too).
         """
         while (made := encode_segment_id(self.random_bytes(16))).startswith("-"):
             pass

@@ -1,7 +1,8 @@
 """Records of a round in the control log, and the deletion of objects, each checked by the ordering rules.
 
-Every function appends at most one record and returns the state in which it counts. A function that deletes does so only after such a state
-says that the ids are unusable for ever.
+Every function appends at most one record and returns the state in which it counts; it raises RecordRefused if an ordering rule refuses the
+record, and Fenced if this process no longer leads the partition. A function that deletes does so only after such a state says that the ids
+are unusable for ever.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ from compactor.tier.sidecars import sidecar_object_keys
 
 
 def receipt_balance_problem(state: PartitionState, intent: RoundIntent) -> RuleViolationOrEmpty:
-    """Return which equation of the balance (sums that must account for every record) does not hold for a round's receipts, or an empty
-    string. Receipts of earlier versions state no balance and are accepted.
+    """Return which equation of the balance does not hold for a round's receipts; empty: all hold. Receipts of earlier versions state no
+    balance and are accepted.
     """
     live = state.live_segments_by_id()
     tasks = {task.group: task for task in intent.plan.tasks}
@@ -68,9 +69,7 @@ def receipt_balance_problem(state: PartitionState, intent: RoundIntent) -> RuleV
 
 
 def sum_balances_of_published_groups(intent: RoundIntent, replacements: Sequence[Replacement]) -> Balance | None:
-    """Return the sum of the balances (counts and digests of kept and removed records) of the groups that ``replacements`` publish; None if
-    one of these groups has no balance.
-    """
+    """Return the sum of the balances of the groups that ``replacements`` publish; None if one of them has no balance."""
     ids = {new.segment.id for new in replacements}
     found = [receipt.balance for receipt in intent.receipts if receipt.segment.id in ids]
     return None if not found or None in found else reduce(Balance.plus, (balance for balance in found if balance))
@@ -86,24 +85,17 @@ POLL_INTERVAL_MS = 1000
 
 
 def record_compaction_plan_as_intent(leadership: Leadership, plan: CompactionPlan) -> PartitionState:
-    """Record the plan of a round as its intent, after which the round's objects may be created.
-
-    Raises RecordRefused if an ordering rule refuses the plan, and Fenced if this process no longer leads the partition.
-    """
+    """Record the plan of a round as its intent, after which the round's objects may be created."""
     body = PlanAnnounced(leader_epoch=leadership.epoch, plan=plan)
     return leadership.append_record(body, lambda state: _is_open_run(state, plan.run_id))
 
 
 def record_receipts(leadership: Leadership, receipts: Sequence[CompactionReceipt]) -> PartitionState:
-    """Record receipts of finished groups of segments, so that a process which resumes the round does not repeat these groups.
-
-    Raises RecordRefused if an ordering rule refuses the receipts, and Fenced if this process no longer leads the partition.
-    """
+    """Record receipts of finished groups, so that a process which resumes the round does not repeat them."""
     run_id = receipts[0].run_id
     groups = {receipt.group for receipt in receipts}
 
     def has_record_taken_effect(state: PartitionState) -> bool:
-        """Return whether the state has all these receipts."""
         intent = state.intent
         return intent is not None and intent.plan.run_id == run_id and groups.issubset(receipt.group for receipt in intent.receipts)
 
@@ -111,9 +103,7 @@ def record_receipts(leadership: Leadership, receipts: Sequence[CompactionReceipt
 
 
 def record_scratch_objects_of_survivor_scan(leadership: Leadership, run_id: str, objects: Sequence[ScratchObject]) -> PartitionState:
-    """Record which scratch objects have the result of pass 1 (which records survive the round), so that a process which resumes the round
-    does not repeat pass 1.
-    """
+    """Record which scratch objects have the result of pass 1, so that a process which resumes the round does not repeat it."""
     body = SurvivorsStored(leader_epoch=leadership.epoch, run_id=run_id, objects=tuple(objects))
     return leadership.append_record(body, lambda state: _is_open_run(state, run_id) and state.intent.survivors == body.objects)  # type: ignore[union-attr]
 
@@ -129,14 +119,10 @@ class RunOutcome:
 def publish_round(
     leadership: Leadership, intent: RoundIntent, outcome: RunOutcome, on_begun: Callable[[], None] = lambda: None
 ) -> PartitionState:
-    """Direct readers to the round's new segments, and record the publication with its replacements, cleaner offsets and run history.
+    """Direct readers to the round's new segments, and record the publication with its replacements, cleaner offsets and run history. On
+    broker-managed tiers readers change over in several steps, before the record.
 
-    On broker-managed tiers readers change over in several steps, before the record.
-
-    :param outcome: status and figures for the run history.
     :param on_begun: called once *publish begun* is in the log (broker-managed tiers only).
-
-    Raises RecordRefused if an ordering rule refuses the record, and Fenced if this process no longer leads the partition.
     """
     run_id = intent.plan.run_id
     receipts = {receipt.group: receipt for receipt in intent.receipts}
@@ -145,7 +131,6 @@ def publish_round(
     replacements = [Replacement(sources=task.sources, segment=receipts[task.group].segment) for task in done]
 
     def append_publication_begun_record() -> None:
-        """Append *publish begun* and wait until messages of replaced leaders can no longer arrive."""
         leadership.append_record(
             PublicationBegun(leader_epoch=leadership.epoch, run_id=run_id), lambda state: _has_publication_begun(state, run_id)
         )
@@ -153,7 +138,6 @@ def publish_round(
         on_begun()
 
     def append_round_published_record(unpublished_segment_ids: Collection[str]) -> None:
-        """Append *round published* without the replacements in ``unpublished_segment_ids``, whose sources brokers have deleted."""
         body = _build_round_published_record(leadership, intent, replacements, unpublished_segment_ids, expired, outcome)
         leadership.append_record(body, lambda state: was_round_published(state, run_id))
 
@@ -179,12 +163,7 @@ def _build_round_published_record(
     expired: BrokerExpiredSegmentCache,
     outcome: RunOutcome,
 ) -> RoundPublished:
-    """Return the *round published* record of an intent, whose replacements leave out the groups whose sources brokers have deleted.
-
-    :param unpublished_segment_ids: ids of new segments that are not published, because brokers had deleted their sources.
-    :param expired: cache of the segments that brokers have expired.
-    :param outcome: status and figures for the run history.
-    """
+    """Return the record without the groups of ``unpublished_segment_ids``, whose sources brokers had deleted."""
     state, ports = leadership.state, leadership.ports
     kept = tuple(new for new in replacements if new.segment.id not in unpublished_segment_ids)
     published = {new.segment.id for new in kept}
@@ -214,14 +193,12 @@ def _build_round_published_record(
 
 
 def _wait_until_former_leaders_cannot_write(leadership: Leadership) -> None:
-    """Wait until metadata messages that replaced leaders sent can no longer reach readers.
-
-    A replaced leader's messages may arrive until its delivery timeout has passed. The wait starts at the last take-over, by the store's
-    clock, and lasts for the longest delivery timeout of all replaced leaders that are recorded. If a record states no timeout (earlier
-    versions), this process's own is used. Raises Fenced if this process no longer leads the partition.
+    """Wait until metadata messages of replaced leaders can no longer reach readers: from the last take-over, by the store's clock, for the
+    longest delivery timeout of all replaced leaders that are recorded. Raises Fenced.
     """
     ports, log, state = leadership.ports, leadership.log, leadership.state
     taken = state.latest_epoch_begun_by_takeover
+    # Records of earlier versions state no timeout; this process's own is used for them.
     timeouts = [
         epoch.delivery_timeout_ms or ports.publisher.max_late_metadata_delivery_ms for epoch in state.epochs if epoch.ended == "replaced"
     ]
@@ -238,10 +215,7 @@ def _wait_until_former_leaders_cannot_write(leadership: Leadership) -> None:
 
 
 def remove_segments_left_by_dead_compactors(leadership: Leadership) -> SegmentCount:
-    """Remove segments that dead compactors left among readers' segments, and return the number of these segments.
-
-    Raises Fenced if this process no longer leads the partition.
-    """
+    """Remove segments that dead compactors left among readers' segments, and return their number. Raises Fenced."""
     if leadership.ports.brokers is None:
         return 0  # readers go by the control log: there are no others to be told of anything
     state = leadership.refresh_and_require_leadership()
@@ -252,8 +226,8 @@ def remove_segments_left_by_dead_compactors(leadership: Leadership) -> SegmentCo
 
 
 def abandon_announced_plan(leadership: Leadership, intent: RoundIntent, reason: str) -> PartitionState:
-    """Give up an announced plan: record that it is undone, withdraw its segments from readers, and delete its objects. Raises Fenced if
-    this process no longer leads; then nothing is deleted.
+    """Record that an announced plan is undone, withdraw its segments from readers, and delete its objects. Raises Fenced if this process no
+    longer leads; then nothing is deleted.
     """
     run_id = intent.plan.run_id
     state = leadership.append_record(
@@ -272,10 +246,9 @@ def abandon_announced_plan(leadership: Leadership, intent: RoundIntent, reason: 
 
 
 def record_unpublished_run_end(leadership: Leadership, ended: RunEnded) -> PartitionState:
-    """Record the outcome of a run that published nothing. Return the resulting state."""
+    """Record the outcome of a run that published nothing."""
 
     def has_record_taken_effect(state: PartitionState) -> bool:
-        """Return whether the run history shows the outcome and figures that ``ended`` states."""
         run = state.find_run(ended.run_id)
         return run is not None and run.status == ended.status and run.stats == ended.stats
 
@@ -283,7 +256,7 @@ def record_unpublished_run_end(leadership: Leadership, ended: RunEnded) -> Parti
 
 
 def delete_scratch_objects(leadership: Leadership, intent: RoundIntent) -> None:
-    """Delete the scratch objects of a run that is no longer open. Raises Fenced if this process no longer leads the partition."""
+    """Delete the scratch objects of a run unless it is still open. Raises Fenced."""
     leadership.require_leadership_in_state(leadership.state)
     keys = [item.key for item in intent.survivors]
     if keys and not _is_open_run(leadership.state, intent.plan.run_id):
@@ -291,8 +264,8 @@ def delete_scratch_objects(leadership: Leadership, intent: RoundIntent) -> None:
 
 
 def delete_segment_objects(leadership: Leadership, state: PartitionState, segments: Sequence[SegmentRef]) -> None:
-    """Delete the objects and sidecars of segments. None of the segments may be in use in ``state`` (live, waiting for deletion, registered
-    or announced). Raises Fenced if this process no longer leads the partition.
+    """Delete the objects and sidecars of segments. Raises Fenced if this process no longer leads, and CompactorError if a segment is in use
+    in ``state``.
     """
     ordering.require_segments_deletable(state, leadership.log.incarnation, leadership.epoch, [segment.id for segment in segments])
     ports = leadership.ports
@@ -302,35 +275,31 @@ def delete_segment_objects(leadership: Leadership, state: PartitionState, segmen
 
 
 def stored_segments_problem(ports: EnvironmentPorts, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata]) -> str:
-    """Check the stored objects of these segments, and return how the first damaged segment differs from its record, or an empty string."""
+    """Check the stored objects of these segments, and return how the first damaged segment differs from its record; empty: all match."""
     problems = (ports.layout.stored_segment_problem(state.topic_partition, segment) for segment in segments)
     return next((problem for problem in problems if problem), "")
 
 
 def was_round_published(state: PartitionState, run_id: str) -> bool:
-    """Return whether the control log shows that the round was published, judged by the replayed state alone."""
+    """Return whether the folded state shows that the round was published."""
     run = state.find_run(run_id)
     return run is not None and run.published_slot > 0
 
 
 def _has_publication_begun(state: PartitionState, run_id: str) -> bool:
-    """Return whether the publication of this run has begun and not ended."""
     return _is_open_run(state, run_id) and state.intent is not None and state.intent.begun_slot > 0
 
 
 def _is_open_run(state: PartitionState, run_id: str) -> bool:
-    """Return whether this run has the open intent."""
     return state.intent is not None and state.intent.plan.run_id == run_id
 
 
-# Removal of data from the view: a whole partition (``topics delete``), or its beginning (retention and ``topics delete-records``).
-#
-# The objects wait for grace, because readers may still be reading them.
+# Removal of data from the view. The objects wait for grace, because readers may still be reading them.
 
 
 def restart_unrecoverable_log_as_empty(log: PartitionLog) -> PartitionState:
-    """Restart, as an empty log, a control log that cannot be recovered, and return its state. The tier then no longer knows which objects
-    belong to the partition's segments.
+    """Restart, as an empty log, a control log that cannot be recovered. The tier then no longer knows which objects belong to the
+    partition's segments.
     """
     name = TopicPartition.parse_partition_store_prefix(log.name)
     empty = PartitionState(topic=name.topic, partition=name.partition, incarnation=name.incarnation)
@@ -338,7 +307,7 @@ def restart_unrecoverable_log_as_empty(log: PartitionLog) -> PartitionState:
 
 
 class PartitionStatesAroundDeletion(NamedTuple):
-    """States of a partition directly before its deletion (``before``) and directly after it."""
+    """States directly before and after the deletion of a partition."""
 
     before: PartitionState
     after: PartitionState
@@ -347,7 +316,7 @@ class PartitionStatesAroundDeletion(NamedTuple):
 def delete_partition(
     ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations, deleted_topic_id: TopicId = EMPTY_TOPIC_ID
 ) -> PartitionStatesAroundDeletion:
-    """Delete a partition, and return its states before and after. An open round is undone, and open imports become void.
+    """Delete a partition. An open round is undone, and open imports become void.
 
     :param deleted_topic_id: the topic that the cluster has deleted; empty if a person deletes the partition.
 
@@ -367,13 +336,12 @@ def delete_partition(
 
 
 def raise_log_start(leadership: Leadership, choose_offset: Callable[[PartitionState], int | None]) -> PartitionState:
-    """Raise the log start to the offset that ``choose_offset`` returns, remove the segments wholly below it, and return the new state.
+    """Raise the log start, and remove the segments wholly below it. Nothing is written if the log start is there already and no segment can
+    be removed.
 
-    :param choose_offset: called with the latest state, and again after each change. Returns the new log start, or None to leave it where it
-        is.
+    :param choose_offset: called with the latest state, and again after each change. Returns the new log start, or None to leave it.
 
-    Nothing is written if the log start is there already and no segment can be removed. Raises Fenced, RecordRefused if an ordering rule
-    refuses the record, and StoreError if it is unknown whether the record was written.
+    Raises StoreError if it is unknown whether the record was written.
     """
 
     def decide_record_to_append(state: PartitionState) -> LogStartRaised | None:
@@ -389,16 +357,13 @@ def raise_log_start(leadership: Leadership, choose_offset: Callable[[PartitionSt
     return leadership.log.append_due_records(decide_record_to_append)
 
 
-# Undo of the latest round, as long as the replaced objects exist: a publication of its own under a new compactor epoch.
-
-
 def undo_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations, run_id: str) -> PartitionState:
-    """Direct readers back to the segments that a run replaced, and return the new state. The cleaner offsets return to their earlier
-    value.
+    """Direct readers back to the segments that a run replaced: a publication of its own under a new compactor epoch. The cleaner offsets
+    return to their earlier value, and the run's outputs wait for grace.
 
-    The run's outputs wait for grace, a period before ``retire`` deletes them. Raises UsageError if a rule refuses the undo, because a
-    round is open, a later round exists, or the deletion of the sources has begun. Raises BadData if a source is missing or damaged,
-    Leased if another compactor leads the partition, and Fenced if another one takes over meanwhile.
+    Raises UsageError if a rule refuses the undo, because a round is open, a later round exists, or the deletion of the sources has begun.
+    Raises BadData if a source is missing or damaged, Leased if another compactor leads the partition, and Fenced if another one takes over
+    meanwhile.
     """
     if log.refresh().find_run(run_id) is None:
         raise UsageError(f"{log.state.topic_partition} has no run {run_id} that is remembered", hint="`runs list` shows those that are")
@@ -406,7 +371,6 @@ def undo_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations
         body = RoundUndone(leader_epoch=leadership.epoch, run_id=run_id, grace_ms=ports.grace_ms)
 
         def append_round_undone_record() -> None:
-            """Append *round undone* unless the state shows that it has taken effect."""
             leadership.append_record(body, lambda state: was_round_undone(state, run_id))
 
         try:
@@ -425,7 +389,6 @@ def undo_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations
 
 
 def _replaced_segments(state: PartitionState, run_id: str) -> list[RemoteLogSegmentMetadata]:
-    """Return the segments that a run replaced and that still wait for grace."""
     return [segment for group in state.waiting if group.run_id == run_id and not group.undone for segment in group.segments]
 
 
@@ -438,9 +401,7 @@ def _live_outputs(state: PartitionState, run_id: str) -> list[RemoteLogSegmentMe
 def _require_intact_segments(
     ports: EnvironmentPorts, state: PartitionState, run_id: str, sources: Sequence[RemoteLogSegmentMetadata]
 ) -> None:
-    """Raise BadData if a replaced segment is missing or damaged. Readers do not use replaced segments, so damage to them may not have been
-    noticed before.
-    """
+    # Readers do not use replaced segments, so damage to them may not have been noticed before.
     problem = stored_segments_problem(ports, state, sources)
     if problem:
         hint = "Nothing was changed, readers have what the run made. Restore the object from the store's versions, then undo"
@@ -448,6 +409,6 @@ def _require_intact_segments(
 
 
 def was_round_undone(state: PartitionState, run_id: str) -> bool:
-    """Return whether the control log shows that the run was undone, judged by the replayed state alone."""
+    """Return whether the folded state shows that the run was undone."""
     run = state.find_run(run_id)
     return run is not None and run.status == RunHistoryStatus.REVERTED

@@ -39,7 +39,7 @@ class BadControlRecord(BadData):
 
 
 class ScratchObject(StrictFrozenModel):
-    """Reference to an object under the partition's scratch prefix in the control store, for instance a segment's survivor bitmap."""
+    """Reference to an object under the partition's scratch prefix, for instance a segment's survivor bitmap."""
 
     key: str
     size: int
@@ -47,16 +47,15 @@ class ScratchObject(StrictFrozenModel):
 
 
 class LeaderRecord(StrictFrozenModel):
-    """Record that only the leader of the partition may write. leader_epoch: the compactor epoch under which it leads."""
+    """Record that only the leader of the partition may write, under its compactor epoch."""
 
     type: str
     leader_epoch: CompactorEpoch
 
 
 class LeadershipAcquired(LeaderRecord):
-    """Record: compactor ``holder`` leads the partition from here on. It counts only if its epoch is one higher than the last.
+    """Record: ``holder`` leads the partition from here on. It counts only if its epoch is one higher than the last.
 
-    leader_epoch: the new compactor epoch.
     ttl_ms: time without a heartbeat after which other compactors may take over.
     delivery_timeout_ms: how long after its end this process's messages may still reach readers
         (``SegmentPublisher.max_late_metadata_delivery_ms``); 0 if never, or if an earlier version wrote the record.
@@ -84,7 +83,7 @@ class SegmentIdsRegistered(StrictFrozenModel):
 
 
 class LastImportedBatch(StrictFrozenModel):
-    """One of the last imported batches. ``digest``: digest of the batch's header as the broker wrote it, including the CRC of the batch."""
+    """One of the last imported batches. ``digest``: of the batch's header as the broker wrote it, including the CRC of the batch."""
 
     base_offset: Offset
     last_offset: Offset
@@ -96,11 +95,11 @@ class SegmentsTiered(StrictFrozenModel):
 
     lineage: the broker's leader-epoch lineage as far back as the broker has it, with epochs that begin after the last segment (earlier
         versions left those out); empty if unknown.
-    tail: the last batches of these segments. They are remembered even when the segments are gone, so that the next import can check that it
-        continues the same log.
-    topic_id: id of the broker's topic, as Kafka prints it; empty if unknown.
+    tail: the last batches of these segments, by which the next import checks that it continues the same log, even when the segments are
+    gone.
+    topic_id: id of the broker's topic; empty if unknown.
     log_start_offset: first offset that readers may see, if the broker has deleted records before it. Stated only with the first segments of
-        a partition; None otherwise.
+        a partition.
     source_cleaned_to: the offset up to which a log cleaner had compacted the log before its import, as its batches or its broker's
         checkpoint show; 0 if they show nothing.
     accept_loss: a person has accepted that tombstones and transaction markers are missing after the tier's end.
@@ -128,17 +127,14 @@ class SegmentsPrepended(StrictFrozenModel):
 
 
 class TailTruncated(StrictFrozenModel):
-    """Record: the broker's log was truncated at ``offset`` (an unclean election), so a new branch replaces the end of the log. Needs no
-    leadership.
-
-    This one record removes the old branch from the view and adds the first segments of the new one.
+    """Record: the broker's log was truncated at ``offset`` (an unclean election), so a new branch replaces the end of the log. This one
+    record removes the old branch from the view and adds the first segments of the new one. Needs no leadership.
 
     cut_id: id of the import under which the new segments are registered. It also names the discarded segments while they wait for grace.
     offset: first offset that the new leader's log does not share with the tier.
     voided: the live segments that end at ``offset`` or later.
     head: new segment with the batches that the first discarded segment has below ``offset``; None if that segment begins at ``offset``.
     epoch: leader epoch of the new branch at ``offset``. Set only in records of earlier versions, which have no ``lineage``.
-    topic_id: id of the broker's topic, empty if unknown.
     segments: the first segments of the new branch; empty if the broker has sealed none of it yet.
     lineage: all leader epochs of the broker; empty if unknown. It identifies a replica that has missed the truncation.
     tail: the last batches of ``segments``.
@@ -160,22 +156,17 @@ class TailTruncated(StrictFrozenModel):
 
     @property
     def new_segments(self) -> tuple[RemoteLogSegmentMetadata, ...]:
-        """All segments that the truncation adds: the part of the first discarded segment below the offset, if any, and the first segments
-        of the new branch.
-        """
+        """All segments that the truncation adds."""
         return self.segments if self.head is None else (self.head, *self.segments)
 
 
 class TopicAdopted(StrictFrozenModel):
-    """Record: the log in the tier is declared to be that of a topic, or to continue at an offset. Needs no leadership.
-
-    An import writes it after the records of a directory compared equal with the tier's; a person writes it if nothing can be compared.
+    """Record: the log in the tier is declared to be that of a topic, or to continue at an offset. Needs no leadership. An import writes it
+    after the records of a directory compared equal with the tier's; a person writes it if nothing can be compared.
 
     topic_id: id of the broker's topic from here on; empty if only the seam is declared.
     previous_id: the topic id that the tier had when this was decided; the record is void if the tier has another one by now.
     seam: the tier's end offset + 1. The next import that begins there needs no comparison; -1 if only the id is declared.
-    by: the process that wrote the record.
-    why: the reason, for people.
     """
 
     type: Literal["topic_adopted"] = "topic_adopted"
@@ -199,8 +190,9 @@ class IncarnationOpened(StrictFrozenModel):
 class PartitionDeleted(LeaderRecord):
     """Record: the whole partition leaves the tier. Its name is free again, and its objects wait for grace.
 
-    deleted_topic_id: id of the topic, if the cluster has deleted it; else empty. In that case the control log keeps the topic id, because a
-        later topic of this name is a new incarnation with its own log.
+    deleted_topic_id: id of the topic, if the cluster has deleted it. The control log then keeps the id, because a later topic of this name
+    is a
+        new incarnation with its own log.
     """
 
     type: Literal["partition_deleted"] = "partition_deleted"
@@ -211,9 +203,8 @@ class PartitionDeleted(LeaderRecord):
 class LogStartRaised(LeaderRecord):
     """Record: readers begin at ``offset`` from here on, because retention or a person has deleted the records below it.
 
-    offset: the new log start, at most one above the last offset in the tier.
-    ids: the live segments wholly below it; the newest segment is never among them. They are deleted after the grace period, and cannot be
-        restored.
+    offset: at most one above the last offset in the tier.
+    ids: the live segments wholly below it, never the newest. They are deleted after grace, and cannot be restored.
     removed, content: digest sums of the batches of these segments, and of all batches that readers still see; None if one segment has no
         recorded sum.
     """
@@ -239,7 +230,7 @@ class LineageRecorded(StrictFrozenModel):
 class SegmentsMirrored(LeaderRecord):
     """Record: changes of a partition that brokers reported in their metadata topic, relative to what the control log has.
 
-    added: segments that readers find now, in order. A segment that is also in ``gone`` is now read up to a different offset than before.
+    added: segments that readers find now, in order. One that is also in ``gone`` is now read up to a different offset than before.
     gone: ids of segments that readers no longer find.
     lineage: the brokers' leader epochs, up to ``end_offset`` (exclusive).
     metadata_offset: offset of the last metadata record that was read; informational only.
@@ -254,7 +245,7 @@ class SegmentsMirrored(LeaderRecord):
 
 
 class BrokerLogStartSeen(LeaderRecord):
-    """Record: brokers have reported this log start offset. Recorded before a missing segment below it is regarded as expired."""
+    """Record: brokers have reported this log start offset. Written before a missing segment below it is regarded as expired."""
 
     type: Literal["broker_log_start_seen"] = "broker_log_start_seen"
     offset: Offset
@@ -276,14 +267,14 @@ class PlanAnnounced(LeaderRecord):
 
 
 class ReceiptsAdded(LeaderRecord):
-    """Record: these groups of segments are rewritten, checked and uploaded by the open round; a resumed round does not repeat them."""
+    """Record: these groups are rewritten, checked and uploaded by the open round; a resumed round does not repeat them."""
 
     type: Literal["receipts_added"] = "receipts_added"
     receipts: tuple[CompactionReceipt, ...]
 
 
 class SurvivorsStored(LeaderRecord):
-    """Record: pass 1 of the open round, which finds the records that survive it, is complete. Its result is in these scratch objects."""
+    """Record: pass 1 of the open round is complete. Its result is in these scratch objects."""
 
     type: Literal["survivors_stored"] = "survivors_stored"
     run_id: str
@@ -299,7 +290,7 @@ class IntentUndone(LeaderRecord):
 
 
 class PublicationBegun(LeaderRecord):
-    """Record: readers are about to be directed to the round's new segments in more than one step, so the round can no longer be undone.
+    """Record: readers are about to be directed to the round's new segments in several steps, so the round can no longer be undone.
     Broker-managed tiers only.
     """
 
@@ -343,8 +334,6 @@ class SegmentDeletionBegun(LeaderRecord):
 
 
 class SegmentDeletionEnded(LeaderRecord):
-    """Record: the objects of these segments have been deleted."""
-
     type: Literal["retired"] = "retired"
     ids: tuple[str, ...]
 
@@ -366,7 +355,7 @@ NEXT_STEP_STAT = "next_step"
 class RunEnded(LeaderRecord):
     """Record: outcome and cost of a run that published nothing, for the run history.
 
-    status: the outcome, a value of RunHistoryStatus.
+    status: a value of RunHistoryStatus.
     reason, segment: why and where a run was quarantined.
     stats: figures for people and scripts. No decision depends on them. Of a quarantined run, BLOCKED_BY_STAT is the cause (a BlockedCause;
         damaged data if it is missing) and NEXT_STEP_STAT what a person can do.
@@ -415,14 +404,13 @@ BodyT = TypeVar("BodyT")
 
 
 class ControlRecord(StrictFrozenModel, Generic[BodyT]):
-    """One record of a control log: an event with the identity of its writer, at one position (slot) of the log.
+    """One record of a control log, with the identity of its writer, at one slot.
 
     A process takes a stored record for its own only if incarnation and attempt are those with which it tried to create the record. Equal
     content proves nothing, because two processes of one host write the same content.
 
-    log: name of the control log that it belongs to.
     incarnation: random id of the writer.
-    attempt: running number of the writer's attempts to create a record; each attempt has another number.
+    attempt: running number of the writer's attempts to create a record.
     at_ms: the writer's clock, for people only.
     """
 
@@ -439,15 +427,11 @@ PartitionRecord = ControlRecord[PartitionBody]
 
 
 def append_checksum(json_document: bytes) -> bytes:
-    """Return a JSON object that contains ``json_document`` and its CRC-32."""
     return b'{"crc":"%08x","record":%s}' % (zlib.crc32(json_document), json_document)
 
 
 def verify_and_strip_checksum(data: bytes, source_name: str) -> bytes:
-    """Return the JSON text that ``append_checksum`` has wrapped, after checking its CRC-32. Raises BadControlRecord if that does not match.
-
-    :param source_name: the object's name, for the message.
-    """
+    """Return the JSON text that ``append_checksum`` has wrapped with its CRC-32. Raises BadControlRecord if the checksum does not match."""
     if not (data.startswith(b'{"crc":"') and data[16:27] == b'","record":' and data.endswith(b"}")):
         raise _corrupt_record_error(source_name, "it is not a control record, or it is cut short")
     document = data[27:-1]
@@ -457,7 +441,7 @@ def verify_and_strip_checksum(data: bytes, source_name: str) -> bytes:
 
 
 class _FormatVersion(StrictFrozenModel):
-    """The version field of a record; the only type here that ignores unknown fields."""
+    """Version field of a record; the only type here that ignores unknown fields."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -482,9 +466,7 @@ ValueT = TypeVar("ValueT", bound=StrictFrozenModel)
 
 
 def decode_checksummed_json(kind: type[ValueT], data: bytes, source_name: str) -> ValueT:
-    """Return the value of this type that is stored with a checksum in ``data``. Raises BadControlRecord with the object's name and the
-    reason.
-    """
+    """Return the value that is stored with a checksum in ``data``. Raises BadControlRecord."""
     document = verify_and_strip_checksum(data, source_name)
     try:
         return kind.model_validate_json(document)
@@ -496,7 +478,6 @@ def decode_checksummed_json(kind: type[ValueT], data: bytes, source_name: str) -
 
 
 def _corrupt_record_error(source_name: str, cause: str) -> BadControlRecord:
-    """Return the error for the object of a control record that is corrupt."""
     return BadControlRecord(
         cause,
         segment=source_name,
@@ -504,15 +485,16 @@ def _corrupt_record_error(source_name: str, cause: str) -> BadControlRecord:
     )
 
 
-# Records of the tier-wide log: one type of body per event. ``compactor.control.records`` has their encoding.
+# Records of the tier-wide log.
 
 
 class TierCreated(StrictFrozenModel):
     """Record: the tier's identity, created once. ``hash_key``: 32 hex digits, the SipHash key with which all record keys are hashed.
 
-    key_entropy_bits: setting [tier] key_entropy_bits. Versions of the program without this setting refuse a record that has the field.
-    url, cluster_id: location and cluster of a broker-managed tier; empty for other tiers. They identify the tier, because no object that
-        would identify it may be stored among brokers' objects.
+    key_entropy_bits: [tier] key_entropy_bits. Versions of the program without this setting refuse a record that has the field.
+    url, cluster_id: location and cluster of a broker-managed tier, which identify it, because no object that would identify it may be
+    stored
+        among brokers' objects. Empty for other tiers.
     """
 
     type: Literal["tier_created"] = "tier_created"
@@ -527,22 +509,19 @@ class TierCreated(StrictFrozenModel):
 
 
 class _RecordAboutPartition(StrictFrozenModel):
-    """Base of the records of the tier-wide log that concern one partition."""
-
     topic: str
     partition: int
     incarnation: int = Field(default=1, exclude_if=lambda value: value == 1)
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Return the topic, the partition number and the incarnation (one life of the topic name)."""
         return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
 
 class PartitionChanged(_RecordAboutPartition):
     """Record: this partition exists, and its control log has new records.
 
-    slot: a position that its log has reached; 0 if not stated.
+    slot: a slot that its log has reached; 0 if not stated.
     """
 
     type: Literal["partition_changed"] = "partition_changed"
@@ -550,18 +529,14 @@ class PartitionChanged(_RecordAboutPartition):
 
 
 class SlotsReached(StrictFrozenModel):
-    """Record: for each control log, a position (slot) that it has reached, confirmed by reading it back. A log that ends before its
-    position was damaged.
-    """
+    """Record: for each control log, a slot that it has reached, confirmed by reading it back. A log that ends before it was damaged."""
 
     type: Literal["slots_reached"] = "slots_reached"
     slots: dict[str, int]
 
 
 class PartitionsChanged(StrictFrozenModel):
-    """Record: these partitions exist, and their control logs have new records (PartitionChanged for many partitions). Written from change
-    hints that were stored as separate objects.
-    """
+    """Record: PartitionChanged for many partitions. Written from change hints that were stored as separate objects."""
 
     type: Literal["partitions_changed"] = "partitions_changed"
     slots: dict[str, int]
@@ -580,8 +555,8 @@ class DeletionCheckResult(NamedTuple):
 
 
 class PartitionsInspected(StrictFrozenModel):
-    """Record: for each partition, the time before which ``retire`` has nothing to delete, unless the log changes. It saves
-    ``retire`` from checking again; no decision depends on it.
+    """Record: for each partition, the time before which ``retire`` has nothing to delete, unless the log changes. No decision depends on
+    it.
     """
 
     type: Literal["partitions_looked"] = "partitions_looked"
@@ -589,7 +564,7 @@ class PartitionsInspected(StrictFrozenModel):
 
 
 class RoundsPaused(StrictFrozenModel):
-    """Record: no compactor begins a round over partitions that ``pattern`` matches (control.pauses). Open rounds and deletions continue."""
+    """Record: no compactor begins a round over partitions that ``pattern`` matches. Open rounds and deletions continue."""
 
     type: Literal["rounds_paused"] = "rounds_paused"
     pattern: str
@@ -598,7 +573,7 @@ class RoundsPaused(StrictFrozenModel):
 
 
 class RoundsResumed(StrictFrozenModel):
-    """Record: the pause with this pattern has ended, so that compactors may begin rounds again."""
+    """Record: the pause with this pattern has ended."""
 
     type: Literal["rounds_resumed"] = "rounds_resumed"
     pattern: str
@@ -606,7 +581,7 @@ class RoundsResumed(StrictFrozenModel):
 
 
 class RoundRequested(_RecordAboutPartition):
-    """Record: a person or program requests a round over this partition whatever its dirty ratio; a daemon starts it at its next scan."""
+    """Record: a round is requested over this partition whatever its dirty ratio; a daemon starts it at its next scan."""
 
     type: Literal["round_wanted"] = "round_wanted"
     by: str
@@ -630,10 +605,9 @@ class TopicsConfirmed(StrictFrozenModel):
 
 class TopicRecreated(StrictFrozenModel):
     """Record: the topic of ``superseded_id`` was deleted and created again as ``topic_id``. The former id does not become current again,
-    unless a person takes back what a person has said.
+    unless a person takes back what a person has reported.
 
     cluster_id: the cluster that reported this; empty if a person did (``import --new-incarnation``).
-    by: the process that wrote the record.
     withdrawn: given if a person takes back that ``topic_id`` was superseded: the incarnations that the name does not mean any more. None
         otherwise. Versions of the program without this field refuse a record that has it.
     """
@@ -651,7 +625,6 @@ class TopicsInspected(StrictFrozenModel):
     """Record: the answers of a cluster that was asked about topics by their ids.
 
     missing: ids for which the cluster answered UNKNOWN_TOPIC_ID.
-    present: ids of topics that exist.
     asked_ms: when the cluster was asked, by the earlier of the process's clock and the store's.
     """
 

@@ -23,13 +23,12 @@ from compactor.model.segment import (
     total_of_count_and_digest_sums,
 )
 
-# Stages of a round, and which of them may follow which (announce before upload before publish before retire, I4).
-#
-# docs/publication.md shows the table; tests/unit/test_control_ordering.py compares them.
+# Stages of a round (announce before upload before publish before retire, I4). docs/publication.md shows the table (compared by
+# tests/unit/test_control_ordering.py).
 
 
 class RoundStage(StrEnum):
-    """Stages that a round can pass through, from its announcement to the deletion of the replaced segments. STAGES says in which order."""
+    """Stages that a round can pass through, from its announcement to the deletion of the replaced segments, in the order of STAGES."""
 
     ANNOUNCED = "announced"
     UPLOADED = "uploaded"
@@ -66,20 +65,20 @@ UPLOADED means that all groups have receipts: each was rewritten, passed the gat
 
 
 def stage_of_intent(intent: RoundIntent) -> RoundStage:
-    """Return the stage that an open intent has reached according to the control log. A resumed round continues from there."""
+    """Return the stage that an open intent has reached. A resumed round continues from there."""
     if intent.begun_slot:
         return RoundStage.PUBLISH_BEGUN
     return RoundStage.ANNOUNCED if intent.pending_tasks else RoundStage.UPLOADED
 
 
 class RoundStageTracker:
-    """Present stage of one round, or of segments that are retired together. Refuses every change that STAGES does not allow."""
+    """Present stage of one round, or of segments that are retired together."""
 
     def __init__(self, stage: RoundStage | None = None) -> None:
         self.stage = stage
 
     def advance_to_stage(self, stage: RoundStage) -> None:
-        """Change the present stage to ``stage``. Raises CompactorError (a bug) if it may not follow the present one."""
+        """Raises CompactorError (a bug) if STAGES does not allow ``stage`` after the present one."""
         if stage not in STAGES[self.stage]:
             raise CompactorError(f"a round cannot go from {self.stage or 'nothing'} to {stage}", hint="This is a bug; please report it")
         self.stage = stage
@@ -94,10 +93,7 @@ RuleViolationOrEmpty = str
 
 
 class ControlLogState(StrictFrozenModel):
-    """Base of the states that are computed from a control log.
-
-    slot: position of the last record included; 0 for an empty log.
-    """
+    """Base of folded states. ``slot``: that of the last record included; 0 for an empty log."""
 
     slot: int = 0
 
@@ -119,9 +115,9 @@ class CompactorLeader(StrictFrozenModel):
 
 
 class CompactorEpochAndEnding(StrictFrozenModel):
-    """One compactor epoch and how it ended. ``ended``: released, replaced, or empty while the epoch lasts.
+    """One compactor epoch. ``ended``: released, replaced, or empty while the epoch lasts.
 
-    delivery_timeout_ms: how long after the leader's end its metadata records may still reach readers (milliseconds); 0 if never or unknown.
+    delivery_timeout_ms: how long after the leader's end its metadata records may still reach readers; 0 if never or unknown.
     """
 
     epoch: CompactorEpoch
@@ -151,15 +147,14 @@ class RoundIntent(StrictFrozenModel):
 
     @property
     def pending_tasks(self) -> tuple[CompactionTask, ...]:
-        """Return the tasks without a receipt, which a resumed run still has to do."""
+        """Tasks without a receipt."""
         done = {receipt.group for receipt in self.receipts}
         return tuple(task for task in self.plan.tasks if task.group not in done)
 
 
 class OpenImport(StrictFrozenModel):
-    """An open import. ``ids``: registered segment ids that are not tiered yet.
+    """An open import. ``ids``: registered segment ids that are not tiered yet. ``since_ms``: as in CompactorLeader.
 
-    since_ms: the store's modification time of the record at ``slot``; None as long as that record exists, because the store has its time.
     tiered_end: last offset that it has tiered, inclusive; -1 for none.
     """
 
@@ -172,9 +167,7 @@ class OpenImport(StrictFrozenModel):
 
 
 class ClosedImport(StrictFrozenModel):
-    """An import that is complete (``voided`` empty) or void (``voided`` has the reason). ``tiered_end``: inclusive, -1 if it tiered
-    nothing.
-    """
+    """An import that is complete (``voided`` empty) or void (``voided`` has the reason). ``tiered_end``: as in OpenImport."""
 
     import_id: str
     slot: int
@@ -183,11 +176,9 @@ class ClosedImport(StrictFrozenModel):
 
 
 class GroupAwaitingDeletion(StrictFrozenModel):
-    """Group of segments that readers no longer use and whose objects wait for grace, a period before deletion: a round's sources, or the
-    outputs of an undone round.
+    """Segments that readers no longer use and whose objects wait for grace: a round's sources, or the outputs of an undone round.
 
-    slot: position of the record that published or undid the round.
-    since_ms: the store's modification time of that record once a snapshot has recorded it; None while the record exists.
+    slot: of the record that published or undid the round. ``since_ms``: as in CompactorLeader.
     undone: whether the segments can no longer be restored by ``undo``.
     replaced_by: source id -> new id; empty for an undone round.
     why: what removed the segments, if not a round (truncation, deletion, retention); empty otherwise.
@@ -211,7 +202,7 @@ class GroupAwaitingDeletion(StrictFrozenModel):
 class RunHistoryEntry(StrictFrozenModel):
     """One run in a partition's run history.
 
-    status: a value of RunHistoryStatus, for instance published, undone (the plan was given up) or reverted (by ``undo``).
+    status: a value of RunHistoryStatus.
     balance, content: sums that were recorded with the publication; None if unknown.
     cut_off_offset: where the cleaner offset would be if brokers had not deleted sources of the round; -1 if they had not.
     """
@@ -239,12 +230,12 @@ class RunHistoryEntry(StrictFrozenModel):
 
     @property
     def is_published_and_not_reverted(self) -> bool:
-        """Return whether the run was published and no part of it was reverted since."""
+        """Whether the run was published and no part of it was reverted since."""
         return bool(self.published_slot) and self.status not in (RunHistoryStatus.REVERTED, RunHistoryStatus.REVERTED_IN_PART)
 
 
 class Quarantine(StrictFrozenModel):
-    """Reason why no rounds over a partition are started until further notice, and the number of its rounds that failed in a row.
+    """Reason why no rounds over a partition are started, and the number of its rounds that failed in a row.
 
     keyless: the records without a key for which the topic's setting refuses a round; None if the reason is another.
     """
@@ -258,10 +249,7 @@ class Quarantine(StrictFrozenModel):
 
 
 class FencedAppend(StrictFrozenModel):
-    """A record that is in the control log but has no effect, with the reason.
-
-    offset: the cleaner offset in the record; -1 if it has none.
-    """
+    """A record that is in the control log but has no effect, with the reason. ``offset``: the cleaner offset in it; -1 if it has none."""
 
     slot: int
     type: str
@@ -273,7 +261,7 @@ class FencedAppend(StrictFrozenModel):
 
 
 class PartitionState(ControlLogState):
-    """State of a partition: the result of its control log's records up to and including position ``slot`` (0: empty log)."""
+    """State of a partition after its control log's records up to and including ``slot``."""
 
     topic: str
     partition: int
@@ -327,12 +315,11 @@ class PartitionState(ControlLogState):
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Return the partition's topic, its number and its incarnation (one life of the topic name)."""
         return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
     @property
     def has_segments(self) -> bool:
-        """Return whether the partition holds any segment that is not replaced or deleted. Its records may all be below the log start."""
+        """Whether any segment is live. Its records may all be below the log start."""
         return bool(self.live)
 
     @property
@@ -352,7 +339,7 @@ class PartitionState(ControlLogState):
 
     @property
     def first_dirty_offset(self) -> int:
-        """Return the first offset that rounds have not cleaned, never below the log start, as Kafka's LogCleanerManager computes it."""
+        """First offset that rounds have not cleaned, never below the log start, as Kafka's LogCleanerManager computes it."""
         return max(first_dirty_offset_of_vector(self.vector), self.log_start)
 
     @property
@@ -368,35 +355,34 @@ class PartitionState(ControlLogState):
 
     @property
     def latest_quarantined_run(self) -> RunHistoryEntry | None:
-        """Return the run whose failure quarantines the partition; None if it is not quarantined, or the history has lost the run."""
+        """The run whose failure quarantines the partition; None if it is not quarantined, or the history has lost the run."""
         failed = (run for run in reversed(self.runs) if run.status == RunHistoryStatus.QUARANTINED)
         return next(failed, None) if self.quarantine is not None else None
 
     @property
     def last_round_ms(self) -> int:
-        """Return how long the latest published round took, in milliseconds by its writers' clocks; 0 if none is known."""
+        """Duration of the latest published round by its writers' clocks; 0 if none is known."""
         return next((max(0, run.ended_ms - run.started_ms) for run in reversed(self.runs) if run.published_slot), 0)
 
     @property
     def last_compactor_epoch(self) -> CompactorEpoch:
-        """The highest compactor epoch that was acquired; -1 before the first."""
+        """-1 before the first epoch."""
         return self.leader.epoch if self.leader else NO_COMPACTOR_EPOCH
 
     @property
     def next_compactor_epoch(self) -> CompactorEpoch:
-        """The compactor epoch of the next leader."""
         return CompactorEpoch(self.last_compactor_epoch + 1)
 
     @property
     def latest_epoch_begun_by_takeover(self) -> CompactorEpochAndEnding | None:
-        """Return the last epoch that began by a take-over: its former leader had not released its own epoch, and may not know that it no
-        longer leads. None if there is no such epoch.
+        """The last epoch that began by a take-over: its former leader had not released its own epoch, and may not know that it no longer
+        leads.
         """
         pairs = list(zip(self.epochs, self.epochs[1:], strict=False))
         return next((later for earlier, later in reversed(pairs) if earlier.ended == "replaced"), None)
 
     def live_segments_by_id(self) -> dict[str, RemoteLogSegmentMetadata]:
-        """Return the live segments by id. Builds a new dictionary at each call."""
+        """Return the live segments by id, in a new dictionary at each call."""
         return {segment.id: segment for segment in self.live}
 
     @property
@@ -405,20 +391,20 @@ class PartitionState(ControlLogState):
         return sum(segment.size_bytes for segment in self.live)
 
     def find_run(self, run_id: str) -> RunHistoryEntry | None:
-        """Return the latest entry of the run history with this id, or None if the history has no such run."""
+        """Return the latest entry of the run history with this id."""
         return next((run for run in reversed(self.runs) if run.run_id == run_id), None)
 
 
 def sum_batch_digests(segments: Iterable[RemoteLogSegmentMetadata]) -> CountAndDigestSum | None:
-    """Return the sum of the digests of all batches of these segments, as recorded when the segments were written; None if a segment
-    has no recorded sum, or if readers read only a part of it.
+    """Return the sum of the digests of all batches of these segments; None if a segment has no recorded sum, or if readers read only a part
+    of it.
     """
     known = [None if segment.has_offsets_after_end_offset else segment.content for segment in segments]
     return None if None in known else total_of_count_and_digest_sums(content for content in known if content)
 
 
 class RoundPause(StrictFrozenModel):
-    """A recorded request that no round begins: by whom, why, and since when by the writer's clock."""
+    """A recorded request that no round begins. ``at_ms``: the writer's clock."""
 
     by: str
     reason: str
@@ -426,28 +412,26 @@ class RoundPause(StrictFrozenModel):
 
 
 class RequestedRound(NamedTuple):
-    """Request for a round: the log position (slot) and the time at which it was recorded."""
+    """Request for a round, with slot and time of its record."""
 
     slot: int
     at_ms: int
 
 
 def _is_field_empty(value: object) -> bool:
-    """Return whether the value of a field is empty. Empty fields are omitted, so that older versions can still read the snapshot."""
+    # Empty fields are omitted, so that older versions can still read the snapshot.
     return not value
 
 
 class MissingTopicReports(NamedTuple):
-    """Times, in milliseconds, of a cluster's first and last report that a topic id does not exist. Stored by topic id."""
+    """Times of a cluster's first and last report that a topic id does not exist."""
 
     first_ms: int
     last_ms: int
 
 
 class CatalogState(ControlLogState):
-    """State of the tier-wide log: the tier's identity, its partitions with the slot of the latest hint about each, pauses, and requests for
-    rounds.
-    """
+    """State of the tier-wide log: the tier's identity, its partitions, pauses, and requests for rounds."""
 
     tier_id: str = ""
     hash_key: str = ""
@@ -481,16 +465,16 @@ class CatalogState(ControlLogState):
 
     @property
     def withdrawn_partitions(self) -> frozenset[str]:
-        """Return the names of all incarnations that were opened by mistake."""
+        """Names of all incarnations that were opened by mistake."""
         return frozenset(name for names in self.withdrawn.values() for name in names)
 
     @property
     def topic_partitions(self) -> list[TopicPartition]:
-        """Return all partitions, sorted by topic, number and incarnation."""
+        """All partitions, sorted by topic, number and incarnation."""
         return sorted(map(TopicPartition.parse_partition_store_prefix, self.partitions), key=lambda name: (*name, name.incarnation))
 
     def incarnations_of_partition(self, partition: TopicPartition) -> list[TopicPartition]:
-        """Return the incarnations of a partition that the catalog lists, ascending. They are found without a pass over all partitions."""
+        """Return the incarnations of a partition that the catalog lists, ascending, without a pass over all partitions."""
         found = [partition.first_incarnation] if str(partition.first_incarnation) in self.partitions else []
         number = 2
         while str(later := partition_of_incarnation(*partition, number)) in self.partitions:

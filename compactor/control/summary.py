@@ -22,10 +22,8 @@ from compactor.control.state import CompactorLeader, GroupAwaitingDeletion, Part
 from compactor.model.ids import RunHistoryStatus, TopicPartition, partition_of_incarnation
 from compactor.model.segment import RemoteLogSegmentMetadata, StrictFrozenModel
 
-# Segments that a round skipped and why, as one line of the run history, which web pages and ``runs show`` display.
-#
+# Segments that a round skipped and why, as one line of the run history:
 # 0-1199: its filter matches none of 812 keys; 4800-5999: nothing is due in it
-
 
 SKIPPED_RANGES_STAT = "left_alone"
 """Name of the line in the run history's figures."""
@@ -34,7 +32,7 @@ MAX_SKIPPED_RANGES = 40
 
 
 class SkippedSegmentRange(NamedTuple):
-    """Range of neighbouring segments that a round skipped for the same reason. Offsets are inclusive."""
+    """Neighbouring segments that a round skipped for the same reason. Offsets are inclusive."""
 
     start_offset: int
     end_offset: int
@@ -42,9 +40,9 @@ class SkippedSegmentRange(NamedTuple):
 
 
 def skipped_ranges(live_segments: Iterable[RemoteLogSegmentMetadata], reasons: Mapping[str, str]) -> list[SkippedSegmentRange]:
-    """Return the ranges of neighbouring segments that a round skipped for the same reason.
+    """Return the ranges of neighbouring segments that were skipped for the same reason.
 
-    :param live_segments: live segments, ascending.
+    :param live_segments: ascending.
     :param reasons: segment id -> why it was skipped; segments without an entry were not skipped.
     """
     found: list[SkippedSegmentRange] = []
@@ -60,13 +58,12 @@ def skipped_ranges(live_segments: Iterable[RemoteLogSegmentMetadata], reasons: M
 
 
 def format_skipped_ranges(ranges: Iterable[SkippedSegmentRange]) -> str:
-    """Return one line for the run history that lists ranges, ascending by offset: at most MAX_SKIPPED_RANGES of them, the longest ones."""
+    """Return one line with at most MAX_SKIPPED_RANGES ranges, the longest ones, ascending by offset."""
     kept = sorted(sorted(ranges, key=lambda one: one.start_offset - one.end_offset)[:MAX_SKIPPED_RANGES])
     return "; ".join(f"{one.start_offset}-{one.end_offset}: {one.why.replace(';', ',')}" for one in kept)
 
 
 def parse_skipped_ranges(line: str) -> list[SkippedSegmentRange]:
-    """Return the ranges in a line that ``format_skipped_ranges`` returned."""
     return [SkippedSegmentRange(int(low), int(high), why) for low, high, why in re.findall(r"(\d+)-(\d+): ([^;]*)", line)]
 
 
@@ -75,7 +72,7 @@ FreedBytes = int
 
 
 class SegmentSummary(NamedTuple):
-    """Fields of one segment's RemoteLogSegmentMetadata that scheduling needs, with the sizes of its index files and its number of files."""
+    """Fields of RemoteLogSegmentMetadata that scheduling needs."""
 
     id: str
     start_offset: int
@@ -98,63 +95,52 @@ S_co = TypeVar("S_co", bound=SegmentMetadataOrSummary, covariant=True)
 
 
 class PartitionStateOrSummary(Protocol[S_co]):
-    """Properties of a partition that scheduling needs. Implemented by PartitionState and PartitionSummary."""
+    """Properties of a partition that scheduling needs. Implemented by PartitionState, whose docstrings describe them, and
+    PartitionSummary.
+    """
 
     @property
-    def topic_partition(self) -> TopicPartition:
-        """Return the partition's topic, its number and its incarnation (one life of the topic name)."""
+    def topic_partition(self) -> TopicPartition: ...
 
     @property
-    def topic(self) -> str:
-        """Return the topic's name."""
+    def topic(self) -> str: ...
 
     @property
-    def partition(self) -> int:
-        """Return the partition's number."""
+    def partition(self) -> int: ...
 
     @property
-    def slot(self) -> int:
-        """Return the position of the last control-log record that is included."""
+    def slot(self) -> int: ...
 
     @property
     def live(self) -> Sequence[S_co]:
-        """Return the live segments, ascending by offset."""
+        """Live segments, ascending by offset."""
 
     @property
-    def has_segments(self) -> bool:
-        """Return whether the partition holds any segment."""
+    def has_segments(self) -> bool: ...
 
     @property
-    def bytes(self) -> int:
-        """Return the total size of the live segments' .log files, in bytes."""
+    def bytes(self) -> int: ...
 
     @property
-    def start_offset(self) -> int:
-        """Return the first offset of the live segments; 0 for a partition without segments."""
+    def start_offset(self) -> int: ...
 
     @property
-    def log_start(self) -> int:
-        """Return the first offset that readers may read."""
+    def log_start(self) -> int: ...
 
     @property
-    def end_offset(self) -> int:
-        """Return the last offset of the live segments, inclusive; -1 for a partition without segments."""
+    def end_offset(self) -> int: ...
 
     @property
-    def first_dirty_offset(self) -> int:
-        """Return the first offset that rounds have not cleaned, never below the log start."""
+    def first_dirty_offset(self) -> int: ...
 
     @property
-    def saved_per_dirty_byte(self) -> float | None:
-        """Return the bytes that the latest round with dirty input saved per byte of that input; None if no such round is known."""
+    def saved_per_dirty_byte(self) -> float | None: ...
 
     @property
-    def last_round_ms(self) -> int:
-        """Return how long the latest published round took, in milliseconds; 0 if none is known."""
+    def last_round_ms(self) -> int: ...
 
     @property
-    def mirrored(self) -> bool:
-        """Return whether the live segments were taken over from the brokers' metadata topic."""
+    def mirrored(self) -> bool: ...
 
 
 HOURS = 25
@@ -164,9 +150,7 @@ Packed = bytes
 
 
 class GroupAwaitingDeletionSummary(StrictFrozenModel):
-    """Summary of a group of segments that wait for grace (GroupAwaitingDeletion), with the number and size of the
-    segments that replaced them.
-    """
+    """Summary of a GroupAwaitingDeletion, with the number and size of its segments."""
 
     slot: int
     since_ms: int | None
@@ -179,14 +163,14 @@ class GroupAwaitingDeletionSummary(StrictFrozenModel):
 
 
 class ImportSummary(StrictFrozenModel):
-    """Summary of an open import: the slot of its registration, and the store's time of that slot if a snapshot has recorded it."""
+    """Summary of an open import: slot and time of its registration."""
 
     slot: int
     since_ms: int | None
 
 
 class LastRoundSummary(StrictFrozenModel):
-    """The latest ended round in the run history, with its bytes and records before and after the rewrite; each is -1 if not recorded."""
+    """The latest ended round, with bytes and records before and after the rewrite; each -1 if not recorded."""
 
     run_id: str
     status: str
@@ -200,17 +184,13 @@ class LastRoundSummary(StrictFrozenModel):
 class PartitionSummary(StrictFrozenModel):
     """Summary of a PartitionState. Fields with the same name have the same meaning.
 
-    open_run: run id of the open intent, or an empty string.
+    open_run: run id of the open intent; empty if there is none.
     quarantined_since_ms: end of the first of the partition's uninterrupted failed rounds, in milliseconds; 0 if it is not quarantined.
-    quarantine_cause, quarantine_next_step: cause of the latest failed round and what a person can do about it, as recorded; empty if
-        nothing was recorded, as for damaged data.
+    quarantine_cause, quarantine_next_step: as recorded with the latest failed round; empty if nothing was, as for damaged data.
     undone_slot: slot of the latest plan that was undone; 0 if none is known.
-    saved_per_dirty_byte: bytes that the latest round with dirty input saved per byte of that input; None if no such round is known.
-    last_round_ms: how long the latest published round took, in milliseconds.
-    freed: pairs (start of an hour in milliseconds, bytes) for the last HOURS hours: the sizes of deleted segments whose round ended then.
+    freed: (start of an hour in milliseconds, bytes) for the last HOURS hours: the sizes of deleted segments whose round ended then.
     negative_timestamps: number of records with a negative timestamp other than -1.
-    log_start_offset: first offset that readers may see; None if the log start was never raised.
-    columns: the figures of the live segments in packed form; ``live`` unpacks them.
+    columns: the figures of the live segments, which ``live`` unpacks.
     """
 
     topic: str
@@ -245,12 +225,10 @@ class PartitionSummary(StrictFrozenModel):
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Return the partition's topic, its number and its incarnation (one life of the topic name)."""
         return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
     @property
     def has_segments(self) -> bool:
-        """Return whether the partition holds any segment."""
         return self.segments > 0
 
     @property
@@ -260,7 +238,6 @@ class PartitionSummary(StrictFrozenModel):
 
     @property
     def has_open_transaction(self) -> bool:
-        """Return whether a transaction is open at the end of the newest segment."""
         return self.has_segments and self.live[-1].open_txn_offset >= 0
 
     @cached_property
@@ -270,7 +247,6 @@ class PartitionSummary(StrictFrozenModel):
 
 
 def summarize_state(state: PartitionState) -> PartitionSummary:
-    """Return the summary of a partition's state."""
     quarantined = state.latest_quarantined_run
     return PartitionSummary(
         topic=state.topic,
@@ -306,9 +282,6 @@ def summarize_state(state: PartitionState) -> PartitionSummary:
 
 
 def _quarantined_since_ms(state: PartitionState) -> int:
-    """Return when the partition's quarantine began, in milliseconds: the end of the first of its uninterrupted failed rounds that the run
-    history still has; 0 if the partition is not quarantined.
-    """
     if state.quarantine is None:
         return 0
     failed = [run for run in state.runs if run.status == RunHistoryStatus.QUARANTINED][-state.quarantine.failures :]
@@ -316,7 +289,6 @@ def _quarantined_since_ms(state: PartitionState) -> int:
 
 
 def _summarize_last_round(runs: Sequence[RunHistoryEntry]) -> LastRoundSummary | None:
-    """Return the summary of the latest run that has ended, whatever its outcome; None if none has."""
     run = next((run for run in reversed(runs) if run.ended_ms >= 0), None)
     if run is None:
         return None
@@ -326,8 +298,8 @@ def _summarize_last_round(runs: Sequence[RunHistoryEntry]) -> LastRoundSummary |
 
 
 def _freed_bytes_by_hour(state: PartitionState) -> tuple[tuple[HourStartMs, FreedBytes], ...]:
-    """Return pairs (start of an hour in milliseconds, bytes): the sizes of replaced segments that were deleted, added up by the hour in
-    which the round that replaced them ended.
+    """Return (start of an hour in milliseconds, bytes): the sizes of deleted segments by the hour in which the round that replaced them
+    ended.
     """
     kept = {group.run_id for group in state.waiting}
     found: dict[int, int] = {}
@@ -345,7 +317,7 @@ def encode_summary(summary: PartitionSummary) -> bytes:
 
 
 def decode_summary(data: bytes) -> PartitionSummary:
-    """Return the summary that ``encode_summary`` encoded. Raises ValueError (pydantic's included) or struct.error for other bytes."""
+    """Raises ValueError (pydantic's included) or struct.error for bytes that ``encode_summary`` did not make."""
     (length,) = _HEAD.unpack_from(data)
     start = _HEAD.size
     summary = PartitionSummary.model_validate_json(data[start : start + length])
@@ -353,7 +325,6 @@ def decode_summary(data: bytes) -> PartitionSummary:
 
 
 def _summarize_waiting_group(group: GroupAwaitingDeletion) -> GroupAwaitingDeletionSummary:
-    """Return the summary of one group of segments that wait for their deletion."""
     return GroupAwaitingDeletionSummary(
         slot=group.slot,
         since_ms=group.since_ms,
@@ -373,7 +344,6 @@ def _encode_segment_columns(live_segments: Sequence[RemoteLogSegmentMetadata]) -
 
 
 def _decode_segment_columns(columns: bytes, segment_count: int) -> tuple[SegmentSummary, ...]:
-    """Unpack ``segment_count`` segments from columns of 64-bit numbers, which are followed by the segments' ids."""
     if not segment_count:
         return ()
     width = 8 * segment_count

@@ -1,11 +1,8 @@
 """Disk budget of one process (I10): all its partitions and threads together never use more bytes of local disk than the budget allows.
 
-Before a thread writes anything, it reserves all the bytes that it will use at once. A reservation is granted in full or not at all, and
-only to a thread that holds none, so threads cannot wait for each other in a circle. Sizes are rounded up to whole blocks, as file systems
-allocate them.
-
-Unreserved bytes are used to *cache* files that could be fetched again. If a reservation needs them, the least recently used files are
-deleted.
+Before a thread writes anything, it reserves all the bytes that it will use at once. A reservation is made in full or not at all, and only
+by a thread that holds none, so threads cannot wait for each other in a circle. Unreserved bytes *cache* files that could be fetched again;
+the least recently used ones are deleted when a reservation needs their bytes.
 """
 
 from __future__ import annotations
@@ -29,10 +26,8 @@ from typing import Final, Self, TypeVar
 from compactor.config.units import format_size
 from compactor.errors import OutOfBudget, UsageError
 
-# Allocator settings for services that run for weeks, so that freed memory is returned to the operating system.
-#
-# glibc gives each new thread a heap of its own, up to eight per processor, and each heap keeps the memory that it needed at its peak. A
-# service starts threads all the time (one per job, many per scan), so every heap would grow to the size of the largest job.
+# glibc gives each new thread a heap of its own, up to eight per processor, which keeps its peak memory. A service starts threads all the
+# time, so every heap would grow to the size of the largest job.
 
 
 HEAPS = 2
@@ -41,7 +36,6 @@ _M_ARENA_MAX = -8
 
 @cache
 def _load_c_library() -> ctypes.CDLL | None:
-    """Return the process's C library, or None if it cannot be called."""
     try:
         return ctypes.CDLL(None)
     except (OSError, TypeError):
@@ -49,28 +43,25 @@ def _load_c_library() -> ctypes.CDLL | None:
 
 
 def limit_malloc_heaps_if_glibc() -> bool:
-    """Limit the number of malloc heaps of this process to two (HEAPS). Return False if the C library cannot do that; only glibc can. Must
-    be called before the first thread starts.
+    """Limit the malloc heaps of this process to HEAPS. Return False if the C library is not glibc. Must be called before the first thread
+    starts.
     """
     tell = getattr(_load_c_library(), "mallopt", None)
     return tell is not None and tell(_M_ARENA_MAX, HEAPS) == 1
 
 
 def return_free_memory_to_system() -> bool:
-    """Give memory that this process has freed back to the operating system, which takes a few milliseconds. Return whether any was given
-    back; always False if the C library is not glibc.
+    """Give freed memory back to the operating system, which takes a few milliseconds. Return whether any was; always False unless the C
+    library is glibc.
     """
     trim = getattr(_load_c_library(), "malloc_trim", None)
     return trim is not None and trim(0) == 1
 
 
-# Exclusive locks between processes of one machine.
-
-
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
-    """Provide a ``with`` block during which an exclusive lock on a directory, or on a file that is created if necessary, is held. On file
-    systems without locks the block runs without one.
+    """Hold an exclusive lock between processes on a directory, or on a file that is created if necessary. On file systems without locks the
+    block runs without one.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path.is_dir() else os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -122,9 +113,7 @@ def spool_folder_of_this_process(state_dir: Path) -> Path:
 
 
 def check_spool_folder_is_writable(state_dir: Path) -> None:
-    """Raise UsageError if this process cannot write to its spool folder (temporary files below ``state_dir/spool``). Creates the folder if
-    necessary, and deletes the folders of killed processes.
-    """
+    """Raise UsageError if this process cannot write to its spool folder, which is created if necessary."""
     folder = spool_folder_of_this_process(state_dir)
     try:
         with exclusive_lock(folder.parent / "lock"):
@@ -140,7 +129,6 @@ def check_spool_folder_is_writable(state_dir: Path) -> None:
 
 
 def _create_spool_folder_of_process(spool_root: Path) -> Path:
-    """Create this process's spool folder, lock it, register its removal at exit, and return its path."""
     spool_root.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(spool_root / "lock"):
         _delete_spool_folders_of_dead_processes(spool_root)
@@ -153,24 +141,20 @@ def _create_spool_folder_of_process(spool_root: Path) -> Path:
 
 
 def _delete_spool_folders_of_dead_processes(spool_root: Path) -> None:
-    """Delete the folders of killed processes. The caller holds ``spool_root/lock``."""
+    """The caller holds ``spool_root/lock``."""
     for folder in spool_root.iterdir():
         if folder.is_dir() and not _is_spool_folder_locked(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _delete_folder_at_process_exit(folder: Path, process_id: int) -> None:
-    """Delete a spool folder at the exit of the process ``process_id``, but not of its forked children."""
     if os.getpid() == process_id:  # not in a forked child
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_spool_folder_locked(folder: Path) -> bool:
-    """Return whether the process that created a spool folder may still run. Until it ends, it holds a lock on the file ``lock`` in the
-    folder.
-
-    The caller holds ``spool/lock``. A new process locks its folder before it releases ``spool/lock``, so a folder without a lock belongs to
-    no running process.
+    """The caller holds ``spool/lock``. A new process locks its folder before it releases ``spool/lock``, so a folder without a lock belongs
+    to no running process.
     """
     try:
         return is_locked(folder / "lock")
@@ -193,18 +177,18 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskReservationExceeded(OutOfBudget):
-    """Raised if a piece of work writes more than it reserved and the disk budget has no free bytes left. The work must then be repeated
-    while no other work uses the budget.
+    """Raised if work writes more than it reserved and the disk budget has no free bytes left. The work must then be repeated while no other
+    work uses the budget.
     """
 
 
 def round_up_to_disk_blocks(size_bytes: int) -> int:
-    """Return the bytes of disk that a file of ``size_bytes`` bytes occupies: ``size_bytes`` rounded up to whole file-system blocks."""
+    """Return the bytes of disk that a file of this size occupies, in whole file-system blocks."""
     return -(-size_bytes // BLOCK) * BLOCK
 
 
 class RoundDiskUsage:
-    """Disk usage of one round in bytes: what it has reserved now, and the highest value so far."""
+    """Bytes that one round has reserved now, and the highest value so far."""
 
     def __init__(self) -> None:
         self.used = 0
@@ -212,10 +196,7 @@ class RoundDiskUsage:
 
 
 class CachedFile:
-    """Entry of a cached file in the disk budget. The budget may delete the file when its bytes are needed, unless the file is pinned.
-
-    drop: function that deletes the file.
-    """
+    """Entry of a cached file in the disk budget, which may delete the file when its bytes are needed, unless it is pinned."""
 
     def __init__(self, usage: RoundDiskUsage, size_bytes: int, delete_file: Callable[[], None]) -> None:
         self.usage = usage
@@ -226,9 +207,7 @@ class CachedFile:
 
 
 class DiskBudget:
-    """Disk budget of a process: the number of bytes that its rounds may use on the local disk. Bytes that are not reserved are used to
-    cache files. Thread-safe. ``total``: size of the budget in bytes.
-    """
+    """Bytes that the rounds of a process may use on the local disk. Thread-safe."""
 
     def __init__(self, total_bytes: int) -> None:
         self.total = total_bytes
@@ -242,11 +221,10 @@ class DiskBudget:
     def reserve_space(
         self, usage: RoundDiskUsage, size_bytes: int, work_name: str, files_to_pin: Sequence[CachedFile] = ()
     ) -> DiskSpaceReservation:
-        """Reserve ``size_bytes`` bytes of disk space and return the reservation. If they are not free, delete unpinned cached files, and
-        wait if that is not enough. Requests are served in the order of arrival.
+        """Reserve disk space for a round, in the order of arrival. If the bytes are not free, unpinned cached files are deleted, and the
+        call waits if that is not enough.
 
-        :param usage: disk usage of the round that asks; the bytes are added to it.
-        :param work_name: name of the work for messages, such as "group 3 of orders-0".
+        :param work_name: for messages, such as "group 3 of orders-0".
         :param files_to_pin: cached files that are pinned once the bytes are reserved, unless they were deleted before.
         :raises OutOfBudget: if ``size_bytes`` exceeds the whole budget.
         """
@@ -268,15 +246,13 @@ class DiskBudget:
                 self.changed.notify_all()
 
     def reserve_bytes_for_prefetch_if_free(self, usage: RoundDiskUsage, size_bytes: int) -> DiskSpaceReservation | None:
-        """Reserve bytes for prefetching and return the reservation. None if the bytes are not free or another request is waiting for bytes.
-        No cached file is deleted for it.
-        """
+        """Reserve bytes; None if they are not free or another request is waiting. No cached file is deleted for it."""
         with self.changed:
             return None if self._queue or self.used + size_bytes > self.total else self._create_reservation(usage, size_bytes)
 
     def extend_reservation_without_waiting(self, usage: RoundDiskUsage, size_bytes: int) -> bool:
-        """Reserve ``size_bytes`` more bytes for a round, deleting unpinned cached files if necessary, but without waiting. Return False,
-        changing nothing, if so many bytes cannot be freed.
+        """Reserve more bytes for a round, deleting unpinned cached files if necessary. Return False, changing nothing, if so many cannot be
+        freed.
         """
         with self.changed:
             if not self._free_bytes_by_deleting_files(size_bytes, ()):
@@ -285,17 +261,16 @@ class DiskBudget:
             return True
 
     def give_back_reserved_bytes(self, usage: RoundDiskUsage, size_bytes: int) -> None:
-        """Give ``size_bytes`` of the bytes that a round has reserved back to the budget, for other requests."""
+        """Give bytes that a round has reserved back to the budget."""
         with self.changed:
             self._add_to_used_bytes(usage, -size_bytes)
             self.changed.notify_all()
 
     def cache_file_if_bytes_are_free(self, usage: RoundDiskUsage, size_bytes: int, delete_file: Callable[[], None]) -> CachedFile | None:
-        """Add an existing file to the cache. Its bytes are reserved anew, in addition to the reservation under which it was written. Return
-        the file's entry, or None if the bytes cannot be freed or another request is waiting for bytes; the caller must then delete the
-        file.
+        """Add an existing file to the cache. Its bytes are reserved in addition to the reservation under which it was written. Return None
+        if they cannot be freed or another request is waiting; the caller must then delete the file.
 
-        :param delete_file: deletes the file. It is called from any thread and must not wait for anything.
+        :param delete_file: called from any thread; must not wait for anything.
         """
         with self.changed:
             if self._queue or not self._free_bytes_by_deleting_files(size_bytes, ()):
@@ -304,9 +279,8 @@ class DiskBudget:
             return self._add_cached_file(usage, size_bytes, delete_file)
 
     def convert_reservation_to_cached_file(self, reservation: DiskSpaceReservation, delete_file: Callable[[], None]) -> CachedFile:
-        """Turn all bytes of a reservation into those of a cached file, and return the file's entry. The reservation is empty afterwards.
-
-        :param delete_file: deletes the file. It is called from any thread and must not wait for anything.
+        """Turn all bytes of a reservation into those of a cached file; the reservation is empty afterwards. ``delete_file``: as for
+        ``cache_file_if_bytes_are_free``.
         """
         with self.changed:
             cached_file = self._add_cached_file(reservation.usage, reservation.size, delete_file)
@@ -315,20 +289,18 @@ class DiskBudget:
             return cached_file
 
     def pin_file_unless_deleted(self, cached_file: CachedFile) -> bool:
-        """Pin a cached file, so that the budget does not delete it, and return True. Return False if it was deleted already."""
+        """Pin a cached file, so that the budget does not delete it. Return False if it was deleted already."""
         with self.changed:
             return bool(self._pin_files_not_yet_deleted((cached_file,)))
 
     def unpin_file(self, cached_file: CachedFile) -> None:
-        """Undo one call of ``pin_file_unless_deleted`` for this file. A file that is pinned no more may be deleted when its bytes are
-        needed.
-        """
+        """Undo one pin of this file."""
         with self.changed:
             cached_file.pins -= 1
             self.changed.notify_all()
 
     def delete_unpinned_files(self, files: Iterable[CachedFile] | None = None) -> None:
-        """Delete the cached files among ``files`` that are not pinned; None stands for all cached files."""
+        """Delete the cached files among ``files`` that are not pinned; None: among all."""
         with self.changed:
             for cached_file in list(self._kept if files is None else files):
                 if cached_file.pins == 0:
@@ -336,26 +308,23 @@ class DiskBudget:
             self.changed.notify_all()
 
     def _add_cached_file(self, usage: RoundDiskUsage, size_bytes: int, delete_file: Callable[[], None]) -> CachedFile:
-        """Add the entry of a cached file whose bytes are reserved already, and return it."""
         cached_file = CachedFile(usage, size_bytes, delete_file)
         self._kept[cached_file] = None
         return cached_file
 
     def _create_reservation(self, usage: RoundDiskUsage, size_bytes: int) -> DiskSpaceReservation:
-        """Reserve ``size_bytes`` bytes, which the caller knows to be free, and return the reservation."""
         self._add_to_used_bytes(usage, size_bytes)
         return DiskSpaceReservation(self, usage, size_bytes)
 
     def _add_to_used_bytes(self, usage: RoundDiskUsage, size_bytes: int) -> None:
-        """Add ``size_bytes`` bytes, negative to subtract, to the used bytes of the budget and of a round."""
         self.used += size_bytes
         self.peak = max(self.peak, self.used)
         usage.used += size_bytes
         usage.peak = max(usage.peak, usage.used)
 
     def _free_bytes_by_deleting_files(self, size_bytes: int, files_to_pin: Sequence[CachedFile]) -> bool:
-        """Delete unpinned cached files until ``size_bytes`` bytes are free; the files in ``files_to_pin`` are deleted last. Return False,
-        deleting nothing, if deleting all unpinned files would not free enough.
+        """Delete unpinned cached files, those in ``files_to_pin`` last, until so many bytes are free. Return False, deleting nothing, if
+        that would not be enough.
         """
         idle = [cached_file for cached_file in self._kept if cached_file.pins == 0]
         if self.used + size_bytes - sum(cached_file.size for cached_file in idle) > self.total:
@@ -367,7 +336,6 @@ class DiskBudget:
         return True
 
     def _delete_cached_file(self, cached_file: CachedFile) -> None:
-        """Delete a cached file and give its bytes back to the budget, unless it was deleted before."""
         if not cached_file.dropped:
             cached_file.dropped = True
             del self._kept[cached_file]
@@ -375,7 +343,7 @@ class DiskBudget:
             self._add_to_used_bytes(cached_file.usage, -cached_file.size)
 
     def _pin_files_not_yet_deleted(self, files: Sequence[CachedFile]) -> int:
-        """Pin those of the cached files that still exist, and return their number."""
+        """Return how many of the files still exist and were pinned."""
         there = [cached_file for cached_file in files if not cached_file.dropped]
         for cached_file in there:
             cached_file.pins += 1
@@ -384,9 +352,7 @@ class DiskBudget:
 
 
 class DiskSpaceReservation:
-    """Reservation of disk space for one piece of work, used in one thread. As a context manager it gives its bytes back to the budget at
-    the end of the ``with`` block.
-    """
+    """Reservation of disk space for one piece of work, used in one thread. As a context manager it gives its bytes back at the end."""
 
     def __init__(self, budget: DiskBudget, usage: RoundDiskUsage, size_bytes: int) -> None:
         self._budget = budget
@@ -395,10 +361,8 @@ class DiskSpaceReservation:
         self.taken = 0
 
     def reserve_bytes_on_disk(self, size_bytes: int) -> None:
-        """Mark ``size_bytes`` bytes of the reservation as used, before they are written. If the reservation has too few unused bytes, it is
-        extended from the budget.
-
-        Raises DiskReservationExceeded if the budget does not have enough free bytes either.
+        """Mark bytes as used, before they are written. If too few are unused, the reservation is extended from the budget. Raises
+        DiskReservationExceeded if the budget does not have enough free bytes either.
         """
         missing = self.taken + size_bytes - self.size
         if missing > 0:
@@ -411,13 +375,11 @@ class DiskSpaceReservation:
         self.taken += size_bytes
 
     def release_bytes_on_disk(self, size_bytes: int) -> None:
-        """Mark ``size_bytes`` used bytes of the reservation as unused again, after their file was deleted or cached."""
+        """Mark used bytes as unused again, after their file was deleted or cached."""
         self.taken -= size_bytes
 
     def move_used_bytes_to_new_reservation(self) -> DiskSpaceReservation:
-        """Move the used bytes to a new reservation and return it. The unused bytes are given back to the budget, and the old reservation is
-        empty afterwards.
-        """
+        """Move the used bytes to a new reservation; the unused ones are given back to the budget."""
         other = DiskSpaceReservation(self._budget, self.usage, self.taken)
         other.taken = self.taken
         self._budget.give_back_reserved_bytes(self.usage, self.size - self.taken)
@@ -425,7 +387,7 @@ class DiskSpaceReservation:
         return other
 
     def release_all_reserved_disk_bytes(self) -> None:
-        """End the reservation: all its bytes become free in the budget."""
+        """Give all bytes back to the budget."""
         self._budget.give_back_reserved_bytes(self.usage, self.size)
         self.size = self.taken = 0
 
@@ -437,8 +399,8 @@ class DiskSpaceReservation:
 
 
 def is_disk_full_error(error: BaseException) -> bool:
-    """Return whether an error, or an error that caused it, says that the file system is full or its quota is used up. The disk budget
-    cannot prevent that if other programs use the disk.
+    """Return whether an error, or one that caused it, says that the file system is full or its quota is used up, which other programs can
+    cause.
     """
     while not (isinstance(error, OSError) and error.errno in _FULL):
         if error.__cause__ is None:
@@ -448,12 +410,10 @@ def is_disk_full_error(error: BaseException) -> bool:
 
 
 def retry_until_disk_has_space(work: Callable[[], T], budget: DiskBudget, sleep: Callable[[float], None]) -> T:
-    """Call ``work`` and return its result. While the file system is full, delete all cached files, wait, and call ``work`` again.
+    """Call ``work`` and return its result. While the file system is full, delete all cached files, wait, and call it again.
 
     ``work`` must remove what it has written before it raises.
 
-    :param budget: the disk budget whose cached files are deleted.
-    :param sleep: waits for a number of seconds.
     :raises OutOfBudget: if the disk is still full after PATIENCE_S seconds.
     """
     waited = 0.0

@@ -1,8 +1,7 @@
 """Cache of one tier on the local machine: folded control logs, partition summaries, and sidecar heads.
 
-The cache can be deleted at any time and belongs to one tier id. It never replaces the control log: folding continues from a cached state
-only if the log still contains the record with which that state ended (StateIdentity). Methods raise no errors: if the cache fails,
-it is treated as empty.
+It can be deleted at any time, and belongs to one tier id. Folding continues from a cached state only if the log still contains the record
+with which that state ended (StateIdentity). Methods raise no errors: a cache that fails is treated as empty.
 
     meta              format, program version, tier id
     catalog           the folded catalog of the tier
@@ -37,10 +36,8 @@ if TYPE_CHECKING:
     from rocksdict import Options, Rdict
 
 
-# RocksDB database that may be lost: after any error the program continues without it, and no error is raised.
-#
-# One process can write (RocksDB's own lock). Other processes, and those without write permission, open it as secondaries and read what had
-# been written by then. A broken database is deleted by the process that can write, with a line in the log.
+# One process can write (RocksDB's own lock). Others, and those without write permission, open the database as secondaries and read what had
+# been written by then. A broken database is deleted by the process that can write.
 
 
 _OPEN_FILES = 64
@@ -50,8 +47,8 @@ _log = logging.getLogger(__name__)
 
 
 class RocksDatabase:
-    """RocksDB database in ``folder``, used as a cache: its content may be lost at any time. Opened on first use and closed at the latest
-    when the process ends. Thread-safe.
+    """RocksDB database used as a cache: its content may be lost at any time, and after any error the program continues without it. Opened
+    on first use, closed at the latest when the process ends. Thread-safe.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,11 +62,9 @@ class RocksDatabase:
 
     @property
     def is_writable(self) -> bool:
-        """Return whether this process has the database open for writing."""
         return self._database_opened_on_first_use() is not None and self._writer
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the values of these keys, None for each absent key."""
         db = self._database_opened_on_first_use()
         if db is None or not keys:
             return [None] * len(keys)
@@ -80,7 +75,7 @@ class RocksDatabase:
             return [None] * len(keys)
 
     def entries_with_prefix(self, prefix: bytes) -> dict[bytes, bytes]:
-        """Return all entries whose key begins with ``prefix``; the prefix is removed from the keys."""
+        """Return all entries whose key begins with ``prefix``, by the rest of their keys."""
         db = self._database_opened_on_first_use()
         found: dict[bytes, bytes] = {}
         if db is None:
@@ -96,8 +91,8 @@ class RocksDatabase:
         return found
 
     def write(self, values: Mapping[bytes, bytes], deleted_keys: Sequence[bytes] = ()) -> None:
-        """Write ``values`` and delete the entries of ``deleted_keys``, all or nothing. Does nothing if this process has not opened the
-        database for writing.
+        """Write ``values`` and delete the entries of ``deleted_keys``, all or nothing. Does nothing if the database is not open for
+        writing.
         """
         db = self._database_opened_on_first_use()
         if db is None or not self._writer:
@@ -116,9 +111,7 @@ class RocksDatabase:
             self.close()
 
     def delete_all_entries(self, reason: str) -> None:
-        """Delete the content of the database and log the reason. A process that may not write closes the database instead, and continues
-        without it.
-        """
+        """Delete the content and log the reason. A process that may not write closes the database instead."""
         with self._lock:
             if self._db is None:
                 return
@@ -136,7 +129,6 @@ class RocksDatabase:
             self._cleanup.close()
 
     def _database_opened_on_first_use(self) -> Rdict | None:
-        """Return the database, opened on the first call, or None if it cannot be opened."""
         with self._lock:
             if not self._tried:
                 self._tried = True
@@ -144,8 +136,8 @@ class RocksDatabase:
             return self._db
 
     def _open_database(self) -> None:
-        """Open the database for writing. If another process has it open for writing or the folder is read-only, open it as a secondary (for
-        reading). Delete and recreate a broken one. If nothing helps, continue without a database.
+        """Open the database for writing, or as a secondary if another process has it open for writing or the folder is read-only. Delete
+        and recreate a broken one.
         """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -163,7 +155,6 @@ class RocksDatabase:
                 _log.warning("going on without local state: %s", _error_message_on_one_line(again))
 
     def _open_for_writing(self) -> None:
-        """Open the database for reading and writing. Raises RocksDB's error if that fails."""
         from rocksdict import Rdict
 
         db = Rdict(str(self._folder), _database_options(_OPEN_FILES))
@@ -171,8 +162,8 @@ class RocksDatabase:
         self._cleanup.callback(_close_database, db, is_writer=True)
 
     def _open_as_read_only_secondary(self) -> None:
-        """Open the database as a RocksDB secondary, which can read while another process writes. Its own files are in a temporary folder.
-        If that fails, continue without a database.
+        """Open the database as a RocksDB secondary, which can read while another process writes. Its own files are in a temporary
+        folder.
         """
         from rocksdict import AccessType, Rdict
 
@@ -187,12 +178,10 @@ class RocksDatabase:
 
 
 def _error_message_on_one_line(message: object) -> str:
-    """Return an error's message with all white space, including line breaks, replaced by single spaces."""
     return " ".join(str(message).split())
 
 
 def _database_options(max_open_files: int) -> Options:
-    """Return the options with which RocksDB opens the cache. ``max_open_files``: -1 for no limit."""
     from rocksdict import DBCompressionType, Options
 
     options = Options(raw_mode=True)
@@ -205,10 +194,6 @@ def _database_options(max_open_files: int) -> Options:
 
 
 def _close_database(database: Rdict, *, is_writer: bool) -> None:
-    """Close a RocksDB database and ignore errors.
-
-    :param is_writer: whether this process opened it for writing. If so, entries that are only in the write-ahead log are flushed first.
-    """
     with suppress(Exception):
         if is_writer:
             database.flush()  # what is only in the write-ahead log is read again, slowly, by the next one who opens it
@@ -223,7 +208,7 @@ _UNREADABLE = "it cannot be read"
 
 
 class LocalCacheHeader(StrictFrozenModel):
-    """Record that describes a local cache: format number, program version, and tier id."""
+    """Header of a local cache."""
 
     format: int
     program: str
@@ -233,11 +218,11 @@ class LocalCacheHeader(StrictFrozenModel):
 class ControlLogReadProgress(StrictFrozenModel):
     """Position up to which a partition's control log was read into the cache.
 
-    slot: number of the last record of the control log in the cached state.
+    slot: of the last record in the cached state.
     hint: number of the last hint about the partition (a catalog record that its control log has grown) that was known when the log was
     read.
-    checked_ms: time of the latest read that found no newer records, by this machine's clock in milliseconds.
-    mark: identifies the record ``slot``. If the control log has another record with this number, the cached state is not used.
+    checked_ms: time of the latest read that found no newer records, by this machine's clock.
+    mark: identifies the record ``slot``. If the log has another record there, the cached state is not used.
     """
 
     slot: int
@@ -247,7 +232,7 @@ class ControlLogReadProgress(StrictFrozenModel):
 
 
 class CachedCatalog(StrictFrozenModel):
-    """Cached catalog of a tier. mark: identifies the last record of the tier-wide log in it, by number and tag."""
+    """Cached catalog of a tier. ``mark``: identifies the last record of the tier-wide log in it."""
 
     state: CatalogState
     mark: StateIdentity
@@ -257,7 +242,7 @@ ValueT = TypeVar("ValueT", bound=StrictFrozenModel)
 
 
 class LocalState:
-    """Cache of one tier's control data in a database in ``folder`` on the local disk. The database is opened on first use. Thread-safe."""
+    """Cache of one tier's control data in a database on the local disk. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._rocks = RocksDatabase(folder)
@@ -266,22 +251,19 @@ class LocalState:
 
     @property
     def is_bound_to_tier(self) -> bool:
-        """Return whether ``bind_to_tier`` was called, so that it is known to which tier the cached data belongs."""
+        """Whether it is known to which tier the cached data belongs."""
         return bool(self._tier_id)
 
     @property
     def is_writable(self) -> bool:
-        """Return whether this process may write to the cache; only one process at a time may."""
+        """Whether this process may write to the cache; only one process at a time may."""
         return self._rocks.is_writable
 
     def close(self) -> None:
-        """Close the cache's database."""
         self._rocks.close()
 
     def cached_catalog(self) -> CachedCatalog | None:
-        """Return the cached catalog, or None if none is cached. May be called before ``bind_to_tier``, because the catalog itself contains
-        the tier id that is needed for binding.
-        """
+        """Return the cached catalog. May be called before ``bind_to_tier``, because the catalog contains the tier id."""
         if self._read_cache_header() is None:
             return None
         kept = self._read_cached_value(CachedCatalog, _CATALOG)
@@ -289,10 +271,10 @@ class LocalState:
         return kept
 
     def bind_to_tier(self, tier_id: str, *, is_from_diverged_copy: bool = False) -> None:
-        """Bind the cache to the tier with this id, whose data it holds from now on. Content of another tier is deleted.
+        """Bind the cache to the tier with this id. Content of another tier is deleted.
 
-        :param is_from_diverged_copy: whether the cache was filled from a copy of this tier whose control records differ; then all content
-            is deleted, too.
+        :param is_from_diverged_copy: whether the cache was filled from a copy of this tier whose control records differ; its content is
+        deleted, too.
         """
         meta = self._read_cache_header()
         if meta is not None and (is_from_diverged_copy or meta.tier_id != tier_id):
@@ -304,18 +286,13 @@ class LocalState:
             self._rocks.write({_META: made.model_dump_json().encode()})
 
     def cache_catalog(self, state: CatalogState, identity: StateIdentity | None) -> None:
-        """Write the catalog to the cache, unless the cached one has the same last record.
-
-        :param identity: identifies the last record in the catalog. If it is None, nothing is written.
-        """
+        """Write the catalog to the cache, unless the cached one has the same last record. Does nothing without ``identity``."""
         if identity is not None and state.slot != self._catalog_slot:
             self._rocks.write({_CATALOG: CachedCatalog(state=state, mark=identity).model_dump_json().encode()})
             self._catalog_slot = state.slot
 
     def cached_summaries_by_partition_name(self) -> dict[str, tuple[ControlLogReadProgress, PartitionSummary]]:
-        """Return a pair for each cached partition, by ``topic-partition``: the position up to which its control log was read, and its
-        summary. Empty if nothing is cached or the cache cannot be read.
-        """
+        """Return read position and summary of each cached partition, by ``topic-partition``."""
         seen, known = self._rocks.entries_with_prefix(_SEEN), self._rocks.entries_with_prefix(_SUMMARY)
         found: dict[str, tuple[ControlLogReadProgress, PartitionSummary]] = {}
         try:
@@ -329,8 +306,8 @@ class LocalState:
         return found
 
     def cached_partition_state(self, partition: TopicPartition) -> tuple[PartitionState, StateIdentity] | None:
-        """Return a pair: the cached state of a partition, and the identity of the last control-log record in it. ``ControlLog.load`` then
-        reads only later records. None if no usable state is cached.
+        """Return the cached state of a partition, and the identity of the last control-log record in it. ``ControlLog.load`` then reads
+        only later records.
         """
         state, seen = (
             self._read_cached_value(PartitionState, _database_key_of_partition(_STATE, partition)),
@@ -341,9 +318,7 @@ class LocalState:
     def cache_partition_state(self, state: PartitionState, identity: StateIdentity, last_hint_number: int, now_ms: int) -> None:
         """Write a partition's state and its summary to the cache.
 
-        :param identity: identifies the last control-log record in the state.
-        :param last_hint_number: number of the last catalog record about the partition that was known before its control log was read.
-        :param now_ms: current time by this machine's clock, in milliseconds.
+        :param last_hint_number: number of the last hint about the partition that was known before its control log was read.
         """
         seen = ControlLogReadProgress(slot=state.slot, hint=last_hint_number, checked_ms=now_ms, mark=identity)
         self._rocks.write(
@@ -355,30 +330,26 @@ class LocalState:
         )
 
     def save_control_log_read_progress(self, progress_by_partition: Mapping[TopicPartition, ControlLogReadProgress]) -> None:
-        """Write the read positions of partitions whose control logs were read and had no newer records than the cached states. Only
-        ``checked_ms`` and ``hint`` differ from the stored positions.
-        """
+        """Write the read positions of partitions whose control logs had no newer records than the cached states."""
         self._rocks.write(
             {_database_key_of_partition(_SEEN, name): value.model_dump_json().encode() for name, value in progress_by_partition.items()}
         )
 
     def cached_sidecar_heads(self, segment_ids: Sequence[str]) -> dict[str, bytes]:
-        """Return the cached heads (first parts) of these segments' sidecars, by segment id. Segments without a cached head are absent."""
+        """Return the cached heads of these segments' sidecars, by segment id. Segments without a cached head are absent."""
         found = self._rocks.get([_HEAD + name.encode() for name in segment_ids])
         return {name: data for name, data in zip(segment_ids, found, strict=True) if data is not None}
 
     def cache_sidecar_heads(self, heads: Mapping[str, bytes]) -> None:
-        """Write the first parts (heads) of sidecars to the cache, by segment id."""
+        """Write heads of sidecars to the cache, by segment id."""
         self._rocks.write({_HEAD + name.encode(): data for name, data in heads.items()})
 
     def delete_cached_sidecar_heads(self, segment_ids: Sequence[str]) -> None:
-        """Delete the cached first parts (heads) of these segments' sidecars, because the segments are gone or the sidecars were rebuilt."""
+        """Delete the cached heads of segments that are gone, or whose sidecars were rebuilt."""
         self._rocks.write({}, [_HEAD + name.encode() for name in segment_ids])
 
     def _read_cache_header(self) -> LocalCacheHeader | None:
-        """Return the header of the cache. None if the cache is empty, or if another version of the program wrote it; its content is deleted
-        then.
-        """
+        """Return the header. The content is deleted if another version of the program wrote it."""
         meta = self._read_cached_value(LocalCacheHeader, _META)
         if meta is not None and (meta.format, meta.program) != (CACHE_FORMAT, __version__):
             self._discard_cached_content(f"it is of version {meta.program}, format {meta.format}")
@@ -386,9 +357,7 @@ class LocalState:
         return meta
 
     def _read_cached_value(self, value_type: type[ValueT], database_key: bytes) -> ValueT | None:
-        """Return the value that is stored under a key, or None if there is none. If the value cannot be parsed, the whole cache is emptied
-        and None is returned.
-        """
+        """Return the stored value. If it cannot be parsed, the whole cache is emptied."""
         (data,) = self._rocks.get([database_key])
         try:
             return None if data is None else value_type.model_validate_json(data)
@@ -397,7 +366,6 @@ class LocalState:
             return None
 
     def _discard_cached_content(self, reason: str) -> None:
-        """Delete everything in the cache, log the reason, and bind the empty cache to its tier."""
         self._rocks.delete_all_entries(reason)
         self._catalog_slot = -1
         if self._tier_id:
@@ -407,5 +375,4 @@ class LocalState:
 
 
 def _database_key_of_partition(key_prefix: bytes, partition: TopicPartition) -> bytes:
-    """Return the database key of a partition's value. key_prefix: the kind of value, such as ``state/``."""
     return key_prefix + str(partition).encode()

@@ -50,7 +50,7 @@ RANGES_AT_ONCE = 4
 class FileToStage:
     """File of a remote segment that a round needs on the local disk.
 
-    kind: the kind of file, such as log or index.
+    kind: such as log or index.
     local_name: path of the same file below a broker's log directory; empty if it is not searched there.
     ranges: (position, length) in bytes of the parts to fetch, in order; they are not compared with a digest. None for the whole file.
     """
@@ -63,33 +63,28 @@ class FileToStage:
 
     @property
     def recorded_size_and_digests(self) -> SegmentFile:
-        """Return the size and digest that the tier has recorded for the file."""
         return self.segment.recorded_size_and_digests(self.kind)
 
     @property
     def cache_key(self) -> CachedFileKey:
-        """Return the key under which the file is cached: the segment id and the kind of file. A file of which only ranges are fetched has
-        another key than the whole file.
-        """
+        """A file of which only ranges are fetched has another key than the whole file."""
         return self.segment.id, self.kind if self.ranges is None else f"part of {self.kind}"
 
     @property
     def bytes_to_fetch(self) -> int:
-        """Return the size in bytes of what is fetched: of the ranges, or of the whole file."""
+        """Size of the ranges, or of the whole file."""
         return self.recorded_size_and_digests.size if self.ranges is None else sum(length for _, length in self.ranges)
 
     @property
     def size_on_disk_bytes(self) -> int:
-        """Return the bytes of disk that the local copy of the file occupies."""
         return round_up_to_disk_blocks(self.bytes_to_fetch)
 
 
 class StagingFolder:
-    """Folder with local copies of the files that one round reads; ``close`` removes it with its content. Thread-safe, but two threads must
-    not stage the same file at once.
+    """Folder with local copies of the files that one round reads; ``close`` removes it. Thread-safe, but two threads must not stage the
+    same file at once.
 
-    :param local_log_dirs: brokers' log directories on this machine. Files with a recorded digest are copied from there if possible, instead
-        of being fetched.
+    :param local_log_dirs: brokers' log directories on this machine. Files with a recorded digest are copied from there if possible.
     :param sleep: waits while files of other programs fill the disk.
     """
 
@@ -120,11 +115,11 @@ class StagingFolder:
 
     @contextmanager
     def pinned_local_copy_of_file(self, file: FileToStage, reservation: DiskSpaceReservation | None = None) -> Iterator[Path]:
-        """Provide a ``with`` block with the local path of a file, whose size and digest were compared with the recorded ones. After the
-        block the file stays cached until its bytes are needed.
+        """Provide the local path of a file, whose size and digest were compared with the recorded ones. After the block the file stays
+        cached until its bytes are needed.
 
-        :param reservation: the disk space to use. If it is None, the call waits for a reservation of its own; the calling thread must then
-            hold no other reservation.
+        :param reservation: the disk space to use. If it is None, the call waits for one of its own; the calling thread must then hold no
+        other.
         :raises OutOfBudget: if the file exceeds the whole budget; DiskReservationExceeded, if ``reservation`` is too small.
         :raises StoreError: if the object cannot be fetched.
         :raises BadData: if the object differs from what was recorded.
@@ -167,8 +162,8 @@ class StagingFolder:
             reservation.release_bytes_on_disk(file.size_on_disk_bytes)
 
     def prefetch_file(self, file: FileToStage) -> None:
-        """Start to fetch a file in the background if the disk budget has unused bytes; otherwise do nothing. If the fetch fails, the error
-        is ignored, and ``pinned_local_copy_of_file`` fetches the file again.
+        """Start to fetch a file in the background if the disk budget has unused bytes. If that fails, ``pinned_local_copy_of_file`` fetches
+        it again.
         """
         if file.cache_key in self._coming or not self.files_without_local_copy([file]):
             return
@@ -182,10 +177,9 @@ class StagingFolder:
     def reserved_disk_space(
         self, size_bytes: int, work_name: str, files_to_pin: Sequence[FileToStage] = ()
     ) -> Iterator[DiskSpaceReservation]:
-        """Provide a ``with`` block with a reservation of disk space. Waits until ``size_bytes`` bytes are free.
+        """Provide a reservation of disk space. Waits until ``size_bytes`` bytes are free.
 
-        :param work_name: name of the work that needs the space, for messages.
-        :param files_to_pin: files that must not be deleted from the cache during the block; files that are not cached are ignored.
+        :param files_to_pin: files that must not be deleted from the cache during the block, if they are cached.
         :raises OutOfBudget: if the whole budget is smaller than ``size_bytes``.
         """
         here = [self._kept[wanted.cache_key][1] for wanted in files_to_pin if wanted.cache_key in self._kept]
@@ -199,11 +193,7 @@ class StagingFolder:
 
     @contextmanager
     def reserved_disk_space_without_waiting(self, size_bytes: int, work_name: str) -> Iterator[None]:
-        """Provide a ``with`` block during which ``size_bytes`` more bytes are reserved. Raises OutOfBudget, without waiting, if they are
-        not free.
-
-        :param work_name: name of the work that needs the space, for messages.
-        """
+        """Reserve ``size_bytes`` more bytes during the block. Raises OutOfBudget, without waiting, if they are not free."""
         if not self.budget.extend_reservation_without_waiting(self.usage, size_bytes):
             raise OutOfBudget(
                 f"{work_name} needs {format_size(size_bytes)} of local disk, and {format_size(self.budget.used)} of "
@@ -216,32 +206,26 @@ class StagingFolder:
             self.budget.give_back_reserved_bytes(self.usage, size_bytes)
 
     def retry_until_disk_has_space(self, work: Callable[[], T]) -> T:
-        """Call ``work`` and return its result. While the file system is full, delete all cached files, wait, and call ``work`` again.
-        Raises OutOfBudget if that does not help within a minute.
-
-        ``work`` must remove what it has written before it raises.
-        """
+        """As ``budget.retry_until_disk_has_space``, with this folder's budget."""
         return retry_until_disk_has_space(work, self.budget, self._sleep)
 
     @property
     def peak_bytes(self) -> int:
-        """Return the largest number of bytes of disk that this round has reserved at the same time."""
+        """Most bytes of disk that this round has reserved at the same time."""
         return self.usage.peak
 
     def files_without_local_copy(self, files: Sequence[FileToStage]) -> list[FileToStage]:
-        """Return the files among ``files`` that are not on the local disk and would have to be fetched."""
         return [wanted for wanted in files if wanted.cache_key not in self._kept or self._kept[wanted.cache_key][1].dropped]
 
     def delete_cached_copies(self, files: Sequence[FileToStage]) -> None:
-        """Delete the cached copies of these files, because the round will not use them again. Pinned copies stay."""
+        """Delete the cached copies of these files. Pinned copies stay."""
         self.budget.delete_unpinned_files([self._kept.pop(wanted.cache_key)[1] for wanted in files if wanted.cache_key in self._kept])
 
     def object_key_of(self, file: FileToStage) -> str:
-        """Return the object key from which a file is fetched, for messages."""
         return self.layout.object_name(file.partition, file.segment, file.kind)
 
     def fetch_file_into_memory(self, file: FileToStage) -> bytes:
-        """Fetch a small file into memory and return its content. Raises BadData if it differs from what was recorded."""
+        """Return the content of a small file. Raises BadData if it differs from what was recorded."""
         return contents.read_and_verify_segment_file(self.layout, file.partition, file.segment, file.kind)
 
     def close(self) -> None:
@@ -253,11 +237,10 @@ class StagingFolder:
         self.budget.give_back_reserved_bytes(self.usage, self.usage.used)  # of work that was broken off
 
     def _remember_cached_file(self, key: CachedFileKey, path: Path, cached_file: CachedFile) -> None:
-        """Record where a file is cached, so that it is not fetched again."""
         self._kept[key] = (path, cached_file)
 
     def _fetch_in_prefetch_thread(self, file: FileToStage, reservation: DiskSpaceReservation) -> None:
-        """Fetch a file and cache it, using the disk space of ``reservation``. Runs in the prefetch thread; errors are ignored."""
+        """Fetch a file and cache it, using the disk space of ``reservation``. Errors are ignored."""
         path = self.folder / f"{next(self._numbers)}"
         with reservation:
             try:
@@ -272,7 +255,6 @@ class StagingFolder:
                     self._coming.pop(file.cache_key, None)
 
     def _fetch_file_when_disk_has_space(self, file: FileToStage, path: Path) -> None:
-        """Fetch a file to ``path``. While the disk is full, wait and try again; after a minute OutOfBudget is raised."""
         self.retry_until_disk_has_space(lambda: self._fetch_file_without_retry(file, path))
 
     @measure_stage(SegmentWorkStage.FETCH, lambda self, wanted, path: wanted.bytes_to_fetch)
@@ -295,8 +277,8 @@ class StagingFolder:
             raise
 
     def _fetch_ranges(self, remote_file: FileToStage, ranges: Sequence[tuple[int, int]], path: Path) -> None:
-        """Fetch ranges (position, length) of an object with several requests at a time, and write them to one file, one directly after the
-        other. Raises BadData if the object ends too early.
+        """Write ranges (position, length) of an object to one file, one directly after the other. Raises BadData if the object ends too
+        early.
         """
         places = [0, *accumulate(length for _, length in ranges)]
         pieces = [
@@ -306,7 +288,6 @@ class StagingFolder:
         ]
 
         def fetch_range_into_file(range_to_fetch: FileAndObjectRange) -> None:
-            """Fetch one part, given by its position in the file, its position in the object, and its length in bytes."""
             place, start, length = range_to_fetch
             data = self.layout.read_file(remote_file.partition, remote_file.segment, remote_file.kind, start, length)
             if len(data) != length:
@@ -326,8 +307,8 @@ class StagingFolder:
                 pool.shutdown(cancel_futures=True)
 
     def _copy_from_log_directory(self, remote_file: FileToStage, path: Path) -> bool:
-        """Copy a file from a broker's log directory on this machine to ``path``, and return True. Return False, leaving no file, if no
-        directory has a copy with the recorded size and digest, for instance because the broker has changed or deleted it.
+        """Copy a file from a broker's log directory. Return False, leaving no file, if no directory has it with the recorded size and
+        digest, for instance because the broker has changed or deleted it.
         """
         for folder in self._local if remote_file.local_name and remote_file.recorded_size_and_digests.has_digest else ():
             source = folder / remote_file.local_name
@@ -345,11 +326,7 @@ class StagingFolder:
 
 
 def _write_file_and_compute_digest(read_bytes: Callable[[int], bytes], path: Path, expected: SegmentFile) -> SegmentFile:
-    """Write all bytes that ``read_bytes`` returns to ``path``. Return the size and digest of the file, for comparison with ``expected``.
-
-    :param read_bytes: returns at most the given number of bytes, and no bytes at the end.
-    :param expected: the recorded size and digest; it decides which kind of digest is computed.
-    """
+    """Write all bytes to ``path``, and return size and digest of the file. ``expected``: decides which kind of digest is computed."""
     digests = FileStreamDigest(expected)
     with path.open("wb") as target:
         while data := read_bytes(COPY_BYTES):
@@ -359,11 +336,10 @@ def _write_file_and_compute_digest(read_bytes: Callable[[int], bytes], path: Pat
 
 
 class SizedSegment(Protocol):
-    """A segment whose size is known: its metadata or a summary of it."""
+    """Metadata or a summary of a segment."""
 
     @property
-    def size_bytes(self) -> int:
-        """Return the size of the .log file."""
+    def size_bytes(self) -> int: ...
 
 
 def disk_bytes_to_rewrite_group(
@@ -373,15 +349,14 @@ def disk_bytes_to_rewrite_group(
     *,
     max_output_bytes: int = 0,
 ) -> int:
-    """Return the bytes of disk that are in use at the same time while a group is rewritten: its largest source, its output, and the
-    output's indexes.
+    """Return the bytes of disk in use at the same time while a group is rewritten: its largest source, its output, and the output's
+    indexes.
 
     The output is assumed to be no larger than the sources together. If recompression makes it larger, the group exceeds its reservation and
     is repeated alone.
 
-    :param index_interval_bytes: distance of index entries in bytes.
     :param files_to_fetch: files of the sources that still need disk space; None if that is all of them.
-    :param max_output_bytes: upper bound of the output in bytes; 0 if unknown.
+    :param max_output_bytes: upper bound of the output; 0 if unknown.
     """
     written = max_output_bytes or sum(source.size_bytes for source in sources)
     # Index entries have 8 and 12 bytes, at most one of each every interval, and no batch has fewer than 61 bytes.

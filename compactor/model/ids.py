@@ -23,8 +23,7 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 class TopicPartition(NamedTuple):
     """Topic name and partition number, as Kafka's TopicPartition; prints as ``topic-partition``.
 
-    A topic can be deleted and created again under the same name. This class stands for a partition of the first topic of the name, and its
-    subclass PartitionOfLaterIncarnation for a partition of a later one.
+    It is a partition of the first topic of that name. PartitionOfLaterIncarnation stands for one of a topic that was created again.
     """
 
     topic: str
@@ -36,21 +35,19 @@ class TopicPartition(NamedTuple):
 
     @property
     def incarnation(self) -> int:
-        """Return the number of the topic among all topics that have had its name, counted from 1 in the order of creation. Key prefixes in
-        the stores contain it unless it is 1.
+        """Number of the topic among all topics that have had its name, from 1 in the order of creation. Key prefixes in the stores contain
+        it unless it is 1.
         """
         return 1
 
     @property
     def first_incarnation(self) -> TopicPartition:
-        """Return the partition with the same topic name and partition number, without the incarnation. Brokers and people name it so."""
+        """Partition of the same topic name and number without the incarnation, as brokers and people name it."""
         return TopicPartition(self.topic, self.partition)
 
     @staticmethod
     def create_validated(topic: str, partition: int) -> TopicPartition:
-        """Return a partition after checking its name and number. Raises UsageError for a topic name that Kafka's ``Topic.validate``
-        refuses, or a number that no partition can have.
-        """
+        """Return a partition. Raises UsageError if Kafka's ``Topic.validate`` refuses the topic, or no partition can have the number."""
         if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
             raise UsageError(f"{topic!r} is not a topic name", hint="Kafka allows letters, digits, '.', '_' and '-', at most 249 of them")
         if not 0 <= partition < 2**31:
@@ -62,9 +59,7 @@ class TopicPartition(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> TopicPartition:
-        """Return the partition that a text such as ``orders-0`` names: topic ``orders``, partition 0. Raises UsageError for
-        another form.
-        """
+        """Return the partition that a text such as ``orders-0`` names. Raises UsageError if the text has another form."""
         topic, dash, number = text.rpartition("-")
         if not dash or not (number.isascii() and number.isdigit()):
             raise UsageError(f"{text!r} is not a partition", hint="Write TOPIC-PARTITION, for example orders-0")
@@ -72,8 +67,8 @@ class TopicPartition(NamedTuple):
 
     @staticmethod
     def parse_partition_store_prefix(text: str) -> TopicPartition:
-        """Return the partition that a prefix in the stores names: ``orders-0``, or ``orders-0~2`` for the second topic of the name
-        ``orders``. Raises UsageError for another form.
+        """Return the partition that a prefix in the stores names: ``orders-0``, or ``orders-0~2`` for the second topic of the name. Raises
+        UsageError if the text has another form.
         """
         name, mark, number = text.partition("~")
         if not re.fullmatch(f"({INCARNATION_SUFFIX})?", mark + number):
@@ -84,8 +79,8 @@ class TopicPartition(NamedTuple):
 
 
 class PartitionOfLaterIncarnation(TopicPartition):
-    """Partition of a topic that was created again after a topic of the same name was deleted. It has key prefixes of its own in the stores.
-    If its topic is the second one of the name, it prints as ``orders-0~2``.
+    """Partition of a topic that was created again under its name. Its second topic prints as ``orders-0~2``, and has key prefixes of its
+    own in the stores.
 
     Unpacks to topic and partition. Does not equal a plain tuple, nor the partition of another topic of the same name.
     """
@@ -127,26 +122,17 @@ class PartitionOfLaterIncarnation(TopicPartition):
 
 
 def partition_of_incarnation(topic: str, partition: int, incarnation_number: int) -> TopicPartition:
-    """Return the partition of a topic, given its incarnation: a topic that is deleted and created again under the same name has the next
-    number.
-
-    :param incarnation_number: number of the topic among those that have had this name, counted from 1.
-    """
+    """Return the partition of a topic by its incarnation, counted from 1 (TopicPartition.incarnation)."""
     return (
         TopicPartition(topic, partition) if incarnation_number == 1 else PartitionOfLaterIncarnation(topic, partition, incarnation_number)
     )
 
 
 def encode_segment_id(random_bytes: bytes) -> str:
-    """Return a segment id: 16 random bytes in the form of Kafka's Uuid, 22 characters of URL-safe base64. Raises ValueError for another
-    number of bytes.
-    """
+    """Return a segment id: 22 characters of URL-safe base64, as Kafka's Uuid. Raises ValueError unless there are 16 bytes."""
     if len(random_bytes) != 16:
         raise ValueError("a segment id has 16 bytes")
     return base64.urlsafe_b64encode(random_bytes).rstrip(b"=").decode()
-
-
-# Statuses of rounds as they are stored, printed and compared.
 
 
 class RoundStatus(StrEnum):
@@ -175,9 +161,7 @@ CHANGING: Final = (*PUBLISHING, RoundStatus.EXPIRED)
 
 
 class RunHistoryStatus(StrEnum):
-    """Status of a round in the run history that the control log keeps. Records that other versions of the program wrote may have further
-    values.
-    """
+    """Status of a round in the run history of the control log. Records that other versions of the program wrote may have further values."""
 
     RUNNING = "running"
     PUBLISHED = "published"

@@ -18,14 +18,11 @@ from compactor.errors import BadData
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.model.segment import Balance, EpochEntry, RemoteLogSegmentMetadata, StrictFrozenModel
 
-# Cleaning settings that decide the bytes of a round, as one value (I7).
-
-
 MAX32 = 2**31 - 1
 
 
 class CleanerPolicy(StrictFrozenModel):
-    """Topic settings of Kafka's cleaner, in milliseconds and bytes.
+    """Topic settings of Kafka's cleaner that decide the bytes of a round (I7), in milliseconds and bytes.
 
     keyless_records: the default is what plans of versions without this setting did.
     """
@@ -38,19 +35,14 @@ class CleanerPolicy(StrictFrozenModel):
     keyless_records: KeylessPolicy = Field(default="drop", exclude_if=lambda value: value == "drop")
 
 
-# Records without a key: what a topic's policy does with them, how many a round has met, and the error that refuses them.
-#
-# Brokers refuse such records where they compact a topic themselves (LogValidator, "Compacted topic cannot accept message without key").
-# Here the topic's own policy is ``delete``, so that nothing stops a producer.
-
-
+# Brokers refuse records without a key only where they compact a topic themselves (LogValidator). Here the topic's policy is ``delete``.
 KeylessPolicy = Literal["refuse", "drop", "keep"]
 """refuse: no round is made over them; drop: removed, as Kafka's cleaner does; keep: each stays as if it had a key of its own."""
 
 
 class KeylessRecords(StrictFrozenModel):
-    """Number of committed, readable records without a key among those of a dirty range. Control records, data of aborted transactions and
-    records below the log start do not count.
+    """Number of committed, readable records without a key in a dirty range. Control records, data of aborted transactions and records below
+    the log start do not count.
 
     records: number of all such records, with or without a key.
     last_offset: offset of the newest one without a key; -1 if there is none.
@@ -61,14 +53,13 @@ class KeylessRecords(StrictFrozenModel):
     last_offset: int = -1
 
     def plus(self, other: KeylessRecords) -> KeylessRecords:
-        """Return the counts over both sets of records."""
         return KeylessRecords(
             count=self.count + other.count, records=self.records + other.records, last_offset=max(self.last_offset, other.last_offset)
         )
 
     @property
     def share(self) -> float:
-        """Return the share of the records that have no key, from 0 to 1; 0 if there are no records."""
+        """Share of the records that have no key, from 0 to 1; 0 if there are no records."""
         return self.count / max(self.records, 1)
 
     @override
@@ -77,10 +68,7 @@ class KeylessRecords(StrictFrozenModel):
 
 
 class KeylessRecordsRefused(BadData):
-    """Raised before a round is planned if its range has records without a key and the topic's setting ``keyless_records`` is ``refuse``.
-
-    keyless: how many there are.
-    """
+    """Raised before a round is planned if its range has records without a key and the topic's ``keyless_records`` is ``refuse``."""
 
     def __init__(self, topic: str, keyless: KeylessRecords) -> None:
         super().__init__("records without a key")
@@ -92,7 +80,6 @@ class KeylessRecordsRefused(BadData):
 
 
 def raise_if_keyless(topic: str, keyless: KeylessRecords) -> None:
-    """Raise KeylessRecordsRefused if there are records without a key."""
     if keyless.count:
         raise KeylessRecordsRefused(topic, keyless)
 
@@ -118,7 +105,7 @@ class CompactionTask(StrictFrozenModel):
     group: number of the group in the plan.
     sources: ids of the segments, ascending by offset.
     start_offset, end_offset: offsets of the new segment, both inclusive.
-    mtime_ms: modification time for the new segment's log, in milliseconds.
+    mtime_ms: modification time for the new segment's log.
     most_bytes: upper bound in bytes of the new log; 0 if the size of all sources is the bound.
     in_part: whether only some byte ranges of the single source have to be read. The result is the same if all of it is read.
     """
@@ -152,13 +139,13 @@ class CompactionPlan(StrictFrozenModel):
     """Plan of one round over one partition.
 
     leader_epoch: the compactor's epoch.
-    now_ms: the cleaner's clock, in milliseconds.
+    now_ms: the cleaner's clock.
     end_offset: first offset that this round does not clean (exclusive).
     next_dirty_offset: the first dirty offset after this round.
     high_watermark: end of the log, exclusive.
     legacy_horizon_ms: tombstones of v0/v1 stay in segments that were modified after this time.
     vector: the cleaner offsets when the plan was made. Publication is refused if they have changed since (I6).
-    fingerprint: identifies hash key, codec libraries and cleaner version; an executor that has others refuses the tasks.
+    fingerprint: hash key, codec libraries and cleaner version; an executor that has others refuses the tasks.
     restores: id of the run that this plan undoes (compactor.round.restoring); empty for a plan that compacts.
     broker_log_start: log start of the brokers when the plan was made; 0 if no broker writes the tier. Records below it do not count for the
         largest timestamps of new segments.
@@ -188,19 +175,15 @@ class CompactionPlan(StrictFrozenModel):
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Return the partition that the plan is for, with its incarnation."""
         return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
     @property
     def source_segment_ids(self) -> tuple[str, ...]:
-        """Return the ids of all segments that the round replaces."""
         return tuple(source for task in self.tasks for source in task.sources)
 
 
 class CompactionReceipt(StrictFrozenModel):
-    """Proof that a task is done: the new segment was uploaded and read back. About 2 KB. ``balance``: None if an earlier version of the
-    program wrote the receipt.
-    """
+    """Proof that a task is done: the new segment was uploaded and read back. ``balance``: None in receipts of earlier versions."""
 
     run_id: str
     group: int
@@ -213,7 +196,7 @@ class CompactionReceipt(StrictFrozenModel):
 
 
 class CompactionFailure(StrictFrozenModel):
-    """Report that a task failed, with the kind of error and its message."""
+    """Report that a task failed."""
 
     run_id: str
     group: int

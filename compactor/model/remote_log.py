@@ -17,12 +17,12 @@ from compactor.model.segment import SegmentState
 
 
 def uuid_text(raw: bytes) -> TopicId:
-    """Convert 16 bytes to text (Kafka's Uuid.toString)."""
+    """Kafka's Uuid.toString, of 16 bytes."""
     return TopicId(encode_segment_id(raw))
 
 
 def uuid_bytes(text: str) -> bytes:
-    """Convert text to 16 bytes (Kafka's Uuid.fromString). Raises ValueError if it is not a UUID."""
+    """Kafka's Uuid.fromString. Raises ValueError if the text is not a UUID."""
     raw = base64.urlsafe_b64decode(text + "==")
     if len(raw) != 16:
         raise ValueError(f"{text!r} is not an id")
@@ -50,7 +50,6 @@ class TopicIdPartition(NamedTuple):
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Return topic name and partition number."""
         return TopicPartition(self.topic, self.partition)
 
     @override
@@ -82,7 +81,6 @@ class RemoteLogSegmentMetadataRecord(NamedTuple):
 
     @property
     def id(self) -> str:
-        """Return the segment id as Kafka prints it: 22 characters of URL-safe base64."""
         return encode_segment_id(self.segment_id)
 
     def with_update(self, update: RemoteLogSegmentMetadataUpdateRecord) -> RemoteLogSegmentMetadataRecord:
@@ -109,7 +107,6 @@ class RemoteLogSegmentMetadataUpdateRecord(NamedTuple):
 
     @property
     def id(self) -> str:
-        """Return the segment id as 22 characters of URL-safe base64."""
         return encode_segment_id(self.segment_id)
 
 
@@ -127,11 +124,8 @@ class RemotePartitionDeleteMetadataRecord(NamedTuple):
 MetadataRecord = RemoteLogSegmentMetadataRecord | RemoteLogSegmentMetadataUpdateRecord | RemotePartitionDeleteMetadataRecord
 
 
-EpochAndStartOffset = tuple[int, int]
-
-
-def epoch_start_offsets(segment: RemoteLogSegmentMetadataRecord) -> list[EpochAndStartOffset]:
-    """Return the segment's leader epochs and their first offsets in it, sorted by epoch."""
+def epoch_start_offsets(segment: RemoteLogSegmentMetadataRecord) -> list[tuple[int, int]]:
+    """Return (leader epoch, its first offset in the segment), sorted by epoch."""
     entries = segment.leader_epochs
     if len(entries) == 1:
         return [(entries[0].epoch, entries[0].start_offset)]
@@ -139,7 +133,7 @@ def epoch_start_offsets(segment: RemoteLogSegmentMetadataRecord) -> list[EpochAn
 
 
 def segment_lineage(segment: RemoteLogSegmentMetadataRecord) -> tuple[EpochEntry, ...]:
-    """Return the leader epochs of a segment with the first offset of each."""
+    """Return the segment's leader epochs with the first offset of each in it, ascending."""
     return tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_start_offsets(segment))
 
 

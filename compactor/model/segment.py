@@ -12,22 +12,19 @@ from typing_extensions import override
 from checkpoint.lineage import EpochEntry as EpochEntry
 from compactor.constants import Offset, TimestampMs
 
-# Base class of all stored values.
-
-
 ReasonOrEmpty = str
 """Text for people that states why; empty if there is no reason."""
 
 
 class StrictFrozenModel(BaseModel):
-    """Base class of frozen values that refuse unknown fields. A record of a future version is therefore refused as a whole instead of being
+    """Base class of stored values. Unknown fields are refused, so that a record of a future version is refused as a whole instead of being
     read without its new fields.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-# Balance of a round: order-independent sums over batches and records, which show that none was lost or made up without a reason.
+# Balance of a round: order-independent sums, which show that no batch or record was lost or made up without a reason.
 #
 #   batches   sources = left as they are + opened + dropped as a whole, by reason
 #   records   of the opened batches = of the batches written anew + dropped, by reason
@@ -42,8 +39,8 @@ _HALF: Final = 1 << 64
 
 
 class CountAndDigestSum(StrictFrozenModel):
-    """Number of items and the sum of their digests, which does not depend on the order of the items. ``digest``: 32 hex digits, two halves
-    of 64 bits, each added modulo 2^64.
+    """Number of items and the sum of their digests, whatever their order. ``digest``: 32 hex digits, two halves of 64 bits, each added
+    modulo 2^64.
     """
 
     count: int = 0
@@ -51,16 +48,15 @@ class CountAndDigestSum(StrictFrozenModel):
 
     @staticmethod
     def from_digest_halves(item_count: int, high_half: int, low_half: int) -> CountAndDigestSum:
-        """Return the sum with this number of items and these halves of the digest, each reduced modulo 2^64."""
+        """Return the sum with these halves of the digest, each reduced modulo 2^64."""
         return CountAndDigestSum(count=item_count, digest=f"{high_half % _HALF:016x}{low_half % _HALF:016x}")
 
     @property
     def digest_halves(self) -> tuple[int, int]:
-        """Return the two halves of the digest as integers, the high one first."""
+        """The two halves of the digest, the high one first."""
         return int(self.digest[:16], 16), int(self.digest[16:], 16)
 
     def plus(self, other: CountAndDigestSum) -> CountAndDigestSum:
-        """Return the sum over the items of both sums: counts and digests are added. Neither sum is changed."""
         (high, low), (more_high, more_low) = self.digest_halves, other.digest_halves
         return CountAndDigestSum.from_digest_halves(self.count + other.count, high + more_high, low + more_low)
 
@@ -70,7 +66,6 @@ class CountAndDigestSum(StrictFrozenModel):
 
 
 def total_of_count_and_digest_sums(sums: Iterable[CountAndDigestSum]) -> CountAndDigestSum:
-    """Return the sum over the items of all these sums: counts and digests are added."""
     whole = CountAndDigestSum()
     for one in sums:
         whole = whole.plus(one)
@@ -78,8 +73,8 @@ def total_of_count_and_digest_sums(sums: Iterable[CountAndDigestSum]) -> CountAn
 
 
 class Balance(StrictFrozenModel):
-    """Balance of one group, or of all groups of a round: counts and digest sums by which it is checked that every batch and record of the
-    source segments was copied, rewritten, or dropped for a known reason.
+    """Balance of one group or of a whole round: sums which show that every batch and record of the sources was copied, rewritten, or
+    dropped for a known reason.
 
     sources: all batches of the source segments.
     left: batches copied unchanged.
@@ -101,8 +96,8 @@ class Balance(StrictFrozenModel):
     records_dropped: dict[str, CountAndDigestSum] = Field(default_factory=dict)
 
     def imbalance_problem(self) -> ReasonOrEmpty:
-        """Return which of the two equations does not hold, or an empty string if both do. Batches: sources = left + opened + dropped.
-        Records: records = written + records_dropped.
+        """Return which equation does not hold; empty: both do. Batches: sources = left + opened + dropped. Records: records = written +
+        records_dropped.
         """
         accounted = total_of_count_and_digest_sums((self.left, self.opened, *self.dropped.values()))
         if self.sources != accounted:
@@ -113,7 +108,6 @@ class Balance(StrictFrozenModel):
         return ""
 
     def plus(self, other: Balance) -> Balance:
-        """Return the balance of two groups together: all their sums added."""
         return Balance(
             sources=self.sources.plus(other.sources),
             left=self.left.plus(other.left),
@@ -127,7 +121,6 @@ class Balance(StrictFrozenModel):
 
 
 def _add_sums_by_reason(left: dict[str, CountAndDigestSum], right: dict[str, CountAndDigestSum]) -> dict[str, CountAndDigestSum]:
-    """Return one table of sums by reason in which the sums of both tables for the same reason are added."""
     return {
         reason: left.get(reason, CountAndDigestSum()).plus(right.get(reason, CountAndDigestSum())) for reason in sorted({*left, *right})
     }
@@ -160,9 +153,9 @@ class SegmentFile(StrictFrozenModel):
     """Size in bytes and digests of one file of a segment. Files that a broker wrote have no digest, so only their size is compared.
 
     sha256: hex digits; empty if the bytes were never read as a whole.
-    batches: digest over the batch headers of a log (compactor.records.batches); empty if there is none. A log that was composed of copied
-        ranges has only this digest. A log that was written as a whole has both, if its layout stores digests and it contains no v0 or v1
-        messages.
+    batches: digest over the batch headers of a log (compactor.records.batches); empty if there is none. A composed log has only this
+    digest. A log
+        that was written as a whole has both, if its layout stores digests and it contains no v0 or v1 messages.
     """
 
     size: int
@@ -171,16 +164,15 @@ class SegmentFile(StrictFrozenModel):
 
     @property
     def has_digest(self) -> bool:
-        """Return whether any digest is known."""
         return bool(self.sha256 or self.batches)
 
     def has_digest_of_same_kind(self, other: SegmentFile) -> bool:
-        """Return whether this file and the other one have a digest of the same kind, so that the digests can be compared."""
+        """Return whether the digests of both files can be compared."""
         return bool(self.sha256 and other.sha256) or bool(self.batches and other.batches)
 
     def has_same_size_and_digest_as(self, other: SegmentFile) -> bool:
-        """Return whether both files have the same size and the same digests. Kinds of digest that only one file has are ignored. False if
-        there is no kind that both files have, because the files may then differ.
+        """Return whether size and digests are equal. Kinds of digest that only one file has are ignored; False if no kind is common to
+        both, because the files may then differ.
         """
         pairs = ((self.sha256, other.sha256), (self.batches, other.batches))
         return self.size == other.size and self.has_digest_of_same_kind(other) and all(one == two for one, two in pairs if one and two)
@@ -228,25 +220,18 @@ class RemoteLogSegmentMetadata(StrictFrozenModel):
     copied_end_offset: int = Field(default=-1, exclude_if=lambda value: value < 0)
 
     def recorded_size_and_digests(self, file_kind: str) -> SegmentFile:
-        """Return the recorded size and digests of one of the segment's files. Raises KeyError if nothing is recorded for a file of this
-        kind.
-
-        For segments that a broker wrote, only the size of the log is recorded.
+        """Return what is recorded for one of the segment's files. Raises KeyError if nothing is. Of a segment that a broker wrote, only the
+        size of the log is recorded.
         """
         return SegmentFile(size=self.size_bytes) if file_kind == "log" and not self.files else self.files[file_kind]
 
     @property
     def last_offset_in_segment_objects(self) -> int:
-        """Return the last offset in the segment's objects, inclusive. It is greater than ``end_offset`` if the objects contain offsets that
-        readers find in another segment.
-        """
+        """Last offset in the segment's objects, inclusive: greater than ``end_offset`` if readers find the rest in another segment."""
         return max(self.copied_end_offset, self.end_offset)
 
     @property
     def has_offsets_after_end_offset(self) -> bool:
-        """Return whether the segment's objects hold offsets after its ``end_offset``, which readers skip because another segment has
-        them.
-        """
         return self.last_offset_in_segment_objects > self.end_offset
 
     @property

@@ -82,11 +82,7 @@ RoundAssessmentFunction = Callable[[PartitionState, CleanerSettings, int], Round
 
 @dataclass(frozen=True)
 class RoundActionOnSegment:
-    """A segment below the round's end, with the action that the round took on it.
-
-    action: ``rewritten`` or ``skipped``.
-    why: the reason, for people.
-    """
+    """A segment below the round's end. ``action``: ``rewritten`` or ``skipped``; ``why``: for people."""
 
     id: str
     action: str
@@ -97,17 +93,13 @@ class RoundActionOnSegment:
 class RoundReport:
     """Result of one round over one partition, as ``run`` prints it. Sizes are in bytes.
 
-    status: cleaned, resumed, expired, nothing_to_do, waiting, quarantined, paused, leased or fenced.
     first_dirty_offset, next_dirty_offset: cleaner offset before and after the round.
     bytes_read: segment bytes fetched from the tier.
     bytes_written: size of the new segments, of which the store copied ``bytes_copied`` from existing objects.
     saved_bytes: size of the replaced segments minus the size of the published ones; below 0 if the partition has grown.
-    segments: outcome for each segment below the round's end.
-    filters: how many reads the Bloom filters saved in this round.
     useless_rate: share of the clean segments without a dirty key that was read because of a false positive.
-    until_ms: for status waiting, the earliest time at which the round can start, in milliseconds.
-    log_start_offset: first offset that readers may read.
-    segments_expired, bytes_expired: number and size of the segments that retention removed before the round was planned.
+    until_ms: for status waiting, the earliest time at which the round can start.
+    segments_expired, bytes_expired: segments that retention removed before the round was planned.
     keyless_records: records without a key in the dirty range, which were refused, dropped or kept.
     """
 
@@ -163,7 +155,7 @@ class RoundResourcesAndSettings:
 
 @dataclass(frozen=True)
 class LocalSurvivorScan:
-    """Result of pass 1 that this process computed, with the open staging folder and worker threads that pass 2 reuses."""
+    """Result of pass 1 in this process, with the open staging folder and worker threads that pass 2 reuses."""
 
     found: SurvivorScanResult
     workers: WorkerThreads
@@ -174,9 +166,8 @@ class LocalSurvivorScan:
 class RoundInputs:
     """Values from which a round is planned.
 
-    facts: the values that every engine needs.
-    indexed: result of pass 1 if it was run by this process; None if a remote engine runs it.
-    disk_bytes: disk budget in bytes that each group of segments must fit; None if a remote engine does the work.
+    indexed: result of pass 1; None if a remote engine runs it.
+    disk_bytes: disk budget in bytes that each group must fit; None if a remote engine does the work.
     """
 
     facts: PlanInputs
@@ -185,7 +176,7 @@ class RoundInputs:
 
 
 class PartitionRound:
-    """A round over one partition by this process (implements ``RoundSteps``), together with its costs. An instance is used once."""
+    """A round over one partition by this process (implements ``RoundSteps``), with its costs. An instance is used once."""
 
     def __init__(
         self,
@@ -198,13 +189,10 @@ class PartitionRound:
         remote_engine: RemoteEngine | None = None,
         shares_budgets: bool = False,
     ) -> None:
-        """Create a round; nothing is done yet.
-
-        :param now_ms: the cleaner's clock for a new plan, in milliseconds; a resumed plan keeps its own.
+        """:param now_ms: the cleaner's clock for a new plan; a resumed plan keeps its own.
         :param assess_if_round_is_due: decides whether a round is due and up to which offset.
-        :param on_stage: called when the round reaches a stage.
-        :param disk_budget: disk budget shared by all rounds of this process; None gives this round ``disk_budget_bytes`` of its own.
-        :param remote_engine: remote engine that does the work; None for this process.
+        :param disk_budget: shared by all rounds of this process; None gives this round ``disk_budget_bytes`` of its own.
+        :param remote_engine: does the work; None for this process.
         :param shares_budgets: whether other rounds run in this process at the same time.
         """
         self._context = context
@@ -219,9 +207,8 @@ class PartitionRound:
         self.on_stage = on_stage
 
     def execute_round(self, log: PartitionLog) -> RoundReport:
-        """Run the round and return its report. Bad data does not raise: the report then has the status quarantined.
-
-        Raises Leased, Fenced, StoreError or OutOfBudget.
+        """Run the round and return its report. Bad data does not raise: the status is then quarantined. Raises Leased, Fenced, StoreError
+        or OutOfBudget.
         """
         waits = False
         try:
@@ -254,12 +241,8 @@ class PartitionRound:
         return self._round_too_old_problem(intent)
 
     def _round_too_old_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
-        """Return why an open round is too old to be resumed, or an empty string.
-
-        There is a limit only if brokers expire segments, because an open round delays that: until its new segments are published, brokers
-            expire no segment after them. The age is measured from the plan.
-        """
         ports = self._context.ports
+        # Brokers expire no segment behind an open round's new ones until these are published.
         if ports.brokers is None or self._cleaner.retention_ms < 0 or ports.clock_ms() - intent.at_ms <= OPEN_ROUND_MAX_MS:
             return ""
         done, tasks = len(intent.receipts), len(intent.plan.tasks)
@@ -306,7 +289,6 @@ class PartitionRound:
             yield RoundInputs(known, LocalSurvivorScan(found, workers, reading), disk.total)
 
     def _draft_plan_for_time(self, state: PartitionState, now_ms: int) -> CompactionPlan | None:
-        """Return the plan, without ids, that would be made at the time ``now_ms``, in milliseconds; None if no round would be due then."""
         assessment = self._assess(state, self._cleaner, now_ms)
         if not assessment.due:
             return None
@@ -326,9 +308,6 @@ class PartitionRound:
         self._reserve_metadata_records_or_raise(plan.topic_partition, expected_metadata_record_count(plan.tasks))
 
     def _reserve_metadata_records_or_raise(self, partition: TopicPartition, record_count: int) -> None:
-        """Reserve this number of records of [publish] metadata_records_per_hour for the round. Raises RoundPostponedError if the limit
-        does not admit them now.
-        """
         per_hour = self._context.records_per_hour
         wait = self._context.ports.publisher.reserve_metadata_records(partition, record_count, per_hour)
         if wait is not None:
@@ -406,9 +385,6 @@ class PartitionRound:
     def _scan_for_survivors_before_planning(
         self, plan_inputs: PlanInputs, workers: WorkerThreads, reader: StagedSegmentReader, raise_if_leadership_lost: LeadershipCheck
     ) -> SurvivorScanResult:
-        """Run pass 1 before planning, so that the plan can skip clean segments that need not be read. Return its result, which pass 2 uses,
-        too.
-        """
         context, cleaner, assessment = self._context, self._cleaner, plan_inputs.assessment
         end = assessment.end if assessment.dirty else assessment.first_dirty
         settings = SurvivorScanSettings(
@@ -440,10 +416,6 @@ class PartitionRound:
         reader: StagedSegmentReader,
         scan_result: SurvivorScanResult | None,
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        """Run tasks in worker threads and yield their receipts and failures.
-
-        :param scan_result: result of pass 1 for this plan; None if it is still to be done.
-        """
         context, cleaner, state = self._context, self._cleaner, session.state
         keys = scan_result.survivors.key_count if scan_result else 0
         yield from LocalWorker(
@@ -474,16 +446,13 @@ class PartitionRound:
             }
 
     def _shared_or_new_disk_budget(self) -> DiskBudget:
-        """Return the disk budget of this process, or a new one for this round."""
         if self._disk is None:
             self._disk = DiskBudget(disk_budget_bytes(self._cleaner, self._context.state_dir))
         return self._disk
 
 
 def raise_if_plan_exceeds_disk_budget(plan: CompactionPlan, state: PartitionState, available_disk_bytes: int) -> None:
-    """Raise OutOfBudget if the largest group of a plan does not fit within ``available_disk_bytes``. Called before the plan is
-    announced.
-    """
+    """Raise OutOfBudget if the largest group of a plan does not fit. Called before the plan is announced."""
     live = state.live_segments_by_id()
     interval = plan.policy.index_interval_bytes
     need, group = max(
@@ -499,18 +468,15 @@ def raise_if_plan_exceeds_disk_budget(plan: CompactionPlan, state: PartitionStat
 
 
 def unexpired_producers(states_at_end: ProducerStates, now_ms: int, expiration_ms: int) -> tuple[ActiveProducer, ...]:
-    """Return the producers that a broker would still remember at the time ``now_ms``: those in a transaction, or last seen less than
-    ``expiration_ms`` ago.
-    """
+    """Return the producers that a broker would still remember: those in a transaction, or last seen less than ``expiration_ms`` ago."""
     entries = states_at_end.entries
     alive = entries[(entries["txn_first_offset"] >= 0) | (now_ms - entries["timestamp"] < expiration_ms)]
     return tuple(ActiveProducer(producer_id=int(e["producer_id"]), epoch=int(e["epoch"]), last_offset=int(e["last_offset"])) for e in alive)
 
 
 def disk_budget_bytes(cleaner: CleanerSettings, folder: Path) -> int:
-    """Return the setting ``disk_budget_bytes`` as a number, which is computed if the setting is ``auto``.
-
-    ``auto`` means three times min(segment bytes, free space / 3): room for one source, one output and one to spare.
+    """Return the setting ``disk_budget_bytes``. ``auto`` means three times min(segment bytes, free space / 3): room for one source, one
+    output and one to spare.
 
     :param folder: a directory on the disk whose free space counts; it is created if absent.
     """
@@ -569,7 +535,6 @@ def _build_report(result: RoundResult, stats: RoundCosts) -> RoundReport:
 
 
 def _refused_keyless_records(result: RoundResult) -> int:
-    """Return for how many records without a key the round was refused; 0 if it was not, or for another reason."""
     why = result.state.quarantine if result.status == RoundStatus.QUARANTINED else None
     return why.keyless.count if why and why.keyless else 0
 
@@ -581,10 +546,10 @@ def _round_actions_on_segments(plan: CompactionPlan) -> tuple[RoundActionOnSegme
 
 
 def report_if_nothing_to_do(cleaner: CleanerSettings, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> RoundReport | None:
-    """Return the report of a partition that needs no round, or None if a round may be due.
+    """Return the report of a partition that needs no round; None if a round may be due.
 
     :param summary: a summary that is known to be current.
-    :param force: treat a partition with any dirty segment as due, whatever its dirty ratio.
+    :param force: treat a partition with any dirty segment as due.
     """
     if summary.open_run or assess_round(summary, cleaner, now_ms, force=force).due or find_expired_segments(summary, cleaner, now_ms):
         return None
@@ -592,12 +557,10 @@ def report_if_nothing_to_do(cleaner: CleanerSettings, summary: PartitionSummary,
 
 
 def paused_round_report(state: PartitionStateOrSummary[Any], reason: str) -> RoundReport:
-    """Return the report of a partition whose rounds are paused. ``reason``: why they are paused."""
     return replace(_report_without_round(state, RoundStatus.PAUSED), reason=reason)
 
 
 def _report_without_round(state: PartitionStateOrSummary[Any], status: RoundStatus) -> RoundReport:
-    """Return the report of a partition that was left as it is, with this status."""
     name, first_dirty = state.topic_partition, state.first_dirty_offset
     return RoundReport(
         name.topic, name.partition, status, first_dirty, first_dirty, log_start_offset=state.log_start, incarnation=name.incarnation
@@ -605,9 +568,7 @@ def _report_without_round(state: PartitionStateOrSummary[Any], status: RoundStat
 
 
 def failed_round_report(partition: TopicPartition, error: CompactorError) -> RoundReport:
-    """Return the report of a partition whose round failed with an error. Other partitions are not affected (isolation, I9), and the next
-    run tries this one again.
-    """
+    """Return the report of a partition whose round failed with an error. Other partitions are not affected (isolation, I9)."""
     status = (
         RoundStatus.LEASED if isinstance(error, Leased) else RoundStatus.FENCED if isinstance(error, Fenced) else RoundStatus.QUARANTINED
     )

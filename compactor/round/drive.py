@@ -36,40 +36,29 @@ from compactor.round.ports import (
     RoundSteps,
 )
 
-# Port for engines that do a round's work outside of this process, such as Spark.
-
-
 DraftPlanAtTimeFunction = Callable[[int], CompactionPlan | None]
 """Returns the plan that would be made at a time in milliseconds, or None if no round would be due then."""
 
 
 class RemoteWorker(PlanWorker, Protocol):
-    """Worker that runs outside of this process and finds the surviving records (pass 1) itself."""
+    """Worker that runs outside of this process, such as on Spark, and runs pass 1 itself."""
 
     def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_plan_at_time: DraftPlanAtTimeFunction) -> int:
-        """Return the cleaner's time for a new plan: the start of an interrupted pass 1 that can be resumed, else ``now_ms``.
-
-        :param draft_plan_at_time: returns the plan that would be made at a given time, to find out whether pass 1 was run for an equal
-            plan.
-        """
+        """Return the cleaner's time for a new plan: the start of an interrupted pass 1 for an equal plan, else ``now_ms``."""
         return now_ms
 
     def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
-        """Run pass 1 and return which clean segments the plan can skip. Raises BadData, StoreError, OutOfBudget.
-
-        :param check: called from time to time; raises Fenced if leadership is lost.
+        """Run pass 1 and return which clean segments the plan can skip. Raises BadData, StoreError, OutOfBudget. ``check``: called from
+        time to time.
         """
 
     def delete_unused_scan_results(self) -> None:
-        """Delete results of ``find_skippable_clean_segments`` that no plan used, if there are any. Raises nothing."""
+        """Delete results of ``find_skippable_clean_segments`` that no plan used. Raises nothing."""
 
 
 @dataclass(frozen=True)
 class RemoteEngine:
-    """Engine that runs a round's work outside of this process.
-
-    create_remote_worker: creates the worker, and receives the statistics that the worker fills in.
-    """
+    """Engine that runs a round's work outside of this process. Its worker fills in the costs."""
 
     map_engine: str
     create_remote_worker: Callable[[RoundCosts], RemoteWorker]
@@ -79,20 +68,15 @@ PLANS = 3
 """How many plans a round makes before it gives up, if the log changes between gathering facts and announcing the plan."""
 
 
-FailureAndSegmentId = tuple[CompactionFailure, str]
-"""A failed task, and the segment concerned."""
-
-
 @dataclass(frozen=True)
 class RoundResult:
     """Outcome of one round.
 
-    status: cleaned, resumed, expired (only retention had something to do), nothing_to_do, waiting or quarantined.
     receipts: all receipts of the plan, also those of earlier attempts.
     reason: why the round waits or why the partition is quarantined.
     segment: the corrupt segment of a quarantined partition, if known.
     undone: why an open intent, of an earlier process or of this one, had to be undone; empty if none was undone.
-    until_ms: for status waiting, the earliest time at which the round can start, in milliseconds.
+    until_ms: for status waiting, the earliest time at which the round can start.
     expired: segments that retention removed before the round was planned.
     """
 
@@ -109,9 +93,7 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class _DriverServicesForWorker:
-    """Session of the round's driver with a worker that works on one plan (implements ``RoundDriverServicesForWorker``). It gives the worker
-    the state, keys for scratch objects, and the check for leadership.
-    """
+    """Session of the driver with a worker that works on one plan (implements ``RoundDriverServicesForWorker``)."""
 
     leadership: Leadership
     run_id: str
@@ -145,12 +127,11 @@ def run_round(
     *,
     shares_budgets: bool = False,
 ) -> RoundResult:
-    """Run one round over a partition, or the rest of a round that a crash left open.
-
-    Bad data does not raise: the partition stays as it was, and the run history says why.
+    """Run one round over a partition, or the rest of a round that a crash left open. Bad data does not raise: the partition stays as it
+    was, and the run history says why.
 
     :param shares_budgets: whether other work uses the same disk and memory budgets, so that a round for which they do not suffice may
-        succeed later. If not, the run history says why it failed.
+    succeed later. If not, the run history says why it failed.
     :raises Leased: if another compactor is alive and stays so for one lease ttl.
     :raises Fenced: if another compactor takes over meanwhile; this process then leaves everything as it is.
     :raises StoreError: or OutOfBudget, if a retry may help. The intent stays open for the next run.
@@ -170,10 +151,9 @@ def run_round(
 
 
 def _record_block(leadership: Leadership, error: CompactorError) -> None:
-    """Record that rounds of the partition fail until a person acts, so that every process can tell it. An open intent stays open. Nothing
-    is recorded if the same was recorded last, so that retries do not push published rounds out of the run history.
-    """
+    """Record that rounds of the partition fail until a person acts. An open intent stays open."""
     before = leadership.state.quarantine
+    # Retries must not push published rounds out of the run history.
     if before is not None and before.reason == error.message:
         return
     with suppress(StoreError, Fenced, RecordRefused):  # the caller raises the error that caused this
@@ -181,9 +161,6 @@ def _record_block(leadership: Leadership, error: CompactorError) -> None:
 
 
 def _is_round_needed(ports: EnvironmentPorts, state: PartitionState, round_steps: RoundSteps[RoundInputsT]) -> bool:
-    """Return whether a partition has an open intent (a round that must be finished or undone) or a round is due. Does not require
-    leadership.
-    """
     try:
         return state.intent is not None or round_steps.is_round_due(mirroring.state_with_broker_segments(ports, state))
     except BadData:
@@ -192,7 +169,7 @@ def _is_round_needed(ports: EnvironmentPorts, state: PartitionState, round_steps
 
 def run_round_as_leader(leadership: Leadership, round_steps: RoundSteps[RoundInputsT]) -> RoundResult:
     """Run one round under a leadership that the caller has acquired: finish or undo an open round, raise the log start, plan, rewrite,
-    verify, publish. Return the result, even if no round was due.
+    verify, publish.
 
     :raises Fenced: if another compactor has become the leader.
     :raises BadData: if a source is damaged or the output is refused.
@@ -217,9 +194,7 @@ def run_round_as_leader(leadership: Leadership, round_steps: RoundSteps[RoundInp
 
 
 def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInputsT], undone_reason: str) -> RoundResult:
-    """Plan and execute a round if one is due, and return its result. Called when no intent is open. ``undone_reason``: why an earlier
-    intent was undone first; empty if none was.
-    """
+    """Called when no intent is open. ``undone_reason``: why an earlier intent was undone first; empty if none was."""
     for _ in range(PLANS):
         with ExitStack() as gathering:
             mirrored = False
@@ -265,10 +240,9 @@ def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInp
 
 
 def finish_or_undo_open_intent(leadership: Leadership, round_steps: RoundSteps[RoundInputsT] | None) -> RoundResult | None:
-    """Finish the open intent (an announced plan that is neither published nor undone): resume it, or undo it and delete its objects.
+    """Resume the open intent, or undo it and delete its objects. Return None if no intent is open.
 
     :param round_steps: None if this process cannot do the work, as for ``retire``: the intent is then undone.
-    :return: the result, or None if no intent is open; its field ``undone`` states why the intent was undone.
     """
     publication.remove_segments_left_by_dead_compactors(leadership)
     intent = leadership.state.intent
@@ -310,7 +284,6 @@ def _finish_open_intent(
     """Run the remaining tasks of the open intent, verify the new segments and publish them.
 
     :param inputs: None if an earlier process announced the plan.
-    :param undone_reason: why an earlier intent was undone first, for the result; empty if none was.
     :raises Fenced: if another compactor has taken the plan over, and may have added receipts to it.
     """
     leadership.require_leadership_in_state(leadership.state)
@@ -360,13 +333,11 @@ def _publish_intent(
     intent: RoundIntent,
     undone_reason: str,
 ) -> RoundResult:
-    """Publish the open intent (the announced plan), so that readers get the new segments, and return the result.
-
-    Once publishing has begun, the round must be completed. Before that, the intent is undone if readers have lost a source.
+    """Publish the open intent. Once publishing has begun, the round must be completed. Before that, the intent is undone if readers have
+    lost a source.
 
     :param round_steps: None if this process only completes a publication that another process began.
     :param inputs: None if an earlier process announced the plan; the status is then ``resumed``.
-    :param undone_reason: why an earlier intent was undone first, for the result; empty if none was.
     """
     plan = intent.plan
 
@@ -401,7 +372,6 @@ def _publish_intent(
 
 
 def _run_history_status(plan: CompactionPlan, status: RoundStatus) -> RunHistoryStatus:
-    """Return the status under which the run history records a published round."""
     return (
         RunHistoryStatus.RESTORED if plan.restores else RunHistoryStatus.REPAIRED if plan.map_engine == REPAIR else RunHistoryStatus(status)
     )
@@ -409,11 +379,11 @@ def _run_history_status(plan: CompactionPlan, status: RoundStatus) -> RunHistory
 
 def _run_pending_tasks(
     leadership: Leadership, round_steps: RoundSteps[RoundInputsT], inputs: RoundInputsT | None, expired_sources: BrokerExpiredSegmentCache
-) -> FailureAndSegmentId | None:
-    """Let the worker run the pending tasks. Return the first failure with the segment concerned; None if there was no failure.
+) -> tuple[CompactionFailure, str] | None:
+    """Let the worker run the pending tasks. Return the first failure with the segment concerned; None if there was none.
 
-    Brokers may expire source segments, even while the tasks run. A task is skipped if all its sources have expired. If only some of them
-    have expired, the tasks end and None is returned; the caller must ask ``expired_sources`` for this case, and undo the intent.
+    Brokers may expire sources meanwhile. A task is skipped if all its sources have expired. If only some have, None is returned; the caller
+    must ask ``expired_sources`` for this case, and undo the intent.
     """
     while True:
         intent = _require_intent_still_open(leadership)
@@ -446,10 +416,8 @@ def _run_unexpired_pending_tasks(
     intent: RoundIntent,
     expired_sources: BrokerExpiredSegmentCache,
 ) -> CompactionFailure | None:
-    """Give the worker the pending tasks, except those whose segments brokers have expired, and record each receipt as it arrives. Return
-    the first failure; None if every task succeeded. A task for which the worker returns no result counts as failed.
-
-    :param inputs: None if an earlier process announced the plan.
+    """Give the worker the pending tasks whose segments have not expired, and record each receipt as it arrives. A task without an outcome
+    counts as failed.
     """
     run_id = intent.plan.run_id
     tasks = [task for task in intent.pending_tasks if not expired_sources.have_task_segments_expired_at_brokers(task)]
@@ -470,9 +438,7 @@ def _run_unexpired_pending_tasks(
 
 
 def _damaged_output_problem(leadership: Leadership, intent: RoundIntent, expired_sources: BrokerExpiredSegmentCache) -> ReasonOrEmpty:
-    """Return why an object of the round's new segments differs from what was recorded, or an empty string. New segments whose groups
-    brokers have expired are not checked.
-    """
+    """Return why an object of the round's new segments differs from what was recorded. Groups that brokers have expired are not checked."""
 
     def first_damaged_output_problem() -> ReasonOrEmpty:
         tasks = {task.group: task for task in intent.plan.tasks}
@@ -488,11 +454,7 @@ def _damaged_output_problem(leadership: Leadership, intent: RoundIntent, expired
 
 
 def _undo_intent(leadership: Leadership, stage_tracker: RoundStageTracker, intent: RoundIntent, reason: str) -> PartitionState:
-    """Undo the open intent, delete the objects that it has written, and return the partition's new state. Possible only before anything was
-    published.
-
-    :param reason: why it is undone, for the control log.
-    """
+    """Undo the open intent and delete the objects that it has written. Possible only before anything was published."""
     stage_tracker.advance_to_stage(RoundStage.UNDONE)
     state = publication.abandon_announced_plan(leadership, intent, reason)
     stage_tracker.advance_to_stage(RoundStage.DELETED)
@@ -502,10 +464,6 @@ def _undo_intent(leadership: Leadership, stage_tracker: RoundStageTracker, inten
 def _undo_and_quarantine(
     leadership: Leadership, stage_tracker: RoundStageTracker, failure: CompactionFailure, segment_name: str
 ) -> RoundResult:
-    """Undo the open intent after a failure and quarantine the partition, which delays its next round.
-
-    :param segment_name: the segment that caused the failure; empty if it is unknown.
-    """
     intent = _require_intent_still_open(leadership)
     # The message of BadData already begins with its kind.
     reason = failure.message if failure.message.startswith(failure.kind) else f"{failure.kind}: {failure.message}"
@@ -522,12 +480,10 @@ def _record_quarantine(
     keyless: KeylessRecords | None = None,
     error: CompactorError | None = None,
 ) -> RoundResult:
-    """Record that a run has failed, which quarantines the partition, and return the round's result.
+    """Record that a run has failed, which quarantines the partition.
 
-    :param plan: the run's plan; None if it failed before a plan was announced.
-    :param segment_name: the segment that caused the failure; empty if it is unknown.
-    :param keyless: the records without a key that were refused; None if the reason is another.
-    :param error: the error, for its cause and next step; None if damaged data is the cause.
+    :param plan: None if the run failed before a plan was announced.
+    :param error: for its cause and next step; None if damaged data is the cause.
     """
     ended = RunEnded(
         leader_epoch=leadership.epoch,
@@ -547,7 +503,7 @@ SCOUTED: Final = "scouted-"
 
 
 def scratch_key_prefix(log: PartitionLog) -> str:
-    """Return the key prefix, in the control store, of a partition's scratch objects. Runs keep results in them between their passes."""
+    """Return the key prefix of a partition's scratch objects, in which runs keep results between their passes."""
     return f"{log.prefix}/scratch/"
 
 

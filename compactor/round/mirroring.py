@@ -32,19 +32,17 @@ _MAX_TIMESTAMP_AT: Final = 35
 
 
 def state_with_broker_segments(ports: EnvironmentPorts, state: PartitionState) -> PartitionState:
-    """Return the state with the segments that brokers serve now; the unchanged state if no broker writes the tier."""
     return state if ports.brokers is None else state_with_broker_view(state, ports.brokers(state.topic_partition))
 
 
 def broker_log_start_offset(ports: EnvironmentPorts, partition: TopicPartition) -> int:
-    """Return the partition's log start offset on its leader; 0 if no broker writes the tier. Asks the leader."""
+    """Ask the partition's leader for its log start; 0 if no broker writes the tier."""
     return max(0, ports.broker_log_start(partition)) if ports.broker_log_start is not None else 0
 
 
 def problem_that_stops_open_round(leadership: Leadership, expired: BrokerExpiredSegmentCache) -> ReasonOrEmpty:
-    """Return why the open round cannot go on, or an empty string. It cannot if brokers no longer serve one of its source segments with the
-    same offsets as when the round was planned. Sources that brokers have expired do not stop it, unless a group that is still to be
-    rewritten has lost only some of its sources.
+    """Return why the open round cannot go on; empty: it can. It cannot if brokers no longer serve one of its sources with the same offsets
+    as when it was planned. Expired sources do not stop it, unless a pending group has lost only some of its sources.
     """
     ports, state = leadership.ports, leadership.state
     if ports.brokers is None or state.intent is None:
@@ -61,10 +59,8 @@ def problem_that_stops_open_round(leadership: Leadership, expired: BrokerExpired
 
 
 def record_broker_segments_in_control_log(leadership: Leadership) -> PartitionState:
-    """Record in the control log which segments brokers have added and deleted since the last such record, and return the new state. On a
-    tier that no broker writes, the state is returned unchanged.
-
-    The caller leads the partition. Raises BadData if the brokers' segments leave a gap, or if an object of a new segment is missing.
+    """Record which segments brokers have added and deleted since the last such record. The caller leads the partition. Raises BadData if
+    the brokers' segments leave a gap, or if an object of a new segment is missing.
     """
     ports = leadership.ports
     if ports.brokers is None:
@@ -95,8 +91,8 @@ def record_broker_segments_in_control_log(leadership: Leadership) -> PartitionSt
 
 
 def _broker_view_without_expired_segments(leadership: Leadership, view: BrokerView) -> BrokerView:
-    """Return the brokers' view without late copies of expired data. These are segments that end below the brokers' log start and that a gap
-    separates from the segments after them.
+    """Return the view without late copies of expired data: segments that end below the brokers' log start and that a gap separates from the
+    segments after them.
     """
     after_gap = [number for number, (one, two) in enumerate(pairwise(view.links), start=1) if two.first > one.last + 1]
     if not after_gap:
@@ -109,12 +105,10 @@ def _broker_view_without_expired_segments(leadership: Leadership, view: BrokerVi
 def raise_if_newest_segment_contradicts_lineage(
     layout: SegmentLayout, partition: TopicPartition, newest_segment: RemoteLogSegmentMetadata, lineage_from_metadata: Sequence[EpochEntry]
 ) -> None:
-    """Raise BadData if the newest segment's leader-epoch-checkpoint contradicts the lineage that the segments' metadata gives.
+    """Raise BadData if the newest segment's leader-epoch-checkpoint contradicts the lineage from the metadata of all segments.
 
     This happens after an unclean election discarded tiered data, while no newer segment extends past the discarded ones. Metadata alone
     then does not show which of two segments belongs to the log.
-
-    :param lineage_from_metadata: lineage from the metadata of all segments.
     """
     kind = "leader-epoch-checkpoint"
     if kind not in newest_segment.files:
@@ -136,8 +130,8 @@ def raise_if_newest_segment_contradicts_lineage(
 def complete_metadata_from_segment_objects(
     layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata
 ) -> RemoteLogSegmentMetadata:
-    """Return a segment's metadata with the fields added that brokers do not record: files, first open transaction and timestamp of the
-    first batch. Reads them from the segment's objects. Raises StoreError, and BadData if an object is missing.
+    """Return a segment's metadata with the fields that brokers do not record: files, first open transaction and timestamp of the first
+    batch, read from its objects. Raises StoreError, and BadData if an object is missing.
     """
     try:
         segment = segment.model_copy(update={"files": dict(layout.segment_files(partition, segment))})
@@ -167,7 +161,6 @@ def complete_metadata_from_segment_objects(
 
 
 def _max_timestamp_of_batch_header_ms(header: bytes) -> int:
-    """Return the largest timestamp in a batch header, in milliseconds; -1 for a batch of v0 or v1."""
     if len(header) < _BATCH_HEADER or header[_MAGIC_AT] < 2:
         return -1
     return int(struct.unpack_from(">q", header, _MAX_TIMESTAMP_AT)[0])

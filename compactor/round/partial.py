@@ -1,8 +1,12 @@
 """Partial rewrite of clean segments: only some batches are read, and the new segment is composed of new bytes and ranges that the store
 copies.
 
-WholeSegmentReadNeededError is raised if anything does not match: a key directory is gone, bytes differ from it, or the store refuses to
-copy. The segment is then read whole. Both ways give the same objects (I7).
+    key directory + fold + dirty keys -> touched batches -> stretches (read, copied, read, ...) -> pieces of the new object
+
+1. A batch that is not *touched* stays byte for byte the same, however the segment is cleaned: none of its records is superseded, and
+   nothing in its header requires a change. Some of these are read all the same, because a store copies only long ranges.
+2. WholeSegmentReadNeededError is raised if anything does not match: a key directory is gone, bytes differ from it, or the store refuses to
+   copy. The segment is then read whole. Both ways give the same objects (I7).
 """
 
 from __future__ import annotations
@@ -51,14 +55,6 @@ from compactor.round.sources import StagedSegmentReader
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectRangeToCopy
 from compactor.tier.sidecars import SidecarStore
 
-# Plan of a partial rewrite: which batches of a clean segment a round reads, and which the store copies. Pure functions.
-#
-#     key directory + fold + dirty keys -> touched batches -> stretches (read, copied, read, ...) -> pieces of the new object
-#
-# A batch that is not *touched* stays byte for byte the same, however the segment is cleaned: none of its records is superseded, and nothing
-# in its header requires a change. Some of these are read all the same, because a store copies only long ranges.
-
-
 LEAST_COPY: Final = 256 << 10
 """Smallest range in bytes that is worth a server-side copy of its own."""
 LEAST_COPIES: Final = 4
@@ -79,7 +75,7 @@ PositionAndLength = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
-    """Consecutive batches of a segment, from ``first`` to ``last`` (exclusive). All of them are copied by the store, or all are read and
+    """Consecutive batches of a segment, from ``first`` to ``last`` (exclusive), that are all copied by the store, or all read and
     cleaned.
     """
 
@@ -90,11 +86,11 @@ class BatchRange:
 
 @dataclass(frozen=True, eq=False)
 class PartialRewritePlan:
-    """Plan of a partial rewrite, in which only some batches of a segment are read and the store copies the others.
+    """Plan of a partial rewrite.
 
-    directory: function that loads the segment's key directory, which is too large to be held in memory during a round.
+    directory: loads the segment's key directory, which is too large to be held in memory during a round.
     table: all batches of the segment.
-    stretches: ranges of consecutive batches, by turns read and copied; together they are the whole segment.
+    stretches: ranges of batches, by turns read and copied; together they are the whole segment.
     version: version of the segment's object, which must not change meanwhile.
     """
 
@@ -105,29 +101,28 @@ class PartialRewritePlan:
 
     @property
     def indexes_of_batches_to_read(self) -> Int64s:
-        """Return the indexes (positions in the segment) of the batches that are read, ascending."""
+        """Positions in the segment of the batches that are read, ascending."""
         return np.concatenate([np.arange(stretch.first, stretch.last) for stretch in self.stretches if not stretch.copied_batch_flags])
 
     @property
     def byte_ranges_to_read(self) -> tuple[PositionAndLength, ...]:
-        """Return (position, length) in bytes of each range of the log that is read."""
+        """(position, length) in bytes of each range of the log that is read."""
         return tuple(byte_range_of_batches(self.table, stretch) for stretch in self.stretches if not stretch.copied_batch_flags)
 
     @property
     def copied_batch_flags(self) -> Flags:
-        """Return for each batch whether the store copies it."""
+        """For each batch, whether the store copies it."""
         stays = np.ones(len(self.table), np.bool_)
         stays[self.indexes_of_batches_to_read] = False
         return stays
 
     @property
     def bytes_copied(self) -> int:
-        """Return the number of bytes that the store copies."""
         return int(self.table.size[self.copied_batch_flags].sum())
 
 
 def byte_range_of_batches(table: BatchTable, batch_range: BatchRange) -> PositionAndLength:
-    """Return position and length, in bytes, of consecutive batches in the log."""
+    """Return (position, length) in bytes of consecutive batches in the log."""
     start = int(table.position[batch_range.first])
     return start, int(table.position[batch_range.last - 1] + table.size[batch_range.last - 1]) - start
 
@@ -136,8 +131,7 @@ def byte_range_of_batches(table: BatchTable, batch_range: BatchRange) -> Positio
 
 
 def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batch_count: int, copy_limits: CopyLimits | None) -> bool:
-    """Return whether a segment should get a key directory (an index of the keys in each batch), which allows a later round to read only a
-    part of the segment. The directory must be small in comparison with the segment.
+    """Return whether a segment should get a key directory, which allows a later round to read only a part of it.
 
     :param copy_limits: the store's limits for copies of ranges; None if it cannot copy them.
     """
@@ -152,16 +146,15 @@ def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batch_count: 
 
 
 def min_bytes_of_copied_range(copy_limits: CopyLimits) -> int:
-    """Return the size in bytes of the smallest range that is worth a copy by the store: the store's limit, and at least LEAST_COPY."""
+    """Return the smallest range that is worth a copy: the store's limit, and at least LEAST_COPY."""
     return max(copy_limits.min_run_bytes, LEAST_COPY)
 
 
 def reason_to_read_whole_segment(
     segment: RemoteLogSegmentMetadata, sidecar: Sidecar | None, dirty_key_count: int, copy_limits: CopyLimits | None
 ) -> ReasonOrEmpty:
-    """Return why a clean segment must be read completely, judged without its key directory, or an empty string if a part may be enough.
+    """Return why a clean segment must be read completely, judged without its key directory; empty: a part may be enough.
 
-    :param dirty_key_count: number of keys of the dirty range.
     :param copy_limits: the store's limits for copies of ranges; None if it cannot copy them.
     """
     if copy_limits is None:
@@ -188,12 +181,10 @@ def flag_batches_that_may_change(
     *,
     drops_keyless: bool = True,
 ) -> Flags:
-    """Return a flag for each batch: whether cleaning may change it, so that it cannot be copied. The last batch always counts, because a
-    filler may be needed after it (coverage, I1).
+    """Return for each batch whether cleaning may change it, so that it cannot be copied.
 
     :param decisions: what the cleaner does with each batch, as far as its header decides.
-    :param directory: the segment's key directory, which shows batches with tombstones or records without a key.
-    :param may_hold_dirty_key: flag for each batch: whether it may hold a dirty key.
+    :param may_hold_dirty_key: for each batch.
     :param drops_keyless: whether records without a key are removed.
     """
     waiting = ((table.attributes & np.int16(HORIZON)) != 0) & (table.base_timestamp > now_ms)
@@ -204,18 +195,17 @@ def flag_batches_that_may_change(
     undated = (table.control != NOT_CONTROL) & (decisions.action == FILTER)
     # An empty batch that an earlier round retained is removed by the next round that reads it.
     found: Flags = may_hold_dirty_key | due | by_header | undated | (table.count == 0) | (table.control < EMPTIED)
+    # A filler may be needed after the last batch (coverage, I1).
     found[-1:] = True
     return found
 
 
 def divide_into_read_and_copied_ranges(table: BatchTable, may_change_flags: Flags, copy_limits: CopyLimits) -> tuple[BatchRange, ...]:
-    """Divide a segment into ranges of batches that are read and ranges that the store copies. Return an empty tuple if too many bytes would
-    have to be read.
+    """Divide a segment into ranges that are read and ranges that the store copies. Return an empty tuple if too many bytes would have to be
+    read.
 
-    A range that is read between two copied ranges includes batches of at least ``copy_limits.min_run_bytes`` that will not change.
-    Therefore the new part of the object is large enough for the store.
-
-    :param may_change_flags: for each batch, whether it may change.
+    A range that is read between two copied ones includes batches of at least ``copy_limits.min_run_bytes`` that will not change, so that
+    the new part of the object is large enough for the store.
     """
     if MOST_READ * int(table.size[may_change_flags].sum()) > int(table.size.sum()):
         return ()
@@ -252,11 +242,8 @@ def divide_into_read_and_copied_ranges(table: BatchTable, may_change_flags: Flag
 def pieces_to_compose_new_log(
     plan: PartialRewritePlan, source_key: str, rewritten_log: Path, rewritten_batches: BatchTable
 ) -> list[ComposeSource]:
-    """Return the pieces from which the store composes the new log: ranges of the source's object and of a local file.
-
-    :param source_key: key of the source's object.
-    :param rewritten_log: file with the batches that the cleaner wrote in place of those that were read.
-    :param rewritten_batches: table of the batches in that file.
+    """Return the pieces from which the store composes the new log: ranges of the source's object and of a local file with the rewritten
+    batches.
     """
     made: list[ComposeSource] = []
     headers = plan.directory().headers
@@ -275,11 +262,7 @@ def pieces_to_compose_new_log(
 def key_directory_of_composed_segment(
     plan: PartialRewritePlan, segment_id: str, rewritten_batches: BatchTable, directory_of_rewritten: KeyDirectory
 ) -> KeyDirectory:
-    """Return the key directory of the composed segment, merged from those of its source and of the cleaner's output.
-
-    :param rewritten_batches: table of the batches that the cleaner wrote.
-    :param directory_of_rewritten: key directory of the cleaner's output.
-    """
+    """Return the key directory of the composed segment, merged from those of its source and of the cleaner's output."""
     source = plan.directory()
     return concatenate_key_directories(
         segment_id,
@@ -311,8 +294,6 @@ def _rewritten_batch_ranges(plan: PartialRewritePlan, rewritten_batches: BatchTa
 def removable_counts_of_composed_segment(plan: PartialRewritePlan, counts_of_rewritten: RemovableRecordCounts) -> RemovableRecordCounts:
     """Return how many records of the composed segment later rounds will remove, by kind. A copied batch with tombstones counts as one
     tombstone with the batch's delete horizon, and one with records without a key as one such record.
-
-    :param counts_of_rewritten: the same counts for the batches that the cleaner wrote.
     """
     flags = plan.directory().flags
     buried = plan.copied_batch_flags & ((flags & HAS_TOMBSTONE) != 0)
@@ -330,10 +311,6 @@ def sidecar_of_composed_segment(
 ) -> Sidecar:
     """Return the sidecar of the composed segment, with the filter and the key sketch of its source. Both may contain keys that are gone;
     this may cause a needless read, but loses no record.
-
-    :param source_sidecar: sidecar of the source.
-    :param removable_counts: records of the composed segment that later rounds will remove.
-    :param table: all batches of the composed segment.
     """
     runs, markers = extract_producer_runs_and_markers(table)
     records = int(table.count[table.control == NOT_CONTROL].sum())
@@ -351,8 +328,6 @@ def sidecar_of_composed_segment(
     )
 
 
-KeyDirectoryAndFetchedByteCount = tuple[KeyDirectory | None, int]
-"""Key directory of a segment, and the number of bytes that were fetched for it."""
 KEPT = 3
 """Number of key directories held in memory: of the segment being read, of the one being uploaded, and of the next one."""
 
@@ -365,11 +340,9 @@ class WholeSegmentReadNeededError(Exception):
 class SegmentPartToRead:
     """The part of a segment that is read when the store copies the rest.
 
-    splice: plan that states which batches are read and which the store copies.
     whole: all batches of the segment without their bytes, from which transaction outcomes are computed.
     rows: indexes of the batches that are read.
-    source: the batches that are read, as a segment of their own.
-    verdicts: transaction outcomes of the batches that are read.
+    source, verdicts: the batches that are read, as a segment of their own, and their transaction outcomes.
     """
 
     splice: PartialRewritePlan
@@ -393,18 +366,16 @@ class SegmentPartToRead:
 
 
 class KeyDirectoryCache:
-    """Cache of the latest few key directories (indexes of the keys in a segment's batches). A directory is used only if it matches the
-    recorded digest of its segment. Thread-safe.
-    """
+    """Cache of the latest few key directories. One is used only if it matches the recorded digest of its segment. Thread-safe."""
 
     def __init__(self, sidecars: SidecarStore) -> None:
         self._sidecars = sidecars
         self._kept: dict[str, KeyDirectory] = {}
         self._lock = threading.Lock()
 
-    def load_key_directories(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[KeyDirectoryAndFetchedByteCount]:
-        """Yield, for each segment, its key directory and the number of bytes fetched for it. The directory is None if the segment has none,
-        or none that matches it. Raises StoreError.
+    def load_key_directories(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[tuple[KeyDirectory | None, int]]:
+        """Yield, for each segment, its key directory (None if it has none that matches it) and the number of bytes fetched for it. Raises
+        StoreError.
         """
         found = self._sidecars.load_key_directories([segment.id for segment in segments])
         for segment, (directory, fetched) in zip(segments, found, strict=True):
@@ -414,15 +385,14 @@ class KeyDirectoryCache:
             yield directory if is_its else None, fetched
 
     def add_key_directory(self, directory: KeyDirectory) -> None:
-        """Add a segment's key directory to the cache."""
         with self._lock:
             self._kept[directory.segment_id] = directory
             while len(self._kept) > KEPT:
                 del self._kept[next(iter(self._kept))]
 
     def load_key_directory(self, segment: RemoteLogSegmentMetadata) -> KeyDirectory:
-        """Return the key directory of a segment that has one, from the cache or the store. Raises StoreError, and
-        WholeSegmentReadNeededError if the directory no longer exists or does not match the segment.
+        """Return the key directory of a segment that has one. Raises StoreError, and WholeSegmentReadNeededError if it no longer exists or
+        does not match.
         """
         with self._lock:
             kept = self._kept.get(segment.id)
@@ -439,8 +409,8 @@ class KeyDirectoryCache:
 class KeyDirectoryLookupResult:
     """Result of looking up the dirty keys in one segment's key directory.
 
-    part: the part of the segment to read; None if the segment must be read completely.
-    meets_none: whether the segment has none of the dirty keys, so that no batch must be read because of a key.
+    part: None if the segment must be read completely.
+    meets_none: whether no batch must be read because of a key.
     """
 
     part: SegmentPartToRead | None = None
@@ -449,7 +419,7 @@ class KeyDirectoryLookupResult:
 
 @dataclass(frozen=True)
 class PartToReadFinder:
-    """Search for the part of a clean segment that must be read, by the segment's key directory.
+    """Search for the part of a clean segment that must be read, by its key directory.
 
     pieces: the dirty keys' hashes, shortened to 32 bits as in key directories (bloom.directory).
     """
@@ -462,7 +432,7 @@ class PartToReadFinder:
     def find_segment_part_to_read(
         self, directory: KeyDirectory, header_source: SourceSegment, verdicts: TransactionVerdicts
     ) -> KeyDirectoryLookupResult:
-        """Return which part of a segment must be read, according to its key directory. Raises StoreError.
+        """Return which part of a segment must be read. Raises StoreError.
 
         :param header_source: the segment's batch headers, taken from its sidecar.
         :param verdicts: outcomes of transactions for these batches.
@@ -475,12 +445,6 @@ class PartToReadFinder:
     def _part_to_read_or_none(
         self, directory: KeyDirectory, may_hold_dirty_key: Flags, header_source: SourceSegment, verdicts: TransactionVerdicts
     ) -> SegmentPartToRead | None:
-        """Return the part of a segment to read, or None if the segment must be read completely.
-
-        :param may_hold_dirty_key: flag for each batch of the segment: whether it may hold a dirty key.
-        :param header_source: the segment's batch headers, taken from its sidecar.
-        :param verdicts: outcomes of transactions for these batches.
-        """
         layout = self.reading.staging.layout
         copies = layout.log_file_copy_limits
         if copies is None:
@@ -510,17 +474,9 @@ class PartToReadFinder:
         return SegmentPartToRead(splice, whole, of_all, rows, source, TransactionVerdicts(*flags, of_all.txn_entries))
 
 
-# ---- the new segment
-
-
 @dataclass(frozen=True, eq=False)
 class ComposedSegment:
-    """New segment whose bytes the store copies for the most part.
-
-    directory: key directory of the segment.
-    table: its batches.
-    due: numbers of its records that later rounds will remove.
-    """
+    """New segment whose bytes the store copies for the most part. ``due``: numbers of its records that later rounds will remove."""
 
     directory: KeyDirectory
     table: BatchTable
@@ -530,12 +486,8 @@ class ComposedSegment:
 def describe_composed_segment(
     segment_part: SegmentPartToRead, segment_id: str, output: SourceSegment, hash_key: bytes, inflate_limit: int
 ) -> ComposedSegment:
-    """Return the key directory, batches and removable records of a composed segment (most of whose bytes the store copies). Raises
-    WholeSegmentReadNeededError if the segment would be too large or the offsets of its batches would not ascend.
-
-    :param segment_id: id of the composed segment.
-    :param output: the cleaner's output for the batches that were read.
-    :param inflate_limit: bytes that one batch may inflate to.
+    """Return the composed segment for the cleaner's ``output``. Raises WholeSegmentReadNeededError if it would be too large or the offsets
+    of its batches would not ascend.
     """
     splice = segment_part.splice
     builder = SidecarBuilder(output, None, hash_key, counts_distinct_keys=False, collects_key_directory=True)
@@ -554,12 +506,8 @@ def balance_including_copied_batches(
     recorded_source_sum: CountAndDigestSum | None,
     balance_key: BalanceDigestKey,
 ) -> Balance:
-    """Return the group's balance (sums which show that every batch was kept or dropped for a reason), with the copied batches added as
-    unchanged.
-
-    :param balance_of_read_batches: balance of the batches that were read.
-    :param recorded_source_sum: sum over all batches of the source, from its metadata; WholeSegmentReadNeededError is raised if the read and
-        the copied batches do not add up to it.
+    """Return the group's balance with the copied batches added as unchanged. Raises WholeSegmentReadNeededError if the read and the copied
+    batches do not add up to ``recorded_source_sum``.
     """
     rest = digest_sum_of_headers(segment_part.splice.directory().headers[segment_part.splice.copied_batch_flags], balance_key)
     sources = balance_of_read_batches.sources.plus(rest)

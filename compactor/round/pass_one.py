@@ -1,10 +1,10 @@
 """Pass 1, before a plan is announced: which records survive, and which clean segments need not be read.
 
-    after the range    sidecar, else headers          a transaction's marker may lie anywhere after its data
-    dirty              fetched, newest first          each segment is read once: headers, outcomes known so far, keys
-    fold               segments and stand-ins         the verdict on every batch, and what becomes due by it
-    clean              sidecar heads, then filters    what must be read is read in pass 2 (with keys on disk also here)
-                       key directories                if a key directory allows it, only a part is read (round.partial), or nothing
+1. after the range:  sidecar, else headers. A transaction's marker may lie anywhere after its data.
+2. dirty:  fetched, newest first. Each segment is read once: headers, outcomes known so far, keys.
+3. fold:  segments and stand-ins. The verdict on every batch, and what becomes due by it.
+4. clean:  sidecar heads, then filters. What must be read is read in pass 2 (with keys on disk also here). If a key directory allows it,
+   only a part is read (round.partial), or nothing.
 
 The offset map is a set of keys while ``map_budget_bytes`` allows, and rows on local disk otherwise, or from the moment when an estimate
 turns out too low. If the disk cannot hold all rows, the keys are split into parts and each part has its own scan. The gate keeps its keys
@@ -71,10 +71,10 @@ MEETS_NONE = "its key directory contains none of the keys"
 
 @dataclass(frozen=True)
 class SurvivorScanSettings:
-    """Settings and resources of pass 1, which finds the latest record of each key.
+    """Settings and resources of pass 1.
 
     engine: auto, memory or partitioned.
-    gate: whether the gate (the independent check of the output) reads the records too, within the map budget.
+    gate: whether the gate reads the records too, within the map budget.
     check: called between segments; may raise Fenced.
     refuses_keyless: whether records without a key in the dirty range are refused.
     """
@@ -108,10 +108,8 @@ class CleanSegmentSelectionInputs:
 class SurvivorScanResult:
     """Result of pass 1.
 
-    opened_sources: source segments and transaction verdicts on their batches. A segment that was not opened is represented by the headers
-        in its sidecar, or is empty.
+    opened_sources: segments that were not opened are represented by the headers in their sidecars, or are empty.
     passes: number of scans of the dirty range.
-    clean: which clean segments must be read, and why.
     """
 
     opened_sources: RoundSourceSegments
@@ -124,22 +122,19 @@ class SurvivorScanResult:
 
     @property
     def sources(self) -> Sequence[SourceSegment]:
-        """Return the source segments by position."""
         return self.opened_sources.sources
 
     @property
     def second_reader(self) -> Gate | None:
-        """Return the gate (the independent check of the output), which also receives the records that pass 2 decompresses; None without a
-        gate.
-        """
+        """The gate, which also receives the records that pass 2 decompresses."""
         return self.gate
 
     @contextmanager
     def open_segment(
         self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None
     ) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
-        """Open a segment: yield its bytes and the outcomes of transactions for its batches. If only a part of it is to be read, yield only
-        that part. Raises BadData, StoreError, OutOfBudget, WholeSegmentReadNeededError.
+        """Yield a segment's bytes and the outcomes of transactions for its batches; if only a part is to be read, only that. Raises
+        BadData, StoreError, OutOfBudget, WholeSegmentReadNeededError.
         """
         known, part = self.opened_sources.is_segment_open(ordinal), self.part_to_read_of_segment(ordinal)
         with self.opened_sources.memory_map_segment(ordinal, reservation) as source:
@@ -157,7 +152,7 @@ class SurvivorScanResult:
             self.gate.free_latest_record_table()
 
     def part_to_read_of_segment(self, ordinal: SegmentOrdinal) -> SegmentPartToRead | None:
-        """Return the part of a segment that is read while the store copies the rest, or None if all of it is read."""
+        """Return the part that is read while the store copies the rest; None if all of it is read."""
         return self.opened_sources.parts.get(ordinal)
 
 
@@ -176,22 +171,18 @@ class _SurvivorScanInputs:
 
 @dataclass
 class _FetchedSidecarByteCounter:
-    """Number of sidecar bytes that were fetched, including attempts at pass 1 that were given up."""
-
     bytes: int
 
 
 @dataclass
 class _HeldDiskReservation:
-    """Holder of the disk space that one attempt at pass 1 has reserved. ``reservation`` is None until the attempt needs disk space."""
+    """Disk space that one attempt has reserved; None until it needs any."""
 
     reservation: DiskSpaceReservation | None = None
 
 
 @dataclass(frozen=True)
 class _SurvivorScanAttempt:
-    """One attempt at pass 1: the offset map, the gate, the cache of cleaned chunks and the reserved disk space."""
-
     job: _SurvivorScanInputs
     survivors: KeyScanSpillingToDisk
     gate: Gate | None
@@ -201,7 +192,7 @@ class _SurvivorScanAttempt:
 
 @dataclass(frozen=True)
 class BloomFilterAnswers:
-    """Answers of the Bloom filters of clean segments to the question whether they may contain a dirty key, by position of the segment.
+    """Answers of the Bloom filters of clean segments, by position of the segment.
 
     asked: segments about which only the filter could decide.
     met: segments of ``asked`` that must be read, with the reason.
@@ -214,14 +205,11 @@ class BloomFilterAnswers:
 def scan_for_survivors(
     reader: StagedSegmentReader, round_range: RoundRange, settings: SurvivorScanSettings, selection_inputs: CleanSegmentSelectionInputs
 ) -> SurvivorScanResult:
-    """Find the last record of each dirty key, and the clean segments that must be read (pass 1 of a round). When it returns, no disk space
-    is reserved; fetched segments stay on disk until the space is needed.
+    """Find the last record of each dirty key, and the clean segments that must be read. When it returns, no disk space is reserved; fetched
+    segments stay on disk until the space is needed.
 
     Raises BadData, StoreError, OutOfBudget, GateFailed, and what ``settings.check`` raises; KeylessRecordsRefused once the dirty range was
     scanned, if it has records without a key and ``settings.refuses_keyless`` is set.
-
-    :param round_range: offsets that are dirty, and the cleaner's rules.
-    :param selection_inputs: inputs that decide which clean segments must be read.
     """
     roles = SegmentRoles.assign_segment_roles(reader.live, round_range, selection_inputs.sidecars)
     cost = _FetchedSidecarByteCounter(sum(head.bytes for head in roles.heads.values()))
@@ -246,8 +234,8 @@ def scan_for_survivors(
 
 
 def _scan_with_keys_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_count: int, expected_row_count: int) -> SurvivorScanResult:
-    """Run one attempt with the keys in memory. If they turn out not to fit, move them to disk. Raises DiskReservationExceeded if there is
-    no disk space for them.
+    """Run one attempt with the keys in memory, and move them to disk if they turn out not to fit. Raises DiskReservationExceeded if there
+    is no disk space for them.
     """
     settings, staging, space = scan_inputs.settings, scan_inputs.reading.staging, _HeldDiskReservation()
     spare = max(0, settings.map_budget_bytes - expected_key_count * KEY_BYTES * 5 // 4 - MIN_MAP_BYTES)
@@ -298,7 +286,7 @@ def _scan_with_keys_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_cou
 
 
 def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count: int, part_count: int) -> SurvivorScanResult:
-    """Run one attempt with the keys on local disk, with one scan of the dirty range for each of ``part_count`` parts of the keys."""
+    """Run one attempt with one scan of the dirty range for each part of the keys."""
     settings, staging = scan_inputs.settings, scan_inputs.reading.staging
     gate_share = _output_gate_memory_budget_bytes(settings)
     map_budget = settings.map_budget_bytes - gate_share
@@ -346,15 +334,13 @@ def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count
 
 
 def _upper_bound_of_dirty_key_count_on_disk(scan_inputs: _SurvivorScanInputs, estimated_row_count: int) -> int:
-    """Return an upper bound on the number of dirty keys if the keys are on disk: the estimated number of rows, at least 1, because rows
-    on disk may repeat a key. It is 0 only if there is no dirty segment.
-    """
+    """Rows on disk may repeat a key. 0 only if there is no dirty segment."""
     return max(1, estimated_row_count) if scan_inputs.roles.dirty else 0
 
 
 def _count_key_parts_that_fit_disk(scan_inputs: _SurvivorScanInputs, expected_row_count: int) -> int:
-    """Return the number of parts into which the keys must be split, so that the rows of one part and the segment being read fit the disk
-    budget. Raises OutOfBudget if more than MOST_PASSES parts would be needed.
+    """Return into how many parts the keys must be split, so that the rows of one part and the segment being read fit the disk budget.
+    Raises OutOfBudget if there would be more than MOST_PASSES.
     """
     budget, largest = scan_inputs.reading.staging.budget.total, scan_inputs.roles.largest_live_segment_disk_bytes
     parts = count_log_scans_to_fit_disk(expected_row_count, budget - largest)
@@ -369,14 +355,10 @@ def _count_key_parts_that_fit_disk(scan_inputs: _SurvivorScanInputs, expected_ro
 
 
 def _output_gate_memory_budget_bytes(settings: SurvivorScanSettings) -> int:
-    """Return how many bytes of the map budget the gate (the independent check of the output) gets in attempts that have the cleaner's keys
-    on disk; 0 without a gate.
-    """
     return max(0, min(settings.map_budget_bytes // 2, settings.map_budget_bytes - MIN_MAP_BYTES)) if settings.gate else 0
 
 
 def _create_gate(scan_inputs: _SurvivorScanInputs, budget_bytes: int, expected_row_count: int) -> Gate | None:
-    """Return a gate (the independent check of the output) with ``budget_bytes`` of memory for keys; None if the gate is switched off."""
     if not scan_inputs.settings.gate:
         return None
     extent = scan_inputs.extent
@@ -426,9 +408,7 @@ def _collect_keys_of_dirty_segments(scan: _SurvivorScanAttempt) -> None:
 
 
 def _compute_transaction_verdicts(scan: _SurvivorScanAttempt) -> None:
-    """Compute the verdict on every batch, once, from the outcomes of transactions. Clean segments without a sidecar are opened for it,
-    because their headers are needed.
-    """
+    """Compute the verdict on every batch, once. Clean segments without a sidecar are opened for their headers."""
     job = scan.job
     if not job.opened.folded:
         for ordinal in job.roles.clean:
@@ -443,8 +423,8 @@ def _compute_transaction_verdicts(scan: _SurvivorScanAttempt) -> None:
 def _decide_reading_of_clean_segments_by_sidecars(
     scan_inputs: _SurvivorScanInputs, dirty_key_count: int
 ) -> dict[SegmentOrdinal, SegmentReadDecisionFromSidecar]:
-    """Return the decision that each clean segment's sidecar allows, by position of the segment. If a resumed plan states which clean
-    segments to read, only these are returned.
+    """Return the decision that each clean segment's sidecar allows, by position; only for the segments to read if a resumed plan states
+    them.
 
     :param dirty_key_count: number of keys of the dirty range, or an upper bound on it.
     """
@@ -467,9 +447,7 @@ def _decide_reading_of_clean_segments_by_sidecars(
 
 
 def _reason_to_read_due_to_transactions(scan_inputs: _SurvivorScanInputs, ordinal: SegmentOrdinal) -> ReasonOrEmpty:
-    """Return why the outcomes of transactions require that a clean segment is read, or an empty string. The answer is the same for an
-    opened segment and for the headers in its sidecar.
-    """
+    """The answer is the same for an opened segment and for the headers in its sidecar."""
     verdicts = scan_inputs.opened.verdicts[ordinal]
     return reason_to_read_segment_for_its_markers(
         scan_inputs.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, scan_inputs.extent.rules.now_ms
@@ -479,8 +457,8 @@ def _reason_to_read_due_to_transactions(scan_inputs: _SurvivorScanInputs, ordina
 def _ask_filters_about_dirty_keys(
     scan: _SurvivorScanAttempt, decisions: Mapping[SegmentOrdinal, SegmentReadDecisionFromSidecar], earlier_answers: BloomFilterAnswers
 ) -> BloomFilterAnswers:
-    """Ask the filters of clean segments about the dirty keys of this part of the key space. Return ``earlier_answers`` with the new answers
-    added. If keys are on disk, also read the clean segments that may contain one of these keys.
+    """Ask the filters of clean segments about the dirty keys of this part of the key space, and add the answers. If keys are on disk, also
+    read the clean segments that may contain one of these keys.
     """
     job, survivors, on_disk = scan.job, scan.survivors, scan.survivors.are_rows_on_disk
     asked = [n for n, decision in decisions.items() if decision.askable and not decision.may and (on_disk or not decision.must)]
@@ -502,19 +480,18 @@ def _ask_filters_about_dirty_keys(
 def _choose_clean_segments_to_read_partly(
     scan: _SurvivorScanAttempt, decisions: dict[SegmentOrdinal, SegmentReadDecisionFromSidecar], answers: BloomFilterAnswers
 ) -> BloomFilterAnswers:
-    """Choose, by key directories, the clean segments of which reading a part is enough. Return the updated answers; ``decisions`` is
-    changed in place. Does nothing if keys are on disk, because then all rows are needed now.
+    """Choose, by key directories, the clean segments of which reading a part is enough. ``decisions`` is changed in place.
 
     A segment without a due deletion is skipped if its key directory contains no dirty key, whatever its filter says. The filter of a
     composed segment still contains keys that are gone, and would match them in every round.
     """
     job, survivors, inquiry = scan.job, scan.survivors, scan.job.inquiry
+    # If keys are on disk, all rows are needed now.
     if inquiry.sidecars is None or inquiry.in_part == frozenset() or survivors.are_rows_on_disk:
         return answers
     copies, opened = job.reading.staging.layout.log_file_copy_limits, job.opened
 
     def may_be_read_in_part(ordinal: SegmentOrdinal, decision: SegmentReadDecisionFromSidecar) -> bool:
-        """Return whether the segment at this position has a key directory that may allow to read only a part."""
         segment = job.roles.live[ordinal]
         is_read = (decision.must or ordinal in answers.met) and (inquiry.in_part is None or segment.id in inquiry.in_part)
         if not is_read or opened.is_segment_open(ordinal):
@@ -545,7 +522,7 @@ def _choose_clean_segments_to_read_partly(
 
 
 def _reasons_to_read_by_filters(scan: _SurvivorScanAttempt, ordinals: Sequence[SegmentOrdinal]) -> dict[SegmentOrdinal, str]:
-    """Return the segments whose filter matches a dirty key or cannot be used, with the reason, by position of the segment."""
+    """Return the segments whose filter matches a dirty key or cannot be used, with the reason."""
     job, live = scan.job, scan.job.roles.live
     if job.inquiry.sidecars is None:
         return {}
@@ -588,8 +565,7 @@ def _build_survivor_scan_result(
 
 
 def remaining_size_bounds_by_segment_id(scan_result: SurvivorScanResult, state: PartitionState) -> dict[str, RemainingSizeBound]:
-    """Return, by segment id, an upper bound on the bytes and records of each segment that remain after the round. Covers the segments that
-    pass 1 has read.
+    """Return an upper bound on the bytes and records that remain after the round of each segment that pass 1 has read.
 
     A batch that keeps a record, or whose records are not known, counts in full. One batch header is added for each producer.
     """

@@ -1,4 +1,4 @@
-"""Work of one round on this machine: fetch, pass 1, pass 2, upload, receipt. It never writes metadata."""
+"""Pass 2 and the upload: rewrites, checks and uploads the groups of a plan on this machine. It never writes metadata."""
 
 from __future__ import annotations
 
@@ -68,23 +68,14 @@ from compactor.tier.contents import file_sha256
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
 from compactor.tier.sidecars import SidecarStore
 
-# Upload of a finished segment: builds its metadata and creates its objects under the announced id.
-
-
-LayoutAndPublisher = tuple[SegmentLayout, SegmentPublisher]
-"""Layout that stores a segment, and publisher that is informed about it."""
-MetadataAndRefusalReason = tuple[RemoteLogSegmentMetadata, ReasonOrEmpty]
-"""Metadata of a segment, and the reason why the layout refused the upload."""
-
 
 @dataclass(frozen=True)
 class RewrittenSegment:
     """New segment that is ready for upload.
 
-    table: the batches of the segment.
     log: size and digests of its log.
     contents: file or bytes of each kind of object; the log is missing if the store composes it.
-    due_ms: earliest delete horizon in the segment, in milliseconds.
+    due_ms: earliest delete horizon in the segment.
     pieces: ranges of existing objects, and new bytes, from which the store composes the log; empty if the log is uploaded.
     """
 
@@ -101,8 +92,6 @@ class RewrittenSegment:
         """Return a new segment whose files are all on this machine.
 
         :param output: the segment's log, opened.
-        :param contents_by_kind: file or bytes of each kind, the log included.
-        :param max_inflated_bytes: bytes that one batch may inflate to.
         :param should_record_batch_digests: whether to record the digest of the batch headers, too.
         """
         log = log_file_size_and_digests(output) if should_record_batch_digests else segment_file_size_and_sha256(contents_by_kind["log"])
@@ -112,19 +101,14 @@ class RewrittenSegment:
     def from_composed_pieces(
         composed: ComposedSegment, sources: Sequence[ComposeSource], contents_by_kind: Mapping[str, Path | bytes]
     ) -> RewrittenSegment:
-        """Return a new segment whose log the store composes from ranges of existing objects and new bytes.
-
-        :param composed: key directory and batches of the composed log.
-        :param sources: the ranges and new bytes, in the order in which the log consists of them.
-        :param contents_by_kind: file or bytes of each kind except the log.
-        """
+        """Return a new segment whose log the store composes from ``sources``, in their order."""
         size, due = int(composed.table.size.sum()), earliest_delete_horizon_ms(composed.table, composed.due)
         log = SegmentFile(size=size, batches=sha256_of_batch_headers(composed.directory.headers))
         return RewrittenSegment(composed.table, log, contents_by_kind, due, sources)
 
 
 def upload_segment(
-    destination: LayoutAndPublisher,
+    destination: tuple[SegmentLayout, SegmentPublisher],
     partition: TopicPartition,
     task: CompactionTask,
     segment: RewrittenSegment,
@@ -133,11 +117,10 @@ def upload_segment(
     sum_of_batches: CountAndDigestSum,
     negative_timestamp_count: int,
     broker_log_start: int,
-) -> MetadataAndRefusalReason:
-    """Upload a new segment under its announced id, after informing the publisher. Return the segment's metadata, and the reason why the
-    layout refused the upload, or an empty string.
+) -> tuple[RemoteLogSegmentMetadata, ReasonOrEmpty]:
+    """Upload a new segment under its announced id, after informing the publisher. Return its metadata, and why the layout refused the
+    upload; empty: it did not.
 
-    :param destination: layout that stores the segment, and publisher to inform.
     :param open_txn_offset: first offset of the earliest transaction that is open at the segment's end; -1 if there is none.
     :param sum_of_batches: count and digest sum of the segment's batches, for the balance.
     :param negative_timestamp_count: number of records with a negative timestamp that is not -1.
@@ -172,16 +155,14 @@ def upload_segment(
 
 
 def segment_file_size_and_sha256(content: Path | bytes) -> SegmentFile:
-    """Return size and SHA-256 of an object, as segment metadata records them."""
     if isinstance(content, bytes):
         return SegmentFile(size=len(content), sha256=hashlib.sha256(content).hexdigest())
     return SegmentFile(size=content.stat().st_size, sha256=file_sha256(content))
 
 
 def log_file_size_and_digests(source: SourceSegment) -> SegmentFile:
-    """Return size and SHA-256 of a new log, and the digest of its batch headers unless it has batches of v0 or v1.
-
-    :param source: a log whose CRCs are known to be valid.
+    """Return size and SHA-256 of a new log whose CRCs are known to be valid, and the digest of its batch headers unless it has batches of
+    v0 or v1.
     """
     sha256 = hashlib.sha256(source.buf.data).hexdigest()
     batches = sha256_of_batch_headers(copy_batch_headers(source.buf, source.table.position)) if (source.table.magic == 2).all() else ""
@@ -192,8 +173,8 @@ _log = logging.getLogger(__name__)
 
 
 def program_and_codec_versions_fingerprint() -> str:
-    """Return the versions of this program and of its compression libraries, which decide the bytes that a plan produces. A plan can be
-    executed only by processes with the same fingerprint (determinism, I7).
+    """Return the versions of this program and of its compression libraries, which decide the bytes that a plan produces (determinism,
+    I7).
     """
     return f"tiered-compactor={__version__} {codecs.codec_library_versions()}"
 
@@ -204,12 +185,12 @@ class LocalWorker:
 
     publisher: informed about each new segment before its first object is created.
     engine: auto, memory or partitioned; used if pass 1 must be repeated.
-    sidecars: sidecars of sources and of new segments; None to use and write none.
+    sidecars: None to use and write none.
     filter_for: returns the filter for a new segment with a number of records and bytes, or None.
     found: result of pass 1 for the plan that was just announced; None if pass 1 must be repeated.
     workers: the threads that pass 1 used.
     splices: whether segments may be read in part, and new ones get the key directories that this needs.
-    stats: statistics, updated while the round runs.
+    stats: updated while the round runs.
     known: contents of small files that were already read, by segment id and kind.
     """
 
@@ -262,11 +243,7 @@ class LocalWorker:
         *,
         may_read_in_part: bool,
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        """Yield the outcomes of the tasks. Raises GateFailed, and WholeSegmentReadNeededError if a segment must be read whole after all.
-
-        :param scan_result: result of pass 1; None if it is still to be done.
-        :param may_read_in_part: whether pass 1 may choose parts of segments.
-        """
+        """Raises GateFailed, and WholeSegmentReadNeededError if a segment must be read whole after all."""
         name, limit = plan.topic_partition, plan.policy.max_decompressed_batch_bytes
         reading = StagedSegmentReader(self.staging, name, session.state.live, limit, self.known)
         if scan_result is None:
@@ -290,9 +267,7 @@ class LocalWorker:
         *,
         may_read_in_part: bool,
     ) -> SurvivorScanResult:
-        """Run pass 1 for a plan that was announced before, and return its result. Only the clean segments that the plan's tasks contain are
-        read.
-        """
+        """Run pass 1 for a plan that was announced before. Only the clean segments that the plan's tasks contain are read."""
         wanted = {name for task in tasks for name in task.sources}
         clean = frozenset(s.id for s in reader.live if s.id in wanted and s.end_offset < plan.first_dirty_offset)
         settings = SurvivorScanSettings(
@@ -315,9 +290,7 @@ class LocalWorker:
     def _rewrite_and_upload_groups(
         self, execution: PlanExecution, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        """Yield the receipt or failure of each group. Its sources are prefetched, all threads rewrite it, and it is uploaded while the next
-        one is rewritten.
-        """
+        """Each group's sources are prefetched, all threads rewrite it, and it is uploaded while the next one is rewritten."""
         uploads: deque[tuple[RewrittenGroup, Future[CompactionReceipt | CompactionFailure]]] = deque()
         with ThreadPoolExecutor(1, "upload") as uploader:
             try:
@@ -337,8 +310,7 @@ class LocalWorker:
 
 @dataclass(frozen=True)
 class RewrittenGroup:
-    """New segment of a group on local disk, with its disk reservation. A group is a sequence of neighbouring segments that become one
-    segment.
+    """New segment of a group on local disk, with its disk reservation.
 
     members: positions of the group's sources in the partition.
     cleaned: the written files; of a partial rewrite, only the rewritten batches.
@@ -356,15 +328,16 @@ class RewrittenGroup:
 
     @property
     def unread_record_count(self) -> int:
-        """Return the number of records in batches that were not read because the store copies them."""
+        """Number of records in batches that were not read because the store copies them."""
         return int(self.part.whole.table.count.sum() - self.part.source.table.count.sum()) if self.part else 0
 
 
 class SurvivorScanResultsForRewrite(Protocol):
     """Results of pass 1 that pass 2 needs.
 
-    gate: checks each rewritten group; None if the check is switched off.
+    gate: None if the check is switched off.
     second_reader: receives the records that pass 2 decompresses; None if no check needs them.
+    sources: by position. Those that were opened by ``open_segment`` have their batch headers.
     """
 
     @property
@@ -380,29 +353,21 @@ class SurvivorScanResultsForRewrite(Protocol):
     def second_reader(self) -> SecondReader | None: ...
 
     @property
-    def sources(self) -> Sequence[SourceSegment]:
-        """Return the source segments by position. Those that were opened by ``open_segment`` have their batch headers."""
+    def sources(self) -> Sequence[SourceSegment]: ...
 
     def open_segment(
         self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None
     ) -> AbstractContextManager[tuple[SourceSegment, TransactionVerdicts]]:
-        """Open a segment: yield its bytes and the outcomes of transactions for its batches.
-
-        If ``part_to_read_of_segment`` returns a part, only that part is opened; WholeSegmentReadNeededError is raised if the part proves
-        not to be enough. Raises BadData, StoreError, OutOfBudget.
-
-        :param ordinal: position of the segment in the partition.
+        """Yield a segment's bytes and the outcomes of transactions for its batches; only a part if ``part_to_read_of_segment`` returns one.
+        Raises BadData, StoreError, OutOfBudget, and WholeSegmentReadNeededError if the part proves not to be enough.
         """
 
     def part_to_read_of_segment(self, ordinal: SegmentOrdinal) -> SegmentPartToRead | None:
-        """Return the part of a segment that ``open_segment`` opens, or None if it opens all of it.
-
-        :param ordinal: position of the segment in the partition.
-        """
+        """Return the part of a segment that ``open_segment`` opens; None if it opens all of it."""
 
 
 class PlanExecution:
-    """Execution of one plan, which rewrites, uploads and reports each of its groups of segments."""
+    """Execution of one plan, which rewrites, uploads and reports each of its groups."""
 
     def __init__(
         self,
@@ -424,12 +389,10 @@ class PlanExecution:
         self._rules = retention_rules_of_plan(plan, self._key)
 
     def rewrite_and_upload(self, task: CompactionTask) -> CompactionReceipt | CompactionFailure:
-        """Rewrite one group and upload it under the announced id; return its receipt or failure."""
         return self.upload_group(self.rewrite_group(task))
 
     def rewrite_group(self, task: CompactionTask, tasks_to_prefetch: Sequence[CompactionTask] = ()) -> RewrittenGroup:
-        """Run pass 2 for one group, within one disk reservation for everything that the group has on disk at the same time, and return the
-        new segment.
+        """Run pass 2 for one group, within one disk reservation for everything that the group has on disk at the same time.
 
         :param tasks_to_prefetch: the next tasks, whose sources are fetched meanwhile if there is space.
         :raises OutOfBudget: if the group does not fit even alone.
@@ -502,16 +465,11 @@ class PlanExecution:
         return RewrittenGroup(task, source_ordinals, cleaned, folder, reservation.move_used_bytes_to_new_reservation(), balance, part)
 
     def _part_to_read_of_group(self, source_ordinals: Sequence[SegmentOrdinal]) -> SegmentPartToRead | None:
-        """Return the part to read if the group is a single segment of which a part is enough; else None.
-
-        :param source_ordinals: positions of the group's sources in the partition.
-        """
         return self._answers.part_to_read_of_segment(source_ordinals[0]) if len(source_ordinals) == 1 else None
 
     def upload_group(self, group: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
-        """Upload a rewritten group, then release its disk space. May run while another group is rewritten.
-
-        Raises StoreError, WholeSegmentReadNeededError.
+        """Upload a rewritten group, then release its disk space. May run while another group is rewritten. Raises StoreError,
+        WholeSegmentReadNeededError.
         """
         try:
             return self._worker.staging.retry_until_disk_has_space(lambda: self._upload_group_with_sidecar(group))
@@ -586,8 +544,8 @@ class PlanExecution:
         )
 
     def _build_producer_snapshot_and_epoch_checkpoint(self, group: RewrittenGroup) -> dict[str, bytes]:
-        """Return, by kind of file, the producer snapshot and leader-epoch checkpoint at the group's end. They are taken from its last
-        source, and cut at the offset up to which readers read that source. A file that the source lacks is left out.
+        """Return, by kind of file, the producer snapshot and leader-epoch checkpoint of the group's last source, cut at the offset up to
+        which readers read that source. A file that the source lacks is left out.
         """
         ordinal = group.members[-1]
         last, end = self._live[ordinal], group.task.end_offset
@@ -615,11 +573,7 @@ class PlanExecution:
         return found
 
     def _read_leader_epoch_checkpoint(self, ordinal: SegmentOrdinal) -> bytes:
-        """Return a segment's leader-epoch checkpoint. It is not fetched if the recorded digest equals that of the checkpoint computed from
-        the segments' epochs.
-
-        :param ordinal: position of the segment in the partition.
-        """
+        """The checkpoint is not fetched if its recorded digest equals that of the one computed from the segments' epochs."""
         segment, kind = self._live[ordinal], "leader-epoch-checkpoint"
         known: dict[int, EpochEntry] = {}
         for entry in (entry for before in self._live[: ordinal + 1] for entry in before.leader_epochs):
@@ -632,9 +586,7 @@ class PlanExecution:
         )
 
     def _store_sidecar(self, metadata: RemoteLogSegmentMetadata, output: SourceSegment) -> None:
-        """Build and store the new segment's sidecar while the segment's bytes are in the page cache. Does nothing if sidecars are switched
-        off.
-        """
+        """Store the new segment's sidecar while the segment's bytes are in the page cache."""
         worker = self._worker
         if worker.sidecars is None:
             return
@@ -650,7 +602,7 @@ class PlanExecution:
     def _store_composed_sidecar(
         self, metadata: RemoteLogSegmentMetadata, source: RemoteLogSegmentMetadata, composed: ComposedSegment
     ) -> None:
-        """Store the sidecar of a composed segment, derived from its source's sidecar. If the source has none, none is stored."""
+        """Store the sidecar of a composed segment, derived from its source's; none if the source has none."""
         worker = self._worker
         old = worker.sidecars.load_sidecar(source.id) if worker.sidecars else None
         if worker.sidecars is None or old is None:
@@ -672,10 +624,7 @@ class PlanExecution:
 
 
 def retention_rules_of_plan(plan: CompactionPlan, balance_key: BalanceDigestKey | None = None) -> RetentionRules:
-    """Return the cleaner's rules for a plan.
-
-    :param balance_key: key of the record sums for the balance; None to compute none.
-    """
+    """Return the cleaner's rules for a plan. ``balance_key``: None to compute no record sums for the balance."""
     return RetentionRules(
         now_ms=plan.now_ms,
         delete_retention_ms=plan.policy.delete_retention_ms,
@@ -689,7 +638,6 @@ def retention_rules_of_plan(plan: CompactionPlan, balance_key: BalanceDigestKey 
 
 
 def producer_states_of_plan(plan: CompactionPlan) -> ProducerStates:
-    """Return the plan's live producers in the form that the cleaner's rules use."""
     entries = np.zeros(len(plan.producers), ENTRY)
     for row, producer in enumerate(sorted(plan.producers, key=lambda p: p.producer_id)):
         entries[row]["producer_id"] = producer.producer_id

@@ -37,12 +37,10 @@ from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
 from compactor.round.ports import CleanSegmentVerdicts, Stats, estimate_record_count
 from compactor.storage.schemes import GIB
 
-# Records without a key in a round's dirty range: what is known of them without reading, and what the run history says of them.
-
 
 def raise_if_known_keyless_records_are_refused(state: PartitionState, cleaner: CleanerSettings, end: int) -> None:
     """Raise KeylessRecordsRefused if an earlier round was refused for records without a key of which at least the newest is still in the
-    dirty range, which ends before offset ``end``. A blocked partition is not read again and again.
+    dirty range, which ends before ``end``. A blocked partition is not read again and again.
     """
     known = known_refused_keyless_records(state, cleaner, end)
     if known is not None:
@@ -59,15 +57,14 @@ def known_refused_keyless_records(state: PartitionState | PartitionSummary, clea
 
 
 def keyless_stats_for_run_history(keyless: KeylessRecords) -> Stats:
-    """Return how many records of the round's dirty range had no key, of how many, as figures for the run history; none if all had one."""
+    """Return the figures of records without a key for the run history; none if all had one."""
     return {"keyless_records": keyless.count, "records_dirty": keyless.records} if keyless.count else {}
 
 
-# The dirty ratio above which a round is due: as set, or the cheapest one where ``min_cleanable_dirty_ratio`` is "auto". Pure.
-#
-# Superseded records cost storage until a round removes them, and a round costs requests. The more is dirty when a round begins, the fewer
-# rounds and the more storage. The choice goes by Kafka's rule: a round over a clean part of L bytes begins at D dirty bytes, reads both and
-# leaves about L. Between rounds half of D is stored in vain on average, and what a round replaces stays for grace and undo window.
+# Dirty ratio: superseded records cost storage until a round removes them, and a round costs requests. The more is dirty when a round
+# begins, the fewer rounds and the more storage. The choice goes by Kafka's rule: a round over a clean part of L bytes begins at D dirty
+# bytes, reads both and leaves about L. Between rounds half of D is stored in vain on average, and what a round replaces stays for grace and
+# undo window.
 
 
 KAFKA_RATIO = 0.5
@@ -81,8 +78,8 @@ MONTH_MS = 30 * 86_400_000
 class DirtyRatioThreshold:
     """Dirty ratio above which a round is due.
 
-    why: how the threshold was chosen, or why Kafka's default is used; empty if a setting states it.
-    saved_usd_month: monthly saving in comparison with Kafka's default of 0.5; None if the threshold was not chosen by cost.
+    why: how it was chosen, or why Kafka's default is used; empty if a setting states it.
+    saved_usd_month: saving in comparison with Kafka's default; None if the threshold was not chosen by cost.
     """
 
     ratio: float
@@ -100,11 +97,10 @@ def dirty_ratio_threshold(
     dirty_segments: Sequence[SegmentMetadataOrSummary],
     bytes_saved_per_dirty_byte: float | None,
 ) -> DirtyRatioThreshold:
-    """Return the dirty ratio above which a round over the partition is due.
+    """Return the dirty ratio above which a round is due: as set, or the cheapest one if ``min_cleanable_dirty_ratio`` is "auto".
 
-    :param clean_segments: clean live segments below the round's end.
-    :param dirty_segments: the other live segments below the round's end.
-    :param bytes_saved_per_dirty_byte: bytes that the last round saved for each dirty byte; None if unknown, which is treated as 1.
+    :param clean_segments, dirty_segments: live segments below the round's end.
+    :param bytes_saved_per_dirty_byte: by the last round; None if unknown, which is treated as 1.
     """
     if cleaner.min_cleanable_dirty_ratio != "auto":
         return DirtyRatioThreshold(cleaner.min_cleanable_dirty_ratio)
@@ -123,7 +119,6 @@ def dirty_ratio_threshold(
     in_vain = min(1.0, bytes_saved_per_dirty_byte) if bytes_saved_per_dirty_byte is not None else 1.0
 
     def ratio_dependent_monthly_cost_usd(dirty_ratio: float) -> float:
-        """Return the part of the monthly costs of requests and storage that depends on the ratio."""
         dirty_bytes = live * dirty_ratio / (1 - dirty_ratio)
         rounds = written_month / dirty_bytes
         stored = in_vain * dirty_bytes / 2 + rounds * (live + dirty_bytes) * costs.replaced_ms / MONTH_MS
@@ -139,9 +134,7 @@ def dirty_ratio_threshold(
     )
 
 
-# Expiry of segments by retention: decides which segments are deleted from the front of a log, by Kafka's rules. Pure functions.
-#
-# Whole segments expire, in order, from the first one on (``UnifiedLog.deleteRetentionMsBreachedSegments`` and
+# Retention: whole segments expire, from the first one on (Kafka's ``UnifiedLog.deleteRetentionMsBreachedSegments`` and
 # ``deleteRetentionSizeBreachedSegments``): while a segment's largest timestamp is older than ``retention_ms``, then while at least
 # ``retention_bytes`` would remain without it. A segment without timestamps has its modification time instead.
 
@@ -151,11 +144,11 @@ S = TypeVar("S", bound=SegmentMetadataOrSummary)
 
 @dataclass(frozen=True)
 class ExpiredSegments:
-    """Segments that retention removes now. The newest segment is never among them, even if its records expire.
+    """Segments that retention removes now, never the newest, even if its records expire.
 
     log_start_offset: first offset that readers may read afterwards. It is unchanged if all removed segments were below it already.
     segments, bytes: number and size of the removed segments.
-    reason: retention limits that the segments exceed, as text for people.
+    reason: retention limits that the segments exceed, for people.
     """
 
     log_start_offset: int
@@ -170,11 +163,10 @@ def is_retention_enabled(cleaner: CleanerSettings) -> bool:
 
 
 def find_expired_segments(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, now_ms: int) -> ExpiredSegments | None:
-    """Return the segments that retention deletes at this time, or None if none expires.
+    """Return the segments that retention deletes now; None if none expires, or if brokers expire the segments.
 
     Segments that lie below the log start but could not be removed earlier are included, whatever the cleanup policy is.
 
-    :param state: the folded state, or its summary. For a broker-managed tier None is returned, because brokers expire its segments.
     :param now_ms: the earlier of this machine's clock and the store's, so that a clock that is ahead deletes nothing.
     """
     if state.mirrored or not state.has_segments:
@@ -195,9 +187,7 @@ def find_expired_segments(state: PartitionStateOrSummary[S], cleaner: CleanerSet
 
 
 def next_retention_expiry_time_ms(state: PartitionStateOrSummary[S], cleaner: CleanerSettings) -> int:
-    """Return the first time, in milliseconds, at which a segment exceeds ``retention_ms`` by its timestamps; NEVER_MS if that never
-    happens.
-    """
+    """Return the first time at which a segment exceeds ``retention_ms`` by its timestamps; NEVER_MS if that never happens."""
     if state.mirrored or not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return NEVER_MS
     first = next((segment for segment in state.live if segment.end_offset >= state.log_start), None)
@@ -205,12 +195,11 @@ def next_retention_expiry_time_ms(state: PartitionStateOrSummary[S], cleaner: Cl
 
 
 def largest_or_modification_timestamp_ms(segment: SegmentMetadataOrSummary) -> int:
-    """Return the segment's largest timestamp, or its modification time if none of its records has one (Kafka's LogSegment)."""
+    """Return the largest timestamp, or the modification time if no record has one (Kafka's LogSegment)."""
     return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.mtime_ms
 
 
 def _count_segments_past_retention_time(readable_segments: Sequence[S], cleaner: CleanerSettings, now_ms: int) -> int:
-    """Return how many of the oldest readable segments have no record younger than ``retention_ms``; 0 if this limit does not apply."""
     if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return 0
     young = (
@@ -220,7 +209,6 @@ def _count_segments_past_retention_time(readable_segments: Sequence[S], cleaner:
 
 
 def _count_segments_past_retention_size(readable_segments: Sequence[S], cleaner: CleanerSettings) -> int:
-    """Return how many of the oldest segments can be removed so that at least ``retention_bytes`` remain; 0 if this limit does not apply."""
     if not is_retention_enabled(cleaner) or cleaner.retention_bytes < 0:
         return 0
     remaining = sum(segment.size_bytes for segment in readable_segments)
@@ -231,18 +219,12 @@ def _count_segments_past_retention_size(readable_segments: Sequence[S], cleaner:
     return len(readable_segments)
 
 
-# Decision which partitions go to Spark under ``map_engine = "auto"``. Pure.
-
-
 FEW_PASSES = 3
 """Number of passes over the keys up to which this process does the work, although it reads the dirty range as often."""
 
 
 def reason_to_run_on_spark(cleaner: CleanerSettings, spark: SparkSettings, assessment: RoundAssessment[S]) -> ReasonOrEmpty:
-    """Return the reason why a due round goes to the Spark cluster of [spark] master, or an empty string if this process does it.
-
-    :param assessment: decision that the round is due, with the segments it covers.
-    """
+    """Return why a due round goes to the Spark cluster of [spark] master under ``map_engine = "auto"``; empty: this process does it."""
     if cleaner.map_engine != "auto" or not spark.uses_spark_cluster or not assessment.due:
         return ""
     size = sum(segment.size_bytes for segment in assessment.covered_segments)
@@ -261,9 +243,7 @@ def reason_to_run_on_spark(cleaner: CleanerSettings, spark: SparkSettings, asses
 
 
 def expected_scan_count_of_dirty_range(cleaner: CleanerSettings, assessment: RoundAssessment[S]) -> int:
-    """Return how many times the partitioned engine would have to read the dirty range to collect its keys; 1 if the disk budget is
-    ``auto``.
-    """
+    """Return how many times the partitioned engine would have to read the dirty range; 1 if the disk budget is ``auto``."""
     if not isinstance(cleaner.disk_budget_bytes, int):
         return 1
     rows, largest = (
@@ -289,14 +269,6 @@ MERGED = "it is merged with its small neighbours"
 IDLE = "it is clean, and nothing is due in it"
 
 
-OffsetAndReason = tuple[int, ReasonOrEmpty]
-"""An offset, and why it is that one."""
-IsDueAndReason = tuple[bool, ReasonOrEmpty]
-"""Whether a round is due, and why."""
-GroupsAndMergedSegmentIds = tuple[list[list[RemoteLogSegmentMetadata]], set[str]]
-"""Groups of neighbouring segments, and the ids of the segments that are only included because they are small."""
-
-
 @dataclass(frozen=True)
 class RoundAssessment(Generic[S]):
     """Decision whether a round over one partition is due, with the segments that it would cover.
@@ -320,16 +292,14 @@ class RoundAssessment(Generic[S]):
 
     @property
     def covered_segments(self) -> tuple[S, ...]:
-        """Return the segments that the round covers, ascending: the clean ones, then the dirty ones."""
+        """Segments that the round covers, ascending."""
         return self.clean + self.dirty
 
 
 def assess_round(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, now_ms: int, *, force: bool = False) -> RoundAssessment[S]:
     """Return whether a round is due by Kafka's eligibility rules, or because of delete horizons alone.
 
-    :param state: the folded state, or its summary.
-    :param now_ms: the cleaner's clock.
-    :param force: treat a partition with any dirty segment as due, whatever its dirty ratio.
+    :param force: treat a partition with any dirty segment as due.
     """
     first_dirty = state.first_dirty_offset
     if cleaner.cleanup_policy == "delete":
@@ -352,9 +322,9 @@ def assess_round(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, no
 
 def _end_offset_of_round_range(
     state: PartitionStateOrSummary[S], cleaner: CleanerSettings, now_ms: int, first_dirty_offset: int
-) -> OffsetAndReason:
-    """Return the end of a round's range (exclusive), and the reason why it is not the log's end, or an empty string if it is. The end is a
-    segment boundary and never below ``first_dirty_offset``.
+) -> tuple[int, ReasonOrEmpty]:
+    """Return the end of a round's range (exclusive), and why it is not the log's end (empty: it is). It is a segment boundary and never
+    below ``first_dirty_offset``.
     """
     end, why = state.end_offset + 1, ""
     if state.mirrored and state.has_segments:
@@ -375,11 +345,7 @@ def _end_offset_of_round_range(
 
 def _decide_if_round_is_due(
     assessment: RoundAssessment[S], cleaner: CleanerSettings, now_ms: int, range_limit_reason: str, *, ignore_dirty_ratio: bool
-) -> IsDueAndReason:
-    """Return whether a round is due, and why.
-
-    :param range_limit_reason: why the round's range ends before the log's end; empty if it does not.
-    """
+) -> tuple[bool, ReasonOrEmpty]:
     dirty, ratio = assessment.dirty, assessment.dirty_ratio
     late = [s for s in dirty if 0 < s.first_timestamp_ms < now_ms - cleaner.max_compaction_lag_ms]
     if dirty and ignore_dirty_ratio:
@@ -409,8 +375,7 @@ class PlanInputs:
     producers: producers that are live at the log's end.
     fingerprint: versions that decide the output bytes, see ``CompactionPlan``.
     clean: clean segments that pass 1 allows to skip; by default none.
-    left: upper bound on the bytes of each segment that remain after the round, by segment id. It decides the sizes of groups; if it is
-        empty, the segments' present sizes do.
+    left: bounds by segment id. They decide the sizes of groups; if empty, the segments' present sizes do.
     snapshot: the last segment's producer snapshot, as read.
     """
 
@@ -428,8 +393,8 @@ class PlanInputs:
 
 @dataclass(frozen=True)
 class GroupMemberCandidate:
-    """Segment that may join a group (neighbours that become one segment). Its sizes, in bytes, are those of its present files, or those of
-    the records that remain after the round.
+    """Segment that may join a group. Its sizes, in bytes, are those of its present files, or those of the records that remain after the
+    round.
     """
 
     metadata: RemoteLogSegmentMetadata
@@ -449,7 +414,6 @@ class GroupMemberCandidate:
 
     @property
     def has_no_remaining_record(self) -> bool:
-        """Return whether no record of the segment remains after the round."""
         return self.left is not None and self.left.records == 0
 
 
@@ -462,11 +426,7 @@ def draft_plan(plan_inputs: PlanInputs) -> CompactionPlan:
 
 
 def plan_round(plan_inputs: PlanInputs, leader_epoch: CompactorEpoch, create_id: Callable[[], str]) -> CompactionPlan:
-    """Return the complete plan of a round. Executing the plan twice gives the same bytes (determinism, I7).
-
-    :param leader_epoch: the compactor epoch.
-    :param create_id: makes the ids of the run and of the new segments.
-    """
+    """Return the complete plan of a round. Executing it twice gives the same bytes (determinism, I7)."""
     state, found, clean, cleaner = plan_inputs.state, plan_inputs.assessment, plan_inputs.clean, plan_inputs.cleaner
     rules = (
         GroupingRules(
@@ -523,9 +483,7 @@ def _segments_beginning_leader_epoch(segments: Sequence[RemoteLogSegmentMetadata
 
 
 def _segments_after_expiring_ones(plan_inputs: PlanInputs) -> frozenset[SegmentOrdinal]:
-    """Return the positions of the segments that follow one that brokers will soon expire. Each of them must be the first segment of its
-    group.
-    """
+    """Return the positions of the segments that follow one that brokers will soon expire, which must be the first of their groups."""
     return frozenset(
         range(
             1,
@@ -538,13 +496,12 @@ def _segments_after_expiring_ones(plan_inputs: PlanInputs) -> frozenset[SegmentO
 
 
 def margin_before_broker_expiry_ms(state: PartitionStateOrSummary[S]) -> int:
-    """Return the time before a segment's expiry, in milliseconds, from which on the segment is rewritten alone, not in a group."""
+    """Return the time before a segment's expiry from which on it is rewritten alone."""
     return max(EXPIRY_MARGIN_MS, 2 * state.last_round_ms)
 
 
 def count_segments_expiring_soon(state: PartitionStateOrSummary[S], segments: Sequence[S], cleaner: CleanerSettings, now_ms: int) -> int:
-    """Return how many segments at the beginning of a round's range brokers will expire soon; 0 if brokers expire none. Each of these
-    segments is rewritten alone.
+    """Return how many segments at the beginning of a round's range brokers will expire soon; each of these is rewritten alone.
 
     In a larger group, records would be kept until the group's last source expires, and some sources would be gone before the group is
     published.
@@ -559,12 +516,12 @@ def count_segments_expiring_soon(state: PartitionStateOrSummary[S], segments: Se
 
 @dataclass(frozen=True)
 class GroupingRules:
-    """Rules that decide which neighbouring segments form a group and become one segment.
+    """Rules that decide which neighbouring segments form a group.
 
-    left: upper bound on the bytes of each segment that remain after the round, by segment id; it decides the sizes of groups.
+    left: as in PlanInputs.
     apart: positions of segments that must be the first of their group.
-    large: whether segments that are due only for delete horizons are grouped, too. Set for broker-managed tiers, because brokers keep
-        several files per segment.
+    large: whether segments that are due only for delete horizons are grouped, too: on broker-managed tiers, because brokers keep several
+        files per segment.
     """
 
     cleaner: CleanerSettings
@@ -573,15 +530,12 @@ class GroupingRules:
     large: bool = False
 
     def form_groups(self, segments: Sequence[RemoteLogSegmentMetadata], end_offset: int) -> list[list[GroupMemberCandidate]]:
-        """Return groups of neighbouring segments, up to the offset ``end_offset`` (exclusive)."""
         cleaner = self.cleaner
         members = [GroupMemberCandidate(segment, self.left.get(segment.id)) for segment in segments]
         return group_segments(members, cleaner.segment_bytes, cleaner.segment_index_bytes, end_offset, self._may_join_group)
 
     def _may_join_group(self, group: list[GroupMemberCandidate], segment: GroupMemberCandidate) -> bool:
-        """Return whether a segment may join a group of neighbours.
-
-        To undo a round, all sources of a group are copied into one segment (round.restoring); this limits their total size. A segment of
+        """To undo a round, all sources of a group are copied into one segment (round.restoring); this limits their total size. A segment of
         which no record remains always joins, because a group without any record must be avoided.
         """
         if segment.has_no_remaining_record or all(member.has_no_remaining_record for member in group):
@@ -592,10 +546,8 @@ class GroupingRules:
 
 def _choose_groups_to_rewrite(
     assessment: _AssessedPartition, clean_verdicts: CleanSegmentVerdicts, grouping_rules: GroupingRules
-) -> GroupsAndMergedSegmentIds:
-    """Return the groups of neighbouring segments that become one segment each, ascending. Return also the ids of the clean segments that
-    are in a group only because they are small.
-    """
+) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
+    """Return the groups, ascending, and the ids of the clean segments that are in a group only because they are small."""
     groups: list[list[RemoteLogSegmentMetadata]] = []
     merged: set[str] = set()
     segments = assessment.covered_segments
@@ -625,8 +577,8 @@ def _choose_groups_to_rewrite(
 
 
 def _is_worth_merging(group: Sequence[GroupMemberCandidate]) -> bool:
-    """Return whether to merge clean neighbours that need not be read otherwise: there are at least MERGE_AT_LEAST of them, and none has
-    more than half of the bytes. Therefore each merge of a record at least doubles the size of its segment.
+    """Return whether there are at least MERGE_AT_LEAST clean neighbours, and none has more than half of the bytes. So each merge of a
+    record at least doubles the size of its segment.
     """
     return len(group) >= MERGE_AT_LEAST and 2 * max(member.size for member in group) <= sum(member.size for member in group)
 
@@ -644,11 +596,6 @@ def expected_metadata_record_count(tasks: Sequence[CompactionTask]) -> int:
 def _task_that_rewrites_group(
     group_number: int, segments: Sequence[RemoteLogSegmentMetadata], plan_inputs: PlanInputs, new_segment_id: str
 ) -> CompactionTask:
-    """Return the task that rewrites one group of neighbouring segments into a new segment.
-
-    :param group_number: number of the group in the plan.
-    :param segments: the group's segments, ascending.
-    """
     whole = sum(member.size_bytes for member in segments)
     most = sum(GroupMemberCandidate(member, plan_inputs.left.get(member.id)).size for member in segments)
     return CompactionTask(

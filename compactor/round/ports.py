@@ -32,10 +32,7 @@ class LeadershipCheck(Protocol):
     """
 
     def __call__(self, *, caller_only_waits: bool = False) -> object:
-        """Raise Fenced if another compactor leads.
-
-        :param caller_only_waits: the caller only waits for others, so that the call does not count as progress.
-        """
+        """Raise Fenced if another compactor leads."""
 
 
 class RoundPostponedError(Exception):
@@ -51,39 +48,34 @@ class RoundPostponedError(Exception):
 
 
 class RoundDriverServicesForWorker(Protocol):
-    """Interface through which a worker reaches the round's driver while it works on a plan: the partition's state, scratch objects and the
-    check for leadership.
-    """
+    """Driver of a round as its worker sees it: the partition's state, scratch objects and the check for leadership."""
 
     @property
     def state(self) -> PartitionState:
-        """Return the partition's state, in which the plan is the open intent. ``state.live`` has the metadata of the plan's sources."""
+        """State in which the plan is the open intent. ``state.live`` has the metadata of its sources."""
 
     @property
     def scratch_objects_of_earlier_survivor_scan(self) -> tuple[ScratchObject, ...]:
-        """Return the scratch objects with the result of pass 1 that an earlier attempt at this plan stored; empty if there are none."""
+        """Result of pass 1 that an earlier attempt at this plan stored; empty if there is none."""
 
     def scratch_object_key(self, object_name: str) -> str:
-        """Return the control store key for a scratch object of this run. The object is deleted after the run has ended."""
+        """Return the control store key for a scratch object of this run, which is deleted after the run has ended."""
 
     def record_scratch_objects_of_survivor_scan(self, objects: Sequence[ScratchObject]) -> None:
         """Record in the control log that these existing scratch objects are the result of pass 1. Raises Fenced."""
 
     def raise_if_leadership_lost(self, *, caller_only_waits: bool = False) -> None:
-        """Replay new control records; raise Fenced if another compactor has taken over.
-
-        :param caller_only_waits: the caller only waits for others, so that the call does not count as progress that renews the lease.
-        """
+        """As LeadershipCheck."""
 
 
 class PlanWorker(Protocol):
-    """Executor of a plan that is recorded in the control log. It fetches the source segments, cleans them in two passes, has the output
-    checked independently, uploads the new segments under the ids that the plan names, and reads them back.
+    """Executor of a plan that is recorded in the control log. It fetches the sources, cleans them in two passes, has the output checked
+    independently, uploads the new segments under the ids that the plan names, and reads them back.
 
     It yields one outcome per task, in any order. The driver records receipts as they come and stops at the first failure.
 
     Objects are created, never overwritten: an existing object with an equal digest means that the task is done, another digest is a
-    failure. Raises StoreError or OutOfBudget if a retry may help; the plan then stays open in the control log, to be resumed.
+    failure. Raises StoreError or OutOfBudget if a retry may help; the plan then stays open, to be resumed.
     """
 
     def __call__(
@@ -123,61 +115,46 @@ RoundInputsT = TypeVar("RoundInputsT")
 
 
 class RoundSteps(Protocol[RoundInputsT]):
-    """Steps of a round that the driver calls, in this order: gather inputs (``gather_round_inputs``), make the plan, run its tasks. Each
-    step gets the result of the previous one.
-    """
+    """Steps of a round that the driver calls, in this order: ``gather_round_inputs``, make the plan, run its tasks."""
 
     def is_round_due(self, state: PartitionState) -> bool:
-        """Return whether a round is due. The check is cheap and needs no leadership. Raises BadData."""
+        """Return whether a round is due. Cheap, and needs no leadership. Raises BadData."""
 
     def round_resumption_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
-        """Return why this process cannot resume an open round (other settings, other versions, too old), or an empty string."""
+        """Return why this process cannot resume an open round (other settings, other versions, too old); empty: it can."""
 
     def log_start_offset_raised_by_retention(self, state: PartitionState) -> int | None:
-        """Return the offset to which retention raises the log start before the round is planned, or None if nothing expires. Raises
+        """Return the offset to which retention raises the log start before the round is planned; None if nothing expires. Raises
         StoreError.
         """
 
     def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> AbstractContextManager[RoundInputsT | None]:
-        """Return a context manager that provides the values from which the plan is made, including the result of pass 1; None if no round
-        is due. It runs under leadership, on a fresh state, and may take long. When the context ends, the resources of these values are
-        released.
+        """Provide the values from which the plan is made, including the result of pass 1; None if no round is due. It runs under
+        leadership, on a fresh state, and may take long.
 
         :param check: to be called between segments; it raises Fenced if leadership is lost.
         :raises BadData: or NotFound, GateFailed, StoreError, OutOfBudget, RoundPostponedError. No plan was announced yet.
         """
 
     def make_plan(self, inputs: RoundInputsT, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan | None:
-        """Return the plan for the inputs that ``gather_round_inputs`` provided, or None if they require no round. Pure: the same arguments
-        give the same plan.
-
-        Raises OutOfBudget if a group does not fit the disk budget.
+        """Return the plan, or None if the inputs require no round. Pure: the same arguments give the same plan. Raises OutOfBudget if a
+        group does not fit the disk budget.
         """
 
     def raise_if_plan_exceeds_record_rate_limit(self, plan: CompactionPlan) -> None:
-        """Raise RoundPostponedError if the rate limit on metadata records does not admit the plan now.
-
-        Called before the plan is announced.
+        """Raise RoundPostponedError if the rate limit on metadata records does not admit the plan now. Called before the plan is
+        announced.
         """
 
     def run_compaction_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker, inputs: RoundInputsT | None
     ) -> Iterable[CompactionReceipt | CompactionFailure]:
-        """Run the tasks of a plan and yield one receipt or failure per task, in any order.
+        """Yield one receipt or failure per task, in any order. ``inputs``: None if an earlier process made the plan."""
 
-        :param inputs: None if an earlier process made the plan.
-        """
-
-    def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
-        """Return the figures of a round for the run history."""
+    def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats: ...
 
     def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
-        """Handle the event that the round has reached a stage, for example to log it. An exception stops the round, which stays in that
-        stage.
-        """
-
-
-# Decisions which clean segments a round must read, and the record of what Bloom filters achieved. Pure functions.
+        """Called when the round has reached a stage. An exception stops the round, which stays in that stage."""
 
 
 RECENT = 5
@@ -193,17 +170,14 @@ WRAPPED_BYTES = 50
 WORTH_ASKING = 0.5
 """Largest false positive rate, for the round's number of keys, at which a filter is still fetched."""
 
-KeyEngineName = str
-"""memory, partitioned or spark."""
-
 
 @dataclass(frozen=True)
 class BloomFilterUsageStatistics:
-    """Statistics of the segment reads that Bloom filters saved on a partition, summed over the rounds in its run history.
+    """Segment reads that Bloom filters saved on a partition, summed over the rounds in its run history.
 
     asked: number of segments whose filter was asked.
-    skipped: number of asked segments that were not read.
-    useless: number of asked segments that were read because of a false positive alone.
+    skipped: asked segments that were not read.
+    useless: asked segments that were read because of a false positive alone.
     bytes_read: bytes of filters read and written.
     bytes_saved: bytes of segments that were not read.
     """
@@ -216,26 +190,21 @@ class BloomFilterUsageStatistics:
 
     @property
     def are_bloom_filters_worthwhile(self) -> bool:
-        """Return whether filters have saved more bytes on this partition than they cost. True as long as fewer than TRIAL filters were
-        asked.
-        """
+        """Whether filters have saved more bytes than they cost. True as long as fewer than TRIAL filters were asked."""
         return should_partition_keep_using_filters(self.asked, self.bytes_read, self.bytes_saved)
 
     @property
     def share_of_segments_without_dirty_key(self) -> float:
-        """Return the share of asked segments without a dirty key, from 0 to 1; a default if fewer than TRIAL filters were asked."""
+        """Share of the asked segments, from 0 to 1; a default if fewer than TRIAL filters were asked."""
         return (self.skipped + self.useless) / self.asked if self.asked >= TRIAL else sizing.SKIP_RATE
 
     @property
     def false_positive_rate(self) -> float:
-        """Return the share of the asked segments without a dirty key that was read because of a false positive; 0 if there is no such
-        segment.
-        """
+        """Share of the asked segments without a dirty key that was read because of a false positive."""
         idle = self.skipped + self.useless
         return self.useless / idle if idle else 0.0
 
     def saved_reads_text(self) -> str:
-        """Return the statistics as a sentence for people."""
         return (
             f"of {count_noun(self.asked, 'filter')} asked, {self.skipped} saved a read, "
             f"{count_noun(self.useless, 'was a false positive', 'were false positives')} ({100 * self.false_positive_rate:.2g} %); "
@@ -244,8 +213,8 @@ class BloomFilterUsageStatistics:
 
 
 def bloom_filter_usage_of_runs(runs: Iterable[RunHistoryEntry]) -> BloomFilterUsageStatistics:
-    """Return the reads that filters saved in the runs of the run history. Runs that the history no longer has are ignored, so that filters
-    are tried again.
+    """Return the reads that filters saved in these runs. Runs that the history no longer has are ignored, so that filters are tried
+    again.
     """
     records = [bloom_filter_usage_of_run(run.stats) for run in runs]
     return BloomFilterUsageStatistics(
@@ -254,7 +223,6 @@ def bloom_filter_usage_of_runs(runs: Iterable[RunHistoryEntry]) -> BloomFilterUs
 
 
 def bloom_filter_usage_of_run(run_stats: Mapping[str, int | float | str]) -> BloomFilterUsageStatistics:
-    """Return the reads that filters saved in one run, from its figures in the run history."""
     counts = {name: int(run_stats.get(f"filter_{name}", 0)) for name in ("asked", "skipped", "useless")}
     read = int(run_stats.get("filter_bytes_read", 0)) + int(run_stats.get("filter_bytes_written", 0))
     return BloomFilterUsageStatistics(**counts, bytes_read=read, bytes_saved=int(run_stats.get("bytes_skipped", 0)))
@@ -263,22 +231,20 @@ def bloom_filter_usage_of_run(run_stats: Mapping[str, int | float | str]) -> Blo
 def expected_dirty_key_count_of_next_rounds(
     cleaner: CleanerSettings, runs: Sequence[RunHistoryEntry], dirty_keys_of_this_round: int
 ) -> int:
-    """Return the expected number of dirty keys in the next rounds of a partition: the setting ``bloom_design_keys`` if it is set, else the
-    largest number in this round and the latest ones. Too high an estimate costs little, because a filter grows with the logarithm of the
-    number of keys.
-
-    :param dirty_keys_of_this_round: number of keys of the present round; 0 if unknown.
+    """Return the expected number of dirty keys in the next rounds: ``bloom_design_keys`` if it is set, else the largest number in this
+    round and the latest ones.
     """
     if cleaner.bloom_design_keys:
         return cleaner.bloom_design_keys
     brought = [int(run.stats["map_entries"]) for run in runs if run.stats.get("map_entries")][-RECENT:]
+    # Too high an estimate costs little: a filter grows with the logarithm of the number of keys.
     return max([dirty_keys_of_this_round, *brought]) or DEFAULT_KEYS
 
 
 def design_bloom_filter(
     cleaner: CleanerSettings, filter_usage: BloomFilterUsageStatistics, lookups_per_round: int, record_count: int, segment_bytes: int
 ) -> FilterDesign | None:
-    """Return the design of a new segment's filter, or None if filters are off or do not pay.
+    """Return the design of a new segment's filter; None if filters are off or do not pay.
 
     :param lookups_per_round: number of keys that a round will ask about.
     :param record_count: records of the segment; after cleaning hardly a key occurs twice.
@@ -295,27 +261,22 @@ def design_bloom_filter(
     )
 
 
-def choose_key_engine(engine_setting: str, key_count: int, map_budget_bytes: int) -> KeyEngineName:
-    """Return the engine for a number of keys: the setting, or for ``auto`` memory if the keys fit the map budget, else partitioned."""
+def choose_key_engine(engine_setting: str, key_count: int, map_budget_bytes: int) -> str:
+    """Return memory, partitioned or spark: the setting, or for ``auto`` memory if the keys fit the map budget, else partitioned."""
     if engine_setting != "auto":
         return engine_setting
     return "memory" if key_count * KEY_BYTES <= map_budget_bytes else "partitioned"
 
 
 def estimate_record_count(segment: SegmentMetadataOrSummary) -> int:
-    """Return the estimated number of records of a segment.
-
-    Compressed wrappers of v0 and v1 do not record how many messages they hold, and brokers record no number: such a segment is estimated by
-    its size. It has no more records than offsets.
-    """
+    """Return the estimated number of records of a segment."""
+    # Compressed wrappers of v0 and v1 do not record how many messages they hold, and brokers record no number: the size decides then. A
+    # segment has no more records than offsets.
     return segment.records or min(segment.size_bytes // WRAPPED_BYTES, segment.end_offset - segment.start_offset + 1)
 
 
 def estimate_distinct_keys(sidecar_heads: Sequence[SidecarHead], record_counts: Sequence[int]) -> int:
-    """Return the estimated number of distinct keys of several segments: from their sidecars; one per record for segments without a sidecar.
-
-    :param record_counts: number of records of each segment, in the order of ``sidecar_heads``.
-    """
+    """Return the estimated number of distinct keys of several segments: from their sidecars; one per record for segments without one."""
     known = [head.sidecar for head in sidecar_heads if head.sidecar is not None]
     rest = sum(count for head, count in zip(sidecar_heads, record_counts, strict=True) if head.sidecar is None)
     # Three standard errors (1.6 % each) are added to the estimate; there are never more keys than records.
@@ -340,7 +301,7 @@ class SegmentReadDecisionFromSidecar:
 
 
 def delete_horizon_passed_reason(segment: SegmentMetadataOrSummary, now_ms: int) -> ReasonOrEmpty:
-    """Return the reason why a segment must be read if its delete horizon has passed, else an empty string."""
+    """Return why a segment must be read if its delete horizon has passed; empty: it has not."""
     return "a delete horizon has passed" if 0 <= segment.due_ms <= now_ms else ""
 
 
@@ -353,11 +314,10 @@ def decide_whether_to_read_clean_segment(
     now_ms: int,
     drops_keyless: bool = True,
 ) -> SegmentReadDecisionFromSidecar:
-    """Return the decision about a clean segment that the header of its sidecar allows.
+    """Return the decision about a clean segment that the head of its sidecar allows.
 
     :param due_reason: why the segment must be read whatever its sidecar says; empty if there is no such reason.
     :param dirty_key_count: number of keys of the dirty range, or a bound on it.
-    :param filter_usage: reads that filters have saved on this partition.
     :param drops_keyless: whether the round removes records without a key.
     """
     sidecar = head.sidecar
@@ -383,10 +343,9 @@ def decide_whether_to_read_clean_segment(
 
 @dataclass(frozen=True)
 class CleanSegmentVerdicts:
-    """Decision of pass 1 about each clean segment of a partition, by segment id.
+    """Decision of pass 1 about each clean segment, by segment id.
 
-    read: segments to read, with the reason.
-    skip: segments that need not be read, with the reason.
+    read, skip: with the reason.
     due: segments that must be read because of outcomes of transactions, with the reason.
     asked: segments about which only their Bloom filter could decide.
     sidecar_bytes: bytes of sidecars that were fetched for these decisions.
@@ -411,14 +370,9 @@ def build_clean_segment_verdicts(
     sidecar_bytes: int,
     partial_segments: Iterable[str] = (),
 ) -> CleanSegmentVerdicts:
-    """Combine the decisions by sidecars and filters about clean segments, by segment id.
+    """Combine the decisions by sidecars and filters, by segment id.
 
-    :param decisions: decisions by sidecars.
-    :param reasons_by_filter: why segments whose filter was asked must be read.
-    :param reasons_by_transactions: why segments must be read because of outcomes of transactions.
-    :param asked_segments: segments that only their filter could decide.
     :param dirty_key_count: number of keys that the filters were asked about.
-    :param partial_segments: segments of which reading a part is enough.
     """
     read = {
         name: decision.must or reasons_by_filter[name] for name, decision in decisions.items() if decision.must or name in reasons_by_filter
@@ -434,8 +388,7 @@ def build_clean_segment_verdicts(
 def bloom_filter_stats_for_run_history(
     verdicts: CleanSegmentVerdicts, plan: CompactionPlan, state: PartitionState, superseded_segments: AbstractSet[str]
 ) -> Stats:
-    """Return how many reads the Bloom filters saved in a round, as figures for the run history (see ``bloom_filter_usage_of_runs``). All
-    groups of the round must be written.
+    """Return how many reads the Bloom filters saved in a round, for the run history. All groups of the round must be written.
 
     :param superseded_segments: ids of segments in which the dirty range superseded a record.
     """

@@ -1,7 +1,7 @@
 """Undo of a round on a broker-managed tier: what the round replaced is copied under new ids, by a round of its own.
 
-Brokers cannot restore a segment whose deletion has begun. So each segment that the round wrote is replaced by the concatenated bytes of
-its sources: the same offsets and leader epochs, nothing cleaned, published by the same protocol. Groups are published in descending order,
+Brokers cannot restore a segment whose deletion has begun. So each segment that the round wrote is replaced by the concatenated bytes of its
+sources: the same offsets and leader epochs, nothing cleaned, published by the same protocol. Groups are published in descending order,
 because a value must come back after the tombstone that deletes it.
 """
 
@@ -36,25 +36,18 @@ from compactor.round.pass_two import RewrittenSegment, program_and_codec_version
 from compactor.round.ports import LeadershipCheck, RoundDriverServicesForWorker, Stats
 from compactor.round.sources import StagedSegmentReader, open_reader_of_segments
 
-TxnIndexBytes = bytes
-"""Entries of a transaction index, as they are in the file."""
-
 
 @dataclass(frozen=True)
 class GroupToRestore:
-    """Group of segments that an undo publishes again.
-
-    made: live segment that the round to be undone wrote.
-    sources: segments that this segment replaced, ascending by offset.
-    """
+    """Live segment that the round to be undone wrote, and the segments that it replaced, ascending by offset."""
 
     made: RemoteLogSegmentMetadata
     sources: tuple[RemoteLogSegmentMetadata, ...]
 
 
 def groups_to_restore(state: PartitionState, run_id: str) -> list[GroupToRestore]:
-    """Return each live segment that a run wrote, with the segments that it replaced, ascending. Returns an empty list if the run cannot be
-    undone, because the segments that it replaced no longer wait for deletion.
+    """Return each live segment that a run wrote, with the segments that it replaced, ascending. Empty if these no longer wait for
+    deletion.
     """
     group: GroupAwaitingDeletion | None = next((one for one in state.waiting if one.run_id == run_id and not one.undone), None)
     if group is None:
@@ -69,7 +62,7 @@ def groups_to_restore(state: PartitionState, run_id: str) -> list[GroupToRestore
 
 
 def problem_that_prevents_restoring(groups: Sequence[GroupToRestore]) -> ReasonOrEmpty:
-    """Return why these groups cannot be restored by copying, or an empty string."""
+    """Return why these groups cannot be restored by copying; empty: they can."""
     for one in groups:
         if one.made.copied_end_offset >= 0:
             again = f"brokers have tiered again what follows offset {one.made.end_offset}"
@@ -81,11 +74,7 @@ def problem_that_prevents_restoring(groups: Sequence[GroupToRestore]) -> ReasonO
 
 @dataclass(frozen=True)
 class RoundUndoingEarlierRun:
-    """Round that undoes one earlier run (implements ``RoundSteps``).
-
-    run_id: the run to undo.
-    now_ms: clock of the plan, in milliseconds.
-    """
+    """Round that undoes the run ``run_id`` (implements ``RoundSteps``)."""
 
     ports: EnvironmentPorts
     cleaner: CleanerSettings
@@ -105,7 +94,7 @@ class RoundUndoingEarlierRun:
 
     @contextmanager
     def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> Iterator[PartitionState | None]:
-        """Yield the partition's state, which is all that the plan needs. Raises UsageError if the run cannot be undone."""
+        """Raises UsageError if the run cannot be undone."""
         problem = round_restoration_problem(state, self.run_id, state.last_compactor_epoch) or problem_that_prevents_restoring(
             groups_to_restore(state, self.run_id)
         )
@@ -146,7 +135,7 @@ class RoundUndoingEarlierRun:
         return None  # brokers expire what is theirs
 
     def raise_if_plan_exceeds_record_rate_limit(self, plan: CompactionPlan) -> None:
-        """Do nothing: the limit on metadata records does not apply to an undo, because a person asked for it."""
+        """Do nothing: the limit does not apply, because a person asked for the undo."""
 
     def run_compaction_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker, inputs: PartitionState | None
@@ -169,19 +158,14 @@ class RoundUndoingEarlierRun:
         """Do nothing: no caller is informed about the stages of an undo."""
 
     def _replaced_segments_of_undone_run(self, state: PartitionState) -> GroupAwaitingDeletion:
-        """Return the segments that the undone run had replaced and that still wait for deletion."""
         return next(group for group in state.waiting if group.run_id == self.run_id and not group.undone)
 
     def _create_disk_budget(self) -> DiskBudget:
-        """Return a disk budget for this round."""
         return DiskBudget(disk_budget_bytes(self.cleaner, self.state_dir))
 
     def _concatenate_and_upload_group(
         self, plan: CompactionPlan, task: CompactionTask, group: GroupToRestore, reader: StagedSegmentReader
     ) -> CompactionReceipt | CompactionFailure:
-        """Concatenate the segments that a group replaced into one new segment, and upload it under the task's announced id. Raises BadData,
-        StoreError, OutOfBudget.
-        """
         staging = reader.staging
         ordinals = [ordinal for ordinal, segment in enumerate(reader.live) if segment in group.sources]
         inputs = [reader.log_file_to_stage(ordinal) for ordinal in ordinals]
@@ -244,13 +228,9 @@ class RoundUndoingEarlierRun:
 
 def _concatenate_batches_of_segments(
     reader: StagedSegmentReader, ordinals: Sequence[SegmentOrdinal], task: CompactionTask, out_log: Path, reservation: DiskSpaceReservation
-) -> TxnIndexBytes:
-    """Write the batches of the segments one after the other into ``out_log``, up to the group's end. Return the entries of the segments'
-    transaction indexes, as bytes of one index.
-
-    :param ordinals: positions of the segments in ``reader.live``, ascending.
-    :param task: the group's task, which states its end offset.
-    :param reservation: disk reservation, enlarged by what is written.
+) -> bytes:
+    """Write the batches of the segments one after the other into ``out_log``, up to the group's end. Return the entries of their
+    transaction indexes, as they are in one file.
     """
     aborted = [np.empty(0, TXN_ENTRY)]
     last = -1
@@ -268,7 +248,6 @@ def _concatenate_batches_of_segments(
 
 
 def _task_that_restores_group(group_number: int, group: GroupToRestore, new_segment_id: str) -> CompactionTask:
-    """Return the task that copies the sources of a group into a new segment."""
     made = group.made
     return CompactionTask(
         group=group_number,

@@ -25,8 +25,8 @@ from compactor.tier.sidecars import SidecarHead, SidecarStore
 
 @dataclass(frozen=True)
 class RoundRange:
-    """Offset range of a round, with the cleaner's rules. Offsets from ``first_dirty`` to ``end`` (exclusive) are dirty. The range is empty
-    if the round is due only for delete horizons.
+    """Offset range of a round, with the cleaner's rules. Offsets from ``first_dirty`` to ``end`` (exclusive) are dirty: none if the round
+    is due only for delete horizons.
     """
 
     first_dirty: int
@@ -72,22 +72,19 @@ class SegmentRoles:
         )
 
     def sidecar_head(self, ordinal: SegmentOrdinal) -> SidecarHead:
-        """Return the head of a segment's sidecar."""
         return self.heads[self.live[ordinal].id]
 
     @property
     def expected_dirty_record_count(self) -> int:
-        """Return the estimated number of records in the dirty segments."""
         return sum(estimate_record_count(self.live[n]) for n in self.dirty)
 
     @property
     def expected_dirty_key_count(self) -> int:
-        """Return the estimated number of distinct keys in the dirty segments."""
         return estimate_distinct_keys([self.sidecar_head(n) for n in self.dirty], [estimate_record_count(self.live[n]) for n in self.dirty])
 
     @property
     def largest_live_segment_disk_bytes(self) -> int:
-        """Return the bytes of disk that the largest live segment takes. This space is needed in addition to the rows of the offset map."""
+        """Disk bytes of the largest live segment, needed in addition to the rows of the offset map."""
         return max((round_up_to_disk_blocks(segment.size_bytes) for segment in self.live), default=0)
 
 
@@ -108,10 +105,9 @@ class RoundSourceSegments:
 
     @contextmanager
     def memory_map_segment(self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None) -> Iterator[SourceSegment]:
-        """Provide a segment for the duration of a ``with`` block, with its bytes and batch headers. If the segment is read in part, only
-        that part is provided. Raises BadData, StoreError, OutOfBudget, WholeSegmentReadNeededError.
+        """Provide a segment with its bytes and batch headers; only a part if it is read in part. Raises BadData, StoreError, OutOfBudget,
+        WholeSegmentReadNeededError.
 
-        :param ordinal: position of the segment in the partition.
         :param reservation: disk reservation for the staged file; None for a new one.
         """
         part = self.parts.get(ordinal)
@@ -136,11 +132,7 @@ class RoundSourceSegments:
             yield source
 
     def restrict_segment_to_part(self, ordinal: SegmentOrdinal, part_to_read: SegmentPartToRead) -> None:
-        """Restrict a segment to a part of its batches, so that only this part is read from now on. The transaction verdicts must be
-        computed before.
-
-        :param ordinal: position of the segment in the partition.
-        """
+        """Read only a part of a segment from now on. The transaction verdicts must be computed before."""
         self.parts[ordinal] = part_to_read
         self.sources[ordinal], self.verdicts[ordinal] = part_to_read.whole, part_to_read.whole_verdicts
         self.reading.ranges[ordinal] = part_to_read.splice.byte_ranges_to_read
@@ -157,15 +149,13 @@ class RoundSourceSegments:
                 pass
 
     def compute_transaction_verdicts(self) -> None:
-        """Compute the verdict on every batch of all segments from the outcomes of transactions. ``verdicts`` is changed in place, because
-        other objects refer to it.
-        """
+        """Compute the verdict on every batch. ``verdicts`` is changed in place, because other objects refer to it."""
         self.verdicts[:] = transaction_verdicts_by_source(self.sources)
         self.folded = True
 
 
 def _segment_without_bytes_from_sidecar_head(reader: StagedSegmentReader, roles: SegmentRoles, ordinal: SegmentOrdinal) -> SourceSegment:
-    """Return a segment that consists of the batch headers in its sidecar; an empty one if it has no usable sidecar."""
+    """Return the batch headers in a segment's sidecar as a segment; an empty one if it has no usable sidecar."""
     segment, sidecar = roles.live[ordinal], roles.sidecar_head(ordinal).sidecar
     place = (ordinal, reader.object_key_of_log(ordinal), segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
     return (

@@ -31,16 +31,13 @@ from compactor.tier.ports import SegmentLayout
 def open_live_segment_reader(
     ports: EnvironmentPorts, cleaner: CleanerSettings, state_dir: Path, state: PartitionState, budget: DiskBudget, folder_prefix: str
 ) -> StagedSegmentReader:
-    """Return a reader of a partition's live segments, staged in a new folder. The caller must close its ``staging``.
-
-    :param folder_prefix: prefix of the folder's name.
-    """
+    """Return a reader of a partition's live segments, staged in a new folder. The caller must close its ``staging``."""
     return open_reader_of_segments(ports, cleaner, state_dir, state.topic_partition, state.live, budget, folder_prefix)
 
 
 @contextmanager
 def use_and_close_reader(reader: StagedSegmentReader) -> Iterator[StagedSegmentReader]:
-    """Provide a reader for the duration of a ``with`` block, and close its staging folder afterwards."""
+    """Provide a reader, and close its staging folder afterwards."""
     try:
         yield reader
     finally:
@@ -56,11 +53,7 @@ def open_reader_of_segments(
     budget: DiskBudget,
     folder_prefix: str,
 ) -> StagedSegmentReader:
-    """Return a reader of these segments of a partition, which may be live or replaced, staged in a new folder. The caller must close its
-    ``staging``.
-
-    :param folder_prefix: prefix of the folder's name.
-    """
+    """Return a reader of these segments of a partition, live or replaced, staged in a new folder. The caller must close its ``staging``."""
     staging = StagingFolder(
         Path(tempfile.mkdtemp(prefix=f"{folder_prefix}-", dir=spool_folder_of_this_process(state_dir))),
         ports.layout,
@@ -72,15 +65,14 @@ def open_reader_of_segments(
 
 
 def read_producer_states_at_end(layout: SegmentLayout, state: PartitionState) -> ProducerStates:
-    """Return the producer states at the partition's end, which decide transactions that continue in later segments.
-
-    Raises BadData if the last segment's snapshot is missing or cannot be parsed.
+    """Return the producer states at the partition's end, which decide transactions that continue in later segments. Raises BadData if the
+    last segment's snapshot is missing or cannot be parsed.
     """
     return parse_producer_snapshot_at_end(layout, state, read_producer_snapshot_at_end(layout, state))
 
 
 def parse_producer_snapshot_at_end(layout: SegmentLayout, state: PartitionState, snapshot: bytes) -> ProducerStates:
-    """Return the producer states of the last segment's snapshot; none if ``snapshot`` is empty. Raises BadData."""
+    """Return the producer states of the last segment's snapshot; none if it is empty. Raises BadData."""
     return (
         parse_producer_snapshot_file(snapshot, layout.object_name(state.topic_partition, state.live[-1], "snapshot"))
         if snapshot
@@ -89,9 +81,7 @@ def parse_producer_snapshot_at_end(layout: SegmentLayout, state: PartitionState,
 
 
 def read_producer_snapshot_at_end(layout: SegmentLayout, state: PartitionState) -> bytes:
-    """Return the last segment's producer snapshot, or empty bytes if it has none. Raises BadData if it is missing or differs from its
-    digest.
-    """
+    """Return the last segment's producer snapshot; empty if it has none. Raises BadData if it is missing or differs from its digest."""
     if not state.has_segments:
         return b""
     last = state.live[-1]
@@ -110,7 +100,7 @@ class StagedSegmentReader:
 
     live: the partition's segments; the ordinal of a segment is its index here.
     inflate_limit: bytes that one batch may inflate to.
-    cached_files: contents of small files that were already read, by segment id and kind.
+    known: contents of small files that were already read, by segment id and kind.
     ranges: ranges (position, length) of the log that are read, by ordinal, for segments of which only a part is read.
     """
 
@@ -133,11 +123,10 @@ class StagedSegmentReader:
     def open_segment(
         self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None = None, *, include_txn_index: bool = True
     ) -> Iterator[SourceSegment]:
-        """Open a segment, and yield it with its batch headers. Its bytes can be read while the ``with`` block runs. Raises BadData,
-        StoreError, OutOfBudget.
+        """Yield a segment with its batch headers. Its bytes can be read while the block runs. Raises BadData, StoreError, OutOfBudget.
 
         :param reservation: the disk reservation to use; None for a new one.
-        :param include_txn_index: False if the caller does not need aborted transactions, so that the index is not fetched.
+        :param include_txn_index: False if the caller does not need aborted transactions.
         """
         metadata = self.live[ordinal]
         with self.staging.pinned_local_copy_of_file(self.log_file_to_stage(ordinal), reservation) as path:
@@ -155,9 +144,7 @@ class StagedSegmentReader:
 
     @contextmanager
     def memory_map_segment(self, source: SourceSegment, reservation: DiskSpaceReservation | None = None) -> Iterator[None]:
-        """Map the bytes of a source into memory for the duration of a ``with`` block. The source must have been opened before
-        (``open_segment``).
-        """
+        """Map the bytes of a source that was opened before into memory during the block."""
         with self.staging.pinned_local_copy_of_file(self.log_file_to_stage(source.ordinal), reservation) as path:
             table, buf = source.table, memory_map_file(path)
             # No balance accounts for bytes after the end up to which the segment is read.
@@ -169,29 +156,29 @@ class StagedSegmentReader:
                 source.buf = NO_BYTES
 
     def object_key_of_log(self, ordinal: SegmentOrdinal) -> str:
-        """Return the key of a segment's log, for messages."""
+        """Key for messages."""
         return self.object_key(self.live[ordinal], "log")
 
     def object_key(self, metadata: RemoteLogSegmentMetadata, file_kind: str) -> str:
-        """Return the key of one of a segment's objects, for messages."""
+        """Key for messages."""
         return self.staging.layout.object_name(self.partition, metadata, file_kind)
 
     def log_file_to_stage(self, ordinal: SegmentOrdinal) -> FileToStage:
-        """Return the file to stage for a segment's log, or for those ranges of it that are read."""
+        """Return a segment's log, or those ranges of it that are read."""
         return replace(self.segment_file_to_stage(self.live[ordinal], "log"), ranges=self.ranges.get(ordinal))
 
     def segment_file_to_stage(self, metadata: RemoteLogSegmentMetadata, file_kind: str) -> FileToStage:
-        """Return the file to stage for one of a segment's objects. A log may also be copied from the broker's directory."""
+        """Return one of a segment's files. A log may also be copied from the broker's directory."""
         local = f"{self.partition}/{metadata.start_offset:020d}.log" if file_kind == "log" else ""
         return FileToStage(self.partition, metadata, file_kind, local)
 
     def read_small_file_of_segment(self, metadata: RemoteLogSegmentMetadata, file_kind: str) -> bytes:
-        """Return the content of a small object other than the log. Raises BadData, StoreError."""
+        """Return the content of an object other than the log. Raises BadData, StoreError."""
         known = self.known.get((metadata.id, file_kind))
         return known if known is not None else self.staging.fetch_file_into_memory(self.segment_file_to_stage(metadata, file_kind))
 
     def read_txn_index(self, metadata: RemoteLogSegmentMetadata) -> TxnEntries:
-        """Return the aborted transactions of a segment's transaction index. Raises BadData, StoreError."""
+        """Raises BadData, StoreError."""
         if "txnindex" not in metadata.files:
             return np.empty(0, TXN_ENTRY)
         return parse_txn_index(self.read_small_file_of_segment(metadata, "txnindex"), self.object_key(metadata, "txnindex"))

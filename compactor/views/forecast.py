@@ -20,7 +20,6 @@ from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.model.plan import KeylessPolicy, KeylessRecords, KeylessRecordsRefused
 from compactor.round.plan import (
-    IsDueAndReason,
     RoundAssessment,
     assess_round,
     expected_scan_count_of_dirty_range,
@@ -381,7 +380,7 @@ def _verdict(
     summary: PartitionSummary,
     found: RoundAssessment[SegmentSummary],
     cleaner: CleanerSettings,
-    is_due: IsDueAndReason,
+    is_due: tuple[bool, str],
     circumstances: RoundCircumstances,
     bootstrap_servers: str,
     now_ms: int,

@@ -24,7 +24,6 @@ from compactor.errors import BadData, Refused, StoreError
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.remote_log import (
     BrokerView,
-    EpochAndStartOffset,
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
     RemoteLogSegmentMetadataUpdateRecord,
@@ -591,7 +590,7 @@ def offset_gaps(ranges: Sequence[SegmentReadRange]) -> list[FirstAndLastOffset]:
     return [(one.last + 1, two.first - 1) for one, two in pairwise(ranges) if two.first > one.last + 1]
 
 
-def without_empty_epochs(lineage: Sequence[EpochAndStartOffset]) -> list[EpochAndStartOffset]:
+def without_empty_epochs(lineage: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the lineage without leader epochs that have no records (Kafka's buildFilteredLeaderEpochMap).
 
     Of epochs that begin at the same offset, only the last one stays.
