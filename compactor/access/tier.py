@@ -287,7 +287,7 @@ class Tier:
 
     @property
     def retention(self) -> ObjectRetention:
-        """As ``configured_object_retention``."""
+        """Times for which section [publish] keeps replaced objects and unfinished imports."""
         return configured_object_retention(self.settings)
 
     @property

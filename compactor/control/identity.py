@@ -76,7 +76,7 @@ class DataRootOwnershipCheckByTierId:
     """
 
     def __init__(self, *, is_exclusive: bool = True) -> None:
-        """``is_exclusive``: whether only this program writes into the data root; if not, every check passes."""
+        """Set up the check. ``is_exclusive``: whether only this program writes into the data root; if not, every check passes."""
         self.tier_id = ""
         self.ours = is_exclusive
         self._asked = False

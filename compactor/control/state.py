@@ -230,7 +230,7 @@ class RunHistoryEntry(StrictFrozenModel):
 
     @property
     def is_published_and_not_reverted(self) -> bool:
-        """Whether the run was published and no part of it was reverted since."""
+        """Return whether the run was published and no part of it was reverted since."""
         return bool(self.published_slot) and self.status not in (RunHistoryStatus.REVERTED, RunHistoryStatus.REVERTED_IN_PART)
 
 
@@ -319,7 +319,7 @@ class PartitionState(ControlLogState):
 
     @property
     def has_segments(self) -> bool:
-        """Whether any segment is live. Its records may all be below the log start."""
+        """Return whether any segment is live. Its records may all be below the log start."""
         return bool(self.live)
 
     @property

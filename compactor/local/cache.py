@@ -251,12 +251,12 @@ class LocalState:
 
     @property
     def is_bound_to_tier(self) -> bool:
-        """Whether it is known to which tier the cached data belongs."""
+        """Return whether it is known to which tier the cached data belongs."""
         return bool(self._tier_id)
 
     @property
     def is_writable(self) -> bool:
-        """Whether this process may write to the cache; only one process at a time may."""
+        """Return whether this process may write to the cache; only one process at a time may."""
         return self._rocks.is_writable
 
     def close(self) -> None:

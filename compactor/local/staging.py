@@ -206,7 +206,7 @@ class StagingFolder:
             self.budget.give_back_reserved_bytes(self.usage, size_bytes)
 
     def retry_until_disk_has_space(self, work: Callable[[], T]) -> T:
-        """As ``budget.retry_until_disk_has_space``, with this folder's budget."""
+        """Same as ``budget.retry_until_disk_has_space``, with this folder's budget."""
         return retry_until_disk_has_space(work, self.budget, self._sleep)
 
     @property

@@ -65,7 +65,7 @@ class RoundDriverServicesForWorker(Protocol):
         """Record in the control log that these existing scratch objects are the result of pass 1. Raises Fenced."""
 
     def raise_if_leadership_lost(self, *, caller_only_waits: bool = False) -> None:
-        """As LeadershipCheck."""
+        """Raise Fenced if another compactor leads, as LeadershipCheck."""
 
 
 class PlanWorker(Protocol):
@@ -190,7 +190,7 @@ class BloomFilterUsageStatistics:
 
     @property
     def are_bloom_filters_worthwhile(self) -> bool:
-        """Whether filters have saved more bytes than they cost. True as long as fewer than TRIAL filters were asked."""
+        """Return whether filters have saved more bytes than they cost. True as long as fewer than TRIAL filters were asked."""
         return should_partition_keep_using_filters(self.asked, self.bytes_read, self.bytes_saved)
 
     @property
