@@ -157,3 +157,12 @@ class BrokerView:
     links: Sequence[SegmentReadRange]
     lineage: tuple[EpochEntry, ...]
     metadata_offset: int = -1
+
+
+@dataclass(frozen=True)
+class ExistingAndMissingTopicIds:
+    """A cluster's answers about topic ids: ids that no topic has, and ids of topics that exist. Ids with any other answer are left out."""
+
+    cluster_id: str
+    missing: tuple[TopicId, ...]
+    present: tuple[TopicId, ...]

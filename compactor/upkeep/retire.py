@@ -21,7 +21,6 @@ from functools import partial
 from typing import Any, Final
 
 from compactor.access.tier import Tier
-from compactor.adapters.brokers.cluster import ExistingAndMissingTopicIds
 from compactor.constants import HOUR_MS, NEVER_MS, TopicId
 from compactor.control import log_start as grace, ordering
 from compactor.control.incarnations import CONFIRMATION_MS, is_topic_deletion_confirmed, topic_ids_of_cluster
@@ -33,6 +32,7 @@ from compactor.control.records import ImportVoided, SegmentDeletionBegun, Segmen
 from compactor.control.state import CatalogState, GroupAwaitingDeletion, OpenImport, PartitionState, RoundStage, RoundStageTracker
 from compactor.errors import NotFound, Refused, UsageError
 from compactor.model.ids import TopicPartition
+from compactor.model.remote_log import ExistingAndMissingTopicIds
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import SCOUTED, finish_or_undo_open_intent, scratch_key_prefix
 from compactor.round.ports import RoundSteps

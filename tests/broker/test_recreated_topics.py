@@ -11,9 +11,10 @@ import pytest
 
 from compactor.access.tier import Tier
 from compactor.adapters.brokers.chain import AgentClusterQueriesOverKafka
-from compactor.adapters.brokers.cluster import ExistingAndMissingTopicIds, query_which_topic_ids_exist
+from compactor.adapters.brokers.cluster import query_which_topic_ids_exist
 from compactor.adapters.kafka_client import KafkaConnection
 from compactor.control.incarnations import CONFIRMATION_MS
+from compactor.model.remote_log import ExistingAndMissingTopicIds
 from compactor.upkeep.retire import delete_missing_topics
 from tests.support.agents import beside
 from tests.support.deployment import Deployment

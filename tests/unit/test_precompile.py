@@ -27,9 +27,9 @@ print(sum(sum(each.stats.cache_misses.values()) for each in kernels), sum(sum(ea
 print(*[each.__qualname__ for each in kernels if len(each.signatures) > 1])
 """
 NOT_FOR_A_SMALL_RUN = (
-    "boto3", "botocore", "compactor.cleaner.precompile", "compactor.adapters.stores.s3", "compactor.adapters.brokers.aiven.layout",
-    "confluent_kafka",
-    "cryptography", "jinja2", "prometheus_client", "pyarrow", "pyspark", "watchdog",
+    "boto3", "botocore", "compactor.cleaner.precompile", "compactor.adapters.stores.s3", "compactor.adapters.brokers.admin",
+    "compactor.adapters.brokers.aiven.layout", "confluent_kafka", "cryptography", "jinja2",
+    "prometheus_client", "pyarrow", "pyspark", "watchdog",
 )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ from compactor.adapters.kafka_client import KafkaConnection
 from compactor.constants import TopicId
 from compactor.errors import BlockedCause, NotFound, Refused, Unavailable, UsageError
 from compactor.model.ids import TopicPartition
-from compactor.model.remote_log import uuid_bytes, uuid_text
+from compactor.model.remote_log import ExistingAndMissingTopicIds, uuid_bytes, uuid_text
 from compactor.model.segment import ReasonOrEmpty
 
 # Question to a cluster whether topics exist, asked by their ids (Metadata request, version 12: KIP-516).
@@ -57,15 +57,6 @@ _PROPERTIES = {
     "ssl.key.password": "ssl_password",
 }
 """Properties of librdkafka and what kafka-python calls them."""
-
-
-@dataclass(frozen=True)
-class ExistingAndMissingTopicIds:
-    """A cluster's answers about topic ids: ids that no topic has, and ids of topics that exist. Ids with any other answer are left out."""
-
-    cluster_id: str
-    missing: tuple[TopicId, ...]
-    present: tuple[TopicId, ...]
 
 
 def query_which_topic_ids_exist(connection: KafkaConnection, topic_ids: Sequence[TopicId]) -> ExistingAndMissingTopicIds:
