@@ -15,8 +15,6 @@ from enum import StrEnum
 from typing import Any
 
 from compactor.access.tier import Tier
-from compactor.adapters.brokers.admin import kafka_tool_command
-from compactor.adapters.brokers.cluster import REQUIRED_TOPIC_SETTINGS, topic_settings_correction, topic_settings_refusal_reason
 from compactor.config.settings import CleanerSettings
 from compactor.config.times import format_iso_time
 from compactor.config.units import count_noun, format_duration, format_size
@@ -280,6 +278,8 @@ def _hanging_transaction_block(summary: PartitionSummary, transaction: Transacti
         f"{format_iso_time(transaction.timestamp_ms)}, and the tier has records more than {format_duration(TRANSACTION_TIMEOUT_MS)} later"
     )
     arguments = f"abort --topic {summary.topic} --partition {summary.partition} --start-offset {transaction.first_offset}"
+    from compactor.adapters.brokers.admin import kafka_tool_command
+
     command = kafka_tool_command("kafka-transactions.sh", arguments, bootstrap_servers)
     return Block(BlockedCause.TRANSACTION, reason, transaction.expected_end_ms, f"End it: {command}")
 
@@ -324,6 +324,8 @@ def blocks_of_topics(tier: Tier, topics: Iterable[str]) -> dict[str, Block]:
 
     Raises Unavailable or Refused if the brokers do not answer.
     """
+    from compactor.adapters.brokers.cluster import REQUIRED_TOPIC_SETTINGS, topic_settings_correction, topic_settings_refusal_reason
+
     if not tier.kind.is_broker_managed:
         return {}
     brokers, servers = tier.broker_metadata, known_bootstrap_servers(tier)
