@@ -1,4 +1,4 @@
-"""Composition root: opens the stores that the settings name, and composes layout, publisher and metadata source to a tier."""
+"""Composition root: opens the stores that the settings name, and composes a tier."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 
 def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[str, TopicId] | None = None) -> Tier:
-    """Return the tier that the settings describe, with its stores opened. Makes no request to brokers.
+    """Return the tier that the settings describe. Makes no request to brokers.
 
-    :param local_state: whether to cache control logs in ``state_dir``; the cache is opened at its first use.
+    :param local_state: whether to cache control logs in ``state_dir``.
     :param topics: topic ids by topic name; None to look them up in the tier's metadata.
     :raises UsageError: if the settings are invalid.
-    :raises StoreError: if a broker-managed tier has neither brokers nor a metadata snapshot in the control store.
+    :raises StoreError: if a broker-managed tier has neither brokers nor a metadata snapshot.
     """
     counters = RequestCounters()
     contact = FirstAnswerTracker()
@@ -165,10 +165,10 @@ def _log_start_reader(settings: Settings, metadata: TierMetadataSource) -> Calla
 
 
 def open_broker_metadata(settings: Settings, control: ObjectStore) -> BrokerMetadata:
-    """Open the brokers' metadata topic, or its latest snapshot in ``control`` if no broker is configured. Makes no request to brokers yet.
+    """Open the brokers' metadata topic, or its latest snapshot if no broker is configured. Makes no request to brokers yet.
 
     :raises UsageError: if the connection settings are invalid.
-    :raises StoreError: if no broker is configured and there is no snapshot.
+    :raises StoreError: if there is neither broker nor snapshot.
     """
     kafka = settings.kafka
     if not kafka.bootstrap_servers.strip():
@@ -199,13 +199,13 @@ def cluster_confirmations(settings: Settings) -> ClusterConfirmations:
 
 
 def create_topic_ids_query(settings: Settings) -> Callable[[Sequence[str]], ClusterTopicIds] | None:
-    """Return a function that requests topic ids by topic name from the configured brokers; None if no brokers are configured."""
+    """Return a request for topic ids by topic name; None if no brokers are configured."""
     queries = _create_cluster_queries(settings)
     return None if queries is None else queries.topic_ids
 
 
 def create_topic_settings_query(settings: Settings) -> TopicSettingsQuery | None:
-    """Return a function that requests the compaction settings of topics from the configured brokers; None if no brokers are configured."""
+    """Return a request for the topics' compaction settings; None if no brokers are configured."""
     queries = _create_cluster_queries(settings)
     return None if queries is None else queries.compaction_settings
 
@@ -219,7 +219,7 @@ def _create_cluster_queries(settings: Settings) -> AgentClusterQueriesOverKafka 
 
 
 def kafka_connection_settings(settings: Settings) -> KafkaConnection:
-    """Return the connection settings in [kafka]. Raises UsageError if they name no broker, or set a property that must not be set."""
+    """Raises UsageError if [kafka] names no broker, or sets a property that must not be set."""
     from compactor.adapters.kafka_client import KafkaConnection
 
     properties = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings.kafka.properties.items()}

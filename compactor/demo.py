@@ -1,4 +1,4 @@
-"""The demo: compaction of a generated topic in seven steps: make, import, plan, run, verify, export, check."""
+"""The demo: compaction of a generated topic in seven steps."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ class DemoTopicSettings:
     """Size of the generated topic. The same settings, ``seed`` included, give the same bytes.
 
     now_ms: time of the last record.
-    records: each is one change of a row.
     keys: number of rows of the table.
     batch_records: records in a batch.
     transactions: one of them is aborted.
@@ -72,7 +71,7 @@ class DemoTopicSettings:
 
 @dataclass
 class _LogDirectoryWriter:
-    """Appends batches to segments as a broker does, and begins a new segment when the next batch does not fit."""
+    """Writes segments as a broker does."""
 
     folder: Path
     segment_bytes: int
@@ -103,10 +102,9 @@ class _LogDirectoryWriter:
 
 
 def write_demo_topic(folder: Path, settings: DemoTopicSettings, customers: CustomersTable) -> Iterator[int]:
-    """Write a Kafka log directory with the generated topic. Yield the number of records of each batch, for a progress bar.
+    """Write a Kafka log directory, which must not exist yet. Yield the number of records of each batch.
 
-    :param folder: the directory, which must not exist yet.
-    :param customers: the table whose changes are the records. Afterwards it holds the last value of each key.
+    :param customers: afterwards it holds the last value of each key.
     """
     folder.mkdir(parents=True)
     log = _LogDirectoryWriter(folder, settings.segment_bytes)
@@ -145,7 +143,7 @@ def _is_demo_transaction_aborted(settings: DemoTopicSettings, transaction_number
 
 
 class CustomersTable:
-    """The table whose changes the demo's topic holds.
+    """The table whose changes the topic holds.
 
     latest: key -> last committed value, None if the key was deleted.
     """
@@ -160,10 +158,8 @@ class CustomersTable:
         self._lsn = 1 << 32
 
     def change_rows(self, count: int, offset: int, timestamp: int, *, aborted: bool) -> list[RecordToEncode]:
-        """Change ``count`` random rows, and return the records of these changes. If ``aborted``, the table itself stays as it is.
-
-        :param offset: offset of the first record.
-        :param timestamp: time of the first record in milliseconds. Each further record is one millisecond later.
+        """Change random rows, and return the records of these changes, one millisecond apart. If ``aborted``, the table itself stays as it
+        is.
         """
         ids = self._id_of_rank[np.searchsorted(self._popularity, self._random.random(count))].tolist()
         lots = self._random.random(count).tolist()
@@ -176,8 +172,8 @@ class CustomersTable:
     def _change_row(
         self, change_count_by_key: dict[int, int], key: int, random_fraction: float, offset: int, timestamp: int
     ) -> RecordToEncode:
-        """:param change_count_by_key: how often each row was changed, by key. Changed in place.
-        :param random_fraction: a random number from 0 to 1. Below ``_DELETES``, the change deletes the row, if it exists.
+        """:param change_count_by_key: changed in place.
+        :param random_fraction: from 0 to 1. Below ``_DELETES``, the change deletes the row, if it exists.
         """
         self._lsn += 64 + key % 512
         name = b'{"id":%d}' % key
@@ -191,7 +187,7 @@ class CustomersTable:
 
 
 def _customer_row_json(key: int, version: int, random_fraction: float, timestamp: int, lsn: int) -> bytes:
-    """:param version: number of earlier changes of the row; 0 if this change inserts it.
+    """:param version: number of earlier changes of the row.
     :param lsn: position of the change in the source database's log.
     """
     return (
@@ -233,10 +229,7 @@ class DemoTopicSize:
 
 @dataclass(frozen=True)
 class DemoComparison:
-    """The tier before and after the round, and each key's last value as written and as found in the tier.
-
-    differences: a line for each key whose last value in the tier is not the one that was written.
-    """
+    """The tier before and after the round, and each key's last value as written and as found in the tier."""
 
     before: DemoTopicSize
     after: DemoTopicSize
@@ -250,9 +243,7 @@ def count_keys_with_value(values: ValueByKey) -> int:
 
 
 def describe_last_value_differences(written_values: ValueByKey, values_in_tier: ValueByKey) -> list[str]:
-    """Return a line for each key whose last value in the tier is not the one that was written. Deleted keys are equal whether the tier has
-    a tombstone or no record of them.
-    """
+    """Return a line for each key whose last value in the tier differs. A deleted key may have a tombstone or no record."""
     return [
         f"{key!r} has another last value"
         for key in sorted(written_values.keys() | values_in_tier.keys())
@@ -274,7 +265,7 @@ class Demo:
     :param tier_url: where the tier is created and stays, empty for inside the folder.
     :param settings: access to the store at ``tier_url``.
     :raises UsageError: if the folder or the URL is in use.
-    :raises Refused: if the store at ``tier_url`` is not fit for a tier. It is tried before the topic is generated.
+    :raises Refused: if the store at ``tier_url`` is not fit for a tier.
     """
 
     def __init__(self, folder: Path, now_ms: int, tier_url: str = "", settings: Settings | None = None) -> None:
@@ -338,7 +329,6 @@ class Demo:
         export_partition(self._tier, NAME, self.exported, on_bytes)
 
     def compare_values(self) -> DemoComparison:
-        """Read the tier as a consumer does, and compare the last values."""
         found: ValueByKey = {}
         for block in read_record_blocks(self._tier, NAME):
             found |= {

@@ -1,14 +1,13 @@
-"""Errors that users can meet, ordered by what to do next. The exit code tells the same to a script.
+"""Errors that users can meet, ordered by what to do next, with their exit codes.
 
-CompactorError (1: a bug)
-+-- UsageError        2   the command line or the configuration is wrong
-+-- BadData           3   bytes that Kafka would refuse too; the partition is quarantined
-+-- Fenced            4   another compactor has taken over; this process changed nothing since
-|   +-- Leased        4   another compactor holds the lease and is alive
+CompactorError        1   a bug
++-- UsageError        2
++-- BadData           3   Kafka would refuse the bytes, too; the partition is quarantined
++-- Fenced, Leased    4
 +-- StoreError        5   object store, broker or network
 |   +-- NotFound, AlreadyExists, Unavailable (try again), Refused (it will not get better by itself)
 |   +-- CannotCopy, CopyDiffers (there is another way)
-+-- OutOfBudget       6   disk or memory budget too small, or the disk is full
++-- OutOfBudget       6
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _SECRETS = (
 
 
 def without_secrets(text: str) -> str:
-    """Return a text of a library or store without credentials: user parts and queries of URLs, tokens, headers.
+    """Remove credentials from a text: user parts and queries of URLs, tokens, headers.
 
     Every text that becomes an error passes through this function, because errors are logged, recorded and shown on pages.
     """
@@ -53,10 +52,7 @@ def bug_reason(error: BaseException) -> str:
 
 
 class BlockedCause(StrEnum):
-    """Causes for which no round cleans a partition until a person acts.
-
-    FAILING: jobs or polls of this process fail, as for an unreachable store; they are retried.
-    """
+    """Causes for which no round cleans a partition until a person acts. FAILING: jobs or polls of this process fail and are retried."""
 
     SETTINGS = "settings"
     BUDGET = "budget"
@@ -71,7 +67,7 @@ class BlockedCause(StrEnum):
 
 
 class CompactorError(Exception):
-    """Base of all errors: what happened and where (``message``), and what to do next (``hint``), in words for a person.
+    """Base of all errors: what happened and where (``message``), and what to do next (``hint``).
 
     blocks_by: why each further attempt will fail until a person acts; FAILING if trying again may help.
     """
@@ -110,8 +106,8 @@ class UsageError(CompactorError):
 class BadData(CompactorError):
     """Raised if data is damaged or contradicts the metadata recorded about it, so that it cannot be cleaned.
 
-    is_other_content: whether the bytes are intact, but differ from the content that is known for the same offsets.
-    is_compacted: whether the data is intact, but a log cleaner has removed records that the tier needs.
+    is_other_content: the bytes are intact, but differ from the content that is known for the same offsets.
+    is_compacted: the data is intact, but a log cleaner has removed records that the tier needs.
     :param segment: file or object name.
     :param position: byte position of the batch in the segment, -1 if unknown.
     :param offset: base offset of the batch, -1 if unknown.
@@ -166,8 +162,6 @@ class Unavailable(StoreError):
 class Refused(StoreError):
     """Raised if the store or broker refuses a request: credentials, permissions, a missing bucket, a wrong region, an archived object.
     Trying again does not help.
-
-    :param cause: what is to be corrected.
     """
 
     def __init__(self, message: str, *, hint: str = "", cause: BlockedCause = BlockedCause.RIGHTS) -> None:
@@ -176,13 +170,11 @@ class Refused(StoreError):
 
 
 class CannotCopy(StoreError):
-    """Raised if the store does not copy ranges of objects on the server side: the data has to be downloaded and uploaded."""
+    """Raised if the store does not copy ranges on the server side: the data has to be downloaded and uploaded."""
 
 
 class CopyDiffers(StoreError):
-    """Raised if a server-side copy differs from its source: the source is damaged or the store copies wrongly. The copy has been
-    removed.
-    """
+    """Raised if a server-side copy, which has been removed, differs from its source."""
 
 
 class OutOfBudget(CompactorError):

@@ -25,7 +25,7 @@ MODULES: Final = {
 def require_pip_extra(extra: str, feature: str) -> None:
     """Raise UsageError if a module of an extra (optional dependency group of pip) is not installed.
 
-    :param feature: the feature that needs it, such as ``recompact``.
+    :param feature: what needs it, such as ``recompact``.
     """
     for module in MODULES[extra]:
         if not _is_python_module_installed(module):
@@ -33,7 +33,7 @@ def require_pip_extra(extra: str, feature: str) -> None:
 
 
 def missing_extra_error(module: str) -> UsageError | None:
-    """Return the error for a module that could not be imported, if the module belongs to an extra; otherwise None."""
+    """Return the error for a module that could not be imported, if the module belongs to an extra."""
     for extra, modules in MODULES.items():
         for one in modules:
             if f"{module}.".startswith(f"{one}.") or one.startswith(f"{module}."):

@@ -1,4 +1,4 @@
-"""The port of outputs: a partition's compacted view, written for readers that do not know the tier."""
+"""The port of outputs: a partition's compacted view for other readers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PartitionOutputExtent:
     end_offset: exclusive.
     snapshots: number of versions of the output that can be read.
     waits_for: why the output shows no more offsets; empty if it shows all that it could.
-    undecoded: number of rows whose key or value could not be decoded into typed columns.
+    undecoded: number of rows that could not be decoded into typed columns.
     """
 
     end_offset: int
@@ -41,7 +41,7 @@ class OutputReport:
     status: written, appended, up_to_date, empty, removed, superseded, or behind (a round must complete first).
     written_slot: position in the control log of the state that the output copies.
     next_deletion_ms: when an old version may be deleted, by the store's clock; NEVER_MS if none waits.
-    summary: one line for people; empty if nothing was written or deleted.
+    summary: empty if nothing was written or deleted.
     content: None if this kind of output does not report it.
     """
 
@@ -53,12 +53,11 @@ class OutputReport:
 
 
 class OutputWriter(Protocol):
-    """Writer of one kind of output: copies of compacted partitions in another layout."""
+    """Writer of one kind of output."""
 
     def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
         """Bring a partition's output up to its published view, and delete old versions that have been kept for the configured time.
 
-        :param disk: local disk that the partition's segments may use.
         :raises BadData: if an object is missing or damaged.
         :raises OutOfBudget: if a segment does not fit the disk budget.
         :raises Leased: if another process writes this output now.
@@ -75,13 +74,7 @@ class OutputModule(Protocol):
 
 @dataclass(frozen=True)
 class OutputKind:
-    """One kind of output.
-
-    is_configured: whether the settings ask for it.
-    setting: name of these settings, for messages.
-    module: imported on use.
-    extra: the pip extra that it needs; empty for none.
-    """
+    """One kind of output. setting: name of the settings that ask for it, for messages. module: imported on use."""
 
     is_configured: Callable[[Settings], bool]
     setting: str
@@ -97,7 +90,7 @@ OUTPUTS = (
 
 
 def configured_output_writer(tier: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> OutputWriter | None:
-    """Return the configured output, or None if there is none. Makes no request. Raises UsageError if its settings are invalid.
+    """Return the configured output, if any. Makes no request. Raises UsageError if its settings are invalid.
 
     :param wrap_store: wraps the output's store, for example so that requests can be interrupted.
     """

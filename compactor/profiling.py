@@ -1,8 +1,4 @@
-"""Cost of each stage of the work, in CPU time, wall-clock time and bytes.
-
-Without a recorder a call costs the check of one variable. Measured functions handle chunks of megabytes, never single batches or
-records.
-"""
+"""Cost of each stage of the work. Measured functions handle chunks of megabytes, never single batches or records."""
 
 from __future__ import annotations
 
@@ -54,9 +50,9 @@ class _ActiveStagesOfThread(threading.local):
 
 
 class StageCostRecorder:
-    """Sums of the cost of each stage over all threads. While a stage runs inside another one, time counts only for the inner stage.
+    """Cost of each stage over all threads. While a stage runs inside another one, time counts only for the inner stage.
 
-    :param cpu: returns the CPU seconds that the calling thread has used.
+    :param cpu: returns the CPU seconds of the calling thread.
     :param wall: returns the seconds of a wall clock.
     """
 
@@ -71,7 +67,6 @@ class StageCostRecorder:
         self._here.stages.append(stage)
 
     def leave_stage(self, nbytes: int) -> None:
-        """End the calling thread's innermost stage, which processed ``nbytes`` bytes."""
         self._add_elapsed()
         with self._adding:
             self.costs[self._here.stages.pop()].bytes += nbytes
@@ -91,7 +86,6 @@ _recorder: StageCostRecorder | None = None
 
 @contextmanager
 def record_stage_costs(recorder: StageCostRecorder) -> Iterator[None]:
-    """Record the stages of all threads of this process during a ``with`` block."""
     global _recorder  # noqa: PLW0603 - the threads of a round are started in many places
     before, _recorder = _recorder, recorder
     try:
@@ -103,7 +97,7 @@ def record_stage_costs(recorder: StageCostRecorder) -> Iterator[None]:
 def measure_stage(stage: SegmentWorkStage, size: Callable[..., int] = lambda *_, **__: 0) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that counts a function's time and bytes as cost of a stage.
 
-    :param size: returns the number of bytes processed. Called after the function, with the function's arguments.
+    :param size: returns the bytes processed; called after the function, with its arguments.
     """
 
     def measure_function_as_stage(work: Callable[P, R]) -> Callable[P, R]:

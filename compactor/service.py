@@ -1,4 +1,4 @@
-"""The loop that daemon and agent share: scan, start jobs in threads, process their results, until asked to stop."""
+"""The loop of daemon and agent: scan, start jobs in threads, process their results, until asked to stop."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 
 class Stopped(CompactorError):
-    """Raised to interrupt work because the service was asked to stop. The next run resumes a round that ends so, like one after a crash."""
+    """Raised to interrupt work because the service is stopping. The next run resumes a round that ends so."""
 
 
 @dataclass(frozen=True)
 class StopRequest:
-    """The request that a service stops, shared by its threads. Work checks it wherever it can be interrupted safely."""
+    """The request that a service stops. Work checks it wherever it can be interrupted safely."""
 
     event: threading.Event
 
@@ -45,13 +45,13 @@ class StopRequest:
             self.raise_if_stopped()
 
     def check_stage(self, stage: RoundStage) -> None:
-        """Raise Stopped if the service was asked to stop, unless the round is published: then only its statistics are left to record."""
+        """Raise Stopped if the service is stopping and the round is not published: then only its statistics are left to record."""
         if stage is not RoundStage.PUBLISHED:
             self.raise_if_stopped()
 
 
 class InterruptibleStore(ForwardingStore):
-    """Object store whose next request raises Stopped once the service was asked to stop, so that large jobs end within one request.
+    """Object store whose next request raises Stopped once the service is stopping.
 
     :param record_transferred_bytes: called after each read of an object with the number of its bytes.
     """
@@ -89,16 +89,13 @@ class InterruptibleStore(ForwardingStore):
 
 
 class EventLogger(Protocol):
-    """Writes one line to a service's log.
-
-    level: a level of ``logging``. fields: ``partition``, ``run``, ``segment``, ``phase`` and the like.
-    """
+    """Writes one line to a service's log. level: a level of ``logging``. fields: ``partition``, ``run`` and the like."""
 
     def __call__(self, text: str, *, level: int = logging.INFO, **fields: str) -> None: ...
 
 
 class ServiceEventLogger:
-    """EventLogger of a Python logger. The log record's attribute ``fields`` holds the fields that are not empty."""
+    """EventLogger of a Python logger. The log record's attribute ``fields`` holds the fields."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -118,17 +115,17 @@ MAX_RETRY_MS = 6 * 3_600_000
 
 
 def backoff_ms(failures: int, first_ms: int = RETRY_MS, max_ms: int = MAX_RETRY_MS) -> int:
-    """Return the delay in milliseconds after ``failures`` consecutive failures: ``first_ms`` after the first one, doubled by each further
-    one, at most ``max_ms``. 0 if nothing has failed.
+    """Return the delay after ``failures`` consecutive failures: ``first_ms``, doubled by each further one, at most ``max_ms``. 0 if nothing
+    has failed.
     """
     return 0 if failures <= 0 else min(max_ms, first_ms << min(failures - 1, 40))
 
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """Status of a service at one moment. Times are in milliseconds.
+    """Status of a service at one moment.
 
-    scan_ms: time of the latest scan, 0 before the first. interval_ms: time between two scans.
+    scan_ms: time of the latest scan, 0 before the first.
     ready: whether the latest scan was complete and nothing is wrong. False before the first scan, and when the service is stopping.
     problem: what is wrong, or an empty string.
     """
@@ -160,10 +157,8 @@ FIXED = ("disk_budget_bytes", "map_engine")
 
 @dataclass(frozen=True)
 class ReloadedSettings:
-    """Result of rereading a configuration.
-
-    settings: apply from now on. changed: changes that take effect now. waiting: changes that wait for the next start.
-    Changes are lines such as ``cleaner.bloom: true -> false``.
+    """Result of rereading a configuration: the settings from now on, changes that take effect now, and changes that wait for the next
+    start. Changes are lines such as ``cleaner.bloom: true -> false``.
     """
 
     settings: Settings
@@ -172,7 +167,6 @@ class ReloadedSettings:
 
 
 def settings_after_reload(current: Settings, reread: Settings) -> ReloadedSettings:
-    """Compare the settings in force with a reread configuration."""
     before, after = _flatten_settings(current), _flatten_settings(reread)
     changed: list[str] = []
     waiting: list[str] = []
@@ -210,7 +204,7 @@ def _is_live(key: str) -> bool:
 
 
 def _flatten_settings(settings: Settings) -> dict[str, Any]:
-    """Return all settings by dotted key, such as ``cleaner.bloom``. A [topics] table contributes only the values that it sets."""
+    """Return all settings by dotted key. A [topics] table contributes only the values that it sets."""
     found = {
         f"{section}.{key}": value
         for section, kind in SECTION_TYPES.items()
@@ -255,8 +249,8 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
         self._loop_s = time.monotonic()
 
     def run(self) -> None:
-        """Run the service until ``request_stop`` is called, then return when all running jobs have ended: each ends at one of its next two
-        requests to the store.
+        """Run the service until ``request_stop`` is called and all running jobs have ended: each ends at one of its next two requests to
+        the store.
         """
         last_scan = next_scan = time.monotonic()
         while not self.stop.event.is_set():
@@ -277,23 +271,23 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
             self.process_ended_jobs(None)
 
     def request_stop(self) -> None:
-        """Ask the service to stop, and return at once. ``run`` returns when all running jobs have ended."""
+        """Ask the service to stop, and return at once."""
         self.stop.event.set()
         self._done.put(None)
 
     def request_scan(self) -> None:
-        """Ask for a scan before the next regular time, at the earliest WAKE_S after the last scan, and return at once."""
+        """Ask for a scan, at the earliest WAKE_S after the last one, and return at once."""
         self._woken.set()
         self._done.put(None)
 
     def request_settings_change(self, settings: Settings) -> None:
-        """Ask the service to use these settings (``settings_after_reload``) for all jobs that begin from now on, and return at once."""
+        """Use these settings (``settings_after_reload``) for all jobs that begin from now on. Returns at once."""
         self._new_settings = settings
         self._done.put(None)
 
     def process_ended_jobs(self, max_wait_s: float | None) -> None:
-        """Wait until a job ends, at most ``max_wait_s`` seconds (None: without limit), and process the results of all jobs that have ended.
-        Returns early if a stop, a scan or new settings are requested.
+        """Wait until a job ends, at most ``max_wait_s`` seconds (None: without limit), and process all results. Returns early if a stop, a
+        scan or new settings are requested.
         """
         try:
             done = self._done.get(timeout=max_wait_s) if max_wait_s is None or max_wait_s > 0 else self._done.get_nowait()
@@ -321,8 +315,7 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
         """Process the result of a job that has ended, and remove it from ``_running``."""
 
     @abstractmethod
-    def _apply_settings(self, settings: Settings) -> None:
-        """Use these settings for all jobs that begin from now on."""
+    def _apply_settings(self, settings: Settings) -> None: ...
 
     @abstractmethod
     def _scan_interval_s(self) -> float:

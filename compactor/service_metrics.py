@@ -63,7 +63,6 @@ def make_counters(rows: Iterable[MetricNameHelpAndValue]) -> Iterator[Metric]:
 def partition_gauges(help_by_name: Mapping[str, str], values: Iterable[tuple[TopicPartition, Sequence[float]]]) -> list[GaugeMetricFamily]:
     """Return gauges with one time series per partition of the latest topic of each name.
 
-    :param help_by_name: the help text of each gauge, by its name.
     :param values: for each partition one value per gauge, in the order of ``help_by_name``.
     """
     labels = ["topic", "partition"]
@@ -76,17 +75,14 @@ def partition_gauges(help_by_name: Mapping[str, str], values: Iterable[tuple[Top
 
 
 def add_labelled_values(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]) -> Metric:
-    """Add time series to ``family``, which has one label, and return ``family``.
-
-    :param values: the value of each time series, by the value of its label.
-    """
+    """Add a time series per label value to ``family``, which has one label."""
     for label, value in values.items():
         family.add_metric([label], value)
     return family
 
 
 def common_metrics(usage: StoreUsage) -> Iterator[Metric]:
-    """Yield the metrics of every service: the running version, and the requests and bytes to and from the store."""
+    """Yield the running version, and the requests and bytes to and from the store."""
     build = {"version": __version__, "python": platform.python_version()}
     yield InfoMetricFamily(f"{OWN}_build", "The program that is running", value=build)
     requests = CounterMetricFamily(f"{OWN}_requests", "Requests to the tier", labels=["kind"])

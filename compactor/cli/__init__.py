@@ -1,4 +1,4 @@
-"""The command line: arguments of commands, and how results are printed. The work itself is done by the packages below.
+"""The command line: arguments of commands, and how results are printed.
 
 How to add a command (``commands/config.py`` is an example):
 
@@ -6,8 +6,7 @@ How to add a command (``commands/config.py`` is an example):
 2. Write ``commands/<name>.py``, which is imported only if the command is called. Slow imports, and those of extras, stay inside
    functions.
 3. Write the function, ``def function(args: Namespace, out: Output) -> int | None``. It calls *one* function below that does the work,
-   and passes the result to ``out.print_result(document, *tables)``: the document is the JSON contract. It returns an exit code, or None
-   for 0; over several partitions ``errors.gravest_exit_code([...])``.
-4. Raise errors (``compactor.errors``) and do not print them: ``main.entry`` does.
+   and passes the result to ``out.print_result(document, *tables)``: the document is the JSON contract. None stands for exit code 0.
+4. Raise errors (``compactor.errors``) and do not print them.
 5. Write a page ``docs/commands/<name>.md``.
 """

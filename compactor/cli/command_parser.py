@@ -1,4 +1,4 @@
-"""Parts that all commands share: the parser, the common options, argument types, the settings."""
+"""The parser, the common options, argument types, the settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Argument(NamedTuple):
     """One argument of a command, or a group of arguments of which at most one may be given.
 
     names: name of a positional argument, or all spellings of an option; empty for a group.
-    settings: keyword arguments for argparse's ``add_argument`` or, for a group, ``add_mutually_exclusive_group``.
+    settings: keyword arguments of argparse.
     exclusive: members of the group; empty for a single argument.
     """
 
@@ -44,7 +44,6 @@ class Argument(NamedTuple):
 
 
 def argument(*names: str, **settings: Any) -> Argument:
-    """Return one command argument. The parameters are those of argparse's ``add_argument``."""
     return Argument(names, settings)
 
 
@@ -55,8 +54,8 @@ def exclusive_arguments(*arguments: Argument, required: bool = False) -> Argumen
 class Command(NamedTuple):
     """A command or subcommand.
 
-    function: module below ``compactor.cli.commands`` and its function (a CommandFunction), such as ``run.run_compaction_rounds``; empty
-        if a subcommand must be given.
+    function: module below ``compactor.cli.commands`` and its function, such as ``run.run_compaction_rounds``; empty if a subcommand must
+        be given.
     """
 
     name: str
@@ -124,7 +123,7 @@ class CommandLineParser(argparse.ArgumentParser):
 
     @override
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise ArgumentError, with the most similar choice or (if fewer than ten) all of them, if a value is not among the choices."""
+        """Suggest the most similar choice or, if fewer than ten, all of them."""
         from difflib import get_close_matches
 
         choices = None if action.choices is None else [*map(str, action.choices)]
@@ -140,7 +139,7 @@ class CommandLineParser(argparse.ArgumentParser):
 
 
 def common_options_last(arguments: Sequence[str]) -> list[str]:
-    """Move common options from before the command to the end: ``--config FILE run`` becomes ``run --config FILE``.
+    """Move common options to the end: ``--config FILE run`` becomes ``run --config FILE``.
 
     :raises UsageError: if an option other than these, ``--help`` and ``--version`` comes before the command.
     """
@@ -159,7 +158,7 @@ def common_options_last(arguments: Sequence[str]) -> list[str]:
 
 
 def is_json_requested(arguments: Sequence[str]) -> bool:
-    """Return whether ``--output json`` is among the arguments, which need not be valid: their error is then JSON, too."""
+    """Return whether ``--output json`` is among the arguments, which need not be valid."""
     return "--output=json" in arguments or ("--output", "json") in pairwise(arguments)
 
 
@@ -179,7 +178,7 @@ def whole_number_parser(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], 
 
 
 def parse_byte_count(text: str) -> int:
-    """Parse a size, such as ``1048576`` or ``64 MiB``, in bytes. Raises ArgumentTypeError if the text is not a size."""
+    """Parse a size, such as ``1048576`` or ``64 MiB``. Raises ArgumentTypeError if the text is none."""
     found = parse_size_bytes(text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 1048576 or '64 MiB'")
@@ -187,10 +186,8 @@ def parse_byte_count(text: str) -> int:
 
 
 def parse_relative_time_ms(text: str) -> int | None:
-    """Return the distance from now in milliseconds: negative for ``2h ago`` and ``-2h``, positive for ``in 3d`` and ``+3d``, 0 for ``now``;
-    None for any other text.
-
-    Units are ms, s, m (or min), h, d and w.
+    """Return the distance from now: negative for ``2h ago`` and ``-2h``, positive for ``in 3d`` and ``+3d``, 0 for ``now``; None for any
+    other text. Units are ms, s, m (or min), h, d and w.
     """
     if text == "now":
         return 0
@@ -203,9 +200,8 @@ def parse_relative_time_ms(text: str) -> int | None:
 
 
 def parse_time_ms(text: str) -> int:
-    """Parse a time, in milliseconds since 1970. Raises ArgumentTypeError if the text is not a time.
-
-    Accepts milliseconds, a time such as 2026-01-31T12:00:00Z (UTC if it has no zone), and relative times (``parse_relative_time_ms``).
+    """Parse milliseconds since 1970, a time such as 2026-01-31T12:00:00Z (UTC if it has no zone), or a relative time. Raises
+    ArgumentTypeError if the text is none of these.
     """
     from datetime import UTC, datetime
 
@@ -223,30 +219,25 @@ def parse_time_ms(text: str) -> int:
 
 
 def now_ms_from_arguments(args: argparse.Namespace) -> int:
-    """Return the time of ``--now``, or else the real time, in milliseconds since 1970."""
+    """Return the time of ``--now``, or else the real time."""
     return int(time.time() * 1000) if args.now is None else args.now
 
 
 def load_command_settings(args: argparse.Namespace) -> Settings:
-    """Load the settings from the file of ``--config``, or the default file, and the environment. Raises UsageError if they are invalid."""
+    """Load the settings of ``--config``, or the default file, and the environment. Raises UsageError if they are invalid."""
     from compactor.config.settings import load_settings
 
     return load_settings(getattr(args, "config", None))
 
 
 def command_line(args: argparse.Namespace, words: str) -> str:
-    """Return a command line for people to copy, with this command's ``--config``.
-
-    :param words: command and arguments, such as ``undo RUN``.
-    """
+    """Return a command line for people to copy, with this command's ``--config``."""
     config = getattr(args, "config", None)
     return f"tiered-compactor {words}" + (f" --config {shlex.quote(config)}" if config else "")
 
 
 def as_compactor_error(error: BaseException) -> CompactorError:
-    """Convert an exception to a CompactorError, which has the exit code: missing packages, full disks, lack of memory. Others become bug
-    reports.
-    """
+    """Convert an exception: missing packages, full disks, lack of memory. Others become bug reports."""
     if isinstance(error, CompactorError):
         return error
     if isinstance(error, ModuleNotFoundError) and (lacking := extras.missing_extra_error(error.name or "")):

@@ -6,7 +6,7 @@ from compactor.cli.output import Output
 
 
 def compile_numba_kernels(out: Output, *, load_into_process: bool = False) -> None:
-    """Compile all numba kernels, with a note to the user, if the cache on disk does not hold them yet.
+    """Compile all numba kernels, with a note to the user, unless they are cached on disk.
 
     :param load_into_process: also load them into this process.
     """

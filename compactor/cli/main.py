@@ -1,4 +1,4 @@
-"""Entry point of the command line: picks the command, imports only its module, and turns every error into one line and an exit code."""
+"""Entry point: picks the command, imports only its module, and turns every error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ from compactor.profiling import StageCost, StageCostRecorder, record_stage_costs
 
 
 class CommandProfile:
-    """Records, if ``--profile`` was given, the cost of a command in CPU time, wall-clock time and bytes: by stage, outside the stages, and
-    in total.
-    """
+    """Cost of a command in CPU time, wall-clock time and bytes by stage, if ``--profile`` was given."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._asked: bool = args.profile
@@ -42,7 +40,6 @@ class CommandProfile:
 
     @contextmanager
     def record_costs(self) -> Iterator[None]:
-        """Record the costs of all threads while the block runs."""
         if not self._asked:
             yield
             return
@@ -59,13 +56,13 @@ class CommandProfile:
         }
 
     def stage_costs_document(self) -> list[dict[str, object]] | None:
-        """Return None without ``--profile``, an empty list if no costs were recorded."""
+        """Return None without ``--profile``."""
         rows = self._costs.items()
         reported = [{"stage": name, "cpu": round(cost.cpu, 6), "seconds": round(cost.wall, 6), "bytes": cost.bytes} for name, cost in rows]
         return reported if self._asked else None
 
     def stage_cost_tables(self) -> list[Table]:
-        """Return one table of the stages that cost anything; an empty list without ``--profile``."""
+        """Return one table of the stages that cost anything, or none."""
         rows = [
             (name, f"{cost.cpu:.3f}", f"{cost.wall:.3f}" if cost.wall else None, format_size(cost.bytes) if cost.bytes else None)
             for name, cost in self._costs.items()
@@ -87,7 +84,7 @@ def _speed_up_start() -> None:
 
 
 def entry(argv: list[str] | None = None) -> ExitCode:
-    """Run one command of ``tiered-compactor`` and return its exit code: 0, 130 after Ctrl-C, 143 after SIGTERM, else that of the error.
+    """Run one command and return its exit code: 0, 130 after Ctrl-C, 143 after SIGTERM, else that of the error.
 
     :param argv: arguments without the program's name; None for those of the process.
     """
@@ -138,20 +135,16 @@ def _run_command(arguments: list[str]) -> ExitCode:
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised by SIGTERM, as KeyboardInterrupt is by Ctrl-C, so that leases are released, local state is closed and staged files are
-    deleted.
-    """
+    """Raised by SIGTERM, so that leases are released, local state is closed and staged files are deleted."""
 
 
 class InterruptedByCtrlC(KeyboardInterrupt):
-    """Raised by Ctrl-C. Python loses the exit code of a plain KeyboardInterrupt that passed through ``exec``, even if it was caught."""
+    """Raised by Ctrl-C. Python loses the exit code of a plain KeyboardInterrupt that passed through ``exec``."""
 
 
 @contextmanager
 def _signals_as_exceptions() -> Iterator[None]:
-    """Turn SIGTERM and Ctrl-C into exceptions while the block runs; a second SIGTERM ends the process at once. Does nothing outside the
-    main thread.
-    """
+    """Raise exceptions for SIGTERM and Ctrl-C; a second SIGTERM ends the process at once."""
 
     def raise_terminated(number: int, frame: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -185,7 +178,7 @@ def _signals_as_exceptions() -> Iterator[None]:
 
 
 def build_parser(command_names: Container[str]) -> CommandLineParser:
-    """Return a parser that knows all commands, but only ``command_names`` with their arguments, which saves start-up time."""
+    """Return a parser that knows all commands, but only ``command_names`` with their arguments."""
     parser = CommandLineParser(
         prog="tiered-compactor",
         description="Log compaction for Apache Kafka's tiered storage, outside the broker.",

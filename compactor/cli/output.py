@@ -1,4 +1,4 @@
-"""Output of commands: tables for people or one JSON document on stdout; remarks, progress and errors on stderr."""
+"""Output of commands: tables or one JSON document on stdout; remarks, progress and errors on stderr."""
 
 from __future__ import annotations
 
@@ -44,10 +44,8 @@ class StderrLineFormat:
     stamped: bool = False
 
     def format_stderr_line(self, text: str, level: int, fields: Mapping[str, str], now: time.struct_time) -> str:
-        """Return a line in this format.
-
-        :param level: a level of ``logging``.
-        :param fields: further values. Text lines have ``partition`` before the text and the others after it, as ``name=value``.
+        """:param level: a level of ``logging``.
+        :param fields: text lines have ``partition`` before the text and the others after it, as ``name=value``.
         :param now: time of the line in UTC.
         """
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", now)
@@ -67,10 +65,10 @@ class StderrNotePrinter(Protocol):
 
 
 class StderrNoteLogHandler(logging.Handler):
-    """Writes the program's own log records, by default from WARNING on, to stderr until it is closed. Those of libraries are never written:
-    some log every header of every request.
+    """Writes the program's own log records, by default from WARNING on, to stderr. Those of libraries are never written: some log every
+    header of every request.
 
-    :param note: returns the function that writes a line. Called for each line, because the output changes once the arguments are parsed.
+    :param note: returns the function that writes a line. Called for each line: the output changes once the arguments are parsed.
     """
 
     def __init__(self, note: Callable[[], StderrNotePrinter]) -> None:
@@ -127,7 +125,7 @@ class Table(NamedTuple):
     """A table for people. Numbers are aligned to the right, None is an empty cell.
 
     minor: headings of columns that a narrow terminal leaves out, the least important first.
-    below: how many columns, counted from the right, a terminal shows on separate lines below each row, because they hold long text.
+    below: how many columns, counted from the right, a terminal shows on separate lines below each row.
     """
 
     title: str
@@ -138,14 +136,14 @@ class Table(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A tree of text for people. A label has one or more lines."""
+    """A tree of text for people."""
 
     label: str
     branches: Sequence[Tree]
 
 
 class Output:
-    """Destination of one command's output: the result (once) to stdout; remarks and progress to stderr."""
+    """Destination of one command's result (stdout), remarks and progress (stderr)."""
 
     def __init__(
         self,
@@ -165,7 +163,7 @@ class Output:
 
     def print_result(self, document: Mapping[str, object], *tables: Table | Tree, summary: str = "") -> None:
         """Print the JSON document, or the tables and trees followed by the summary. If the reader of stdout is gone (``| head``), the rest
-        is dropped without an error.
+        is dropped.
         """
         self._reported = True
         self._end_transient_line(CLEAR_LINE)
@@ -181,7 +179,7 @@ class Output:
             self._discard_output()
 
     def print_error_document(self, error: CompactorError) -> None:
-        """Print ``error`` (kind, message, hint and exit_code) as JSON, if the command failed before it had a result."""
+        """Print ``error`` as JSON, if the command failed before it had a result."""
         if self.mode == "json" and not self._reported:
             reported = {"kind": type(error).__name__, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
             self.print_result({"error": reported})
@@ -201,16 +199,14 @@ class Output:
             self._discard_output()
 
     def terminal_width(self) -> int | None:
-        """Return the number of columns of the terminal that stdout is, or None if it is not a terminal."""
+        """Return the number of columns; None if stdout is not a terminal."""
         return _terminal_width(self._stdout)
 
     def print_note(self, text: str, level: int = logging.INFO, fields: Mapping[str, str] | None = None, *, transient: bool = False) -> None:
         """Write one remark to stderr, above the progress bar if there is one.
 
         :param level: a level of ``logging``.
-        :param fields: further values for the line by name, such as ``partition``.
-        :param transient: on a terminal the next remark takes this one's place; elsewhere at most one transient remark a minute is
-            written.
+        :param transient: on a terminal the next remark takes this one's place; elsewhere at most one a minute is written.
         """
         width = _terminal_width(self._stderr)
         if transient and width is None:
@@ -238,9 +234,9 @@ class Output:
 
     @contextmanager
     def show_progress(self, title: str, total: int | None = None, unit: str = "") -> Iterator[Progress]:
-        """Show the progress of work that may take longer than two seconds. The yielded object may be used from any thread.
+        """Show progress after two seconds. The yielded object may be used from any thread.
 
-        :param total: amount of work; None if unknown.
+        :param total: None if unknown.
         :param unit: ``bytes`` or a plural noun.
         """
         self._meter = Progress(title, total, unit, "json" if self.lines.as_json else self.mode, self._stderr)
@@ -274,11 +270,7 @@ class Output:
 
 
 class Progress:
-    """Counter of work: shows a bar on a terminal, else a line every few seconds (JSON with ``--output json``).
-
-    :param total: amount of work in ``unit``; None if unknown.
-    :param clock: returns the time in seconds.
-    """
+    """Counter of work: shows a bar on a terminal, else a line every few seconds (JSON with ``--output json``)."""
 
     def __init__(
         self,
@@ -302,7 +294,7 @@ class Progress:
             self._update_display()
 
     def begin_part(self, title: str, done: int | None = None) -> None:
-        """Show another title for the next part of the work. The total stays the same.
+        """Show another title. The total stays the same.
 
         :param done: amount that counts as done when this part begins; None for the amount recorded so far.
         """
@@ -311,7 +303,7 @@ class Progress:
             self._update_display()
 
     def begin_step(self, title: str, total: int | None = None) -> None:
-        """Show another title and total (None: unknown) for the next step of the work. The amount done starts again at 0."""
+        """Show another title and total (None: unknown). The amount done starts again at 0."""
         with self._lock:
             self.title, self.total, self.done = title, total, 0
             self._update_display()
@@ -369,7 +361,6 @@ class Progress:
         _write_line(self._stderr, text)
 
     def _capped_done(self) -> int:
-        """Return the amount done, at most the total, which may be an estimate."""
         return self.done if self.total is None else min(self.done, self.total)
 
     def _format_done_amount(self) -> str:
@@ -395,13 +386,11 @@ def _to_json(document: Mapping[str, object]) -> str:
 
 
 def table_lines(table: Table, width: int | None = None, *, coloured: bool = False) -> Iterator[str]:
-    """Yield the lines of a table, the headings first; nothing for a table without rows and headings.
+    """Yield the lines of a table, the headings first. The last line names the columns that were left out.
 
-    Names and ids are never broken: a table that is still too wide without its minor columns is printed too wide. The last line names the
-    columns that were left out.
+    Names and ids are never broken: a table that is still too wide without its minor columns is printed too wide.
 
     :param width: columns of the terminal; None for a pipe, which gets all columns.
-    :param coloured: whether to colour the words in ``_STATE_COLUMNS``.
     """
     from rich.cells import cell_len
 
@@ -444,7 +433,7 @@ def table_lines(table: Table, width: int | None = None, *, coloured: bool = Fals
 
 
 def _wrap_last_cell(text: str, width: int) -> list[str]:
-    """Return the lines of a last cell, the first for the row itself: empty if a path or URL is wider than the column."""
+    """Leave the row's own line empty if a path or URL is wider than the column."""
     lines = textwrap.wrap(text, width, **_WHOLE_WORDS) or [""]
     return ["", *(f"     {line}" if len(line) > width else line for line in lines)] if max(map(len, lines)) > width else lines
 
@@ -454,13 +443,12 @@ _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": F
 
 
 def _colour_cell(cell: str) -> str:
-    """Colour a cell by its state word, the text before the first comma."""
     colour = _WORD_COLOURS.get(cell.strip().partition(",")[0].lower())
     return f"\x1b[{colour}m{cell}\x1b[0m" if colour else cell
 
 
 def _terminal_width(stream: IO[str]) -> int | None:
-    """Return the number of columns, 80 if the terminal does not tell; None if the stream is not a terminal."""
+    """Return 80 columns if the terminal does not tell; None if the stream is not a terminal."""
     if not stream.isatty():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Common part of `daemon`, `agent` and `serve`: a service in a thread, and the signals that stop it or make it reread its settings."""
+"""Common part of `daemon`, `agent` and `serve`: a service in a thread, and the signals that stop or reconfigure it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RunnableService(Protocol):
 
 
 def prepare_process() -> None:
-    """Block the signals that ``run_service`` waits for, and let malloc use only a few heaps. Must be called before the first thread starts:
+    """Block the signals that ``run_service`` waits for, and let malloc use only a few heaps. Call it before the first thread starts:
     threads inherit blocked signals.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, MEANT)
@@ -58,8 +58,7 @@ def run_service(
 
     Return 0; 1 if the service ended by itself, which is a bug. Work that does not end within STOP_SECONDS is abandoned.
 
-    :param name: name of the command.
-    :param read_settings: reads the configuration again; raises UsageError.
+    :param read_settings: raises UsageError if the configuration is invalid.
     :param unfinished_jobs: returns the jobs that still run, which the last log line names.
     """
     tell = SERVICE_JOURNAL
@@ -101,9 +100,7 @@ def run_service(
 def _reload_configuration(
     service: RunnableService, current_settings: Settings, read_settings: Callable[[], Settings], log: EventLogger
 ) -> Settings:
-    """Return the settings now in force. Those that only a restart changes keep their old values; if the configuration is invalid, all
-    do.
-    """
+    """Return the settings now in force. If the configuration is invalid, the old ones stay."""
     from compactor.service import settings_after_reload
 
     try:

@@ -1,4 +1,4 @@
-"""Parts that the commands over a tier share: opening the tier, choosing partitions, exit codes over several partitions, audit."""
+"""Common part of the commands over a tier: opening the tier, choosing partitions, exit codes, audit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WRITERS = ("run", "retire", "daemon", "recompact", "undo", "topics takeover")
 def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False, writing_command: str = "") -> Tier:
     """Open the configured tier.
 
-    :param local_state: whether to use the control logs and summaries that this machine has cached.
+    :param local_state: whether to use cached control logs and summaries.
     :param writing_command: name of the command if it changes the tier. If empty, a broker-managed tier is opened read-only.
     :raises UsageError: if the settings do not allow it, or the command does not work on this kind of tier.
     """
@@ -81,9 +81,7 @@ def _check_writer(command: str, settings: Settings) -> None:
 
 
 def open_for_control_writes(args: argparse.Namespace) -> Tier:
-    """Open the configured tier for writes to the control store only: brokers' data is read-only. Raises UsageError if no control store is
-    configured.
-    """
+    """Open the configured tier; brokers' data is read-only. Raises UsageError if no control store is configured."""
     settings = command_parser.load_command_settings(args)
     if not tier_kind(settings).is_broker_managed:
         return open_configured_tier(args)
@@ -118,8 +116,8 @@ def open_tier_and_partition(
 def select_partitions(tier: Tier, given_names: Sequence[str]) -> list[TopicPartition]:
     """Return the partitions that a user's arguments select, each once; all if there are no arguments.
 
-    :param given_names: partitions, topics (the present one of that name, not deleted ones), or regular expressions over whole names. An
-        existing name is never taken as an expression.
+    :param given_names: partitions, topics (the present one of that name), or regular expressions over whole names. An existing name is
+        never taken as an expression.
     :raises UsageError: if a name or expression matches nothing. The hint is the most similar name.
     """
     known = tier.list_partitions()
@@ -137,7 +135,7 @@ def select_partitions(tier: Tier, given_names: Sequence[str]) -> list[TopicParti
 
 
 def read_control_logs(tier: Tier, partitions: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes) -> list[PartitionLog]:
-    """Return the control logs, which are read. Logs that cannot be read are left out, and reported by ``outcomes``."""
+    """Return the control logs that can be read. ``outcomes`` reports the others."""
     found = []
     with out.show_progress("reading", len(partitions), "partitions") as progress:
         for name, log in zip(partitions, tier.read_control_logs_or_errors(partitions, progress.advance), strict=True):
@@ -152,9 +150,7 @@ def read_control_logs(tier: Tier, partitions: Sequence[TopicPartition], out: Out
 def read_partition_summaries(
     tier: Tier, partitions: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes
 ) -> list[PartitionSummary]:
-    """Return a summary of each partition, from its control log or a recent copy in local state. Partitions that cannot be read are left
-    out, and reported by ``outcomes``.
-    """
+    """Return the summaries that can be read, from control logs or local state. ``outcomes`` reports the others."""
     found = []
     with out.show_progress("looking", len(partitions), "partitions") as progress:
         looks = read_summaries(tier, partitions, check_for_restored_logs=True, on_partition=progress.advance)
@@ -168,10 +164,7 @@ def read_partition_summaries(
 
 
 def sum_stored_bytes(tier: Tier, partitions: Sequence[TopicPartition], out: Output, *, includes_replaced_segments: bool = False) -> int:
-    """Return the bytes of live segments, for a progress display. Partitions that cannot be read count as 0.
-
-    :param includes_replaced_segments: whether to add replaced segments that are not deleted yet.
-    """
+    """Return the bytes of live segments, for a progress display. Partitions that cannot be read count as 0."""
     with out.show_progress("looking", len(partitions), "partitions") as progress:
         looks = read_summaries(tier, partitions, on_partition=progress.advance)
     found = [one.summary for one in looks if one.summary is not None]
@@ -180,12 +173,9 @@ def sum_stored_bytes(tier: Tier, partitions: Sequence[TopicPartition], out: Outp
 
 
 def print_check_findings(findings: Sequence[Any], out: Output, summary_without_errors: str = "all is well") -> ExitCode:
-    """Print what a check found, and return 0, or the exit code of BadData if a finding is an error. Errors are named on stderr as well;
-    equal notes are counted together.
+    """Print what a check found, and return 0, or the exit code of BadData if a finding is an error. Equal notes are counted together.
 
-    :param findings: findings with ``severity``, ``kind``, ``topic``, ``partition``, ``object`` and ``detail``, perhaps ``means`` and
-        ``todo``.
-    :param summary_without_errors: summary line if there is no error.
+    :param findings: with ``severity``, ``kind``, ``topic``, ``partition``, ``object`` and ``detail``, perhaps ``means`` and ``todo``.
     """
     rows: Counter[tuple[str, ...]] = Counter()
     for one in findings:
@@ -211,7 +201,7 @@ def format_cleaner_offsets(offsets: Sequence[CleanerOffset]) -> str:
 
 
 def compaction_rounds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table of rounds from the fields of their JSON results. Cells are empty for a round that wrote nothing."""
+    """Return a table of rounds from the fields of their JSON results."""
     cells = []
     for row in rows:
         segments = f"{row['segments_in']} -> {row['segments_out']}" if row.get("segments_out") else ""
@@ -230,7 +220,6 @@ def partition_of_row(row: Mapping[str, Any]) -> str:
 
 
 def partition_name_fields(partition: TopicPartition) -> dict[str, Any]:
-    """Return the fields by which JSON documents name a partition."""
     return {"topic": partition.topic, "partition": partition.partition, "incarnation": partition.incarnation}
 
 
@@ -239,7 +228,7 @@ def json_document_of_report(report: Any) -> dict[str, Any]:
 
 
 class PartitionOutcomes:
-    """Outcomes of a command for several partitions, from which its exit code follows. A failed partition does not stop the others.
+    """Outcomes of a command for several partitions. A failed partition does not stop the others.
 
     :param is_selection_explicit: whether the user named the partitions. If not, a partition that another process leads is not a failure.
     """
@@ -254,9 +243,7 @@ class PartitionOutcomes:
         self._codes.append(0)
 
     def print_and_record_failure(self, object_name: str, error: Exception) -> CompactorError:
-        """Print and record a failure, and return it as a CompactorError. With TIERED_COMPACTOR_DEBUG=1, an exception of another class is
-        raised.
-        """
+        """Print and record a failure. With TIERED_COMPACTOR_DEBUG=1, an exception that is no CompactorError is raised."""
         found = command_parser.as_compactor_error(error)
         if found is not error and os.environ.get(command_parser.DEBUG) == "1":
             raise error
@@ -268,7 +255,7 @@ class PartitionOutcomes:
         return found
 
     def report_quarantined_partition(self, partition: str, reason: str, keyless_records: int = 0, *, is_repairable: bool) -> None:
-        """Print and record that a round failed on damaged data, so that the partition is quarantined: it is retried with growing delays.
+        """Print and record that a round failed on damaged data. The round is retried with growing delays.
 
         :param keyless_records: number of records without a key for which the round was refused; 0 if that is not the reason.
         :param is_repairable: whether `repair` works on this tier: not where other programs write objects without digests.
@@ -286,8 +273,8 @@ class PartitionOutcomes:
         self._codes.append(3)
 
     def exit_code(self) -> ExitCode:
-        """Return the exit code of the gravest failure, or 0. A partition that another process leads is a failure if the user named the
-        partitions, or if no other outcome was recorded.
+        """Return the exit code of the gravest failure, or 0. A partition that another process leads is a failure if the user named it, or
+        if no other outcome was recorded.
         """
         if self._leased and not self._codes:
             return Leased.exit_code
@@ -298,7 +285,7 @@ class PartitionOutcomes:
 
 
 def invoking_user_name() -> str:
-    """Return a name such as ``alice``; with ``sudo`` both users, such as ``alice (as root)``."""
+    """Return a name such as ``alice``; with ``sudo`` ``alice (as root)``."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container whose user has no name
@@ -308,7 +295,6 @@ def invoking_user_name() -> str:
 
 
 def operator_user_at_host() -> str:
-    """Return ``user@host``, which records of pauses and requests contain."""
     return f"{invoking_user_name()}@{socket.gethostname()}"
 
 
@@ -316,10 +302,9 @@ def operator_user_at_host() -> str:
 def audited(
     args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int | bool
 ) -> Iterator[None]:
-    """Record a manual action in the audit log before the ``with`` block, and its outcome after it. Without a control store nothing is
-    recorded, and a note on stderr says so.
+    """Record a manual action in the audit log before the ``with`` block, and its outcome after it. Without a control store a note on stderr
+    says that nothing is recorded.
 
-    :param command: command for the record, such as ``undo``.
     :param targets: partitions, topics or patterns on which the command acts.
     :raises StoreError: before the block, if the action cannot be recorded.
     """
@@ -357,5 +342,5 @@ def audited(
 def audited_if(
     must_record: bool, args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int
 ) -> AbstractContextManager[None]:
-    """Do the same for a command that is recorded only with some of its options."""
+    """Return ``audited`` if ``must_record``, else a context that does nothing."""
     return audited(args, settings, out, command, targets, **details) if must_record else nullcontext()

@@ -1,6 +1,6 @@
 """Health of tiered partitions: uploads and deletions that do not end, segments that are never tiered, leaked and lost objects.
 
-Holds for every cluster with KIP-405, compacted or not. Read-only. ``doctor`` and ``config check`` print the findings.
+Holds for every cluster with KIP-405, compacted or not. Read-only.
 """
 
 from __future__ import annotations
@@ -66,10 +66,8 @@ class TierHealthFinding:
     severity: error (data is or will be lost), warning (it costs, or becomes an error) or note.
     topic, partition: an empty topic and -1 for the whole cluster.
     object: name of the broker, setting or segment.
-    detail: the evidence.
     means: the consequence for consumers.
-    bytes: number of stored bytes concerned; 0 if unknown or none.
-    usd_month: price of these bytes per month.
+    bytes: stored bytes concerned; 0 if unknown or none.
     """
 
     severity: str
@@ -85,7 +83,7 @@ class TierHealthFinding:
 
 
 def describe_topics(admin: ClusterDescriptionQueries, topics: Sequence[str]) -> dict[str, TopicDescription]:
-    """Return the descriptions by topic. Topics that the cluster does not have, or does not describe to this user, are left out."""
+    """Leave out topics that the cluster does not have, or does not describe to this user."""
     found: dict[str, TopicDescription] = {}
     for name in topics:
         try:
@@ -96,7 +94,7 @@ def describe_topics(admin: ClusterDescriptionQueries, topics: Sequence[str]) -> 
 
 
 def known_kafka_problem_findings(brokers: Sequence[BrokerDescription], topics: Mapping[str, TopicDescription]) -> list[TierHealthFinding]:
-    """Return findings about broker versions, broker settings and topic settings that will damage tiered data."""
+    """Return findings about versions and settings that will damage tiered data."""
     return [
         *_size_retention_findings(brokers, topics.values()),
         *_last_tiered_findings(brokers),
@@ -106,7 +104,7 @@ def known_kafka_problem_findings(brokers: Sequence[BrokerDescription], topics: M
 
 
 def unsuitable_broker_findings(brokers: Sequence[BrokerDescription], confirmed: ClusterConfirmations) -> list[TierHealthFinding]:
-    """Return at most one finding: why nothing may be compacted, replaced or deleted under these brokers."""
+    """Return at most one finding: why nothing may be compacted or deleted under these brokers."""
     problem = broker_problem(brokers, confirmed)
     if problem is None:
         return []
@@ -123,7 +121,7 @@ def unsuitable_broker_findings(brokers: Sequence[BrokerDescription], confirmed: 
 def metadata_growth_findings(metadata_topic: TopicDescription, segment_count: int) -> list[TierHealthFinding]:
     """Return a finding if the metadata topic has grown so much that brokers start slowly.
 
-    :param segment_count: number of segments that the metadata names now, in all states.
+    :param segment_count: segments that the metadata names now, in all states.
     """
     sizes = {number: one.log_end - max(0, one.log_start) for number, one in metadata_topic.partitions.items() if one.log_end >= 0}
     largest = max(sizes, key=lambda number: sizes[number], default=-1)
@@ -143,7 +141,7 @@ def metadata_growth_findings(metadata_topic: TopicDescription, segment_count: in
 
 
 def _size_retention_findings(brokers: Sequence[BrokerDescription], topics: Iterable[TopicDescription]) -> Iterator[TierHealthFinding]:
-    """Yield a finding for each topic whose retention.bytes makes a newly elected leader delete too much (KAFKA-20732)."""
+    """Kafka deletes too much after an election (KAFKA-20732)."""
     unfixed = sorted({one.version or "unknown" for one in brokers if version_tuple(one.version) < FIRST_WITH_SIZE_FIX})
     for topic in topics if unfixed else ():
         limit = topic.settings.get("retention.bytes")
@@ -162,7 +160,7 @@ def _size_retention_findings(brokers: Sequence[BrokerDescription], topics: Itera
 
 
 def _last_tiered_findings(brokers: Sequence[BrokerDescription]) -> Iterator[TierHealthFinding]:
-    """Yield at most one finding: brokers that build new replicas from the newest tiered segment (KIP-1023)."""
+    """Report brokers that build new replicas from the newest tiered segment (KIP-1023)."""
     enabled = [one.id for one in brokers if one.takes_last_tiered]
     if not enabled:
         return
@@ -177,7 +175,7 @@ def _last_tiered_findings(brokers: Sequence[BrokerDescription]) -> Iterator[Tier
 
 
 def _delayed_upload_findings(topics: Iterable[TopicDescription]) -> Iterator[TierHealthFinding]:
-    """Yield a finding for each topic whose settings delay or prevent the upload of closed segments (KIP-1241)."""
+    """Report settings that delay or prevent the upload of closed segments (KIP-1241)."""
     for topic in topics:
         settings = {name: setting.value for name, setting in topic.settings.items()}
         lags = copy_lag(settings, "ms"), copy_lag(settings, "bytes")
@@ -196,7 +194,7 @@ def _delayed_upload_findings(topics: Iterable[TopicDescription]) -> Iterator[Tie
 
 
 def copy_lag(settings: Mapping[str, str], unit: str) -> int | None:
-    """Return the age in milliseconds, or the number of newer local bytes, from which on brokers upload a closed segment (KIP-1241; Kafka's
+    """Return the age in milliseconds, or the number of newer local bytes, from which on brokers upload a closed segment (KIP-1241;
     ``RLMCopyTask.isEligibleForUpload``). Either check suffices, and 0 of either means at once. None: this check never applies.
 
     :param settings: of the topic. -1 stands for local retention, whose -2 stands for the topic's.
@@ -211,10 +209,7 @@ def copy_lag(settings: Mapping[str, str], unit: str) -> int | None:
 
 
 def cleanup_policy_findings(topics: Iterable[TopicDescription], bootstrap_servers: str = "") -> Iterator[TierHealthFinding]:
-    """Yield a finding for each tiered topic whose cleanup.policy Kafka lets pass although its tiered part suffers from it.
-
-    :param bootstrap_servers: addresses of brokers, for the command that corrects a topic.
-    """
+    """Yield a finding for each tiered topic whose cleanup.policy Kafka lets pass although its tiered part suffers from it."""
     for topic in topics:
         policy = topic.settings.get("cleanup.policy")
         if policy is None or not _has_remote_storage_enabled(topic) or policy.value == "delete":
@@ -232,9 +227,7 @@ def cleanup_policy_findings(topics: Iterable[TopicDescription], bootstrap_server
 
 
 def version_tuple(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version like ``4.3``. Any other text becomes the empty tuple, the lowest: it is unknown which fixes that
-    version has.
-    """
+    """Return the numbers of a version like ``4.3``. Any other text becomes the empty tuple, the lowest."""
     parts = version.split(".")
     return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
 
@@ -255,8 +248,8 @@ MAX_END_BYTES = 64 << 20
 class FirstUntieredRecord:
     """The first record of a log that is not tiered yet.
 
-    closed_ms: time by which brokers had closed the record's segment: the timestamp of the first later record that, by segment.ms,
-        belongs to another segment. None if there is no such record: brokers close a segment only when they append.
+    closed_ms: time by which brokers had closed its segment: the timestamp of the first later record that, by segment.ms, belongs to
+        another segment. None if there is no such record: brokers close a segment only when they append.
     """
 
     offset: int
@@ -282,9 +275,7 @@ def find_tier_health_problems(
 ) -> list[TierHealthFinding]:
     """Return all findings about these partitions and the cluster. Read-only.
 
-    :param expected_topics: topics that should be tiered. Their uploads are examined even if the metadata topic names no segment of
-        theirs.
-    :param on_partition: called after each partition.
+    :param expected_topics: topics whose uploads are examined even if the metadata topic names no segment of theirs.
     :raises StoreError: if the store or the brokers do not answer.
     """
     topics = describe_topics(admin, sorted({name.topic for name in partitions} | set(expected_topics)))
@@ -340,9 +331,7 @@ def _gather_partition_health_facts(
 
 
 def _newest_end_hole(tier: Tier, partition: TopicPartition, readable: Sequence[RemoteLogSegmentMetadataRecord]) -> tuple[int, int] | None:
-    """Read the newest segment's offset index, and its log from the last indexed batch on. Return None if they cannot be read, which
-    `verify` reports.
-    """
+    """Read the offset index, and the log from the last indexed batch on. Return None if they cannot be read, which `verify` reports."""
     newest = max(readable, key=lambda one: one.end_offset, default=None)
     if newest is None:
         return None
@@ -379,9 +368,7 @@ def _first_untiered(
     tiered: Sequence[RemoteLogSegmentMetadataRecord],
     topics: Mapping[str, TopicDescription],
 ) -> tuple[FirstUntieredRecord | None, str]:
-    """Return the earliest record that is not tiered (None: all are, or the record is not known), and the leader's message if it cannot look
-    up records by their timestamps, else an empty one.
-    """
+    """Return the earliest record that is not tiered, and the leader's message if it cannot look up records by their timestamps."""
     try:
         return _find_untiered_by_time(admin, partition, tiered, topics), ""
     except Refused as error:
@@ -394,8 +381,7 @@ def _find_untiered_by_time(
     tiered: Sequence[RemoteLogSegmentMetadataRecord],
     topics: Mapping[str, TopicDescription],
 ) -> FirstUntieredRecord | None:
-    """Return the earliest record after all ``tiered`` segments; None if there is none, or if the topic is not in ``topics``. Raises Refused
-    if the leader cannot look up timestamps.
+    """Return the earliest record after all ``tiered`` segments. Raises Refused if the leader cannot look up timestamps.
 
     Timestamps need not ascend from segment to segment: control records have the broker's time and other records the producer's.
     """
@@ -423,7 +409,6 @@ class ConfigCheckFinding(NamedTuple):
     """A problem found by ``config check``.
 
     severity: error (it does not work), warning (unsafe for compaction) or note. An error of kind ``topic`` concerns that topic only.
-    kind: area of the problem, such as version, topic or acl.
     object: name of the broker, topic, permission or URL.
     """
 
@@ -443,8 +428,7 @@ def check_cluster(
 ) -> list[ConfigCheckFinding]:
     """Check the brokers and the metadata topic.
 
-    :param bootstrap_servers: addresses of brokers, for messages.
-    :param reports_missing_append_permission: whether rounds will be published, so that the permission to append is needed.
+    :param reports_missing_append_permission: whether rounds will be published.
     """
     found: list[ConfigCheckFinding] = []
     try:
@@ -469,11 +453,7 @@ def check_topics(
     cleanup_policy_of: Callable[[str], str] = lambda topic: "compact",
     bootstrap_servers: str = "",
 ) -> list[ConfigCheckFinding]:
-    """Check the settings, permissions and leaders of these topics.
-
-    :param cleanup_policy_of: returns a topic's cleanup_policy in this program's settings.
-    :param bootstrap_servers: addresses of brokers, for the commands that correct a topic.
-    """
+    """Check the settings, permissions and leaders of these topics."""
     found: list[ConfigCheckFinding] = []
     for name in topics:
         try:
@@ -490,7 +470,6 @@ def check_topics(
 
 
 def check_known_kafka_problems(admin: ClusterDescriptionQueries, topics: Sequence[str]) -> list[ConfigCheckFinding]:
-    """Return findings about broker versions and topic settings that will damage tiered data, compacted or not."""
     descriptions = describe_topics(admin, topics)
     return [
         ConfigCheckFinding(found.severity, found.kind, found.topic or found.object, f"{found.detail}: {found.means}", found.todo)
@@ -500,7 +479,7 @@ def check_known_kafka_problems(admin: ClusterDescriptionQueries, topics: Sequenc
 
 
 def _topic_setting_findings(description: TopicDescription, cleanup_policy: str, bootstrap_servers: str) -> Iterator[ConfigCheckFinding]:
-    """Yield an error for each setting of a topic that rules out compaction, with one command that changes all these settings."""
+    """Yield an error for each setting that rules out compaction, with one command that changes all of them."""
     topic, settings = description.topic, {key: one.value for key, one in description.settings.items()}
     harm = {found.object: f"{found.detail}: {found.means}" for found in cleanup_policy_findings([description])}
     step = topic_settings_correction(topic, settings, cleanup_policy, bootstrap_servers)
@@ -511,7 +490,7 @@ def _topic_setting_findings(description: TopicDescription, cleanup_policy: str, 
 
 
 def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:
-    """Check that the tier's objects can be listed and read, on the first partition that has a segment."""
+    """Check that objects can be listed and read, on the first partition that has a segment."""
     layout = tier.ports.layout
     url = tier.settings.tier_url
     for name in partitions:
@@ -547,7 +526,7 @@ def check_metadata(tier: Tier) -> tuple[list[TopicPartition], list[ConfigCheckFi
 
 
 def check_record_rate(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:
-    """Check that the metadata records of a first round over each partition fit within [publish] metadata_records_per_hour."""
+    """Check that a first round over each partition fits within [publish] metadata_records_per_hour."""
     per_hour = tier.settings.publish.metadata_records_per_hour
     if not per_hour:
         return []
@@ -572,7 +551,7 @@ def check_record_rate(tier: Tier, partitions: Sequence[TopicPartition]) -> list[
 def _broker_and_permission_findings(
     cluster: ClusterDescription, confirmed: ClusterConfirmations, bootstrap_servers: str, *, publishes: bool
 ) -> Iterator[ConfigCheckFinding]:
-    """:param publishes: whether rounds will be published, so that an unknown metadata manager is an error."""
+    """:param publishes: then an unknown metadata manager is an error."""
     for broker in cluster.brokers:
         problem = broker_problem([broker], confirmed)
         if problem is None:
@@ -606,14 +585,13 @@ class PartitionHealthFacts:
     """Answers of brokers and store about one partition.
 
     segments: those that the metadata topic names, in all states.
-    settings: of the topic.
     pending: the first record that is not tiered. None if everything is tiered, or if the record is not known because of
         ``lookup_problem``.
     lookup_problem: the leader's error message if it cannot find a record by its time; empty otherwise.
     missing: objects of readable segments that the store does not have.
     gaps: ranges of offsets (both inclusive) that no readable segment contains.
-    orphans, orphan_bytes: objects that no metadata names and that are too old to belong to a running upload.
-    end_hole: first and last offset, both inclusive, that the newest tiered segment lacks at its end; None if it lacks none.
+    orphans: number of objects that no metadata names and that are too old to belong to a running upload.
+    end_hole: first and last offset, both inclusive, that the newest tiered segment lacks at its end.
     """
 
     partition: TopicPartition
@@ -629,7 +607,7 @@ class PartitionHealthFacts:
 
 
 def newest_tiered_segment(segments: Sequence[RemoteLogSegmentMetadataRecord]) -> RemoteLogSegmentMetadataRecord | None:
-    """Return the segment with the highest end offset among those that readers can use, or None if there is none."""
+    """Return the segment with the highest end offset that readers can use."""
     finished = [one for one in segments if one.state is SegmentState.COPY_SEGMENT_FINISHED]
     return max(finished, key=lambda one: one.end_offset, default=None)
 
@@ -654,7 +632,7 @@ def _finding_about_partition(
     stored_bytes: int = 0,
     usd_per_month: float = 0.0,
 ) -> TierHealthFinding:
-    """:param evidence_consequence_and_action: three texts: the evidence, the consequence for consumers, and the recommended action."""
+    """:param evidence_consequence_and_action: three texts."""
     detail, means, todo = evidence_consequence_and_action
     return TierHealthFinding(
         severity,
@@ -671,7 +649,7 @@ def _finding_about_partition(
 
 
 def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> Iterator[TierHealthFinding]:
-    """Yield at most one finding: brokers began to copy segments to the tier long ago and never finished (Aiven#820)."""
+    """Report copies that brokers began long ago and never finished (Aiven#820)."""
     begun = [
         one
         for one in examined.segments
@@ -700,7 +678,7 @@ def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, price
 
 
 def _late_upload_findings(examined: PartitionHealthFacts, now_ms: int) -> Iterator[TierHealthFinding]:
-    """Yield at most one finding: records should have been tiered long ago (Aiven#699), or copying is switched off for the topic."""
+    """Report records that should have been tiered long ago (Aiven#699), or that copying is switched off."""
     if examined.pending is None:
         return
     if examined.settings.get("remote.log.copy.disable") == "true":
@@ -728,7 +706,7 @@ def _late_upload_findings(examined: PartitionHealthFacts, now_ms: int) -> Iterat
 
 
 def _failed_timestamp_lookup_findings(examined: PartitionHealthFacts) -> Iterator[TierHealthFinding]:
-    """Yield a finding if the leader fails to find records by their time, for which it reads time indexes in the tier."""
+    """The leader reads time indexes in the tier to find records by their time."""
     if examined.lookup_problem:
         words = (
             examined.lookup_problem,
@@ -739,7 +717,7 @@ def _failed_timestamp_lookup_findings(examined: PartitionHealthFacts) -> Iterato
 
 
 def _overdue_deletion_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> Iterator[TierHealthFinding]:
-    """Yield findings for deletions that were begun and not finished, and for segments that retention.ms should have removed."""
+    """Report unfinished deletions, and segments that retention.ms should have removed."""
     begun = [
         one
         for one in examined.segments
@@ -799,7 +777,7 @@ def _lost_object_findings(examined: PartitionHealthFacts) -> Iterator[TierHealth
 
 
 def _end_hole_findings(examined: PartitionHealthFacts) -> Iterator[TierHealthFinding]:
-    """Yield a finding if the newest tiered segment lacks its last offsets, as in a topic that brokers compacted before it was tiered."""
+    """Report offsets that brokers compacted away before the topic was tiered."""
     if examined.end_hole:
         first, last = examined.end_hole
         detail = (

@@ -1,8 +1,7 @@
-"""Verification of broker-managed tiers (``verify``): metadata, objects and segments of a partition, and what each kind of problem means.
+"""Verification of broker-managed tiers (``verify``). Read-only; brokers may continue to write.
 
-Read-only; brokers may continue to write. The metadata is read before and after LIST: segments that were replaced, tiered or deleted in
-between are ignored. A broker records a segment before it uploads the first object, so an object that the later metadata does not contain
-belongs to no segment.
+The metadata is read before and after LIST: segments that were replaced, tiered or deleted in between are ignored. A broker records a
+segment before it uploads the first object, so an object that the later metadata does not contain belongs to no segment.
 """
 
 from __future__ import annotations
@@ -59,10 +58,9 @@ class OrphanObject:
 class PartitionObjectsAndMetadata:
     """Metadata and objects of one partition.
 
-    folded: the partition's folded metadata, read after LIST.
+    folded: read after LIST.
     readable: segments that were complete both before and after LIST.
     there: listed objects by segment id and kind of file.
-    orphans: objects of segments that no metadata names.
     strangers: objects whose names are not those of the layout.
     """
 
@@ -205,14 +203,13 @@ FINDING_KINDS = {
 
 @dataclass(frozen=True)
 class BrokerTierFinding(SegmentProblem):
-    """A problem of a partition of a broker-managed tier. Its kind is a key of FINDING_KINDS."""
+    """A problem whose kind is a key of FINDING_KINDS."""
 
     means: str
     todo: str
 
 
 def finding_of_kind(finding_kind: str, partition: TopicPartition, object_name: str, detail: str) -> BrokerTierFinding:
-    """Return a finding with the severity, consequence and action of its kind."""
     about = FINDING_KINDS[finding_kind]
     return BrokerTierFinding(
         about.severity, finding_kind, partition.topic, partition.partition, object_name, detail, about.means, about.todo
@@ -229,7 +226,6 @@ def verify_broker_partition(
     """Return all problems of a partition of a broker-managed tier.
 
     :param skips_segment_contents: check metadata and objects without reading segments.
-    :param on_bytes: called with the size of each segment that was checked.
     :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``.
     :raises StoreError: if the store or the brokers do not answer.
     """
@@ -263,7 +259,6 @@ def _was_deleted(tier: Tier, partition: TopicPartition, record: RemoteLogSegment
 
 
 def _metadata_topic_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjectsAndMetadata) -> Iterator[BrokerTierFinding]:
-    """Yield a finding for each problem that the metadata topic alone shows."""
     cache = objects.folded.cache
     view = broker_view(cache, partition)
     for first, last in offset_gaps(view.links):
@@ -309,7 +304,7 @@ def _abandoned_upload_findings(tier: Tier, partition: TopicPartition) -> Iterato
 def _segment_object_findings(
     tier: Tier, partition: TopicPartition, objects: PartitionObjectsAndMetadata, record: RemoteLogSegmentMetadataRecord
 ) -> Iterator[BrokerTierFinding]:
-    """Yield a finding for each object of a readable segment that is absent, has another size than recorded or cannot be read."""
+    """Report objects that are absent, have another size than recorded or cannot be read."""
     layout, segment = tier.ports.layout, segment_from_broker_record(record)
     missing = objects.missing_kinds(record, layout.object_kinds_required_for_reading)
     for part in missing:
@@ -393,7 +388,7 @@ class _SegmentContentChecker:
         return paths
 
     def _txn_index_problem(self, source: SourceSegment, index_bytes: bytes) -> ReasonOrEmpty:
-        """Return a message if the transaction index lacks an aborted transaction or has an invalid entry."""
+        """Check that the transaction index has all aborted transactions and no invalid entry."""
         expected = self._abort_markers(source)
         try:
             entries = parse_txn_index(index_bytes, "")
@@ -423,8 +418,7 @@ class _SegmentContentChecker:
 
 
 def end_hole(record: RemoteLogSegmentMetadataRecord, table: BatchTable) -> tuple[int, int] | None:
-    """Return the first and last offset, both inclusive, by which a broker's log ends below the end offset that its metadata names; None if
-    it does not.
+    """Return the first and last offset, both inclusive, by which a broker's log ends below its recorded end offset; None if it does not.
 
     Brokers name the offset before the next segment. The log of a topic that they compacted before may end below it.
     """
@@ -435,12 +429,11 @@ def end_hole(record: RemoteLogSegmentMetadataRecord, table: BatchTable) -> tuple
 
 
 def end_hole_text(hole: tuple[int, int]) -> str:
-    """Return the evidence of an ``end_hole`` of the newest tiered segment."""
     return f"its last batch ends before offset {hole[0]}; offsets {hole[0]} to {hole[1]} were compacted away, and no tiered segment follows"
 
 
 def _log_mismatches(record: RemoteLogSegmentMetadataRecord, source: SourceSegment, log_start: int) -> Iterator[ProblemKindAndText]:
-    """Yield kind and description of each difference between a valid log and the metadata that brokers recorded for it."""
+    """Compare a valid log with the metadata that brokers recorded for it."""
     table = source.table
     if not len(table) and not record.size_bytes and record.broker_id != COMPACTOR_BROKER_ID:
         return  # brokers had compacted all of it away before they tiered it

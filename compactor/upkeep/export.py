@@ -1,4 +1,4 @@
-"""Export of a partition: its current view is written as a Kafka log directory that a broker can open (``export``)."""
+"""Export of a partition's current view as a Kafka log directory (``export``)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EPOCH_POSITION = 12
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """A transaction that has not ended, and whose records an export left out. First and last offset of its records are inclusive."""
+    """A transaction whose records an export left out. First and last offset are inclusive."""
 
     producer_id: int
     producer_epoch: int
@@ -60,7 +60,6 @@ def prepare_for_cluster(folder: Path, log_start_offset: int, index_interval_byte
     Batches of open transactions are removed, producer snapshots become empty, and all leader epochs become 0.
 
     :param log_start_offset: first offset that readers may read.
-    :param index_interval_bytes: bytes of the log between two entries of an index.
     :raises UsageError: if nothing is left.
     """
     tables = {log: parse_batch_headers_of_segment(memory_map_file(log), log.name, -1) for log in sorted(folder.glob("*.log"))}
@@ -89,9 +88,7 @@ def prepare_for_cluster(folder: Path, log_start_offset: int, index_interval_byte
 
 
 def _producer_states_at_end(folder: Path, tables: Iterable[BatchTable]) -> ProducerStates:
-    """Found, as in Kafka, from the newest producer snapshot and the batches after it: brokers record no open transaction in segment
-    metadata.
-    """
+    """Replay the batches after the newest producer snapshot, as Kafka does: brokers record no open transaction in segment metadata."""
     newest = max(folder.glob("*.snapshot"), default=None)
     states = ProducerStates.empty_producer_states() if newest is None else parse_producer_snapshot_file(newest.read_bytes(), newest.name)
     for table in tables:
@@ -100,7 +97,7 @@ def _producer_states_at_end(folder: Path, tables: Iterable[BatchTable]) -> Produ
 
 
 def _flag_open_batches(table: BatchTable, states: ProducerStates) -> Flags:
-    """Return whether each batch has records of a transaction that is open in ``states``, those at the log's end."""
+    """:param states: those at the log's end."""
     opened = states.entries[states.entries["txn_first_offset"] >= 0]
     data = table.transactional_flags & (table.control == NOT_CONTROL)
     if not len(opened):
@@ -127,7 +124,7 @@ def write_topic_id(folder: Path, topic_id: TopicId) -> None:
 
 
 def _keep_batches(log: Path, table: BatchTable, kept: Int64s, index_interval_bytes: int) -> BatchTable:
-    """Remove all batches from a segment but those with the numbers ``kept``, and return the table of these.
+    """Keep only the batches with the numbers ``kept``, and return their table.
 
     The indexes of offsets and times are written again, so that a broker need not recover the segment; that of aborted transactions has
     no positions and stays.
@@ -172,10 +169,9 @@ class SkippedOffsets:
 
 
 def write_readable_batches(tier: Tier, state: PartitionState, logs: Mapping[str, Path]) -> list[SkippedOffsets]:
-    """Write the readable batches of a partition's live segments, without other files, and return the offsets that are missing, ascending.
+    """Write the readable batches of a partition's live segments, without other files, and return the missing offsets, ascending.
 
-    A segment of which nothing can be read gets no file. Left out is what readers with ``skip_damaged`` do not get: also records of a
-    transaction whose marker may be damaged.
+    A segment of which nothing can be read gets no file. Records of a transaction whose marker may be damaged are left out, too.
 
     :param logs: segment id -> the file to write.
     :raises StoreError: if the store fails; NotFound if a segment was replaced meanwhile.
@@ -209,10 +205,10 @@ _SUFFIXED = ("log", "index", "timeindex", "txnindex")
 
 @dataclass(frozen=True)
 class ExportReport:
-    """Result of an export. First and last offset of the exported log are inclusive.
+    """Result of an export. First and last offset are inclusive.
 
     skipped: offsets that cannot be read.
-    open_transactions: transactions whose records were left out because they have not ended.
+    open_transactions: transactions whose records were left out.
     """
 
     segments: int
@@ -235,12 +231,10 @@ def export_partition(
 ) -> ExportReport:
     """Write a partition's current view into ``folder``, which must not exist and appears complete or not at all.
 
-    The partition's log start is written beside the folder, and its cleaner offset if the broker's ``cleaner-offset-checkpoint`` is
-    there.
+    The log start is written beside the folder, and the cleaner offset if the broker's ``cleaner-offset-checkpoint`` is there.
 
     :param new_cluster_topic_id: prepare the directory for a cluster that has not written it, in which the topic has this id (empty if
         unknown); None to write the log as it is.
-    :param on_bytes: called with the size of each segment when it is written.
     :param on_total_bytes: called with the total number of bytes; again if the export restarts.
     :param skip_damaged: leave out batches that cannot be read, and name their offsets in the report.
     :raises UsageError: if the folder exists or cannot be written, or the partition has no segments.
@@ -308,7 +302,7 @@ def _write_log_directory(
 
 
 def _first_offsets(state: PartitionState) -> list[int]:
-    """Return for each live segment the first offset that readers read from it: the offset after the segment before it, if they overlap."""
+    """Return the first offset that readers read from each live segment; segments may overlap."""
     ends = [segment.end_offset for segment in state.live]
     return [max(segment.start_offset, before + 1) for segment, before in zip(state.live, (-1, *ends), strict=False)]
 
@@ -326,9 +320,7 @@ def _write_segments(tier: Tier, state: PartitionState, folder: Path, on_bytes: C
 def _write_readable_segments(
     tier: Tier, state: PartitionState, folder: Path, on_bytes: Callable[[int], None]
 ) -> tuple[SkippedOffsets, ...]:
-    """Write the readable batches of all live segments, and the other files of complete ones. Return the offsets that are missing. Raises
-    BadData if nothing can be read.
-    """
+    """Write the other files of complete segments only. Return the missing offsets. Raises BadData if nothing can be read."""
     partition, begins = state.topic_partition, _first_offsets(state)
     logs = {segment.id: folder / f"{begin:020d}.log" for segment, begin in zip(state.live, begins, strict=True)}
     skipped = write_readable_batches(tier, state, logs)
@@ -361,7 +353,7 @@ def _write_readable_segments(
 def _unreadable_segment_error(
     partition: TopicPartition, segment: RemoteLogSegmentMetadata, first_offset: int, error: BadData | NotFound
 ) -> BadData | NotFound:
-    """Name the segment's offsets in a BadData. A NotFound stays as it is, so that the caller reads the control log again."""
+    """Leave a NotFound as it is, so that the caller reads the control log again."""
     if isinstance(error, NotFound):
         return error
     hint = f"`repair {partition}` makes it good; --skip-damaged writes what can be read. {error.hint}"
@@ -371,9 +363,9 @@ def _unreadable_segment_error(
 def download_segment_files(
     tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first_offset: int
 ) -> None:
-    """Download a segment's files into a log directory, named as a broker names them. Raises NotFound, BadData, StoreError.
+    """Download a segment's files, named as a broker names them. Raises NotFound, BadData, StoreError.
 
-    :param first_offset: first offset that readers read from this segment; earlier batches are cut off.
+    :param first_offset: earlier batches are cut off.
     """
     layout = tier.ports.layout
     segment = segment.model_copy(update={"files": dict(layout.segment_files(partition, segment))})
@@ -398,7 +390,7 @@ def download_segment_files(
 
 
 def _remove_batches_after_end(path: Path, source_name: str, segment: RemoteLogSegmentMetadata) -> None:
-    """Readers read these offsets from the next segment. In a listed tier, only the downloaded log shows where a segment ends."""
+    """In a listed tier, only the downloaded log shows where a segment ends. Readers read these offsets from the next segment."""
     table = parse_batch_headers_of_segment(memory_map_file(path), source_name, -1)
     if len(table) and table.last_offset[-1] > segment.end_offset:
         _keep_range(path, source_name, segment.start_offset, segment.end_offset)
@@ -408,9 +400,7 @@ def _remove_batches_after_end(path: Path, source_name: str, segment: RemoteLogSe
 
 
 def _keep_range(path: Path, source_name: str, first_offset: int, last_offset: int) -> None:
-    """Keep only the batches that contain an offset from ``first_offset`` to ``last_offset`` (inclusive). The broker rebuilds the
-    indexes.
-    """
+    """Both offsets are inclusive. The broker rebuilds the indexes."""
     buf = memory_map_file(path)
     table = parse_batch_headers_of_segment(buf, source_name, -1)
     mine = np.flatnonzero((table.last_offset >= first_offset) & (table.base_offset <= last_offset))

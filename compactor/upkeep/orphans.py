@@ -35,10 +35,10 @@ from compactor.upkeep.broker_verify import list_partition_objects
 
 
 def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) -> tuple[PartitionState, PartitionState]:
-    """Raise a partition's log start, as Kafka's DeleteRecords does, and return the states before and after. A log start that is higher
-    already stays. An interrupted round is finished or undone first.
+    """Raise a partition's log start, as Kafka's DeleteRecords does, and return the states before and after. A higher log start stays. An
+    interrupted round is finished or undone first.
 
-    Segments wholly below the new log start are deleted after their grace (the time in which readers may still use them).
+    Segments wholly below the new log start are deleted after their grace.
 
     :raises UsageError: if ``new_log_start`` lies beyond the log's end or a rule forbids it.
     :raises Leased: if another compactor is at work; Fenced if one takes over.
@@ -68,14 +68,13 @@ def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) ->
 
 
 def undo_by_copies(tier: Tier, log: PartitionLog, run_id: str) -> PartitionState:
-    """Undo a run: publish copies of the segments that it replaced in place of those that it wrote, with the cleaner offsets from before it.
-    An interrupted undo is completed.
+    """Undo a run: publish copies of the segments that it replaced, with the cleaner offsets from before it. An interrupted undo is
+    completed.
 
     :raises UsageError: if the rules do not allow it.
     :raises BadData: if a replaced segment was lost.
     :raises CompactorError: if brokers deleted some of the run's segments meanwhile, so that the run is undone in part.
-    :raises Leased: if another compactor is at work.
-    :raises Fenced: if another compactor takes over.
+    :raises Leased: if another compactor is at work; Fenced if one takes over.
     :raises OutOfBudget: if the copies do not fit on disk.
     :raises StoreError: if the store fails.
     """
@@ -138,10 +137,9 @@ topic has lost records.
 
 @dataclass(frozen=True)
 class Orphan:
-    """An object that no metadata names.
+    """An object that no metadata names. Times are by the store's clock.
 
     object: its key below the tier's URL.
-    modified_ms: time of its last change by the store's clock.
     age_ms: milliseconds between its last change and the listing.
     certainty: SURE or LIKELY.
     """
@@ -157,7 +155,7 @@ class Orphan:
 
 @dataclass(frozen=True)
 class OrphanList:
-    """Orphans as ``find_orphans`` found them, with the tier and the time of the search by this machine's clock."""
+    """Orphans, with the tier and the time of the search by this machine's clock."""
 
     url: str
     layout: str
@@ -171,10 +169,7 @@ class OrphanList:
 
 @dataclass(frozen=True)
 class OrphanPurgeReport:
-    """Result of ``purge_orphans``.
-
-    kept: the reason, by object key, for each listed object that was not deleted.
-    """
+    """Result of ``purge_orphans``. kept: reason by object key."""
 
     deleted: Sequence[Orphan]
     kept: dict[str, str]
@@ -183,7 +178,7 @@ class OrphanPurgeReport:
 def find_orphans(tier: Tier, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None) -> OrphanList:
     """Return the orphans of these partitions. Writes nothing. Raises StoreError, BadData.
 
-    Objects younger than ``orphan_age_ms`` are left out, because they may belong to an upload in progress.
+    Objects younger than ``orphan_age_ms`` may belong to an upload in progress.
     """
     now = tier.ports.clock_ms()
     found: list[Orphan] = []
@@ -197,7 +192,6 @@ def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dr
     """Delete those listed objects that are still orphans.
 
     :param store: the tier's store, opened for writing.
-    :param dry_run: delete nothing, and return what would be deleted.
     :raises UsageError: if the list belongs to another tier, or the brokers cannot be asked.
     """
     _require_same_tier(tier, orphan_list)
@@ -226,7 +220,7 @@ def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dr
 
 
 def _reason_to_keep(listed: Orphan, current: Orphan | None, min_age_ms: int) -> ReasonOrEmpty:
-    """:param current: the same object as an orphan now; None if it is no orphan any more."""
+    """:param current: the object as an orphan now, if it still is one."""
     if current is None:
         return "metadata names it now, or it was deleted"
     if (current.bytes, current.modified_ms) != (listed.bytes, listed.modified_ms):
@@ -263,7 +257,7 @@ def _require_same_tier(tier: Tier, orphan_list: OrphanList) -> None:
 
 
 def write_orphan_list(orphan_list: OrphanList, path: Path) -> None:
-    """Write a list of orphans as JSON. Raises UsageError if the file exists: a person may have read that list."""
+    """Raises UsageError if the file exists: a person may have read that list."""
     try:
         with path.open("x", encoding="utf-8") as file:
             json.dump(orphan_list.to_json(), file, indent=1)
@@ -272,7 +266,7 @@ def write_orphan_list(orphan_list: OrphanList, path: Path) -> None:
 
 
 def read_orphan_list(path: Path) -> OrphanList:
-    """Read a list. Raises UsageError if the file cannot be read, and BadData if it has another format."""
+    """Raises UsageError if the file cannot be read, and BadData if it has another format."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         known = document.pop("format") == ORPHAN_LIST_FORMAT

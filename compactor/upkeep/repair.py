@@ -66,11 +66,7 @@ from compactor.upkeep.verify import download_intact_files, require_disk_budget
 
 @dataclass(frozen=True)
 class SidecarRebuildReport:
-    """Result of rebuilding sidecars.
-
-    written: ids of the segments with a new sidecar.
-    kept: number of segments whose sidecar was usable and was left unchanged.
-    """
+    """Ids of the segments with a new sidecar, and the number of segments whose sidecar was left unchanged."""
 
     written: tuple[str, ...]
     kept: int
@@ -165,10 +161,9 @@ def _sidecar_json(sidecar: Sidecar, size: int, filter_probe_count: int, now_ms: 
 def rebuild_sidecars(
     tier: Tier, partition: TopicPartition, budget: DiskBudget, *, unusable_only: bool, on_segment: Callable[[int], None] = lambda size: None
 ) -> SidecarRebuildReport:
-    """Read live segments and build their sidecars again, with one segment on disk at a time.
+    """Build sidecars of live segments again, with one segment on disk at a time.
 
     :param unusable_only: whether segments that have a usable sidecar are skipped.
-    :param on_segment: called with the size of each segment when it is done.
     :raises BadData: if a segment is corrupt.
     :raises OutOfBudget: if a segment does not fit within the disk budget.
     :raises StoreError: if the store fails.
@@ -223,7 +218,7 @@ class RepairSource(Protocol):
         """Text that names this source in messages."""
 
     def write_copies(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
-        """Write each copy that the source has of a file to ``path``, which does not exist before, and yield after each."""
+        """Write each copy of a file to ``path``, which does not exist before, and yield after each."""
 
 
 @dataclass(frozen=True)
@@ -285,8 +280,8 @@ class TierRepairSource:
 
 
 def download_each_copy(tier: Tier, state: PartitionState, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
-    """Download to ``path``, one after the other, the files of one kind of all segments, live or replaced, that have the same offsets as
-    ``segment``. Yield after each download. The file is removed when the caller continues.
+    """Download the files of one kind of all segments, live or replaced, with the offsets of ``segment``. Yield after each; the file is
+    removed when the caller continues.
     """
     layout = tier.ports.layout
     for other in (*state.live, *(one for group in state.waiting for one in group.segments)):
@@ -299,8 +294,8 @@ def download_each_copy(tier: Tier, state: PartitionState, segment: RemoteLogSegm
 
 
 def _join_batches(paths: Sequence[Path] | Iterator[Path], segment: RemoteLogSegmentMetadata, target: Path) -> None:
-    """Write one file with the batches of consecutive logs whose last offsets lie within a segment's offsets. A log that cannot be parsed is
-    left out: the digest of the result then differs.
+    """Join the batches whose last offsets lie within a segment's offsets. A log that cannot be parsed is left out: the digest of the result
+    then differs.
     """
     with target.open("wb") as file:
         for path in paths:
@@ -320,7 +315,7 @@ _LOCAL_COPIES = 3
 
 @dataclass(frozen=True)
 class DamagedSegment:
-    """A live segment with objects that are not as recorded. problems: description of the damage, by kind of file."""
+    """A live segment with objects that are not as recorded. problems: by kind of file."""
 
     segment: RemoteLogSegmentMetadata
     problems: Mapping[str, str]
@@ -329,11 +324,8 @@ class DamagedSegment:
 
 @dataclass(frozen=True)
 class RepairDecision:
-    """Decision about one damaged segment.
-
-    action: ``create`` the missing objects again, ``replace`` the segment, ``undo`` the run that wrote it, or ``none``.
-    reason: for ``none``, why nothing can be done.
-    run_id: for ``undo``, the run.
+    """Decision about one damaged segment: ``create`` the missing objects again, ``replace`` the segment, ``undo`` the run that wrote it, or
+    ``none``.
     """
 
     damage: DamagedSegment
@@ -373,9 +365,8 @@ class RepairReport:
 def find_damaged_segments(
     tier: Tier, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata], on_bytes: ReportSegmentBytesRead
 ) -> list[DamagedSegment]:
-    """Read all objects of segments and return the segments with objects that are missing or differ from their recorded digests.
+    """Return the segments with objects that are missing or differ from their recorded digests.
 
-    :param on_bytes: called with the size of each segment when it was read.
     :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``.
     :raises StoreError: if the store fails.
     """
@@ -399,12 +390,9 @@ def repair_partition(
     *,
     dry_run: bool = False,
 ) -> RepairReport:
-    """Repair all damaged objects of a partition's live segments for which a source has bytes with the recorded digest.
+    """Repair all damaged objects of live segments for which a source, or the tier itself, has bytes with the recorded digest.
 
-    :param sources: places to search. The tier's own objects are searched in any case.
-    :param dry_run: search, and change nothing.
-    :raises Leased: if another compactor is at work.
-    :raises Fenced: if another compactor takes over.
+    :raises Leased: if another compactor is at work; Fenced if one takes over.
     :raises BadData: if a round that was to replace segments failed.
     :raises OutOfBudget: if the disk is too small.
     :raises StoreError: if the store fails.
@@ -460,10 +448,7 @@ def _with_run_undone(state: PartitionState, decision: RepairDecision, undone_run
 def _decide_repair_without_source(
     tier: Tier, state: PartitionState, damage: DamagedSegment, kinds_without_source: Sequence[str], finder: _IntactSegmentFileFinder
 ) -> RepairDecision:
-    """Decide about a segment with damaged files that no source has: ``undo`` the run that wrote it if that is possible, else ``none``.
-
-    :param kinds_without_source: the log, or files that cannot be built from the log alone.
-    """
+    """:param kinds_without_source: the log, or files that cannot be built from the log alone."""
     nowhere = (
         f"no source has its bytes: {finder.description_of_sources}" if finder.sources else "no source was named: say --from LOG_DIR|CONFIG"
     )
@@ -491,7 +476,7 @@ def _decide_repair_without_source(
 
 
 def _reversible_run_id(state: PartitionState, segment: RemoteLogSegmentMetadata) -> str:
-    """Return the run that wrote a segment; empty if the segments that the run replaced are deleted already."""
+    """Empty if the segments that the run replaced are deleted already."""
     return next((one.run_id for one in state.waiting if not one.undone and segment.id in one.replaced_by.values()), "")
 
 
@@ -540,8 +525,8 @@ class _IntactSegmentFileFinder:
         return ", ".join(one.description for one in self.sources)
 
     def fetch_or_build(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> bool:
-        """Write a segment's file to ``path``, from the tier or another source, else built from the segment's log. Return whether it has the
-        recorded digest. If not, the path holds a built file that differs, or nothing.
+        """Write a segment's file to ``path``, from the tier or a source, else built from the log. Return whether it has the recorded
+        digest. If not, the path holds a built file that differs, or nothing.
         """
         recorded = segment.recorded_size_and_digests(file_kind)
         # What an earlier repair replaced may be whole again.
@@ -562,15 +547,13 @@ class _IntactSegmentFileFinder:
         return matches_recorded_content(path, recorded)
 
     def _fetch_intact_log(self, segment: RemoteLogSegmentMetadata, path: Path) -> bool:
-        """Write the log from the tier if it is intact there, else from a source. Return whether one with the recorded digest was found."""
+        """Return whether a log with the recorded digest was found."""
         only_log = segment.model_copy(update={"files": {"log": segment.recorded_size_and_digests("log")}})
         intact, _ = download_intact_files(self.tier, self.state.topic_partition, only_log, path.parent)
         return "log" in intact or self.fetch_or_build(segment, "log", path)
 
     def fetch_or_build_all(self, segment: RemoteLogSegmentMetadata, folder: Path) -> dict[str, Path]:
-        """Write all files of a segment, intact from the tier, else from a source, else built from the log, and return them by kind. Raises
-        BadData if a file cannot be obtained.
-        """
+        """Write all files of a segment and return them by kind. Raises BadData if a file cannot be obtained."""
         intact, problems = download_intact_files(self.tier, self.state.topic_partition, segment, folder)
         paths = dict(intact)
         for kind in [one.file for one in problems]:
@@ -584,9 +567,7 @@ class _IntactSegmentFileFinder:
         return paths
 
     def build_file_from_log(self, segment: RemoteLogSegmentMetadata, file_kind: str, log_path: Path) -> bytes | None:
-        """Return the bytes of an index, snapshot or checkpoint file; None if the file depends on producer states before the segment that
-        are not known.
-        """
+        """Return the bytes of an index, snapshot or checkpoint file; None if it depends on unknown producer states before the segment."""
         cleaner = self.tier.cleaner_settings_for_topic(self.state.topic)
         source = self.open_segment_log(segment, log_path)
         table = source.table
@@ -615,8 +596,8 @@ class _IntactSegmentFileFinder:
         return open_source_segment(0, log_path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
 
     def _producer_states_before_segment(self, segment: RemoteLogSegmentMetadata) -> ProducerStates | None:
-        """Return the producer states where a segment begins: none at offset 0, else those of the previous segment's snapshot, which may be
-        fetched or built. None if they are not known: guessed states would end open transactions and forget producers.
+        """Take them from the previous segment's snapshot, which may be fetched or built. None if unknown: guessed states would end open
+        transactions and forget producers.
         """
         if segment.start_offset == 0:
             return ProducerStates.empty_producer_states()
@@ -638,9 +619,8 @@ class _IntactSegmentFileFinder:
 def _create_missing_objects(
     tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactSegmentFileFinder
 ) -> frozenset[str]:
-    """Create the missing objects of segments again under their keys, and return the ids of these segments: not those that expired or were
-    replaced meanwhile. `retire` deletes nothing meanwhile, because only the leader runs it. Raises Unavailable if a source no longer has
-    a file.
+    """Return the ids of these segments, without those that expired or were replaced meanwhile. `retire` deletes nothing meanwhile, because
+    only the leader runs it. Raises Unavailable if a source no longer has a file.
     """
     layout, created = tier.ports.layout, set[str]()
     for damage in damaged_segments:
@@ -666,9 +646,8 @@ def _create_missing_objects(
 def _replace_damaged_segments(
     tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactSegmentFileFinder
 ) -> dict[str, str]:
-    """Replace segments one to one in a round. Return the id of the new segment by the id of the damaged one.
-
-    :raises BadData: if the round failed. Readers then keep the damaged segments.
+    """Return the id of the new segment by the id of the damaged one. Raises BadData if the round failed; readers then keep the damaged
+    segments.
     """
     result = run_round_as_leader(leadership, RepairRound(tier, finder, tuple(damaged_segments)))
     if result.status == "quarantined":
@@ -683,7 +662,7 @@ def _replace_damaged_segments(
 class RepairRound:
     """Round that replaces each damaged segment by a new one with the recorded bytes (implements ``RoundSteps``).
 
-    An interrupted repair round is undone and not resumed: a later run knows neither the damaged segments nor the sources.
+    An interrupted repair round is undone: a later run knows neither the damaged segments nor the sources.
     """
 
     tier: Tier
@@ -761,9 +740,7 @@ class RepairRound:
     def _replace_segment(
         self, plan: CompactionPlan, task: CompactionTask, segment: RemoteLogSegmentMetadata
     ) -> CompactionReceipt | CompactionFailure:
-        """Upload a new segment with the bytes that were recorded for a damaged one. Return a CompactionFailure if an object of that id
-        exists already. Raises BadData if no source has the recorded bytes, and StoreError.
-        """
+        """Return a CompactionFailure if an object of the new id exists already. Raises BadData if no source has the recorded bytes."""
         layout = self.tier.ports.layout
         with _temporary_scratch_folder(self.tier) as scratch:
             paths = self.finder.fetch_or_build_all(segment, scratch)

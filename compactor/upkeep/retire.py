@@ -55,7 +55,7 @@ ObjectUrl = str
 
 @dataclass(frozen=True)
 class UnfinishedUploadOfTier:
-    """A multipart upload to the tier that was begun and not finished. due: whether it is old enough to be aborted."""
+    """An unfinished multipart upload. due: whether it is old enough to be aborted."""
 
     store: ObjectStore
     upload: UnfinishedUpload
@@ -67,9 +67,7 @@ class UnfinishedUploadOfTier:
 
 
 def find_unfinished_uploads(tier: Tier, now_ms: int) -> list[UnfinishedUploadOfTier]:
-    """Return all unfinished uploads of the tier, including those in progress. Raises StoreError, and Refused if the credentials forbid
-    listing uploads.
-    """
+    """Return all unfinished uploads, including those in progress. Raises StoreError; Refused if the credentials forbid listing uploads."""
     age_ms = max(tier.retention.orphan_age_ms, LEAST_AGE_MS)
     found: dict[str, UnfinishedUploadOfTier] = {}
     for store in _stores_written_by_tier(tier):
@@ -83,8 +81,6 @@ def find_unfinished_uploads(tier: Tier, now_ms: int) -> list[UnfinishedUploadOfT
 def abort_stale_multipart_uploads(tier: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[ObjectUrl, ...]:
     """Abort the unfinished uploads that are due, and return the URLs of their objects; none if the credentials forbid listing uploads.
     Raises StoreError.
-
-    :param dry_run: abort nothing, and return what would be aborted.
     """
     try:
         due = [one for one in find_unfinished_uploads(tier, now_ms) if one.due]
@@ -118,11 +114,10 @@ AskWhichTopicIdsExist = Callable[[Sequence[TopicId]], ExistingAndMissingTopicIds
 
 
 def delete_missing_topics(tier: Tier, ask_about_topics: AskWhichTopicIdsExist) -> list[TopicPartition]:
-    """Ask the cluster about all topic ids that are recorded as its own, delete the partitions of topics that no longer exist, and return
-    these.
+    """Delete the partitions of topics that no longer exist in their cluster, and return these.
 
-    A partition is due if the cluster has reported twice, at least an hour apart and without a contrary answer, that its topic does not
-    exist, and deleted_topic_retention_ms has passed since the first report.
+    The cluster must have reported this twice, at least an hour apart and without a contrary answer, and deleted_topic_retention_ms has
+    passed since the first report.
 
     :raises UsageError: if no brokers are configured, although on_topic_deletion requires them.
     :raises Leased: if another compactor is at work on a partition that is due.
@@ -152,9 +147,9 @@ def delete_missing_topics(tier: Tier, ask_about_topics: AskWhichTopicIdsExist) -
 def _record_answers(
     catalog: CatalogLog, answers: ExistingAndMissingTopicIds, asked_ms: int, adds_information: Callable[[CatalogState, str], bool]
 ) -> CatalogState:
-    """Record the answers in the catalog. That a topic exists is only recorded if it was reported missing before.
+    """Record that a topic exists only if it was reported missing before.
 
-    :param adds_information: returns whether the answer that a topic is missing is worth recording.
+    :param adds_information: whether the answer that a topic is missing is worth recording.
     """
 
     def decide_record_to_append(state: CatalogState) -> TopicsInspected | None:
@@ -170,9 +165,7 @@ def _record_answers(
 
 
 def _is_first_confirmation(state: CatalogState, topic_id: TopicId, asked_ms: int) -> bool:
-    """Return whether the topic was reported missing at least CONFIRMATION_MS before ``asked_ms``, and no other answer has confirmed
-    that.
-    """
+    """Return whether the topic was reported missing at least CONFIRMATION_MS before, and this is not confirmed yet."""
     known = state.missing.get(topic_id)
     return known is not None and not is_topic_deletion_confirmed(state, topic_id) and asked_ms - known.first_ms >= CONFIRMATION_MS
 
@@ -202,11 +195,10 @@ _HEARTBEAT = re.compile(r".*/(\d{20})\.json")
 class GraceClock:
     """Clock for grace periods, in which replaced segments may still be read: the store's clock, or ``given_ms`` (``--now``).
 
-    given_ms: if later than the store's clock, the store's clock is used unless ``forced``, because grace would be cut short.
-    forced: also delete orphans whatever their age, unless ``spares_young`` is set.
-    asks_store: whether to ask the store for its time; False for callers that only inspect, because asking a directory for its clock
-        writes to it.
-    spares_young: apply the age limits of orphans and imports even if ``forced`` is set.
+    given_ms: a time later than the store's clock counts only if ``forced``, because grace would be cut short.
+    forced: also delete orphans whatever their age, unless ``spares_young``.
+    asks_store: False for callers that only inspect: asking a directory for its clock writes to it.
+    spares_young: apply the age limits of orphans and imports even if ``forced``.
     """
 
     given_ms: int | None = None
@@ -235,7 +227,7 @@ class PendingDeletions:
     strays: segments that a dead compactor announced to brokers, and whose announcement was withdrawn so long ago that their grace is
         over.
     young: objects that the control log does not mention and that are younger than ``orphan_age_ms``.
-    strangers: keys of objects whose names this program does not make; they are never deleted.
+    strangers: keys that this program does not make; never deleted.
     scratch: keys of scratch objects, sidecars and heartbeats that are no longer needed.
     open_intent: whether an open round, or an announced segment that is not withdrawn yet, must be resolved first.
     """
@@ -260,10 +252,9 @@ class PendingDeletions:
 
 @dataclass(frozen=True)
 class RetireReport:
-    """Keys of objects: deleted ones of replaced segments, swept orphans, and those whose grace is not over; with ``dry_run`` the deletions
-    to come.
+    """Keys of deleted objects, swept orphans, and objects whose grace is not over; with ``dry_run`` the deletions to come.
 
-    next_ms: earliest time at which a waiting object may be deleted, by the store's clock; 0 for now, NEVER_MS if nothing waits.
+    next_ms: when a waiting object may be deleted, by the store's clock; 0 for now, NEVER_MS if nothing waits.
     """
 
     deleted: tuple[str, ...]
@@ -292,8 +283,7 @@ def retire_partition(
 
     :param dry_run: write nothing and acquire no leadership.
     :param round_steps: can finish an interrupted round; None if it may only be undone.
-    :raises Leased: if another compactor leads.
-    :raises Fenced: if another compactor takes over.
+    :raises Leased: if another compactor leads; Fenced if one takes over.
     :raises StoreError: if the store fails.
     :raises UsageError: if the data belongs to another tier.
     """
@@ -310,7 +300,7 @@ def retire_partition(
 def retire_as_leader(
     leadership: Leadership, retention: ObjectRetention, *, clock: GraceClock = STORES_OWN, round_steps: RoundSteps[Any] | None = None
 ) -> RetireReport:
-    """Do the same under a leadership that the caller holds already.
+    """Retire under a leadership that the caller holds already.
 
     :raises Fenced: if another compactor has become the leader.
     """
@@ -405,9 +395,7 @@ def _next_deletion_due_ms(
 def _deletable_orphan_objects(
     ports: EnvironmentPorts, state: PartitionState, retention: ObjectRetention, clock: GraceClock, unknown: Sequence[ListedObject]
 ) -> tuple[ListedObject, ...]:
-    """Return the objects of segments whose ids were declared void, and of segments of which every object is older than
-    ``orphan_age_ms``.
-    """
+    """Return objects under void ids, and segments of which every object is older than ``orphan_age_ms``."""
     voided = set(state.voided)
     rest = [item for item in unknown if item.segment_id not in voided]
     age = STORES_OWN if clock.spares_young else clock
@@ -432,9 +420,7 @@ def _delete_segments_after_grace(
 
 
 def _complete_begun_deletions(leadership: Leadership, steps: RoundStageTracker) -> tuple[RemoteLogSegmentMetadata, ...]:
-    """Delete the objects of all segments whose deletion was recorded as begun, by this process or an interrupted one. Then record that it
-    is finished.
-    """
+    """Delete the objects of all segments whose deletion this process or an interrupted one has recorded as begun."""
     state = leadership.state
     segments = state.retiring
     if segments:
@@ -452,7 +438,7 @@ def _complete_begun_deletions(leadership: Leadership, steps: RoundStageTracker) 
 def _split_by_grace(
     ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: GraceClock
 ) -> tuple[tuple[RemoteLogSegmentMetadata, ...], tuple[RemoteLogSegmentMetadata, ...]]:
-    """Return the segments that are due, and those that wait. Segments that were replaced together become due together."""
+    """Return due and waiting segments. Segments that were replaced together become due together."""
     due: list[RemoteLogSegmentMetadata] = []
     waiting: list[RemoteLogSegmentMetadata] = []
     if log.state.waiting:
@@ -473,8 +459,8 @@ def _ids_of_stale_imports(ports: EnvironmentPorts, log: PartitionLog, retention:
 
 
 def grace_starts_ms(ports: EnvironmentPorts, log: PartitionLog) -> dict[int, int]:
-    """Return the store's time of each control-log record that starts a grace period, by slot. For deleted records the times come from the
-    snapshot. Empty if records are being deleted during the call.
+    """Return the store's time of each control-log record that starts a grace period, by slot; from the snapshot for deleted records. Empty
+    if records are being deleted during the call.
     """
     try:
         return _read_grace_starts(ports, log)
@@ -526,11 +512,10 @@ MAX_UNHINTED_INSPECTIONS = 64
 def partitions_to_inspect(
     state: CatalogState, partitions: Sequence[TopicPartition], now_ms: int, log_name_of: Callable[[TopicPartition], str] = str
 ) -> list[TopicPartition]:
-    """Return the partitions that `retire` inspects now, in the given order: those whose control log has grown or whose next deletion is
-    due, and a limited number of those that have waited longest.
+    """Return the partitions whose control log has grown or whose next deletion is due, and a limited number of those that have waited
+    longest, in the given order.
 
     :param now_ms: the store's clock, as in the recorded inspections.
-    :param log_name_of: returns the name of a partition's log in the tier-wide state.
     """
     if len(partitions) <= MAX_UNHINTED_INSPECTIONS:
         return list(partitions)

@@ -1,4 +1,4 @@
-"""Verification of compactor-managed tiers (``verify``): metadata against objects. Reads every live object; changes nothing."""
+"""Verification of compactor-managed tiers (``verify``): reads every live object; changes nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ProblemKindAndText = tuple[str, str]
 
 @dataclass(frozen=True)
 class SegmentProblem:
-    """A problem that `verify` found in a segment or its metadata.
+    """A problem that `verify` found.
 
     severity: ``error``, or ``note`` for something that only waits for its deletion.
     kind: one word, for scripts.
@@ -73,9 +73,7 @@ class SegmentFileProblem(NamedTuple):
 def download_intact_files(
     tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path
 ) -> tuple[dict[str, Path], list[SegmentFileProblem]]:
-    """Download a segment's objects. Return the paths, by kind, of those that have the recorded size and digest, and a problem for each
-    other one. Raises StoreError.
-    """
+    """Return the paths, by kind, of the files with the recorded size and digest, and a problem for each other one. Raises StoreError."""
     paths: dict[str, Path] = {}
     problems = []
     for kind, file in segment.files.items():
@@ -101,7 +99,6 @@ def require_disk_budget(
     """Raise OutOfBudget if a segment does not fit within the disk budget.
 
     :param other_remedy: appended to the hint.
-    :param copies_on_disk: how many copies of the segment are on local disk at once.
     """
     needed = copies_on_disk * sum(round_up_to_disk_blocks(file.size) for file in segment.files.values())
     budget = disk_budget_bytes(tier.cleaner_settings_for_topic(partition.topic), tier.state_dir)
@@ -115,7 +112,7 @@ def segment_file_problems(
 ) -> Iterator[ProblemKindAndText]:
     """Yield (kind, problem) for each invalid index, snapshot or checkpoint file of a segment whose log is valid.
 
-    :param lineage: leader epochs that the leader-epoch checkpoint must have.
+    :param lineage: leader epochs that the checkpoint must have.
     :param log_start: brokers drop leader epochs below it from later checkpoints.
     """
     checks: dict[str, Callable[[bytes], str]] = {
@@ -141,9 +138,7 @@ def _producer_snapshot_problem(snapshot_bytes: bytes) -> ReasonOrEmpty:
 
 
 def _leader_epoch_checkpoint_problem(checkpoint_bytes: bytes, lineage: Sequence[EpochEntry], log_start: int) -> ReasonOrEmpty:
-    """A broker that uses a differing file would take another lineage. Brokers drop epochs that end before the log start, and let the epoch
-    that contains it begin there.
-    """
+    """Brokers drop epochs that end before the log start, and let the epoch that contains it begin there."""
     try:
         known = {entry.epoch: entry.start_offset for entry in parse_leader_epoch_checkpoint(checkpoint_bytes.decode())}
     except UnicodeDecodeError:
@@ -163,10 +158,7 @@ def _leader_epoch_checkpoint_problem(checkpoint_bytes: bytes, lineage: Sequence[
 def verify_control_logs(
     tier: Tier, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
 ) -> list[SegmentProblem]:
-    """Return the problems of the partitions' control logs and cleaner offsets, in the order of the partitions.
-
-    :param on_partition: called when a partition is done.
-    """
+    """Return the problems in the order of the partitions."""
 
     def verify_one(partition: TopicPartition) -> list[SegmentProblem]:
         found = verify_control_log(tier, partition)
@@ -178,7 +170,7 @@ def verify_control_logs(
 
 
 def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentProblem]:
-    """Return all problems and notes about one partition's control log and the cleaner offsets in it. Raises StoreError."""
+    """Return the problems of one control log and its cleaner offsets. Raises StoreError."""
     log = tier.open_control_log_of_partition(partition)
     found: list[SegmentProblem] = []
 
@@ -221,7 +213,7 @@ def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentPro
 
 
 def cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
-    """Yield the rules that a state's cleaner offsets violate: their order, the log's end, the compactor epochs that were acquired."""
+    """Yield violations of order, log's end and acquired compactor epochs."""
     problem = offsets.cleaner_vector_problem(state.vector)
     if problem:
         yield problem
@@ -233,8 +225,8 @@ def cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
 
 
 def uncleaned_segment_problems(state: PartitionState) -> Iterator[str]:
-    """Yield the live segments that end after the offset up to which their compactor epoch has cleaned. That offset was lowered when the
-    broker's log was truncated.
+    """Yield the live segments that end after the cleaner offset of their compactor epoch, which was lowered when the broker's log was
+    truncated.
     """
     for segment in state.live:
         epoch = state.published_by.get(segment.id)
@@ -243,7 +235,7 @@ def uncleaned_segment_problems(state: PartitionState) -> Iterator[str]:
 
 
 def live_segment_problems(state: PartitionState) -> Iterator[str]:
-    """Yield gaps and overlaps between live segments, segments that are live twice, and live segments whose deletion has begun."""
+    """Yield gaps, overlaps, segments that are live twice, and live segments whose deletion has begun."""
     for before, after in pairwise(state.live):
         if after.start_offset != before.end_offset + 1:
             yield f"segment {after.id} begins at {after.start_offset}, the one before it ends at {before.end_offset}"
@@ -264,10 +256,8 @@ def open_round_problems(state: PartitionState) -> Iterator[str]:
 def _control_log_snapshot_problems(
     log: PartitionLog, base_state: PartitionState, state_by_slot: dict[int, PartitionState], snapshot_slots: list[int]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield (kind, description, object key). Kind ``snapshot`` is an error: the snapshot differs from what the log's records fold to. Kind
-    ``left-over`` is a note: a newer snapshot has replaced it.
-
-    :param base_state: state from which the records were replayed.
+    """Yield (kind, description, object key). ``snapshot`` is an error: it differs from what the log's records fold to. ``left-over`` is a
+    note: a newer snapshot has replaced it.
     """
     for slot in snapshot_slots:
         key = f"{log.prefix}/snapshot/{slot:020d}.json"
@@ -290,8 +280,8 @@ def _control_log_snapshot_problems(
 
 
 def differing_field(stored: PartitionState, folded: PartitionState) -> str:
-    """Return the first field in which two states differ; empty if they are equal. Store times are not compared: only a state from a
-    snapshot has them.
+    """Return the first field in which two states differ; empty if they are equal. Only a state from a snapshot has store times, which are
+    not compared.
     """
     one, two = (_state_without_store_times(state) for state in (stored, folded))
     return next((field for field in PartitionState.model_fields if getattr(one, field) != getattr(two, field)), "")
@@ -316,9 +306,7 @@ def _list_slots(tier: Tier, key_prefix: str) -> list[int]:
 
 
 def verify_catalog(tier: Tier) -> list[SegmentProblem]:
-    """Return one problem if the tier-wide log, which names the partitions, cannot be read to its end. Partitions that it does not name are
-    not verified.
-    """
+    """Return a problem if the tier-wide log, which names the partitions, cannot be read to its end."""
     try:
         tier.identity.require_data_root_not_of_other_tier()
         tier.catalog.refresh_and_check_gaps()
@@ -328,7 +316,7 @@ def verify_catalog(tier: Tier) -> list[SegmentProblem]:
 
 
 def find_stale_upload_problems(tier: Tier) -> list[SegmentProblem]:
-    """Return a note on each unfinished upload that is too old to be in progress, or that the store does not allow listing uploads."""
+    """Note unfinished uploads that are too old to be in progress, or that the store does not allow listing uploads."""
     try:
         found = [one for one in find_unfinished_uploads(tier, tier.ports.clock_ms()) if one.due]
     except Refused as error:
@@ -344,8 +332,7 @@ def verify_partition(
 ) -> list[SegmentProblem]:
     """Return all problems and notes of one partition. Corrupt data is reported, not raised.
 
-    :param on_bytes: called with the size of each segment when it was checked.
-    :param compares_batch_digest_sums: also sum up each segment's batches and compare with the sum recorded when it was written.
+    :param compares_batch_digest_sums: also compare each segment's batches with the sum recorded when it was written.
     :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``.
     :raises StoreError: if the store fails.
     """
@@ -389,9 +376,7 @@ class _SegmentVerifier(NamedTuple):
     balance_key: BalanceDigestKey | None
 
     def verify_segment(self, previous_last_offset: int) -> tuple[list[SegmentProblem], int]:
-        """Return the segment's problems, and the last offset of its batches (-1 if it has none; the recorded one if its log cannot be
-        read).
-        """
+        """Return the problems, and the last offset of the batches (-1 if there are none; the recorded one if the log cannot be read)."""
         segment = self.segment
         paths, problems = download_intact_files(self.tier, self.partition, segment, self.scratch)
         found = [self._segment_problem(one.kind, one.file, one.detail) for one in problems]
@@ -443,7 +428,7 @@ def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment)
 
 
 def _batch_digest_sum_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment, key: BalanceDigestKey | None) -> ReasonOrEmpty:
-    """Compare a log's batches with the number and digest sum recorded when it was written; no mismatch without a key or a recorded sum."""
+    """Return no mismatch without a key or a recorded sum."""
     if key is None or segment.content is None:
         return ""
     held = batch_digest_sum_of_segment(source.buf, key)
@@ -451,9 +436,6 @@ def _batch_digest_sum_mismatch(segment: RemoteLogSegmentMetadata, source: Source
 
 
 def _uneven_round_balance_problems(state: PartitionState) -> Iterator[SegmentProblem]:
-    """Yield a problem for each recorded round whose balance does not add up, and a note if the digest sum of a live segment was not
-    recorded.
-    """
     for run in state.runs:
         if run.balance is not None and (problem := run.balance.imbalance_problem()):
             yield SegmentProblem("error", "balance", *state.topic_partition, run.run_id, problem)

@@ -1,6 +1,4 @@
-"""Checkpoint views: cleaner offsets by compactor epoch, who led when, who published what, which records were void; Kafka's checkpoint
-files.
-"""
+"""Checkpoint views: cleaner offsets by compactor epoch, leaders, publications, void records; Kafka's checkpoint files."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from compactor.tier.ports import RefusingPublisherOfReadOnlyTier
 
 
 def read_only_copy(tier: Tier) -> Tier:
-    """Return a copy of the tier whose stores refuse every write. On a broker-managed tier it also refuses to publish segments."""
+    """Return a copy of the tier whose stores, and publisher, refuse every write."""
     viewed = tier.with_stores(control=ReadOnlyStore(tier.ports.control), data=ReadOnlyStore(tier.ports.data))
     if not tier.kind.is_broker_managed:
         return viewed  # what readers see is in the control store, which refuses
@@ -35,11 +33,9 @@ Document = dict[str, Any]
 
 
 def partition_checkpoint_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
-    """Return the checkpoint of a partition: how far it is cleaned, and by which compactor.
+    """Return how far a partition is cleaned, and by which compactor.
 
     end_offset: inclusive; -1 for an empty partition.
-    first_dirty_offset: first offset that is not clean.
-    open_run: id of a round that was begun and not finished, or None.
     :param log: just refreshed by the caller.
     """
     state = log.state
@@ -55,7 +51,7 @@ def partition_checkpoint_document(ports: EnvironmentPorts, log: PartitionLog) ->
 
 
 def compactor_epoch_history_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
-    """Return the compactor epochs in the state of a partition, oldest first.
+    """Return the compactor epochs of a partition, oldest first.
 
     unowned: control records without effect whose writer was an import, or an epoch that is no longer in the state.
     :param log: just refreshed by the caller.
@@ -88,11 +84,9 @@ def _fenced_control_record_document(entry: FencedAppend) -> Document:
 def _compactor_epoch_document(
     state: PartitionState, epoch: CompactorEpochAndEnding, next_epoch: CompactorEpochAndEnding | None
 ) -> Document:
-    """ended: released, replaced or leading.
-    granted: cleaner offset of this epoch among the present cleaner offsets, or None.
-    cut_off: the epoch that replaced this one before it was released, or None. Records that this epoch wrote at or after the other one's
-        ``slot`` have no effect.
-    runs: rounds that this epoch published. ``announced_by`` names the compactor that began the round, which may be another one.
+    """granted: cleaner offset of this epoch among the present ones.
+    cut_off: the epoch that replaced this one before it was released. Records that this epoch wrote at or after that epoch's ``slot``
+        have no effect.
     undid: ids of runs that this epoch undid and whose outputs are not deleted yet.
     """
     cut_off = None
@@ -151,7 +145,7 @@ class KafkaCleanerOffset:
 
 @dataclass(frozen=True)
 class KafkaCheckpointFile:
-    """Parsed checkpoint file of a Kafka broker. kind: Kafka's name of the file, which decides which of the two lists has entries."""
+    """Parsed checkpoint file of a Kafka broker. Its kind decides which of the two lists has entries."""
 
     path: str
     kind: str
@@ -161,7 +155,7 @@ class KafkaCheckpointFile:
 
 @dataclass(frozen=True)
 class CheckpointEntryChange:
-    """Difference between two checkpoint files in one entry, a partition or leader epoch. None: that file has no such entry."""
+    """Difference in one entry. None: that file has no such entry."""
 
     what: str
     before: int | None
@@ -194,7 +188,7 @@ def read_kafka_checkpoint_file(path: Path) -> KafkaCheckpointFile:
 
 
 def compare_kafka_checkpoint_files(before: KafkaCheckpointFile, after: KafkaCheckpointFile) -> tuple[CheckpointEntryChange, ...]:
-    """Return the entries whose offsets differ, or that only one file has. Raises UsageError if the files are of different kinds."""
+    """Return the entries that differ. Raises UsageError if the files are of different kinds."""
     if before.kind != after.kind:
         raise UsageError(f"{after.path} is a {after.kind}, {before.path} a {before.kind}", hint="Compare two of one kind")
     old, new = _offsets_by_entry_name(before), _offsets_by_entry_name(after)
@@ -203,8 +197,8 @@ def compare_kafka_checkpoint_files(before: KafkaCheckpointFile, after: KafkaChec
 
 
 def select_checkpoint_entries(file: KafkaCheckpointFile, names: Sequence[str]) -> KafkaCheckpointFile:
-    """Return a cleaner-offset-checkpoint with the entries of these partitions or topics alone. Raises UsageError if one has no entry, or if
-    the file is a leader-epoch-checkpoint.
+    """Keep the entries of these partitions or topics. Raises UsageError if one has no entry, or if the file is a leader-epoch-
+    checkpoint.
     """
     if file.kind == LEADER_EPOCHS:
         raise UsageError(f"{file.path} is a {file.kind} of one partition", hint="Name the file alone")
@@ -217,10 +211,7 @@ def select_checkpoint_entries(file: KafkaCheckpointFile, names: Sequence[str]) -
 
 
 def checkpoint_file_of_partition(state: PartitionState, kind: str) -> KafkaCheckpointFile:
-    """Return what a checkpoint file of Kafka would hold about a partition of the tier.
-
-    :param kind: CLEANER_OFFSETS or LEADER_EPOCHS.
-    """
+    """Return what a checkpoint file of Kafka (CLEANER_OFFSETS or LEADER_EPOCHS) would hold about a partition."""
     name = state.topic_partition
     if kind == LEADER_EPOCHS:
         return KafkaCheckpointFile(str(name), kind, leader_epochs=state.lineage)

@@ -1,7 +1,6 @@
 """Differences between two points of a partition's history.
 
-A control log holds only recent records; older ones are folded into a snapshot. Run history reaches further back and has the cleaner
-offsets before and after each run.
+A control log holds only recent records. Run history reaches further back and has the cleaner offsets before and after each run.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ MILLISECONDS_FROM = 10**11
 
 @dataclass(frozen=True)
 class PartitionHistoryPoint:
-    """Moment in a partition's history: the state after one record of its control log.
+    """The state after one record of a control log.
 
     slot: position of that record.
-    at_ms: time of the record by its writer's clock; None if the record was deleted.
-    state: None if only the cleaner offsets of that moment are still known.
+    at_ms: by its writer's clock; None if the record was deleted.
+    state: None if only the cleaner offsets are still known.
     """
 
     slot: int
@@ -40,7 +39,7 @@ class PartitionHistoryPoint:
 
 @dataclass(frozen=True)
 class CleanerOffsetChange:
-    """Change of one compactor epoch's cleaner offset. None: the epoch has no entry at that moment."""
+    """Change of one compactor epoch's cleaner offset. None: no entry at that moment."""
 
     leader_epoch: int
     before: int | None
@@ -60,9 +59,9 @@ class LiveSegmentChange:
 
 @dataclass(frozen=True)
 class PartitionHistoryDifference:
-    """Differences of a partition between two moments. All but the offsets are None if the control records of a moment were deleted.
+    """Differences between two moments. All but the offsets are None if the control records of a moment were deleted.
 
-    leader: the leader at both moments; empty if there was none.
+    leader: at both moments; empty if there was none.
     fenced: number of control records without effect that were added.
     """
 
@@ -88,10 +87,10 @@ class PartitionHistoryInControlLog:
         return [record for record, _ in self._steps]
 
     def find_point(self, slot_time_or_run_id: str) -> PartitionHistoryPoint:
-        """Return the moment after a record, at a time, or after a run. Raises UsageError if it is not in the history.
+        """Raises UsageError if the moment is not in the history.
 
-        :param slot_time_or_run_id: position of the record (slot), time (milliseconds since 1970 or ISO 8601), or id of the run. A whole
-            number from MILLISECONDS_FROM on is a time.
+        :param slot_time_or_run_id: position of a record, time (milliseconds since 1970 or ISO 8601), or id of a run. A whole number from
+            MILLISECONDS_FROM on is a time.
         """
         if slot_time_or_run_id.isascii() and slot_time_or_run_id.isdigit():
             number = int(slot_time_or_run_id)
@@ -109,8 +108,8 @@ class PartitionHistoryInControlLog:
         return self._point_at_time(moment)
 
     def points_around_run(self, run_id: str) -> tuple[PartitionHistoryPoint, PartitionHistoryPoint] | None:
-        """Return the moments just before and after a run, or None if there is no such run. A moment whose control records were deleted has
-        only its cleaner offsets.
+        """Return the moments just before and after a run, if there is one. A moment whose control records were deleted has only its cleaner
+        offsets.
         """
         run = self.latest_point.state.find_run(run_id) if self.latest_point.state else None
         if run is None:
@@ -137,9 +136,7 @@ class PartitionHistoryInControlLog:
         return self._point_after_record(slot - self._base.slot - 1)
 
     def _point_at_time(self, at_ms: int) -> PartitionHistoryPoint:
-        """Return the moment after the last record written at or before ``at_ms``. Raises UsageError if the control log does not reach back
-        so far.
-        """
+        """Raises UsageError if the control log does not reach back so far."""
         found = [number for number, (record, _) in enumerate(self._steps) if record.at_ms <= at_ms]
         if not found and self._base.slot > 0:
             first = self._steps[0][0].at_ms if self._steps else None
@@ -150,7 +147,7 @@ class PartitionHistoryInControlLog:
         return self._point_after_record(found[-1] if found else -1)
 
     def _point_after_record(self, record_index: int) -> PartitionHistoryPoint:
-        """:param record_index: index among the records that the log still has; -1 for the moment before the first of them."""
+        """:param record_index: among the records that the log still has; -1 for the moment before the first of them."""
         if record_index < 0:
             return PartitionHistoryPoint(self._base.slot, None, self._base.vector, self._base)
         record, state = self._steps[record_index]
@@ -158,7 +155,6 @@ class PartitionHistoryInControlLog:
 
 
 def compare_history_points(before: PartitionHistoryPoint, after: PartitionHistoryPoint) -> PartitionHistoryDifference:
-    """Return the differences between an earlier and a later moment."""
     old, new = before.state, after.state
     offsets = _cleaner_offset_changes(before.cleaner_offsets, after.cleaner_offsets)
     if old is None or new is None:

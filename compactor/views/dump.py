@@ -1,4 +1,4 @@
-"""Listing of a partition's segments, and of the batches and records of one segment, as documents for people and JSON."""
+"""Listing of a partition's segments, and of the batches and records of one segment."""
 
 from __future__ import annotations
 
@@ -34,11 +34,9 @@ SegmentDocument = dict[str, Any]
 def list_segments(
     state: PartitionState, sidecar_bytes_by_segment_id: Mapping[str, int], rows_of_broker_only_segments: Sequence[SegmentDocument] = ()
 ) -> list[SegmentDocument]:
-    """Return a row for each live segment, and for each other segment that still has objects: replaced, half-deleted, or uploaded by an open
-    round.
+    """Return a row for each segment that is live or still has objects: replaced, half-deleted, or uploaded by an open round.
 
-    :param sidecar_bytes_by_segment_id: size in bytes of each stored sidecar.
-    :param rows_of_broker_only_segments: further rows, for segments that are only in the brokers' metadata.
+    :param rows_of_broker_only_segments: further rows.
     """
     found = [_segment_row(segment, SegmentState.COPY_SEGMENT_FINISHED) for segment in state.live]
     for waiting in state.waiting:
@@ -53,9 +51,7 @@ def list_segments(
 
 
 def unused_broker_segments(tier: Tier, state: PartitionState) -> list[SegmentDocument]:
-    """Return the segments in the brokers' metadata that are neither live, replaced nor being deleted by ``state``: unfinished, half-deleted
-    or superseded ones.
-    """
+    """Return the segments of the brokers' metadata that readers do not use: unfinished, half-deleted or superseded ones."""
     shown = {segment.id for segment in state.live}
     shown.update(segment.id for group in state.waiting for segment in group.segments)
     shown.update(segment.id for segment in state.retiring)
@@ -89,7 +85,6 @@ def dump_segment(
     Keys and values are text if they are printable UTF-8, else ``base64:...``. They are cut after SHOWN_BYTES.
 
     :param segment_id: the id, or its first characters.
-    :param max_inflated_bytes: largest size of a decompressed batch.
     :param show_everything: cut nothing, and include headers.
     :raises UsageError: if no segment, or more than one, has an id that begins so.
     :raises BadData: if the segment is damaged, or a decompressed batch is larger than ``max_inflated_bytes``.
@@ -133,7 +128,6 @@ def _batch_documents(
 def _batch_document(
     source: SourceSegment, chunk: BatchChunk, batch_number: int, rows: RecordRows, record_row_indexes: range, *, show_everything: bool
 ) -> SegmentDocument:
-    """:param record_row_indexes: indexes in ``rows`` of the batch's records."""
     table = source.table
     attributes = int(table.attributes[batch_number])
     control = int(table.control[batch_number])
@@ -183,7 +177,7 @@ def _record_header_documents(chunk: BatchChunk, rows: RecordRows, row: int) -> I
 
 
 def _bytes_as_text(chunk: BatchChunk, start: int, length: int, *, show_everything: bool) -> str | None:
-    """Return None if ``length`` is negative (null). Bytes after the first SHOWN_BYTES are left out, unless ``show_everything``."""
+    """Return None if ``length`` is negative (null)."""
     if length < 0:
         return None
     shown = length if show_everything else min(length, SHOWN_BYTES)
@@ -208,9 +202,9 @@ _OUTCOMES = {ABORT: "abort", COMMIT: "commit"}
 class FoundRecord:
     """A record that a search has found.
 
-    value_bytes: size of its value; -1 for a null value.
+    value_bytes: -1 for a null value.
     horizon_ms: delete horizon of its batch; None if not set yet.
-    outcome: outcome of its transaction (commit, abort or open); empty outside a transaction.
+    outcome: commit, abort or open; empty outside a transaction.
     control: abort, commit or control for a control record, else empty.
     """
 
@@ -230,17 +224,17 @@ class FoundRecord:
 
     @property
     def sets_value_of_key(self) -> bool:
-        """True if it has a key, is not a control record, and its transaction, if any, is committed."""
+        """True for a record with a key whose transaction, if any, is committed."""
         return not self.control and self.key is not None and self.outcome in ("", "commit")
 
 
 class RecordSearch:
-    """Search for records in a partition's segments, from the log's end to its beginning.
+    """Search in a partition's segments, from the log's end to its beginning.
 
     A transaction counts as open if the search has not read its marker.
 
     :param on_bytes: receives the size of each segment that was read.
-    :param staging_purpose: word by which the staged files of this search are named.
+    :param staging_purpose: word by which staged files are named.
     """
 
     def __init__(self, tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None], staging_purpose: str = "explain") -> None:
@@ -254,10 +248,9 @@ class RecordSearch:
     def find_records(
         self, segments: Sequence[RemoteLogSegmentMetadata], *, key: bytes | None = None, keys: Collection[bytes] = (), offset: int = -1
     ) -> Iterator[FoundRecord]:
-        """Yield the records with one of the keys (``key`` and ``keys``) and the record at ``offset``, latest first.
+        """Yield the records with one of the keys (``key`` and ``keys``) and the record at ``offset`` (-1: none), latest first.
 
         :param segments: in ascending order.
-        :param offset: -1 to search for keys only.
         :raises NotFound: if an object is gone.
         :raises BadData: if an object differs from what was recorded.
         :raises OutOfBudget: if an object is too large.

@@ -1,4 +1,4 @@
-"""Answers of `explain`: why a partition is not cleaned, what the last round did to each segment, what became of an offset or a key.
+"""Answers of `explain`: why a partition is not cleaned, what became of an offset or a key.
 
 Nothing is decided here: the decisions come from the code that makes them (``assess_round``, the folded state). Reads only.
 """
@@ -59,11 +59,11 @@ class RetentionOutlook:
     """Segments of a partition that the next round will find expired, and when further ones expire.
 
     segments, bytes: what the next `run` removes first; 0 where brokers remove segments themselves.
-    log_start_offset: first offset of the log after this removal.
-    reason: which retention limits were exceeded; empty if nothing expires now.
-    next_ms: when the next segment exceeds a limit; None if that never happens or is not known.
+    log_start_offset: after this removal.
+    reason: empty if nothing expires now.
+    next_ms: when the next segment exceeds a limit; None if never or unknown.
     one_to_one: number of segments that a round would rewrite one to one, because brokers expire them soon.
-    text: the outlook in words; empty if retention does not apply.
+    text: empty if retention does not apply.
     """
 
     segments: int
@@ -78,7 +78,7 @@ class RetentionOutlook:
 def retention_outlook(
     state: PartitionStateOrSummary[S], assessment: RoundAssessment[S], cleaner: CleanerSettings, now_ms: int
 ) -> RetentionOutlook:
-    """Return which segments of a partition expire now, and when the next one expires.
+    """Return which segments expire now, and when the next one expires.
 
     :param cleaner: on a broker-managed tier ``retention_ms`` is the topic's own.
     :param now_ms: this machine's clock. If the store's clock is behind, segments expire later.
@@ -128,9 +128,7 @@ RemovedRecord = tuple[GroupAwaitingDeletion, FoundRecord]
 
 @dataclass(frozen=True)
 class ExplanationFact:
-    """Finding that supports an explanation. kind: one word for scripts. text: a line for people. values: JSON fields with the data in
-    it.
-    """
+    """Finding that supports an explanation. kind: one word for scripts. values: JSON fields with the data in ``text``."""
 
     kind: str
     text: str
@@ -149,9 +147,7 @@ class Explanation:
 
 
 def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Explanation:
-    """Explain why no round cleans a partition now, or that the next `run` will. Raises StoreError, or BadControlRecord if its control log
-    is damaged.
-    """
+    """Explain why no round cleans a partition now. Raises StoreError, or BadControlRecord if its control log is damaged."""
     if not tier.kind.compacts:
         return _explain_listed_partition(tier, partition)
     log = tier.open_control_log_of_partition(partition)
@@ -365,7 +361,7 @@ def _deletion_and_import_facts(state: PartitionState, tier: Tier, now_ms: int) -
 
 
 def _latest_round_facts(history: PartitionHistoryInControlLog, state: PartitionState) -> Iterator[ExplanationFact]:
-    """Yield why the latest round rewrote or skipped each segment, or that its plan is no longer in the control log."""
+    """Yield why the latest round rewrote or skipped each segment, as long as the control log has its plan."""
     plans = [record.body.plan for record in history.records if isinstance(record.body, PlanAnnounced)]
     plan = next(
         (plan for plan in reversed(plans) if (run := state.find_run(plan.run_id)) is not None and run.status != RunHistoryStatus.UNDONE),
@@ -411,13 +407,11 @@ def _planned_segment_facts(plan: CompactionPlan) -> Iterator[ExplanationFact]:
 def explain_key(
     tier: Tier, partition: TopicPartition, key: bytes, now_ms: int, on_bytes: OnRead = lambda size: None, shown_key: str = ""
 ) -> Explanation:
-    """Explain which offsets hold a key, which record sets its value, and which records of it were removed, as far as replaced segments
-    still hold them.
+    """Explain which offsets hold a key, which record sets its value, and which records of it were removed.
 
     Reads every live segment, and every replaced one that is not deleted yet.
 
-    :param on_bytes: receives the size of each segment that was read.
-    :param shown_key: the decoded key, for the answer; empty to show the key's bytes.
+    :param shown_key: the decoded key; empty to show the key's bytes.
     """
 
     def explain_key_in_state(state: PartitionState) -> Explanation:
@@ -439,8 +433,6 @@ def explain_key(
 def explain_offset(tier: Tier, partition: TopicPartition, offset: int, now_ms: int, on_bytes: OnRead = lambda size: None) -> Explanation:
     """Explain which record is at an offset and why it is still there, or what became of it. Reads the live segments from the offset on and,
     if the record was removed, the replaced ones that contained the offset.
-
-    :param on_bytes: receives the size of each segment that was read.
     """
 
     def explain_offset_in_state(state: PartitionState) -> Explanation:
@@ -513,8 +505,8 @@ def _explain_removed_offset(
 def _find_removed_records(
     tier: Tier, state: PartitionState, live_records: Iterable[FoundRecord], on_bytes: OnRead, *, key: bytes | None = None, offset: int = -1
 ) -> list[RemovedRecord]:
-    """Return the records of a key, or at an offset, that are in replaced segments but not in ``live_records``. A group is skipped if it is
-    the output of an undone round, or if it is deleted during the search.
+    """Return the records that are in replaced segments but not in ``live_records``. Outputs of undone rounds, and segments that are deleted
+    during the search, are skipped.
     """
     still = {record.offset for record in live_records}
     found = []
@@ -550,10 +542,7 @@ KEYLESS_PROSPECTS: Final[Mapping[KeylessPolicy, str]] = {
 
 @dataclass(frozen=True)
 class _RecordExplainer:
-    """Why records are still in the log, and when they will be removed.
-
-    rounds: whether rounds ever clean this tier.
-    """
+    """rounds: whether rounds ever clean this tier."""
 
     state: PartitionState
     now_ms: int
@@ -596,7 +585,7 @@ class _RecordExplainer:
         return what + then * self.rounds
 
     def tombstone_removal_text(self, record: FoundRecord) -> str:
-        """Like in Kafka, the first round that reads a tombstone sets a delete horizon, and a round after that time drops it."""
+        """Like in Kafka, the first round sets a delete horizon, and a round after that time drops the tombstone."""
         if not self.rounds:
             return "a tombstone, which no round removes here"
         if record.horizon_ms is not None:
@@ -637,7 +626,7 @@ def _ignored_code(record: FoundRecord) -> str:
 
 def _answer_about_key(key: str, records: Sequence[FoundRecord], facts: Sequence[ExplanationFact]) -> str:
     """:param records: present records of the key, newest first.
-    :param facts: without any present record they mean that the key's records were removed.
+    :param facts: without a present record they mean that the key's records were removed.
     """
     latest = next((record for record in records if record.sets_value_of_key), None)
     if latest is not None:

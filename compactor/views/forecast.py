@@ -1,4 +1,4 @@
-"""Forecast of a round for `plan`: what it would read, write, cost and save, from metadata and the heads of sidecars."""
+"""Forecast of a round for `plan`: reads, writes, cost and saving, from metadata and the heads of sidecars."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from compactor.views.verdict import (
 
 @dataclass(frozen=True)
 class PriceTable(StorePrices):
-    """Prices of requests and storage in one object store, in USD, with their date. Its ``str`` is one line for people."""
+    """Prices of one object store in USD, with their date. Its ``str`` is one line for people."""
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
@@ -73,7 +73,7 @@ NO_PRICES = PriceTable(**asdict(DIRECTORY.prices))
 
 
 def price_table_of_tier(tier_url: str, price_file: Path | None = None) -> PriceTable:
-    """Return the price table in ``price_file`` (TOML with the fields of PriceTable), or that of the tier's kind of store.
+    """Return the price table in ``price_file`` (TOML), or that of the tier's kind of store.
 
     :raises UsageError: if the file cannot be read or a field is missing, unknown or invalid.
     """
@@ -102,7 +102,7 @@ SavedBytesAndReason = tuple[int | None, str]
 
 
 class SegmentActionForecast(NamedTuple):
-    """Expected action of a round on one segment, and the reason. end_offset: inclusive.
+    """Expected action of a round on one segment. end_offset: inclusive.
 
     action: expire, rewrite, skip, or filter (skipped if the segment's Bloom filter shows that it holds none of the dirty keys).
     """
@@ -120,23 +120,21 @@ class RoundForecast:
     """Expected work, cost and saving of a round on one partition. Sizes are in bytes; bytes_to_write and map_keys are upper bounds.
 
     due: whether `run` has something to do, even if only retention deletes something.
-    retention: what retention does to the partition; empty if it does not apply.
+    retention: in words; empty if it does not apply.
     segments_expired, bytes_expired: what retention deletes first; not counted in bytes_to_read and bytes_to_write.
     one_to_one: number of segments that are rewritten one to one, because brokers expire them soon.
-    min_cleanable_dirty_ratio: the ratio above which a round is due. If it was chosen automatically, the next two fields say why, and how
-        much it saves in comparison with Kafka's default.
-    skip: number of segments that the round is expected to skip, including the expected share of ``asked``.
+    min_cleanable_dirty_ratio: if chosen automatically, the next two fields say why, and how much it saves in comparison with Kafka's
+        default.
+    skip: expected number of skipped segments, including the expected share of ``asked``.
     asked: number of segments whose Bloom filters decide. The expected share is that of earlier rounds.
-    cost_usd: price of the requests; 0 for a directory.
-    stored_usd_month: monthly price of all live and replaced segments.
-    expected_saving_bytes: by how much the store will shrink once the replaced objects are deleted; None if unknown.
+    cost_usd: price of the requests.
+    stored_usd_month: of all live and replaced segments.
+    expected_saving_bytes: once the replaced objects are deleted; None if unknown.
     expected_saving_error_bytes: half width of the 95 % confidence interval if the number is from a sample; else None.
-    keyless_records, keyless_share: records without a key in the dirty range, and their share from 0 to 1; None before the first round or
-        sample.
-    keyless_policy: what a round does with them: refuse, drop or keep.
-    future_timestamps: a sentence about segments whose times are more than a day ahead; empty if there are none.
+    keyless_records, keyless_share: in the dirty range, the share from 0 to 1; None before the first round or sample.
+    keyless_policy: refuse, drop or keep.
+    future_timestamps: about segments whose times are more than a day ahead; empty if there are none.
     verdict: if it is blocked, no round does what is forecast.
-    listed: computes ``segments``.
     """
 
     topic: str
@@ -188,7 +186,7 @@ class RoundForecast:
         return self.listed()
 
     def with_keyless_records(self, keyless: KeylessRecords) -> RoundForecast:
-        """Return the forecast with the number of records without a key: a round that refuses them saves nothing."""
+        """Add the number of records without a key: a round that refuses them saves nothing."""
         known = replace(self, keyless_records=keyless.count, keyless_share=round(keyless.share, 6))
         if self.keyless_policy != "refuse" or not keyless.count:
             return known
@@ -230,22 +228,14 @@ NO_CIRCUMSTANCES = RoundCircumstances()
 
 @dataclass(frozen=True)
 class SegmentSkipEvidence:
-    """Facts by which a forecast expects segments to be skipped.
-
-    heads: header of each sidecar, by segment id.
-    record: how many Bloom filters earlier rounds read, and how many segments these allowed to skip.
-    """
+    """Sidecar headers by segment id, and how many segments Bloom filters allowed earlier rounds to skip."""
 
     heads: Mapping[str, SidecarHead]
     record: BloomFilterUsageStatistics
 
 
 def read_segment_skip_evidence(tier: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SegmentSkipEvidence | None:
-    """Return None if no round is due, or the round would use no sidecar.
-
-    :param force: as for `run --force`: a round is due if anything is dirty.
-    :raises StoreError: if the sidecars cannot be read.
-    """
+    """Return None if no round is due, or the round would use no sidecar. Raises StoreError if the sidecars cannot be read."""
     cleaner = tier.cleaner_settings_for_topic(summary.topic)
     found = assess_round(summary, cleaner, now_ms, force=force)
     if not found.due or not cleaner.bloom:
@@ -260,8 +250,7 @@ def read_segment_skip_evidence(tier: Tier, summary: PartitionSummary, now_ms: in
 
 
 def forecast_next_round(tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False) -> RoundForecast:
-    """Return what the next round over a partition would do. Reads its control log and sidecars, and asks the store whether deleting frees
-    space.
+    """Read a partition's control log and sidecars, ask the store whether deleting frees space, and forecast the next round.
 
     :param force: as for `run --force`: a round is due if anything is dirty.
     """
@@ -283,7 +272,7 @@ def forecast_round_from_summary(
 ) -> RoundForecast:
     """Return the forecast of the next round over a partition. Makes no request.
 
-    :param deletion_frees_space: whether deleting objects frees space in the store; None if unknown.
+    :param deletion_frees_space: None if unknown.
     :param force: as for `run --force`: a round is due if anything is dirty.
     :param sidecar_evidence: None to use no sidecar.
     :param prices: None for those of the tier's kind of store.
@@ -416,8 +405,8 @@ def _segment_forecasts(
     cleaner: CleanerSettings,
     now_ms: int,
 ) -> list[SegmentActionForecast]:
-    """:param outlook: the segments that retention removes first.
-    :param key_count: expected number of keys in the dirty segments.
+    """:param outlook: what retention removes first.
+    :param key_count: expected keys in the dirty segments.
     """
     dirty, clean = {segment.id for segment in assessment.dirty}, {segment.id for segment in assessment.clean}
     gone = {segment.id for segment in summary.live[: outlook.segments]}
@@ -475,8 +464,8 @@ def _count_tombstones_from_sidecars(segments: Sequence[SegmentActionForecast], h
 def _expected_saving_and_reason(
     summary: PartitionSummary, bytes_to_write: int, dirty_bytes: int, deletion_frees_space: bool | None, tombstone_count: int | None
 ) -> SavedBytesAndReason:
-    """:param bytes_to_write: most bytes that the round will write; the saving cannot be larger.
-    :param tombstone_count: tombstones that the round may remove if nothing is dirty; None if unknown.
+    """:param bytes_to_write: upper bound of the saving.
+    :param tombstone_count: tombstones that the round may remove if nothing is dirty.
     """
     if not bytes_to_write:
         return 0, "nothing is rewritten"

@@ -1,8 +1,8 @@
 """Overview of all partitions: summaries from local state if they are recent enough, else from the tier.
 
-The catalog has change hints. A hint can be lost when a process dies after its publication. Therefore each log is also checked once per
-``MAX_AGE_MS``, and at every call while a compactor or an import is at work: two requests if nothing is new. Commands for people also
-check that the log still has the last known record (``check_for_restored_logs``): a log may have been restored from a backup.
+A change hint in the catalog can be lost when a process dies after its publication. Therefore each log is also checked once per
+``MAX_AGE_MS``, and at every call while a compactor or an import is at work. Commands for people also check that the log still has the
+last known record: it may have been restored from a backup.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def run_history_entry_document(state: PartitionState, run: RunHistoryEntry) -> d
     status: one of
 
     - running: not finished; `runs` shows it as interrupted until another process continues it;
-    - published: published, but its end was not recorded;
+    - published: its end was not recorded;
     - cleaned, resumed: finished by the process that began it, or by another one;
     - undone: abandoned before it was published;
     - reverted: undone by `undo`;
@@ -36,7 +36,6 @@ def run_history_entry_document(state: PartitionState, run: RunHistoryEntry) -> d
     - restored: it undid another round;
     - repaired: it replaced damaged segments one to one;
     - quarantined: it failed on corrupt data.
-    undoable: whether `undo` would accept it.
     balance: batches and records that the round read, removed and wrote.
     content: number and digest sum of the batches that readers had after the round.
     """
@@ -73,7 +72,6 @@ def search_run(
     """Return the state of the partition that remembers a run, and the run's complete id; None if none does.
 
     :param run_id: the id, or its first characters.
-    :param on_partition: called after each partition.
     :raises UsageError: if several runs have ids that begin so.
     :raises CompactorError: if no run was found and a partition could not be read.
     """
@@ -93,9 +91,7 @@ def search_run(
 
 
 def undo_refusal(state: PartitionState, run_id: str) -> RuleViolationOrEmpty:
-    """Return the reason why `undo` would refuse this run now, or an empty string. For information: the rules in ``control.ordering`` decide
-    again.
-    """
+    """Return why `undo` would refuse this run now, or an empty string. For information: ``control.ordering`` decides again."""
     if state.intent:
         return f"run {state.intent.plan.run_id} is open"
     if not state.published or state.published[-1] != run_id:
@@ -139,10 +135,8 @@ def read_summaries(
 ) -> list[PartitionSummaryOrError]:
     """Return each partition's summary or error, in the given order. Raises StoreError only if the catalog cannot be read.
 
-    :param max_age_ms: largest age of a summary from local state; with 0 every partition's log is read.
-    :param check_for_restored_logs: check each summary from local state with one request, in case its log was restored to an earlier
-        point.
-    :param on_partition: called after each partition.
+    :param max_age_ms: of a summary from local state; with 0 every partition's log is read.
+    :param check_for_restored_logs: check each summary from local state with one request.
     """
     hints = tier.identity.read_catalog().partitions
     now = tier.ports.clock_ms()
@@ -189,7 +183,6 @@ def is_cached_summary_fresh(
     """Return whether a summary from local state is still valid: never while an import or a round is open, because the next control record
     may then come without a change hint.
 
-    :param latest_catalog_record_number: number of the latest catalog record about the partition.
     :param max_age_ms: age from which the summary is no longer valid.
     """
     led = summary.leader is not None and not summary.leader.released
@@ -214,7 +207,7 @@ def _read_summary(
     now_ms: int,
 ) -> PartitionSummaryOrError:
     """:param cached: returned if the control log has no newer record.
-    :param confirmed_progress: receives an entry with the time of this check if ``cached`` is returned.
+    :param confirmed_progress: receives the time of this check if ``cached`` is returned.
     """
     try:
         if cached:

@@ -34,7 +34,6 @@ class VerdictKind(StrEnum):
 
     WAITING: what is dirty may not be cleaned yet, and this ends by itself (a lag, a rate limit, an open transaction).
     BLOCKED: no round can clean it until a person acts.
-    PAUSED: a person has paused its rounds.
     """
 
     CLEAN = "clean"
@@ -46,7 +45,7 @@ class VerdictKind(StrEnum):
 
 @dataclass(frozen=True)
 class Block:
-    """Reason why no round can clean a partition.
+    """Why no round can clean a partition.
 
     since_ms: when it was first noticed; 0 if unknown.
     next_step: what a person does about it; empty if ``reason`` says all.
@@ -62,8 +61,8 @@ class Block:
 class PartitionVerdict:
     """Verdict on a partition at one moment.
 
-    until_ms: for a waiting partition, when the wait ends at the latest; 0 if unknown.
-    waiting_bytes: bytes of segments that hold dirty offsets, whether or not a round may clean them now.
+    until_ms: when a wait ends at the latest; 0 if unknown.
+    waiting_bytes: of segments that hold dirty offsets, whether or not a round may clean them now.
     cause, since_ms, next_step: as in ``Block``; empty unless blocked.
     """
 
@@ -95,10 +94,7 @@ def partition_verdict(
     postponed: str = "",
     waiting_bytes: int = 0,
 ) -> PartitionVerdict:
-    """Return the verdict on a partition.
-
-    :param due: whether a round has something to do, and ``reason``: why, or why not.
-    :param blocks: what prevents rounds, the most important first.
+    """:param blocks: what prevents rounds, the most important first.
     :param paused: who paused rounds; empty if nobody did.
     :param held_until_ms: when the last of the dirty segments may be cleaned; 0 if nothing holds them, NEVER_MS if the time is unknown.
     :param postponed: why the latest round was not begun although nothing is wrong; empty if it was.
@@ -123,7 +119,7 @@ def partition_verdict(
 class TransactionAtEnd:
     """The oldest transaction that is open at the end of a partition's tier.
 
-    producer_id, epoch: the producer that began it; -1 if unknown.
+    producer_id, epoch: -1 if unknown.
     timestamp_ms: latest time at which its producer wrote, never before its first record; -1 if unknown.
     """
 
@@ -139,8 +135,8 @@ class TransactionAtEnd:
 
 
 def read_open_transaction(tier: Tier, state: PartitionState) -> TransactionAtEnd | None:
-    """Return the oldest transaction that is open at the end of the tier, by the newest segment's producer snapshot; None if none is. If the
-    snapshot cannot be read, the producer is unknown.
+    """Return the oldest transaction that is open at the end of the tier. If the newest segment's producer snapshot cannot be read, the
+    producer is unknown.
     """
     newest = state.live[-1] if state.has_segments else None
     if newest is None or newest.open_txn_offset < 0:
@@ -163,7 +159,7 @@ def read_open_transaction(tier: Tier, state: PartitionState) -> TransactionAtEnd
 
 
 def is_beyond_now(timestamp_ms: int, now_ms: int) -> bool:
-    """Return whether a record's time is more than a day ahead: in another unit, or by a clock that is wrong."""
+    """Return whether a time is more than a day ahead: in another unit, or by a clock that is wrong."""
     return timestamp_ms > now_ms + DAY_MS
 
 
@@ -171,7 +167,7 @@ def is_transaction_hanging(transaction: TransactionAtEnd, live: Iterable[Segment
     """Return whether an open transaction can no longer end by itself: the tier has records later than the time at which its coordinator
     would have ended it. The time of this machine does not count: with daily imports, the marker may be on its way.
 
-    :param live: the live segments. Times beyond now say nothing about how far the tier reaches.
+    :param live: times beyond now say nothing about how far the tier reaches.
     """
     newest_ms = max((each.max_timestamp_ms for each in live if not is_beyond_now(each.max_timestamp_ms, now_ms)), default=-1)
     return newest_ms > transaction.expected_end_ms
@@ -185,9 +181,8 @@ def stored_block(
     now_ms: int,
     bootstrap_servers: str = "",
 ) -> Block | None:
-    """Return what prevents rounds according to the partition's stored state and this program's settings; None for nothing.
+    """Return what prevents rounds according to the partition's stored state and this program's settings.
 
-    :param transaction: the oldest open transaction, if any.
     :param bootstrap_servers: for the command that ends a transaction; empty if unknown.
     """
     why, cause = summary.quarantine, quarantine_cause(summary)
@@ -211,7 +206,7 @@ _ASKED_AT_EACH_POLL = (BlockedCause.SETTINGS, BlockedCause.BROKERS)
 
 
 def quarantine_cause(summary: PartitionSummary) -> BlockedCause | None:
-    """Return the cause that the latest failed round has recorded; None if the partition is not quarantined."""
+    """Return the cause that the latest failed round has recorded, if the partition is quarantined."""
     if summary.quarantine is None:
         return None
     if summary.quarantine.keyless is not None:
@@ -220,7 +215,7 @@ def quarantine_cause(summary: PartitionSummary) -> BlockedCause | None:
 
 
 def with_recorded_time(block: Block, summary: PartitionSummary) -> Block:
-    """Return the block with the time since which rounds have failed for the same cause, if that is recorded."""
+    """Add the time since which rounds have failed for the same cause, if that is recorded."""
     return replace(block, since_ms=summary.quarantined_since_ms) if quarantine_cause(summary) is block.cause else block
 
 
@@ -237,8 +232,8 @@ def held_until_ms(
     transaction: TransactionAtEnd | None,
     now_ms: int,
 ) -> int:
-    """Return when the last dirty segment that a round may not clean yet may be cleaned at the latest; 0 if there is none, NEVER_MS if the
-    time is unknown: a transaction has ended by then, but its marker may not have arrived.
+    """Return when the last dirty segment may be cleaned at the latest; 0 if nothing holds it, NEVER_MS if the time is unknown: a
+    transaction has ended by then, but its marker may not have arrived.
     """
     if not _is_held(summary, found):
         return 0
@@ -251,7 +246,7 @@ def held_until_ms(
 
 
 def bytes_not_cleaned(summary: PartitionSummary) -> int:
-    """Return the bytes of segments that hold dirty offsets, whether or not a round may clean them now."""
+    """Return the bytes of segments that hold dirty offsets."""
     ours = summary.live[:-1] if summary.mirrored else summary.live
     return sum(segment.size_bytes for segment in ours if segment.end_offset >= summary.first_dirty_offset)
 
@@ -287,7 +282,7 @@ def _hanging_transaction_block(summary: PartitionSummary, transaction: Transacti
 def _future_timestamp_block(
     summary: PartitionSummary, found: RoundAssessment[SegmentSummary], cleaner: CleanerSettings, now_ms: int
 ) -> Block | None:
-    """Return a block if min_compaction_lag_ms counts from a time beyond now, so that the lag does not end in any useful time."""
+    """Return a block if min_compaction_lag_ms counts from a time beyond now."""
     if cleaner.min_compaction_lag_ms <= 0:
         return None
     first = next((segment for segment in summary.live if segment.start_offset >= found.end), None)
@@ -299,7 +294,7 @@ def _future_timestamp_block(
 
 
 def future_timestamps_text(live: Iterable[SegmentMetadataOrSummary], now_ms: int) -> str:
-    """Return a sentence about the segments whose largest timestamp is more than a day ahead; empty if there are none."""
+    """Describe the segments whose largest timestamp is more than a day ahead; empty if there are none."""
     beyond = [segment.max_timestamp_ms for segment in live if is_beyond_now(segment.max_timestamp_ms, now_ms)]
     if not beyond:
         return ""
@@ -310,7 +305,6 @@ def future_timestamps_text(live: Iterable[SegmentMetadataOrSummary], now_ms: int
 
 
 def known_bootstrap_servers(tier: Tier) -> str:
-    """Return the brokers' addresses, for commands in messages; empty if none are configured."""
     kafka = tier.settings.kafka
     return kafka.bootstrap_servers.strip() if tier.kind.is_broker_managed or kafka.has_configured_brokers else ""
 
@@ -319,8 +313,8 @@ def known_bootstrap_servers(tier: Tier) -> str:
 
 
 def blocks_of_topics(tier: Tier, topics: Iterable[str]) -> dict[str, Block]:
-    """Return, by topic, why the brokers' versions or the topic's own settings rule out compaction; none if brokers do not manage the tier.
-    Uses what was last read about the cluster.
+    """Return, by topic, why the brokers' versions or the topic's settings, as last read, rule out compaction; none if brokers do not manage
+    the tier.
 
     Raises Unavailable or Refused if the brokers do not answer.
     """

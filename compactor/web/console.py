@@ -49,7 +49,7 @@ def offset_axis(status: PartitionStatus, segments: Sequence[SegmentSummary], his
     """Return the data for the drawing of a partition's offset range.
 
     :param segments: live segments, ascending.
-    :param history: None if only a summary of the control log is known; replaced segments and leader epochs are missing then.
+    :param history: None if only a summary of the control log is known.
     """
     replaced = history.replaced if history else ()
     end = max(status.end_offset + 1, status.start_offset, *(each.end_offset + 1 for each in replaced), 0)
@@ -80,7 +80,7 @@ def _segment_spans(
     first_uncleanable_offset: int,
     skipped_ranges: Sequence[SkippedSegmentRange],
 ) -> Iterable[OffsetAxisSegmentSpan]:
-    """Return a span for each segment. If there are more than MOST_SPANS, neighbours with the same state and reason become one."""
+    """Join neighbours with the same state and reason if there are more than MOST_SPANS."""
     step = -(-len(segments) // MOST_SPANS) if segments else 1
     found: list[OffsetAxisSegmentSpan] = []
     for segment in segments:
@@ -113,7 +113,7 @@ def _segment_spans(
 
 
 def latest_skipped_ranges(runs: Sequence[RunHistoryEntry]) -> list[SkippedSegmentRange]:
-    """Return the offset ranges that the latest published round skipped, with the reasons. Rounds that were undone do not count.
+    """Return the offset ranges that the latest published round skipped. Rounds that were undone do not count.
 
     :param runs: oldest first.
     """
@@ -130,13 +130,13 @@ def _leader_epoch_spans(lineage: Sequence[EpochEntry], start: int, end: int) -> 
 
 
 def offset_position_percent(axis: OffsetAxis, offset: int) -> float:
-    """Return the position of an offset in percent of the axis's width: 0 at the start offset, 100 at the end offset."""
+    """Return the position of an offset: 0 at the start offset, 100 at the end offset."""
     width = axis.end_offset - axis.start_offset
     return round(100 * (offset - axis.start_offset) / width, 4) if width > 0 else 0.0
 
 
 def offset_axis_ticks(axis: OffsetAxis) -> list[int]:
-    """Return a few round offsets as labels, none within 4 percent of an end. An empty axis has none."""
+    """Return a few round offsets, none within 4 percent of an end."""
     width = axis.end_offset - axis.start_offset
     if width <= 0:
         return []
@@ -171,10 +171,7 @@ SortKey = Callable[[ItemT], tuple[object, ...]]
 
 @dataclass(frozen=True)
 class PartitionListQuery:
-    """Search, filter, order and page of a list, from a query string such as ``?q=orders&state=due&sort=dirty&dir=desc&page=2&per_page=50``.
-
-    An empty text, or None for ``descending``, stands for the default.
-    """
+    """Search, filter, order and page of a list. An empty text, or None for ``descending``, stands for the default."""
 
     search: str = ""
     condition: str = ""
@@ -184,7 +181,7 @@ class PartitionListQuery:
     per_page: int = PER_PAGE
 
     def query_string_with_changes(self, **changes: object) -> str:
-        """Return the query string, which begins with a question mark. Any change of a field other than ``page`` leads to the first page."""
+        """Any change of a field other than ``page`` leads to the first page."""
         new = replace(self, **({"page": 1} | changes))  # type: ignore[arg-type]  # templates name the fields
         pairs = [
             ("q", new.search),
@@ -217,11 +214,7 @@ def _parse_positive_number(text: str, default: int) -> int:
 
 @dataclass(frozen=True)
 class PartitionListColumn(Generic[ItemT]):
-    """A column by which the list can be sorted.
-
-    key: returns the sort key of an item.
-    descending: whether the order is descending unless the query says otherwise.
-    """
+    """A column by which the list can be sorted. descending: the default."""
 
     key: SortKey[ItemT]
     descending: bool = False
@@ -232,8 +225,7 @@ def list_partitions_page(
 ) -> PartitionListPage[RowT]:
     """Return the page of the list that the query asks for, or the last page if the list has fewer pages.
 
-    :param columns: sortable columns by name. The first one is the default.
-    :param make_row: makes a row of the document from an item.
+    :param columns: by name. The first one is the default.
     """
     sort = query.sort if query.sort in columns else next(iter(columns))
     condition = query.condition if query.condition in set(PartitionCondition) else ""
@@ -308,12 +300,12 @@ def _jinja_template_environment() -> Environment:
 
 
 def asset_url(name: str) -> str:
-    """Return a static file's URL with a digest of its content, so that browsers may cache it forever."""
+    """Return a URL with a digest of the file's content, so that browsers may cache it forever."""
     return f"static/{name}?v={hashlib.sha256(read_static_file(name)).hexdigest()[:12]}"
 
 
 def _format_percentage(ratio: float) -> str:
-    """A ratio other than 0 and 1 is never rounded to these: ``< 1 %``, ``> 99 %``."""
+    """Never round another ratio to 0 or 1: ``< 1 %``, ``> 99 %``."""
     percents = 100 * ratio
     if 0 < percents < 1:
         return "< 1 %"
@@ -373,10 +365,7 @@ class ServicePages(Protocol):
     def health_status(self) -> ServiceStatus: ...
 
     def metrics_text(self, *, with_kafka_names: bool) -> bytes:
-        """Return the metrics in Prometheus' text format.
-
-        :param with_kafka_names: whether to repeat metrics under Kafka's names, where Kafka has names for them.
-        """
+        """Return Prometheus' text format, optionally with metrics repeated under Kafka's names."""
 
     def status_page_document(self, query: PartitionListQuery) -> StrictFrozenModel:
         """Return the first page, with the partitions that ``query`` selects."""
@@ -391,8 +380,8 @@ class ServicePages(Protocol):
 class RequestRouter:
     """Maps the path of an HTTP request to a page of the service.
 
-    :param ms_since_loop_turn: returns the time since the service's main loop last completed an iteration.
-    :param interval_ms: the service's scan interval. /healthz fails if no iteration was completed for this time plus SILENT_MS.
+    :param ms_since_loop_turn: age of the service loop's last iteration.
+    :param interval_ms: /healthz fails if no iteration was completed for this time plus SILENT_MS.
     """
 
     def __init__(self, pages: ServicePages, ms_since_loop_turn: Callable[[], int], interval_ms: int) -> None:
@@ -401,7 +390,7 @@ class RequestRouter:
         self._limit_ms = interval_ms + SILENT_MS
 
     def respond_to_request(self, target: str) -> HttpResponse:
-        """Return the response to a GET request.
+        """Answer a GET request.
 
         :param target: path with its query string.
         """

@@ -1,5 +1,4 @@
-"""Documents of the pages, as frozen values. Templates draw them, and ``/api`` returns them as JSON: docs/reference/status-api.md explains
-every field.
+"""Documents of the pages, which ``/api`` returns as JSON: docs/reference/status-api.md explains every field.
 
 Times are milliseconds since 1970, UTC. Sizes are in bytes. ``end_offset`` is inclusive unless a class says otherwise. A field is null if
 its value is unknown.
@@ -33,12 +32,7 @@ STATE_WORDS = {
 
 
 class PartitionVerdictEntry(StrictFrozenModel):
-    """Verdict on a partition (``views.verdict.PartitionVerdict``).
-
-    ``kind``: clean, due, waiting (ends by itself), blocked (no round can clean it until a person acts) or paused (by a person).
-    ``until_ms``: when a wait ends at the latest.
-    ``cause``: a BlockedCause; empty unless blocked.
-    """
+    """Verdict on a partition (``views.verdict.PartitionVerdict``)."""
 
     kind: str
     reason: str
@@ -53,9 +47,8 @@ class PartitionNeedingAttention(StrictFrozenModel):
     """A partition that is blocked: no round can clean it until a person acts.
 
     ``kind``: unreadable, failing, quarantined or blocked.
-    ``cause``, ``waiting_bytes``, ``next_step``: as in the verdict on the partition; empty and 0 for an agent's partition.
+    ``cause``, ``waiting_bytes``, ``next_step``: as in the verdict; empty and 0 for an agent's partition.
     ``since_ms``: time of the first failure.
-    ``commands``: the first commands to run.
     ``runbook``: an absolute URL if ``runbook_url`` is set, else a file of the documentation.
     """
 
@@ -90,7 +83,7 @@ class RunningJobProgress(StrictFrozenModel):
 
 
 class NextPartitionAction(StrictFrozenModel):
-    """The next action on a partition: round, retire, output, poll or upload. ``at_ms``: its earliest time; null if none is known."""
+    """A round, retire, output, poll or upload. ``at_ms``: its earliest time."""
 
     action: str
     at_ms: int | None
@@ -108,7 +101,7 @@ class RoundOutcome(StrictFrozenModel):
 
 
 class PartitionListRow(StrictFrozenModel):
-    """A partition's row in a list. ``reason``: message of its failure, or why it has this condition."""
+    """A partition's row in a list."""
 
     partition: str
     condition: str
@@ -121,7 +114,6 @@ class DaemonPartitionRow(PartitionListRow):
 
     ``condition``: attention (it is blocked), working (a job runs), due (for a round), waiting (replaced segments are in grace), paused,
     unseen (not polled yet) or quiet (clean, or dirty and not cleanable yet).
-    ``state``: the condition for people.
     ``cleaner_offsets``: pairs of compactor epoch and offset.
     """
 
@@ -145,7 +137,7 @@ class PartitionUploadRow(PartitionListRow):
 
     ``condition``: attention (it fails), working (an upload runs), due (segments wait for upload), unseen (state unknown) or quiet (up to
     date).
-    ``lag_staged_segments``: number of segments not yet uploaded that the broker has renamed for deletion.
+    ``lag_staged_segments``: segments not yet uploaded that the broker has renamed for deletion.
     ``lag_deadline_ms``: when the broker will delete the first of them.
     """
 
@@ -165,7 +157,7 @@ RowT = TypeVar("RowT", DaemonPartitionRow, PartitionUploadRow)
 class PartitionListPage(StrictFrozenModel, Generic[RowT]):
     """One page of the list of partitions.
 
-    ``matching``: number of partitions that match the search and the condition, on all pages.
+    ``matching``: number of partitions that match, on all pages.
     ``conditions``: number of partitions that match the search, by condition.
     """
 
@@ -214,12 +206,9 @@ class ServiceTotals(StrictFrozenModel):
 class DaemonTotals(ServiceTotals):
     """Totals of a daemon.
 
-    ``reclaimed_24h_bytes``: bytes of replaced segments that any process has deleted since ``reclaimed_since_ms``, by the run history in
-    steps of an hour.
+    ``reclaimed_24h_bytes``: deleted by any process since ``reclaimed_since_ms``, by the run history in steps of an hour.
     ``waiting_due_ms``: when the first replaced segment may be deleted.
-    ``blocked_bytes``: bytes that wait in blocked partitions.
-    ``queue_empty_ms``: when all due rounds will be done if they go on as fast as this process's rounds so far; null if nothing is due or
-    no round has ended.
+    ``queue_empty_ms``: when all due rounds will be done at the speed of this process's rounds so far.
     ``week``: hours of the last seven days, oldest first.
     ``recent_rounds``: the latest round of each partition, newest first.
     """
@@ -245,8 +234,8 @@ class DaemonTotals(ServiceTotals):
 class AgentTotals(ServiceTotals):
     """Totals of an agent (uploader on a broker).
 
-    ``partitions``: number of partitions in the log directories whose topics match.
-    ``led``: number of those that this broker leads. The fields about lag count only these.
+    ``partitions``: partitions in the log directories whose topics match.
+    ``led``: those that this broker leads. The fields about lag count only these.
     """
 
     led: int
@@ -264,7 +253,6 @@ class ServiceStatusDocument(StrictFrozenModel, Generic[TotalsT, RowT]):
     """Document of the start page and of ``/api/status``.
 
     ``needs_attention``: the first few failing partitions; ``totals.attention_partitions`` counts all of them.
-    ``conditions``: number of partitions in each condition.
     """
 
     schema_version: int = DOCUMENT_SCHEMA_VERSION
@@ -297,8 +285,8 @@ class EffectiveCleanerSettings(StrictFrozenModel):
 class TopicTotalsRow(StrictFrozenModel):
     """Totals of one topic.
 
-    ``saved_bytes``: bytes saved by the latest round of each partition.
-    ``week``: hours of the last seven days; empty unless the topic is one of the largest.
+    ``saved_bytes``: by the latest round of each partition.
+    ``week``: empty unless the topic is one of the largest.
     """
 
     topic: str
@@ -332,10 +320,10 @@ class OffsetRange(StrictFrozenModel):
 
 
 class OffsetAxisSegmentSpan(OffsetRange):
-    """A segment on the offset axis, or several (``segments``) similar neighbours drawn as one. ``end_offset`` is inclusive.
+    """A segment on the offset axis, or several similar neighbours drawn as one. ``end_offset`` is inclusive.
 
     ``state``: cleaned, dirty or uncleanable.
-    ``decision``: "left alone" if the latest round skipped the segments, with the reason in ``why``; both empty otherwise.
+    ``decision``: "left alone" if the latest round skipped the segments, with the reason in ``why``.
     """
 
     segments: int
@@ -346,10 +334,7 @@ class OffsetAxisSegmentSpan(OffsetRange):
 
 
 class ReplacedSegmentsSpan(OffsetRange):
-    """Segments that readers no longer use and that wait for deletion. ``end_offset`` is inclusive.
-
-    ``run``: id of the round that replaced the segments or, if ``undone``, wrote them.
-    """
+    """Segments that wait for deletion. ``end_offset`` is inclusive. ``run``: the round that replaced them or, if ``undone``, wrote them."""
 
     segments: int
     bytes: int
@@ -383,7 +368,7 @@ class OffsetAxis(OffsetRange):
 class RoundEntryWithCosts(StrictFrozenModel):
     """A round of the run history.
 
-    ``cost_usd``: price of the round's requests, estimated from the number that such a round usually makes.
+    ``cost_usd``: estimated from the number of requests that such a round usually makes.
     ``saved_usd_month``: monthly price of the storage that the round saves.
     """
 
@@ -434,10 +419,9 @@ class PartitionOutputState(StrictFrozenModel):
     """State of a partition's output, such as its Iceberg table.
 
     ``end_offset``: exclusive.
-    ``lag_offsets``: number of offsets from ``end_offset`` to the cleaner offset; negative after an undo.
+    ``lag_offsets``: from ``end_offset`` to the cleaner offset; negative after an undo.
     ``lag_since_ms``: when the latest round ended, if the output does not contain its result yet.
-    ``snapshots``: number of versions of the output that can be read.
-    ``problem``: why the output lags behind; empty if nothing prevents an update.
+    ``problem``: empty if nothing prevents an update.
     """
 
     end_offset: int | None
@@ -451,8 +435,8 @@ class PartitionOutputState(StrictFrozenModel):
 class DaemonPartitionPageDocument(PartitionPageDocument):
     """Document of a partition's page and of ``/api/partitions/T-P``. Rounds and epochs come newest first.
 
-    ``prices``: the price table that was used; empty if the store costs nothing.
-    ``output``: null if no output is configured, or its state is not known yet.
+    ``prices``: empty if the store costs nothing.
+    ``output``: null if none is configured, or its state is not known yet.
     """
 
     row: DaemonPartitionRow
@@ -475,8 +459,8 @@ class SegmentPendingUpload(OffsetRange):
 class PartitionUploadDocument(PartitionPageDocument):
     """Document of a partition's page and of ``/api/partitions/T-P`` of an agent.
 
-    ``first_offset``, ``active_offset``: first offset in the broker's directory, and of the segment to which the broker still appends.
-    ``leads``: whether this broker leads the partition. Only the leader's agent uploads it.
+    ``active_offset``: first offset of the segment to which the broker still appends.
+    ``leads``: only the leader's agent uploads a partition.
     ``pending``: the first few segments that wait for upload; ``row.lag_segments`` counts all of them.
     """
 

@@ -1,4 +1,4 @@
-"""Pages of daemon and agent: turns their status into documents. Pure, except for asking the service."""
+"""Pages of daemon and agent. Pure, except for asking the service."""
 
 from __future__ import annotations
 
@@ -95,9 +95,7 @@ def service_status_document(
     """Return the document of a service's first page.
 
     :param partitions: list entries, from which ``query`` selects those to show.
-    :param columns: columns by which the list can be sorted, by name.
-    :param needs_attention: the failing partitions to show; all of them are counted in ``totals.attention_partitions``.
-    :param due_partitions: number of partitions that wait for work.
+    :param needs_attention: the failing partitions to show; ``totals.attention_partitions`` counts all of them.
     """
     counts = Counter(each.condition for each in partitions)
     return document_class(
@@ -127,11 +125,7 @@ def service_status_document(
 
 
 def format_partition_command_line(verb: str, partition: TopicPartition, config_path: str) -> str:
-    """Return a command line about a partition, for people to copy.
-
-    :param verb: command and subcommand, such as ``segments list``.
-    :param config_path: the service's configuration file; empty for none.
-    """
+    """Return a command line about a partition, for people to copy."""
     return f"tiered-compactor {verb} {partition}" + (f" --config {shlex.quote(config_path)}" if config_path else "")
 
 
@@ -142,7 +136,6 @@ def service_verdict(
 
     :param ready: whether the latest scan for work succeeded.
     :param problem: why the service cannot work, or an empty string.
-    :param due_partitions: number of partitions that wait for work.
     """
     level, text, detail = _verdict_parts(
         ready=ready, stopping=stopping, problem=problem, has_scanned=has_scanned, failing_partitions=failing_partitions
@@ -153,7 +146,7 @@ def service_verdict(
 
 
 def _verdict_parts(*, ready: bool, stopping: bool, problem: str, has_scanned: bool, failing_partitions: int) -> tuple[Level, str, str]:
-    """The detail is empty for levels that need no reason; the caller then fills in the work that runs or is due."""
+    """Leave the detail empty for levels that need no reason."""
     if stopping:
         return "stopping", "Stopping", "The next start continues running jobs"
     if problem:
@@ -201,10 +194,8 @@ def hourly_storage_bytes(hours: Iterable[HourlyStorageFigures]) -> tuple[HourlyS
 
 
 def queue_empty_ms(status: DaemonStatus, due_bytes: int) -> int | None:
-    """Return when all due rounds will be done if they go on as fast as this process's rounds so far; None if nothing is due, or this
-    process has finished no round.
-
-    :param due_bytes: dirty bytes of partitions that wait for a round.
+    """Return when all due rounds will be done at the speed of this process's rounds so far; None if nothing is due, or this process has
+    finished no round.
     """
     totals, key = status.totals, (DaemonAction.ROUND.value, RoundStatus.CLEANED.value)
     seconds = totals.durations[key].total if key in totals.durations else 0.0
@@ -267,10 +258,9 @@ PARTITION_COLUMNS: dict[str, PartitionListColumn[_DaemonPartitionEntry]] = {
 class DaemonPages:
     """Pages of a daemon.
 
-    details: returns all that the daemon knows of one partition; None if the tier does not hold it.
-    config: path of the daemon's configuration file, for the commands that pages show.
+    details: returns None if the tier does not hold the partition.
+    config: path of the configuration file, for the commands that pages show.
     runbook_url: empty for the runbook in the documentation.
-    cleaner_settings_for_topic: returns the settings in force for a topic.
     """
 
     status: Callable[[], DaemonStatus]
@@ -566,7 +556,7 @@ UPLOAD_COLUMNS: dict[str, PartitionListColumn[_BrokerLedPartitionEntry]] = {
 class AgentPages:
     """Pages of an agent (uploader on a broker).
 
-    config: path of the agent's configuration file, for the commands that pages show.
+    config: path of the configuration file, for the commands that pages show.
     runbook_url: empty for the runbook in the documentation.
     """
 
@@ -679,7 +669,7 @@ def _agent_totals(status: AgentStatus, led: list[_BrokerLedPartitionEntry], fail
 
 
 def _failing_upload_entry(upload_state: PartitionUploadState, config_path: str, runbook_url: str) -> PartitionNeedingAttention:
-    """The entry has no command if the cause lies outside the partition, such as a store that cannot be reached."""
+    """Show no command if the cause lies outside the partition."""
     trouble = upload_state.trouble
     return PartitionNeedingAttention(
         partition=str(upload_state.partition),

@@ -1,7 +1,7 @@
 """HTTP server for the pages. It only answers GET and HEAD requests, each in a thread of its own.
 
-A page of another site can let a browser ask for these pages under the other site's name (DNS rebinding), and then read them. So they are
-shown under configured names only. Health and metrics are asked for under any name, by probes and Prometheus.
+A page of another site can let a browser ask for these pages under the other site's name (DNS rebinding). So they are shown under
+configured names only; health and metrics under any name, for probes and Prometheus.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UNDER_ANY_NAME = ("/metrics", "/healthz", "/readyz")
 
 
 def is_host_known(host: str, host_names: Collection[str]) -> bool:
-    """Return whether pages are shown under this Host header, with or without a port: an IP address, localhost or one of ``host_names``."""
+    """Return whether the Host header, with or without a port, is an IP address, localhost or one of ``host_names``."""
     name, colon, port = host.strip().rpartition(":")
     if not colon or not port.isdigit():
         name = host.strip()
@@ -62,7 +62,7 @@ def serve_pages(listen: str, pages: HttpResponder, setting_name: str = "daemon.l
     """Serve the pages while the block runs, and yield the address (host and port). Port 0 in ``listen`` stands for any free port.
 
     :param setting_name: the setting that ``listen`` comes from, for messages.
-    :param host_names: names under which the pages are shown, beside that in ``listen``, localhost and IP addresses.
+    :param host_names: further names under which the pages are shown.
     :raises UsageError: if the address cannot be used.
     """
 

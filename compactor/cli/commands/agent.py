@@ -1,4 +1,4 @@
-"""Command ``agent``: runs beside a broker and uploads sealed segments until SIGTERM. SIGHUP rereads the configuration."""
+"""Command ``agent``: uploads sealed segments until SIGTERM. SIGHUP rereads the configuration."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run_upload_agent(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _validate_agent_settings(settings: Settings) -> Settings:
-    """Return the settings. Raises UsageError if the agent cannot work with these settings."""
+    """Raise UsageError if the agent cannot work with these settings."""
     agent = settings.agent
     if not agent.log_dirs:
         raise UsageError("no log directory is named", hint='Set log_dirs under [agent] to the broker\'s log.dirs, ["/var/lib/kafka"]')

@@ -1,4 +1,4 @@
-"""Command ``audit list [PATTERN]``: shows what people did to the tier: who, from which host, when and why."""
+"""Command ``audit list``: what people did to the tier."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def list_audited_actions(args: argparse.Namespace, out: Output) -> None:
         raise UsageError(f"{args.pattern!r} is not a valid regular expression: {error}") from error
 
     def matches_requested_target_pattern(recorded: RecordedAction) -> bool:
-        """A recorded target may itself be a pattern: such a target also counts if it matches the text of the requested pattern."""
+        """A recorded target may itself be a pattern, which also counts if it matches the requested text."""
         targets = recorded.action.targets
         texts = [text for each in targets for text in (each, re.sub(r"-\d+(~\d+)?$", "", each))]
         return (

@@ -1,4 +1,4 @@
-"""Command ``bloom show`` / ``bloom rebuild``: shows or rebuilds the sidecars that let a round skip segments."""
+"""Commands ``bloom show`` and ``bloom rebuild``: sidecars that let a round skip segments."""
 
 from __future__ import annotations
 

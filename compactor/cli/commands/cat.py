@@ -1,4 +1,4 @@
-"""Command ``cat TOPIC-PARTITION``: prints the records of a partition, one per line."""
+"""Command ``cat``: prints the records of a partition, one per line."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _json_lines(blocks: Iterable[RecordBlock], decoder: KeyAndValueDecoder, form
 
 
 def _value_lines(blocks: Iterable[RecordBlock]) -> Iterator[bytes]:
-    """Yield the values, each followed by a newline, as kcat prints them. A null value becomes an empty line."""
+    """A newline follows each value, as in kcat. A null value becomes an empty line."""
     for block in blocks:
         yield b"".join((value or b"") + b"\n" for value in iterate_byte_strings(block.values))
 
@@ -114,10 +114,9 @@ def _json_fields(name: str, data: bytes | None, decoder: KeyAndValueDecoder, fie
 def _table_lines(
     blocks: Iterable[RecordBlock], decoder: KeyAndValueDecoder, formats: KeyAndValueFormats, width: int | None
 ) -> Iterator[bytes]:
-    """Yield each block as lines of a table. Columns are as wide as the first block needs; later, a longer offset or key shifts the cells to
-    its right.
+    """Columns are as wide as the first block needs; later, a longer offset or key shifts the cells to its right.
 
-    :param width: width of the terminal in characters, at which lines are cut; None to cut nothing.
+    :param width: of the terminal in characters, at which lines are cut; None to cut nothing.
     """
     widths: tuple[int, int, int] | None = None
     for block in blocks:

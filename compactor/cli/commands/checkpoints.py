@@ -1,4 +1,4 @@
-"""Command ``checkpoints``: cleaner offsets by compactor epoch, who led and published when, and which records were void and why."""
+"""Command ``checkpoints``: cleaner offsets by compactor epoch, leaders, publications, void records."""
 
 from __future__ import annotations
 
@@ -147,9 +147,7 @@ def verify_control_logs_command(args: argparse.Namespace, out: Output) -> ExitCo
 
 
 def _is_checkpoint_file_path(path_or_partition: str) -> bool:
-    """Return whether an argument is the path of a Kafka checkpoint file, not a partition's name. Raises UsageError if it can only be a path
-    and there is no such file.
-    """
+    """Tell a Kafka checkpoint file from a partition's name. Raises UsageError if the text can only be a path and there is no such file."""
     if Path(path_or_partition).is_file():
         return True
     if "/" in path_or_partition or Path(path_or_partition).is_dir():
@@ -164,10 +162,7 @@ def _is_existing_file(text: str) -> bool:
 
 
 def _print_checkpoint_files(paths: Sequence[str], out: Output, partitions: Sequence[str] = ()) -> ExitCode:
-    """Print checkpoint files of a Kafka broker.
-
-    :param partitions: partitions or topics whose entries are printed; none for all. Raises UsageError if one has no entry.
-    """
+    """:param partitions: partitions or topics whose entries are printed; none for all. Raises UsageError if one has no entry."""
     files = [read_kafka_checkpoint_file(Path(path)) for path in paths]
     files = [select_checkpoint_entries(file, partitions) for file in files] if partitions else files
     documents = [_checkpoint_file_document(file) for file in files]
@@ -176,9 +171,7 @@ def _print_checkpoint_files(paths: Sequence[str], out: Output, partitions: Seque
 
 
 def _checkpoint_file_document(file: KafkaCheckpointFile) -> dict[str, object]:
-    """A cleaner-offset-checkpoint gets the fields of a tier's checkpoints, so that both can be compared. A broker's file has no lease and
-    no compactor epoch: these are null.
-    """
+    """A cleaner-offset-checkpoint gets the fields of a tier's checkpoints, so that both can be compared."""
     document: dict[str, object] = {"file": file.path, "kind": file.kind}
     if file.leader_epochs or file.kind == "leader-epoch-checkpoint":
         return document | {"leader_epochs": [tiers.json_document_of_report(entry) for entry in file.leader_epochs]}
@@ -203,7 +196,6 @@ def _checkpoint_file_table(file: KafkaCheckpointFile) -> Table:
 
 
 def _print_checkpoint_file_diff(args: argparse.Namespace, out: Output) -> None:
-    """Print the differences between two of Kafka's checkpoint files, or between a file and a partition of the tier."""
     if args.after is not None:
         hint = "Compare it with one other file or partition: checkpoints diff FILE FILE|TOPIC-PARTITION"
         raise UsageError(f"{args.target} is a file", hint=hint)

@@ -1,4 +1,4 @@
-"""Command ``clean LOG_DIR OUT_DIR``: cleans one Kafka log directory offline, with the results of Kafka's own cleaner. Uses no tier."""
+"""Command ``clean``: cleans one Kafka log directory offline, with the results of Kafka's own cleaner. Uses no tier."""
 
 from __future__ import annotations
 

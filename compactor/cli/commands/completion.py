@@ -1,4 +1,4 @@
-"""Command ``completion bash|zsh|tcsh``: prints a script that completes commands and options in a shell."""
+"""Command ``completion``: prints a completion script for a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command ``config show``: the settings and where each comes from. It loads only what reading settings needs."""
+"""Command ``config show``: the settings and their sources. Loads only what reading settings needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command ``config check``: whether the stores, brokers, topics and folders that the settings name can be used."""
+"""Command ``config check``: whether the configured stores, brokers, topics and folders can be used."""
 
 from __future__ import annotations
 
@@ -46,10 +46,9 @@ CHECK_BROKERS_S = 5.0
 
 
 def check_settings(args: argparse.Namespace, out: Output) -> ExitCode:
-    """Check the stores, brokers, topics and folders that the settings name. A failed check does not stop the others.
+    """Check the stores, brokers, topics and folders. A failed check does not stop the others.
 
-    The exit code is 0 if no check found an error. A blocked topic counts in its own row only. Invalid values are refused when the
-    settings are loaded.
+    The exit code is 0 if no check found an error. Invalid values are refused when the settings are loaded.
     """
     checks = {
         MetadataSource.CONTROL_LOG: _check_compactor_managed_tier,
@@ -71,7 +70,7 @@ def check_settings(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _topic_results(problems: Sequence[SettingFinding]) -> list[dict[str, object]]:
-    """Return a row for each topic with a problem of its own: its severity, the exit code of `run` on it, and whether it is blocked."""
+    """Return a row for each topic with a problem of its own, with the exit code of `run` on it."""
     found: dict[str, str] = {}
     for problem in problems:
         if problem["kind"] == "topic":
@@ -95,7 +94,7 @@ def _usability_text(settings: Settings, problems: Sequence[SettingFinding], topi
 
 
 def _with_short_timeout(settings: Settings) -> Settings:
-    """Return a copy of the settings with waits of at most CHECK_FIRST_ANSWER_MS: a person waits for the result."""
+    """Limit waits to CHECK_FIRST_ANSWER_MS: a person waits for the result."""
     sections = {name: getattr(settings, name) for name in type(settings).model_fields}
     waiting = {name: section for name, section in sections.items() if getattr(section, "first_answer_ms", 0) > CHECK_FIRST_ANSWER_MS}
     short = {name: section.model_copy(update={"first_answer_ms": CHECK_FIRST_ANSWER_MS}) for name, section in waiting.items()}
@@ -186,7 +185,7 @@ def _check_stores(settings: Settings) -> list[SettingFinding]:
 
 def _check_topic_patterns(settings: Settings) -> list[SettingFinding]:
     """Return an error for each Iceberg table that several topics would have, and a warning for each [topics] table whose pattern matches no
-    topic; none if the topics cannot be listed, which another check reports.
+    topic.
     """
     try:
         topics = {name.topic for name in read_only_copy(open_tier(settings)).list_partitions()}
@@ -283,9 +282,7 @@ def _check_cluster(settings: Settings) -> list[SettingFinding]:
 
 
 def _check_identity(settings: Settings) -> list[SettingFinding]:
-    """Check that the stores can be reached, and that tier and control store belong together. An empty tier with an empty control store
-    passes.
-    """
+    """Check that tier and control store belong together. An empty tier with an empty control store passes."""
     tier = open_tier(settings)
     try:
         state = tier.catalog.refresh()

@@ -1,4 +1,4 @@
-"""Command ``daemon``: runs rounds and deletes replaced segments continuously until SIGTERM. SIGHUP rereads the configuration."""
+"""Command ``daemon``: runs rounds and deletes replaced segments until SIGTERM. SIGHUP rereads the configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command ``demo [--dir D]``: compacts a generated topic in a directory tier, from import to export."""
+"""Command ``demo``: compacts a generated topic, from import to export."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _run_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, is_fo
 
 
 def _run_steps(demo: Demo, out: Output) -> float:
-    """Run all steps of the demo, and return the seconds that the round took."""
+    """Return the seconds that the round took."""
     with out.show_progress("making a topic", demo.shape.records, "records") as progress:
         demo.write_topic(progress.advance)
     out.print_note(

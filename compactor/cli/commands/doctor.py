@@ -1,4 +1,4 @@
-"""Command ``doctor [TOPIC-PARTITION...]``: what harms a broker-managed tier now, or is going to, whether it is compacted or not."""
+"""Command ``doctor``: what harms a broker-managed tier, or is going to."""
 
 from __future__ import annotations
 

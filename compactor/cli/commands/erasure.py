@@ -1,4 +1,4 @@
-"""Command ``erasure TOPIC --key K``: which objects still hold a key, and what remains until it is erased."""
+"""Command ``erasure``: which objects still hold a key, and what remains until it is erased."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def report_and_erase_keys(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _search_and_report(tier: Tier, args: argparse.Namespace, keys: list[bytes], out: Output) -> tuple[ErasureReportDocument, ExitCode]:
-    """Return the erasure report and the exit code. With ``--expedite``, first run rounds that remove the keys, and search again."""
+    """Run rounds that remove the keys first (``--expedite``), and search again."""
     names = partitions_of_topic(tier, args.topic)
     secret = tier.identity.hash_key_for_unstored_hashes()
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
@@ -92,10 +92,8 @@ def _expedite(
     finished_steps: list[str],
     out: Output,
 ) -> list[tuple[SearchedKeyIndex, KeyRemovalRound]]:
-    """Run a round now in each partition that holds a key. Return each round that removed a key's records from what readers see, including
-    earlier rounds, with the key's index.
-
-    :param finished_steps: list to which one line of text is added for each step.
+    """Run a round now in each partition that holds a key. Return each round that removed a key's records, earlier ones included, with the
+    key's index.
     """
     if not tier.kind.compacts:
         raise UsageError("a tier of this layout is only read", hint="Nothing was changed; leave out --expedite")
@@ -124,7 +122,7 @@ def _expedite(
 
 
 def _requested_keys(args: argparse.Namespace) -> list[bytes]:
-    """Return the keys of the options and of ``--keys-file``, without duplicates. Raises UsageError if the file cannot be read."""
+    """Return the keys without duplicates. Raises UsageError if ``--keys-file`` cannot be read."""
     texts = list(args.key)
     if args.keys_file is not None:
         try:

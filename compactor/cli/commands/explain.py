@@ -1,4 +1,4 @@
-"""Command ``explain TOPIC-PARTITION [--key K | --offset N]``: why a partition is not cleaned, or what became of a key or an offset."""
+"""Command ``explain``: why a partition is not cleaned, or what became of a key or an offset."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _explain_partition(tier: Tier, partition: TopicPartition, args: argparse.Nam
 
 
 def _explanation_facts_table(title: str, facts: Sequence[explaining.ExplanationFact]) -> Table:
-    """Return a table of the first MAX_EVENT_ROWS facts. If there are more, its last row states how many were left out."""
+    """State in the last row how many facts after the first MAX_EVENT_ROWS are left out."""
     rows = [(fact.kind.replace("_", " "), fact.text) for fact in facts[:MAX_EVENT_ROWS]]
     if len(facts) > MAX_EVENT_ROWS:
         rows.append(("", f"and {len(facts) - MAX_EVENT_ROWS} more; --output json has all"))

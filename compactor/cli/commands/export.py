@@ -1,4 +1,4 @@
-"""Command ``export TOPIC-PARTITION DIR``: writes a partition's current view as a Kafka log directory."""
+"""Command ``export``: writes a partition's current view as a Kafka log directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command ``generations write / list / retire``: compacted partitions for consumers of Pinterest's layout."""
+"""Commands ``generations``: compacted partitions for consumers of Pinterest's layout."""
 
 from __future__ import annotations
 

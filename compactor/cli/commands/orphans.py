@@ -1,4 +1,4 @@
-"""Command ``orphans find`` / ``orphans purge``: finds and deletes objects of a broker-managed tier that no metadata names."""
+"""Commands ``orphans``: objects of a broker-managed tier that no metadata names."""
 
 from __future__ import annotations
 

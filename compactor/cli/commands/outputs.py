@@ -1,4 +1,4 @@
-"""Command ``outputs write / list``: compacted views for readers that do not know the tier."""
+"""Commands ``outputs``: compacted views for other readers."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def list_iceberg_tables(args: argparse.Namespace, out: Output) -> ExitCode:
 def _for_each_partition(
     tier: Tier, args: argparse.Namespace, out: Output, query: Callable[[TopicPartition], T]
 ) -> tuple[list[tuple[TopicPartition, T]], ExitCode]:
-    """Call a function for the selected partitions, ``daemon.threads`` at a time. Left out are partitions of deleted topics, and those whose
-    call fails, which are reported.
-    """
+    """Call a function for ``daemon.threads`` partitions at a time. Partitions of deleted topics are left out."""
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     names = [name for name in tiers.select_partitions(tier, args.partitions) if name == tier.latest_incarnation(name)]
 

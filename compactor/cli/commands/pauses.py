@@ -1,6 +1,4 @@
-"""Commands ``pause`` and ``resume`` of rounds on the matching partitions, and ``wake``: daemons run a round at their next scan, whatever
-the dirty ratio is.
-"""
+"""Commands ``pause``, ``resume`` and ``wake``: rounds on the matching partitions stop, may begin again, or begin at the next scan."""
 
 from __future__ import annotations
 

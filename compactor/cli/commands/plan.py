@@ -1,4 +1,4 @@
-"""Command ``plan``: shows for each partition what `run` would do and what that would cost."""
+"""Command ``plan``: what `run` would do, and what that would cost."""
 
 from __future__ import annotations
 
@@ -104,7 +104,6 @@ def print_compaction_round_forecasts(args: argparse.Namespace, out: Output) -> E
 
 
 def _read_open_transaction(tier: Tier, summary: PartitionSummary) -> TransactionAtEnd | None:
-    """Return the oldest transaction that is open at the end of a partition's tier; None if none is."""
     if not summary.has_open_transaction:
         return None
     return read_open_transaction(tier, tier.open_control_log_of_partition(summary.topic_partition).refresh())
@@ -160,10 +159,8 @@ def _format_expected_saving(forecast: RoundForecast) -> str:
 def _estimate_savings_by_sampling(
     tier: Tier, forecasts: Sequence[RoundForecast], sample_bytes: int | None, out: Output, prices: PriceTable
 ) -> list[RoundForecast]:
-    """Return the forecasts, some with savings that are estimated from samples.
-
-    :param sample_bytes: bytes to read of each partition; 0 to sample nothing; None to read DEFAULT_SAMPLE_BYTES of each of the
-        SAMPLED_PARTITIONS largest due partitions whose saving is unknown.
+    """:param sample_bytes: of each partition; 0 to sample nothing; None for DEFAULT_SAMPLE_BYTES of each of the SAMPLED_PARTITIONS largest
+    due partitions whose saving is unknown.
     """
     unknown = [f for f in forecasts if f.due and not f.verdict.is_blocked and f.expected_saving_bytes is None]
     largest = sorted(unknown, key=lambda f: -f.bytes_to_read)[:SAMPLED_PARTITIONS]

@@ -1,4 +1,4 @@
-"""Command ``recompact [TOPIC-PARTITION...]``: compacts whole partitions from the log's start, as a Spark job."""
+"""Command ``recompact``: compacts whole partitions from the log's start, as a Spark job."""
 
 from __future__ import annotations
 
@@ -101,10 +101,7 @@ def _print_recompaction_dry_run(candidates: Sequence[RecompactionCandidate], out
 def _report_recompacted_partition(
     tier: Tier, finished: RecompactionResult, out: Output, outcomes: tiers.PartitionOutcomes, progress_text: str
 ) -> None:
-    """Report one partition at once, so that a user who interrupts the job knows which partitions are finished.
-
-    :param progress_text: progress as text, such as ``3 of 12``.
-    """
+    """Report one partition at once, for users who interrupt the job."""
     report = finished.report
     if finished.error is not None:
         outcomes.print_and_record_failure(str(finished.partition), finished.error)

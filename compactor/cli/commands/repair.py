@@ -1,4 +1,4 @@
-"""Command ``repair TOPIC-PARTITION [--from LOG_DIR|CONFIG]``: makes good missing and damaged objects of live segments."""
+"""Command ``repair``: makes good missing and damaged objects of live segments."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ def repair_partition_command(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _open_repair_source(source_name: str, tier: Tier, partition: TopicPartition) -> RepairSource:
-    """Open a Kafka log directory, or another tier by its configuration file.
-
-    :raises UsageError: if the path is neither, the directory has no segments, or the file configures this tier.
+    """Open a Kafka log directory or another tier. Raises UsageError if the path is neither, the directory has no segments, or the file
+    configures this tier.
     """
     path = Path(source_name)
     if path.is_dir():

@@ -37,10 +37,8 @@ NOTED_TOGETHER = 100
 
 @dataclass
 class _RetireFindingsCollector:
-    """Collects what `retire` found, and writes it to the catalog, many partitions per record.
+    """Writes what `retire` found to the catalog, many partitions per record.
 
-    records_next_deletion_times: whether to record also when each partition next has something to delete.
-    now_ms: time of the inspection by the store's clock.
     behind: control logs that are longer than the catalog knows.
     looks: times of the next deletion, by name of the control log.
     """
@@ -142,9 +140,7 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _delete_missing_topics(tier: Tier, outcomes: tiers.PartitionOutcomes) -> list[str]:
-    """Delete the topics that no longer exist in their cluster, if ``on_topic_deletion`` says so. Return the deleted partitions; none after
-    a failure, which ``outcomes`` records.
-    """
+    """Delete topics that no longer exist in their cluster, if ``on_topic_deletion`` says so."""
     try:
         ask = partial(query_which_topic_ids_exist, kafka_connection_settings(tier.settings))
         return [str(name) for name in delete_missing_topics(tier, ask)]
@@ -154,9 +150,7 @@ def _delete_missing_topics(tier: Tier, outcomes: tiers.PartitionOutcomes) -> lis
 
 
 def _abort_stale_uploads(tier: Tier, args: argparse.Namespace, outcomes: tiers.PartitionOutcomes) -> tuple[str, ...]:
-    """Return the objects that were being uploaded; with ``--dry-run`` abort nothing. A failure is recorded in ``outcomes``, and the result
-    is empty.
-    """
+    """Return the objects that were being uploaded."""
     try:
         now = tier.ports.clock_ms()
         if args.now is not None:
@@ -168,11 +162,7 @@ def _abort_stale_uploads(tier: Tier, args: argparse.Namespace, outcomes: tiers.P
 
 
 def _count_objects(object_keys: Sequence[str], object_sizes: Mapping[str, int]) -> tuple[SegmentCount, int, str]:
-    """Return the number of segments, the number of objects, and their total size as text.
-
-    Objects whose keys differ only in the suffix belong to one segment. An object without a size, such as an unfinished upload, counts as
-    0 bytes.
-    """
+    """Return the number of segments (keys that differ only in the suffix are of one), of objects, and their size as text."""
     return (
         len({key.rpartition(".")[0] for key in object_keys}),
         len(object_keys),

@@ -1,4 +1,4 @@
-"""Command ``run [TOPIC-PARTITION...]``: runs one round on each partition that is due, and finishes or undoes what a crash left."""
+"""Command ``run``: one round on each partition that is due; what a crash left is finished or undone."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run_compaction_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _read_present_partition_summaries(tier: Tier, partitions: Sequence[TopicPartition], out: Output) -> list[PartitionSummary]:
-    """Partitions that cannot be read are left out; their rounds will report the error."""
+    """Leave out partitions that cannot be read: their rounds will report the error."""
     with out.show_progress("looking", len(partitions), "partitions") as progress:
         looks = read_summaries(tier, partitions, max_age_ms=0, on_partition=progress.advance)
     return [inspection.summary for inspection in looks if inspection.summary is not None]
@@ -95,9 +95,7 @@ def _run_due_compaction_rounds(
     out: Output,
     outcomes: tiers.PartitionOutcomes,
 ) -> dict[TopicPartition, dict[str, object]]:
-    """Run a round on each of these partitions, and return the fields of its JSON result.
-
-    :param expected_bytes: largest number of bytes that each round will read and write.
+    """:param expected_bytes: largest number of bytes that each round will read and write.
     :param partitions_led_elsewhere: partitions that another process leads, or led when it was killed.
     """
     spool_folder_of_this_process(tier.state_dir)  # before anything is announced that could not be worked on
@@ -140,13 +138,10 @@ def _run_due_compaction_rounds(
 
 
 def _pause_reasons_as_text(partition_rows: list[dict[str, object]]) -> str:
-    """Return a line for each partition that was due but is paused."""
     return "\n".join(f"{tiers.partition_of_row(row)} is {row['reason']}" for row in partition_rows if row["status"] == RoundStatus.PAUSED)
 
 
 class _RoundStageDisplay:
-    """Shows each stage of a round and, with ``-v``, a line for each step."""
-
     def __init__(self, progress: Progress, reported: JobProgressRecorder) -> None:
         self._progress = progress
         self._label = progress.title

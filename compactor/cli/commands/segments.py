@@ -1,4 +1,4 @@
-"""Command ``segments list T-P`` / ``segments dump T-P ID``: a partition's segments, and the records in one of them."""
+"""Commands ``segments``: a partition's segments, and the records in one of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command ``status``: the verdict of the daemon's first page, made from the tier alone; a daemon need not run."""
+"""Command ``status``: the verdict of the daemon's first page, made from the tier alone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ def show_tier_status(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _partition_status_table(document: ServiceStatusDocument[DaemonTotals, DaemonPartitionRow]) -> Table:
-    """Partitions that need help come first. The title is the tier's condition."""
     first_command = {each.partition: each.next_step or each.commands[0] for each in document.needs_attention if each.commands}
     since = {each.partition: each.since_ms for each in document.needs_attention}
     rows = []

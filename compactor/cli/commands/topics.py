@@ -1,4 +1,4 @@
-"""Command ``topics``: lists what the tier holds, deletes partitions and records, sets topic ids and owners, saves metadata."""
+"""Commands ``topics``: the tier's partitions, deletion, topic ids, owners, metadata snapshots."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def adopt_command(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _reinstate_superseded_topic(args: argparse.Namespace, tier: Tier, out: Output, topic: str) -> list[dict[str, Any]]:
-    """Take back that ``args.topic_id`` was superseded by mistake, and return a row for each partition of the topic."""
+    """Take back that ``args.topic_id`` was superseded by mistake."""
     ask = create_topic_ids_query(tier.settings)
     with audit.audited(args, tier.settings, out, "topics adopt", [topic], topic_id=args.topic_id):
         previous_id = reinstate_superseded_topic(tier, topic, args.topic_id, ask)

@@ -17,7 +17,7 @@ from compactor.views.overview import search_run, undo_refusal
 
 
 def _unknown_run_error(tier: Tier, args: argparse.Namespace) -> UsageError:
-    """If the argument names partitions, the hint is the command that undoes their latest round; otherwise it is the most similar name."""
+    """Hint at the command that undoes the latest round of the named partitions, or at the most similar name."""
     given_name = args.run_id
     try:
         names = tiers.select_partitions(tier, [given_name])

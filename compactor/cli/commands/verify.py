@@ -1,4 +1,4 @@
-"""Command ``verify [TOPIC-PARTITION...]``: checks metadata against objects, indexes against logs, CRCs, gaps, overlaps and orphans."""
+"""Command ``verify``: metadata against objects, indexes against logs, CRCs, gaps, overlaps and orphans."""
 
 from __future__ import annotations
 
