@@ -52,6 +52,22 @@ class StoreFinding(StrictFrozenModel):
         return StoreFinding(severity="note", kind=finding_kind, detail=detail, hint=hint)
 
 
+def unknown_deletion_settings(url: str, answer: str, rights: str) -> StoreFinding:
+    """Return the finding that it is not known whether a store keeps deleted objects.
+
+    :param answer: what the store answered to the question, or why it could not be asked.
+    :param rights: the rights that the question needs. They are missing only if the answer says so.
+    """
+    is_refused = any(word in answer.lower() for word in ("denied", "credentials"))
+    return StoreFinding.note(
+        "versioning-unknown",
+        f"whether {url} keeps versions, deleted or locked objects is not known, so no saving is promised: {answer}",
+        f"Grant {rights}"
+        if is_refused
+        else "No right is missing: this server does not answer the question. Its documentation says whether it keeps versions",
+    )
+
+
 # Checks around server-side copies: the sources before and after, and the copied bytes.
 
 

@@ -1,8 +1,8 @@
 """What every object store does, whichever it is and whatever fails on the way to it.
 
-Adapters: a directory; the memory that other tests use; S3 on moto (behind a lock), versitygw and S3Proxy (gofakes3 is refused); Google
-Cloud Storage on fake-gcs-server; Azure on Azurite; HDFS on a mini cluster. Most servers again behind a proxy that lets every tenth request
-fail.
+Adapters: a directory; the memory that other tests use; S3 on moto (behind a lock), versitygw, S3Proxy and MiniStack (gofakes3 is refused);
+Google Cloud Storage on fake-gcs-server; Azure on Azurite; HDFS on a mini cluster. Most servers again behind a proxy that lets every tenth
+request fail.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ FAULTS = [
         "versitygw",
         pytest.param("faulty versitygw", marks=pytest.mark.slow),
         "S3Proxy",
+        pytest.param("MiniStack", marks=pytest.mark.slow),
+        pytest.param("faulty MiniStack", marks=pytest.mark.slow),
         "fake-gcs-server",
         pytest.param("faulty fake-gcs-server", marks=pytest.mark.slow),
         "Azurite",

@@ -18,7 +18,7 @@ from compactor.config.sections import S3Settings
 from compactor.config.settings import Settings
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
-from tests.support.go_tools import Unbuildable, go_tool
+from tests.support.go_tools import Unbuildable, go_tool, pip_packages
 from tests.support.kafka_jars import BrokerUnavailable, maven_jars
 from tests.support.leftovers import guard
 
@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 VERSITYGW = "v1.8.0"
 GOFAKES3 = "v1.2.0"
 S3PROXY = "4.1.0"
+MINISTACK = "1.5.33"
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,16 @@ def running_s3proxy(folder: Path) -> Iterator[S3Server]:
         yield server
 
 
+@contextmanager
+def running_ministack() -> Iterator[S3Server]:
+    """MiniStack, which emulates many services of AWS, S3 among them, in memory. Raises Unbuildable."""
+    packages, port = pip_packages("ministack", [f"ministack=={MINISTACK}"]), free_port()
+    own = {"PYTHONPATH": str(packages), "GATEWAY_PORT": str(port), "BIND_HOST": "127.0.0.1", "LOG_LEVEL": "ERROR"}
+    with running([sys.executable, "-m", "ministack"], stdout=subprocess.DEVNULL, **own) as process:
+        wait_for(f"127.0.0.1:{port}", process)
+        yield S3Server(f"http://127.0.0.1:{port}")
+
+
 def versitygw_binary() -> Path:
     """Raises Unbuildable."""
     return go_tool("github.com/versity/versitygw/cmd/versitygw", VERSITYGW)
@@ -158,9 +169,9 @@ def running_gofakes3() -> Iterator[S3Server]:
 
 
 @contextmanager
-def running(command: list[str], stdout: int) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: list[str], stdout: int, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
     guard()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stdout, stderr=subprocess.DEVNULL)
     try:
         yield process

@@ -27,12 +27,16 @@ OWN_SERVERS = frozenset({"new_cluster", "gofakes3_bucket"})
 """Fixtures with which each test starts servers of its own."""
 GROUPS = {
     **dict.fromkeys(("broker", "broker_admin", "told"), "broker"),
-    **{name: name for name in ("kafka", "versity_server", "s3proxy_server", "fake_gcs", "azurite", "hdfs", "kerberos_hdfs")},
+    **{
+        name: name
+        for name in ("kafka", "versity_server", "s3proxy_server", "ministack_server", "fake_gcs", "azurite", "hdfs", "kerberos_hdfs")
+    },
 }
 """Fixture of a server that a run starts once -> the xdist group of the tests that use it."""
 SERVER_OF = {
     "versitygw": "versity_server",
     "S3Proxy": "s3proxy_server",
+    "MiniStack": "ministack_server",
     "fake-gcs-server": "fake_gcs",
     "Azurite": "azurite",
     "HDFS": "hdfs",

@@ -33,6 +33,7 @@ from tests.support.s3_server import (
     Bucket,
     S3Server,
     running_gofakes3,
+    running_ministack,
     running_moto,
     running_s3proxy,
     running_versitygw,
@@ -43,6 +44,7 @@ BUCKETS = {
     "moto": "s3_bucket",
     "versitygw": "versity_bucket",
     "S3Proxy": "s3proxy_bucket",
+    "MiniStack": "ministack_bucket",
     "fake-gcs-server": "gcs_bucket",
     "Azurite": "azure_container",
     "HDFS": "hdfs_directory",
@@ -117,6 +119,12 @@ def s3proxy_server() -> Iterator[S3Server]:
 
 
 @pytest.fixture(scope="session")
+def ministack_server() -> Iterator[S3Server]:
+    with must_start(), running_ministack() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def fake_gcs() -> Iterator[str]:
     """The endpoint of fake-gcs-server."""
     with must_start(), running_fake_gcs() as endpoint:
@@ -187,6 +195,12 @@ def gofakes3_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 def s3proxy_bucket(s3proxy_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A new bucket on S3Proxy; the environment holds its credentials."""
     return _new_bucket(s3proxy_server, monkeypatch)
+
+
+@pytest.fixture
+def ministack_bucket(ministack_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A new bucket on MiniStack; the environment holds its credentials."""
+    return _new_bucket(ministack_server, monkeypatch)
 
 
 @pytest.fixture

@@ -47,11 +47,17 @@ def test_a_bucket_of_google_that_keeps_deleted_objects_is_found(bucket: dict[str
         assert gcs_store(canned.url).does_delete_free_space() is (not kinds)
 
 
-def test_a_bucket_of_google_that_may_not_be_asked_promises_nothing() -> None:
-    with answering([Answer(403, b'{"error": {"code": 403, "message": "no"}}', {"Content-Type": "application/json"})]) as canned:
+NO_QUESTION = "this server does not answer the question"
+
+
+@pytest.mark.parametrize(("status", "hint"), [(403, "Grant storage.buckets.get"), (400, NO_QUESTION), (501, NO_QUESTION)])
+def test_a_bucket_of_google_that_does_not_tell_promises_nothing(status: int, hint: str) -> None:
+    text = json.dumps({"error": {"code": status, "message": "no"}}).encode()
+    with answering([Answer(status, text, {"Content-Type": "application/json"})]) as canned:
         store = gcs_store(canned.url)
         [finding] = store.inspect_store_settings(0)
-        assert (finding.severity, finding.kind, "storage.buckets.get" in finding.hint) == ("note", "versioning-unknown", True)
+        assert (finding.severity, finding.kind, hint in finding.hint) == ("note", "versioning-unknown", True)
+        assert "cannot ask for the settings" in finding.detail
         assert store.does_delete_free_space() is None
 
 
@@ -106,3 +112,22 @@ def test_a_container_of_azure_that_keeps_deleted_objects_is_found(
                 assert [finding.kind for finding in store.inspect_store_settings(0)] == kinds
             else:
                 assert store.does_delete_free_space() is frees_space
+
+
+@pytest.mark.parametrize(
+    ("answers", "detail", "hint"),
+    [
+        ([failure(403, "AuthorizationFailure", "no"), listing("tier/k"), headers(), NO_POLICY], "access denied", "Grant Microsoft.Storage"),
+        ([failure(400, "InvalidQuery", "no"), listing("tier/k"), headers(), NO_POLICY], "cannot ask for the settings", NO_QUESTION),
+        ([failure(501, "NotImplemented", "no"), listing("tier/k"), headers(), NO_POLICY], "does not know this request", NO_QUESTION),
+        ([service(0), listing(), NO_POLICY], "there is no object yet", NO_QUESTION),
+    ],
+)
+def test_a_right_is_asked_for_only_where_one_is_missing(tmp_path: Path, answers: list[Answer], detail: str, hint: str) -> None:
+    (tmp_path / "key").write_text(KEY)
+    with answering(answers) as canned:
+        settings = AzureSettings(endpoint_url=f"{canned.url}/{ACCOUNT}", credentials_file=str(tmp_path / "key"))
+        store = open_store(f"az://{ACCOUNT}/container/tier", settings=Settings(azure=settings))
+        assert isinstance(store, CloudStore)
+        [finding] = store.inspect_store_settings(0)
+        assert (detail in finding.detail, hint in finding.hint) == (True, True), finding

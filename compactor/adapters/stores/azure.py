@@ -24,7 +24,7 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from compactor.adapters.stores.cloud import (
     CloudStore,
@@ -42,7 +42,7 @@ from compactor.adapters.stores.cloud import (
 from compactor.adapters.stores.s3_requests import MIN_PART_BYTES, UploadPart, upload_part_length_bytes
 from compactor.config.sections import AzureSettings
 from compactor.errors import AlreadyExists, CannotCopy, CompactorError, Refused, Unavailable, UsageError
-from compactor.storage.checks import FindingKindAndDetail, StoreFinding, read_file_range
+from compactor.storage.checks import FindingKindAndDetail, StoreFinding, read_file_range, unknown_deletion_settings
 from compactor.storage.factory import PreconditionFailed
 from compactor.storage.keys import normalize_metadata_names
 from compactor.storage.port import CopyLimits, ObjectInfo, ObjectRangeToCopy, ObjectStore
@@ -55,8 +55,9 @@ ContainerClientOfAzure = Any
 """``azure.storage.blob.ContainerClient``."""
 BlobClientOfAzure = Any
 """``azure.storage.blob.BlobClient``."""
-AreAllSettingsKnown = bool
-"""Whether all settings on which a result depends could be read."""
+WhyUnknown = str
+"""Why settings on which a result depends could not be read; empty if all could."""
+T = TypeVar("T")
 
 _ROLE: Final = "Grant the role Storage Blob Data Contributor on the container, or a SAS with the permissions racwdl; then run config check"
 _HINTS: Final = ErrorHints(
@@ -213,59 +214,55 @@ class AzureClient:
         return int(parsedate_to_datetime(self._latest.answer.headers["Date"]).timestamp() * 1000)
 
     def does_delete_free_space(self) -> bool | None:
-        reasons, is_complete = self._reasons_why_deletes_free_no_space()
-        return False if reasons else True if is_complete else None
+        reasons, unknown = self._reasons_why_deletes_free_no_space()
+        return False if reasons else None if unknown else True
 
     def inspect_store_settings(self) -> list[StoreFinding]:
-        reasons, is_complete = self._reasons_why_deletes_free_no_space()
+        reasons, unknown = self._reasons_why_deletes_free_no_space()
         hint = "Expect no saving before they are gone, or use a container without"
         findings = [StoreFinding.warning(kind, f"{self.url} {detail}", hint) for kind, detail in reasons]
-        if not is_complete:
-            detail = f"these credentials may not ask whether {self.url} keeps deleted objects, so no saving is promised"
-            findings.append(StoreFinding.note("versioning-unknown", detail, f"Grant {_ACTIONS.rpartition('/containers')[0]}/read"))
+        if unknown:
+            findings.append(unknown_deletion_settings(self.url, unknown, f"{_ACTIONS.rpartition('/containers')[0]}/read"))
         return findings
 
     def required_permission_name(self, verb: str) -> str:
         return _PERMISSIONS[verb]
 
-    def _reasons_why_deletes_free_no_space(self) -> tuple[list[FindingKindAndDetail], AreAllSettingsKnown]:
-        """Return a pair: the settings because of which deleting an object frees no space, and whether all settings could be read.
+    def _reasons_why_deletes_free_no_space(self) -> tuple[list[FindingKindAndDetail], WhyUnknown]:
+        """Return the settings because of which deleting an object frees no space, and why other settings are unknown.
 
         The service does not report whether the account keeps old versions of objects. An existing object's properties show it.
         """
-        days, versions, holds = (
-            self._soft_delete_days(),
-            self._does_account_keep_object_versions(),
-            self._immutability_policy_and_legal_hold_flags(),
-        )
+        unknown = []
+
+        def ask(question: Callable[[], T]) -> T | None:
+            try:
+                with self._client_errors_as_store_errors("ask for the settings of"):
+                    return question()
+            except Refused as refusal:
+                unknown.append(refusal.message)
+                return None
+
+        days, versions = ask(self._soft_delete_days), self._does_account_keep_object_versions()
+        policy, hold = ask(self._immutability_policy_and_legal_hold_flags) or (False, False)
+        if versions is None:
+            unknown.append("there is no object yet, which would show whether the account keeps versions")
         found = [
             ("versioning", "keeps versions: a deleted object stays as an earlier version, and is paid for", versions),
             ("soft-delete", f"keeps deleted objects for {days} days (soft delete), and they are paid for", days),
-            ("retention", "has an immutability policy: objects cannot be deleted before it ends", holds and holds[0]),
-            ("holds", "has a legal hold: objects cannot be deleted", holds and holds[1]),
+            ("retention", "has an immutability policy: objects cannot be deleted before it ends", policy),
+            ("holds", "has a legal hold: objects cannot be deleted", hold),
         ]
-        return [(kind, detail) for kind, detail, is_set in found if is_set], None not in (days, versions, holds)
+        return [(kind, detail) for kind, detail, is_set in found if is_set], "; ".join(unknown)
 
-    def _soft_delete_days(self) -> int | None:
-        """Return for how many days the account keeps deleted objects (soft delete): 0 if it does not keep them, None if the credentials may
-        not ask.
-        """
-        try:
-            with self._client_errors_as_store_errors("ask for the settings of"):
-                policy = self._service_client().get_service_properties()["delete_retention_policy"]
-        except Refused:
-            return None
+    def _soft_delete_days(self) -> int:
+        """Return for how many days the account keeps deleted objects (soft delete): 0 if it does not keep them."""
+        policy = self._service_client().get_service_properties()["delete_retention_policy"]
         return int(policy.days or 1) if policy.enabled else 0
 
-    def _immutability_policy_and_legal_hold_flags(self) -> tuple[bool, bool] | None:
-        """Return a pair: whether the container has an immutability policy, and whether it has a legal hold. None if the credentials may not
-        ask, as with shared access signatures of a container.
-        """
-        try:
-            with self._client_errors_as_store_errors("ask for the settings of"):
-                found = self._container_client().get_container_properties()
-        except Refused:
-            return None
+    def _immutability_policy_and_legal_hold_flags(self) -> tuple[bool, bool]:
+        """Return a pair: whether the container has an immutability policy, and whether it has a legal hold."""
+        found = self._container_client().get_container_properties()
         return bool(found.has_immutability_policy), bool(found.has_legal_hold)
 
     def _does_account_keep_object_versions(self) -> bool | None:

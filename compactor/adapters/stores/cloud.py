@@ -90,6 +90,8 @@ def http_status_error(status: int, message: str, hints: ErrorHints, *, is_object
         return Refused(f"{message}: the credentials are refused", hint=hints.credentials)
     if status == HTTPStatus.FORBIDDEN:
         return Refused(f"{message}: access denied", hint=hints.permission)
+    if status == HTTPStatus.NOT_IMPLEMENTED:  # another try would be answered alike
+        return Refused(f"{message}: the store does not know this request", hint="Run config check")
     if status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS) or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return Unavailable(message, hint=_BUSY)
     return Refused(message, hint="Run config check")

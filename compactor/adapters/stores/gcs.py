@@ -33,7 +33,7 @@ from compactor.adapters.stores.cloud import (
 from compactor.adapters.stores.s3_requests import UploadPart
 from compactor.config.sections import GcsSettings
 from compactor.errors import CompactorError, Refused, Unavailable, UsageError
-from compactor.storage.checks import FindingKindAndDetail, StoreFinding
+from compactor.storage.checks import FindingKindAndDetail, StoreFinding, unknown_deletion_settings
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.storage.schemes import bucket_and_prefix
 from compactor.storage.wrappers import FirstAnswerTracker, RequestMeter, StoreOptions
@@ -168,29 +168,27 @@ class GcsClient:
         return int(parsedate_to_datetime(self._session.answer.headers["Date"]).timestamp() * 1000)
 
     def does_delete_free_space(self) -> bool | None:
-        return None if (reasons := self._reasons_why_deletes_free_no_space()) is None else not reasons
+        try:
+            return not self._reasons_why_deletes_free_no_space()
+        except Refused:
+            return None
 
     def inspect_store_settings(self) -> list[StoreFinding]:
-        reasons = self._reasons_why_deletes_free_no_space()
-        if reasons is None:
-            detail = f"these credentials may not ask whether {self.url} keeps deleted objects, so no saving is promised"
-            return [StoreFinding.note("versioning-unknown", detail, "Grant storage.buckets.get on the bucket")]
+        try:
+            reasons = self._reasons_why_deletes_free_no_space()
+        except Refused as refusal:
+            return [unknown_deletion_settings(self.url, refusal.message, "storage.buckets.get on the bucket")]
         hint = "Expect no saving before they are gone, or use a bucket without"
         return [StoreFinding.warning(kind, f"the bucket of {self.url} {detail}", hint) for kind, detail in reasons]
 
     def required_permission_name(self, verb: str) -> str:
         return _PERMISSIONS[verb]
 
-    def _reasons_why_deletes_free_no_space(self) -> list[FindingKindAndDetail] | None:
-        """Return the bucket's settings because of which deleting an object frees no space; None if the credentials may not read the
-        settings.
-        """
+    def _reasons_why_deletes_free_no_space(self) -> list[FindingKindAndDetail]:
+        """Return the bucket's settings because of which deleting an object frees no space. Raises Refused if the store does not tell."""
         bucket = self._gcs_client().bucket(self._name)
-        try:
-            with self._client_errors_as_store_errors("ask for the settings of"):
-                bucket.reload(timeout=connect_and_read_timeouts_s(self._contact), retry=None)
-        except Refused:
-            return None
+        with self._client_errors_as_store_errors("ask for the settings of"):
+            bucket.reload(timeout=connect_and_read_timeouts_s(self._contact), retry=None)
         soft_s = bucket.soft_delete_policy.retention_duration_seconds
         found = [
             ("versioning", "keeps versions: a deleted object stays as a noncurrent version, and is paid for", bucket.versioning_enabled),

@@ -64,6 +64,7 @@ from compactor.storage.checks import (
     read_file_range,
     require_unchanged_copy_sources,
     run_in_parallel,
+    unknown_deletion_settings,
     write_at_position,
 )
 from compactor.storage.factory import NoSuchUpload, PreconditionFailed, RangeNotSatisfiable
@@ -808,16 +809,8 @@ def _versioning_findings(store: S3Store, state: BucketDeletionSettings) -> list[
             )
         )
     if state.refusal:
-        is_denied = "denied" in state.refusal.lower()
-        findings.append(
-            StoreFinding.note(
-                "versioning-unknown",
-                f"whether {store.url} keeps versions or locks objects is not known, so no saving is promised: {state.refusal}",
-                "Grant s3:GetBucketVersioning and s3:GetBucketObjectLockConfiguration (conf/iam-policy.json)"
-                if is_denied
-                else "No right is missing: this server does not answer the question. Its documentation says whether it keeps versions",
-            )
-        )
+        rights = "s3:GetBucketVersioning and s3:GetBucketObjectLockConfiguration (conf/iam-policy.json)"
+        findings.append(unknown_deletion_settings(store.url, state.refusal, rights))
     return findings
 
 
