@@ -241,29 +241,39 @@ def find_unsafe_concurrent_creates(
 
 
 def _invalid_listing_findings(store: ObjectStore, prefix: str) -> list[StoreFinding]:
-    """Return a list with one finding if a store on a server lists three keys, two on a page, in another order than that of their bytes, or
+    """Return a list with one finding if a store on a server lists eight keys, two on a page, in another order than that of their bytes, or
     not all of them.
 
-    The keys differ where servers that sort by path segment put ``/`` before ``-``. A listing without order or end would hide objects.
+    The keys differ where servers that sort by path segment put ``/`` before ``-``. A listing without order or end would hide objects. It is
+    a warning if only a listing ends early that begins after a key in a folder beside whose name others lie, as on MinIO.
     """
     if not isinstance(store, StoreWithTestableConditionalCreates):
         return []
     root = f"{prefix}{secrets.token_hex(8)}-list"
-    keys = [root + end for end in ("-1", "/2", "3")]
+    keys = [root + end for end in (" b/1", "!", "-b/1", ".b", "/1", "3", "4", "5")]
     paged = store.with_list_page(2)
+    inside, after_inside = keys[4], list[str]()
     try:
         for key in keys:
             store.create(key, b"listed")
         listings = [[info.key for info in paged.list(root, after)] for after in ("", keys[0])]
         detail = "" if listings == [keys, keys[1:]] else f"of {keys} it lists {listings[0]}, and {listings[1]} after the first one"
+        after_inside = [info.key for info in paged.list(root, inside)]
     except StoreError as error:
         detail = error.message
     finally:
         store.delete(keys)
-    if not detail:
-        return []
-    hint = "Objects would be overlooked, and their deletion, too. Use another store (docs/stores.md names those that were tried)"
-    return [StoreFinding.error("listing", f"{store.url} does not list three keys, two on a page, as S3 does: {detail}", hint)]
+    if detail:
+        hint = "Objects would be overlooked, and their deletion, too. Use another store (docs/stores.md names those that were tried)"
+        return [StoreFinding.error("listing", f"{store.url} does not list eight keys, two on a page, as S3 does: {detail}", hint)]
+    if after_inside != keys[5:]:
+        detail = f"a listing of {store.url} that begins after {inside} ends early: {after_inside} instead of {keys[5:]}"
+        hint = (
+            "A listing that is repeated from its middle may overlook objects where names of partitions lie beside each other, such as"
+            " orders-1 and orders-1.eu-0: use another version of the store, or avoid such topic names"
+        )
+        return [StoreFinding.warning("listing", detail, hint)]
+    return []
 
 
 def does_delete_free_space(store: ObjectStore) -> bool | None:

@@ -104,7 +104,7 @@ def no_second_page(answer: dict[str, Any], params: dict[str, Any]) -> dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("change", "detail"), [(by_path_segment, "-list-1' after"), (only_one_page, "after the first one"), (no_second_page, "answered 500")]
+    ("change", "detail"), [(by_path_segment, "-list.b' after"), (only_one_page, "after the first one"), (no_second_page, "answered 500")]
 )
 def test_a_store_that_lists_in_another_order_or_not_all(
     s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch, change: Callable[..., dict[str, Any]], detail: str
@@ -114,6 +114,19 @@ def test_a_store_that_lists_in_another_order_or_not_all(
     (finding,) = found(s3_bucket).values()
     assert (finding.severity, finding.kind) == ("error", "listing")
     assert detail in finding.detail
+
+
+def test_a_listing_that_ends_early_after_a_key_in_a_folder_is_a_warning(s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MinIO of 2026-02-12, where names lie between that of the folder and the folder with its slash."""
+    list_page = S3Store._list_page
+
+    def ended(store: S3Store, params: dict[str, Any]) -> dict[str, Any]:
+        return list_page(store, params) | ({"IsTruncated": False} if params.get("StartAfter", "").endswith("-list/1") else {})
+
+    monkeypatch.setattr(S3Store, "_list_page", ended)
+    (finding,) = found(s3_bucket).values()
+    assert (finding.severity, finding.kind) == ("warning", "listing")
+    assert "begins after" in finding.detail
 
 
 class CheckThenSet(MemoryStore):

@@ -134,12 +134,13 @@ there, except for listings, which only `config check` and `demo --tier` try.
 | s3s-fs | 0.14.1 | create-only is not atomic: several writers at once win; an upload with a wrong checksum is answered 400, and the object exists afterwards; the condition of a copy's source is ignored | no, refused (`conditional-puts`) |
 | s3rver | 3.7.1 | ignores all conditions; lists by path segment; answers 500 to every continued listing | no, refused (`conditional-puts`) |
 | MiniStack | 1.5.33 | nothing: it passes the contract suite (`make nightly`) | yes, in place of LocalStack |
+| MinIO, one disk | 2026-02-12 (the newest Go module) | a listing from a key on may end early where names lie beside a folder's (`orders-1.eu` and `orders-1/`); refuses to copy parts into an upload with CRC-32C (`checksum missing`), so that partially rewritten segments are sent whole; lists unfinished uploads of whole keys only, so that what a crash leaves is not found | yes, with a warning (`listing`) |
 | SeaweedFS (`weed server -s3`) | 4.48 | lists by path segment: `a/2` before `a-1` | no, refused (`listing`) |
 
-`config check` also lists three small keys, two on a page, and compares order and continuation (`listing`). If `versioning-unknown`
+`config check` also lists eight small keys, two on a page, and compares order and continuation (`listing`). If `versioning-unknown`
 shows an answer 501 or 400, the server does not know the request; no right is missing.
 
-Not tried: Garage and MinIO. Garage's documentation of PutObject names no condition. S3Proxy 4.1.0 wants the CRC-32C of copied parts
+Not tried: Garage, whose documentation of PutObject names no condition. S3Proxy 4.1.0 wants the CRC-32C of copied parts
 when an upload is completed, and does not give it when it copies them: from the first such answer on, partially rewritten segments are sent whole.
 """
 
