@@ -154,9 +154,11 @@ def _create_segment_publisher(settings: Settings, metadata: TierMetadataSource) 
 
 def _log_start_reader(settings: Settings, metadata: TierMetadataSource) -> Callable[[TopicPartition], int] | None:
     """Return None if the tier is not broker-managed, or no broker is configured. Makes no request itself."""
+    if not isinstance(metadata, BrokerManagedTierMetadataSource):
+        return None
     from compactor.adapters.brokers.view import LiveBrokerMetadata
 
-    if not isinstance(metadata, BrokerManagedTierMetadataSource) or not isinstance(metadata.brokers, LiveBrokerMetadata):
+    if not isinstance(metadata.brokers, LiveBrokerMetadata):
         return None
     from compactor.adapters.brokers.admin import KafkaAdmin
 

@@ -10,11 +10,10 @@ import threading
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
-from compactor.adapters.brokers.view import BrokerMetadata, PartitionMetadataVersion
 from compactor.control.logs import (
     PartitionLog,
     move_queued_change_hints_into_catalog,
@@ -31,6 +30,9 @@ from compactor.model.segment import StrictFrozenModel
 from compactor.upkeep.retire import grace_starts_ms
 from compactor.views.overview import is_cached_summary_fresh
 from compactor.views.verdict import Block, TransactionAtEnd, blocks_of_topics, known_bootstrap_servers, read_open_transaction
+
+if TYPE_CHECKING:
+    from compactor.adapters.brokers.view import BrokerMetadata, PartitionMetadataVersion
 
 # Change feed: reports which partitions a tier has and which of them have new records, without a request for each partition.
 #
