@@ -1,6 +1,4 @@
-"""Spark integration: a data source over remote segments, distributed cleaning rounds, and full re-compaction. Importing it loads neither
-PySpark nor Arrow.
-"""
+"""Spark integration: a data source over remote segments, and full re-compaction. Importing it loads neither PySpark nor Arrow."""
 
 from __future__ import annotations
 
@@ -13,12 +11,10 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Register the data source ``kafka-tiered`` with a Spark session.
+    """Register the data source ``kafka-tiered`` with a Spark session. Raises UsageError if the installed PySpark version is not supported.
 
-    If neither PYSPARK_PYTHON nor ``spark.pyspark.python`` names a Python, the workers of a local master run the Python of this process.
-    Spark's default is the first ``python3`` of the path, which does not have the packages of a virtual environment.
-
-    Raises UsageError if the installed PySpark version is not supported.
+    Workers of a local master run the Python of this process, unless PYSPARK_PYTHON or ``spark.pyspark.python`` names another. Spark's
+    default, the first ``python3`` of the path, does not have the packages of a virtual environment.
     """
     from compactor.features.spark.datasource import KafkaTieredSource
     from compactor.features.spark.session import require_supported_pyspark
@@ -43,14 +39,13 @@ def recompact(
 ) -> DataFrame:
     """Re-compact the whole log of every partition of the matching topics, using an existing Spark session.
 
-    Each partition is published on its own; an error affects only that partition and is reported in its row. The data frame has one row
-    per partition. Besides our own columns it has the count columns of Iceberg's ``rewrite_data_files``.
+    Each partition is published on its own; its errors are reported in its row and affect no other. The data frame has one row per
+    partition, including the count columns of Iceberg's ``rewrite_data_files``.
 
-    :param config: path of the configuration file.
     :param topics: regular expression that must match the whole topic name.
     :param min_benefit: partitions for which a round is estimated to save fewer bytes are skipped.
-    :param force: ignore ``min_benefit`` and skip no partition for its small benefit.
-    :param now_ms: the cleaner's clock in milliseconds since the epoch; None means the store's clock.
+    :param force: skip no partition for its small benefit.
+    :param now_ms: the cleaner's clock; None means the store's clock.
     :raises UsageError: if no topic matches or Spark cannot start.
     """
     from compactor.features.spark.recompaction import recompact_topics

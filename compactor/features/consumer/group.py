@@ -1,8 +1,7 @@
-"""Port for membership in a consumer group: which partitions this member holds, and the offsets that the group has committed.
+"""Ports for a consumer's brokers (BrokerClient) and its consumer group (GroupClient), and the membership in the group. Kafka's coordinator
+decides which partitions a member holds; a group's client never reads a record.
 
-Kafka's group coordinator decides. The member never reads a record through this port.
-
-Conformance: tests/contract/test_group_client.py.
+Conformance: tests/contract/test_broker_log.py, tests/contract/test_group_client.py.
 """
 
 from __future__ import annotations
@@ -30,11 +29,6 @@ from compactor.model.ids import TopicPartition
 from compactor.model.remote_log import uuid_text
 from compactor.read.records import ConfluentClient, ConfluentError, ConfluentMessage, ConfluentPosition, Place
 
-# Port for the broker's part of a consumer: partitions are read from given offsets; offsets that the broker does not have are reported.
-#
-# Conformance: tests/contract/test_broker_log.py.
-
-
 _GROUP = "tiered-consumer"
 """A group id, which librdkafka requires. No group is joined, and no offset is committed."""
 
@@ -53,9 +47,7 @@ T = TypeVar("T")
 
 
 class LogStartAndEndOffset(NamedTuple):
-    """First offset of a partition, and the offset that its next record gets (the end offset, exclusive), as a broker reports them to a
-    consumer.
-    """
+    """First offset of a partition, and its end offset (exclusive)."""
 
     start: int
     end: int
@@ -63,16 +55,15 @@ class LogStartAndEndOffset(NamedTuple):
 
 @dataclass(frozen=True)
 class FetchResult:
-    """Result of fetching from a broker: messages, and the partitions that can no longer be read at their offsets. These partitions are not
-    fetched any further.
+    """Messages from a broker, and the partitions that can no longer be read at their offsets, which are not fetched any further.
 
     messages: ascending by offset within each partition.
     out_of_range: partitions whose offset the broker does not have.
-    truncated: partitions whose log was truncated below the offset that was read, with the offset (exclusive) up to which the broker's log
-        still holds the records that were read.
-    compacted: partitions of a topic that brokers compact, whose messages leave out offsets between the first offset that was asked for and
-        the end that the log had then; with the first such offset. Reported once, and only if the leader epoch of the record before was
-        given. Control records leave out offsets, too.
+    truncated: partitions whose log was truncated below the offset that was read, with the offset (exclusive) up to which it still holds
+        what was read.
+    compacted: partitions of a topic that brokers compact, with the first offset that messages leave out between the offset that was asked
+        for and the end that the log had then. Reported once, and only if the leader epoch of the record before was given. Control records
+        leave out offsets, too.
     """
 
     messages: Sequence[ConfluentMessage] = ()
@@ -83,8 +74,6 @@ class FetchResult:
 
 @dataclass
 class _CollectedMessages:
-    """Messages and unreadable partitions collected during one call of ``fetch_messages``."""
-
     messages: list[ConfluentMessage] = field(default_factory=list)
     out_of_range: list[TopicPartition] = field(default_factory=list)
     truncated: dict[TopicPartition, int] = field(default_factory=dict)
@@ -92,45 +81,38 @@ class _CollectedMessages:
 
 
 class BrokerClient(Protocol):
-    """Client that reads records and offsets of partitions from a broker, for use by one thread.
-
-    Methods raise Unavailable if the broker fails temporarily, and Refused if it refuses the request; ``fetch_messages`` raises Refused
-    only.
+    """Client of a broker's records and offsets, for one thread. Methods raise Unavailable if the broker fails temporarily, and Refused if
+    it refuses the request; ``fetch_messages`` raises Refused only.
     """
 
     def start_reading_from(
         self, offsets: Mapping[TopicPartition, int], previous_epochs: Mapping[TopicPartition, int] | None = None
     ) -> None:
-        """Start to read these partitions, each from its offset, in addition to those being read. A partition that is being read already
-        continues at the given offset.
+        """Start to read these partitions, each from its offset, in addition to those being read. One that is being read continues at the
+        given offset.
 
-        :param previous_epochs: leader epoch of the record before the offset, where known; the broker's log is compared with it.
+        :param previous_epochs: leader epoch of the record before the offset, with which the broker's log is compared.
         """
 
-    def stop_reading(self, partitions: Iterable[TopicPartition]) -> None:
-        """Stop reading these partitions. Partitions that are not being read are ignored."""
+    def stop_reading(self, partitions: Iterable[TopicPartition]) -> None: ...
 
     def fetch_messages(self, max_messages: int, timeout_s: float) -> FetchResult:
-        """Return the messages that have arrived, at most ``max_messages`` of them. Waits up to ``timeout_s`` seconds for the first one."""
+        """Return the messages that have arrived, waiting up to ``timeout_s`` for the first one."""
 
     def log_start_and_end_offset(self, partition: TopicPartition) -> LogStartAndEndOffset:
-        """Return the partition's first offset, and the offset that its next record gets (the end offset, exclusive)."""
+        """Return the partition's first offset and its end offset (exclusive)."""
 
     def topic_id(self, partition: TopicPartition) -> TopicId:
         """Return the topic's id as Kafka prints it; empty for brokers before 2.8."""
 
     def offset_for_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        """Return the offset of the first record whose timestamp is ``timestamp_ms`` or later, or None if there is no such record."""
+        """Return the offset of the first record whose timestamp is ``timestamp_ms`` or later, or None."""
 
     def close(self) -> None: ...
 
 
 class ConfluentBrokerClient:
-    """BrokerClient over confluent-kafka (the extra ``kafka``), which is imported on first use. Messages are objects of confluent-kafka's
-    class ``Message``.
-
-    :param read_committed: use the isolation level read_committed; otherwise read_uncommitted.
-    """
+    """BrokerClient over confluent-kafka (the extra ``kafka``), which is imported on first use. Messages are its ``Message`` objects."""
 
     def __init__(self, connection: KafkaConnection, *, read_committed: bool = True) -> None:
         self._connection = connection
@@ -163,9 +145,7 @@ class ConfluentBrokerClient:
         )
 
     def _seek_partitions_once_assigned(self, positions: Sequence[ConfluentPosition]) -> None:
-        """Move the client to these positions, and wait until the client has accepted each: a seek is refused until the assignment takes
-        effect. Positions carry leader epochs, with which the broker checks for truncation.
-        """
+        """Seek, and wait until the client has accepted each position: a seek is refused until the assignment takes effect."""
         kafka, deadline = load_confluent_kafka(), time.monotonic() + self._connection.timeout_s
         for place in positions:
             while True:
@@ -212,7 +192,7 @@ class ConfluentBrokerClient:
         return FetchResult(found.messages, found.out_of_range, found.truncated, found.compacted)
 
     def _note_left_out_offsets(self, message: ConfluentMessage, found: _CollectedMessages) -> None:
-        """Add a message's partition to ``found.compacted`` if the message leaves out expected offsets, and brokers compact its topic."""
+        """Add a partition to ``found.compacted`` if its message leaves out expected offsets, and brokers compact its topic."""
         name, offset = TopicPartition(message.topic(), message.partition()), message.offset()
         expected = self._expected.get(name)
         if expected is None:
@@ -226,7 +206,7 @@ class ConfluentBrokerClient:
 
     def _is_compacted(self, topic: str) -> bool:
         """Return whether brokers may compact a record as soon as its segment is sealed: ``cleanup.policy`` contains ``compact``, and
-        ``min.compaction.lag.ms`` is 0. False if this user may not read the settings, or no broker answers.
+        ``min.compaction.lag.ms`` is 0. False if the settings may not be read, or no broker answers.
         """
         if topic not in self._compacted_topics:
             kafka, seconds = load_confluent_kafka(), self._connection.timeout_s
@@ -270,17 +250,12 @@ class ConfluentBrokerClient:
             self._client = None
 
     def _retry_offset_request(self, partition: TopicPartition, send_request: Callable[[float], T]) -> T:
-        """Call ``send_request`` with a timeout in seconds until it succeeds, for at most the connection's timeout, and return its result.
-
-        Raises Unavailable, Refused or StoreError with a message that names the partition.
-        """
         try:
             return retry_until_answered(self._connection, self._listener, f"offsets of {partition}", send_request)
         except NotFound as error:
             raise StoreError(error.message, hint=error.hint) from None
 
     def _open_client(self) -> ConfluentClient:
-        """Return the confluent-kafka consumer, which belongs to no group. Create it if this is the first call."""
         if self._client is None:
             settings = self._connection.client_settings(
                 self._listener,
@@ -294,16 +269,14 @@ class ConfluentBrokerClient:
         return self._client
 
 
-# A consumer's part in its group: the partitions that it was given, and the offsets that it has stored and committed.
+# ---- a consumer's part in its group ------------------------------------------------------------------------------------------
 
 
 _log = logging.getLogger(__name__)
 
 
 class OffsetWithLeaderEpoch(NamedTuple):
-    """A committed position of a consumer group: the offset of the next record, and the leader epoch of the record before it (None if the
-    epoch is unknown).
-    """
+    """A committed position: the offset of the next record, and the leader epoch of the record before it."""
 
     offset: int
     leader_epoch: int | None = None
@@ -317,7 +290,7 @@ class AutoCommitOptions:
     """Rules for committing offsets without a call of ``commit``.
 
     auto_commit: commit stored offsets every ``interval_s`` seconds, on revocation and on ``close``.
-    auto_store: store the offset after each record that was returned, when the consumer is called the next time.
+    auto_store: store the offset after each returned record, when the consumer is called the next time.
     """
 
     auto_commit: bool = True
@@ -327,11 +300,8 @@ class AutoCommitOptions:
 
 @dataclass
 class OffsetCommitTracker:
-    """Offsets of the partitions that a group member holds, by state of their commit.
-
-    stored: offsets to commit.
-    requested: offsets for which a commit request was sent, or that the group had committed before this member got the partition.
-    confirmed: offsets that are known to be committed.
+    """Offsets of the partitions that a group member holds: to commit (stored), sent to commit or committed before this member got the
+    partition (requested), and known to be committed (confirmed).
     """
 
     stored: dict[TopicPartition, OffsetWithLeaderEpoch] = field(default_factory=dict)
@@ -339,21 +309,18 @@ class OffsetCommitTracker:
     confirmed: dict[TopicPartition, OffsetWithLeaderEpoch] = field(default_factory=dict)
 
     def record_start_offsets_as_committed(self, offsets: Offsets) -> None:
-        """Record the offset at which reading of each partition starts, and treat it as committed, so that an offset is committed only after
-        records were read.
-        """
+        """Treat start offsets as committed, so that an offset is committed only after records were read."""
         self.remove_partitions(offsets)
         self.requested.update(offsets)
         self.confirmed.update(offsets)
 
     def remove_partitions(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget the offsets that are kept here for partitions that this member no longer holds."""
         for name in list(partitions):
             for known in (self.stored, self.requested, self.confirmed):
                 known.pop(name, None)
 
     def offsets_to_commit(self) -> Offsets:
-        """Return the stored offsets for which no commit request was sent yet."""
+        """Return the stored offsets for which no request was sent yet."""
         return {name: at for name, at in self.stored.items() if self.requested.get(name) != at}
 
     def offsets_without_confirmed_commit(self, partitions: Collection[TopicPartition]) -> Offsets:
@@ -366,10 +333,7 @@ class OffsetCommitTracker:
 
 @dataclass(frozen=True)
 class RebalanceCallbacks:
-    """Functions of the application that are called when a rebalance adds or removes partitions.
-
-    Each receives the consumer and the positions of these partitions.
-    """
+    """Functions of the application that receive the consumer and the positions of added or removed partitions."""
 
     on_assign: Callable[[Any, list[Place]], None] | None = None
     on_revoke: Callable[[Any, list[Place]], None] | None = None
@@ -378,12 +342,10 @@ class RebalanceCallbacks:
 
 @dataclass(frozen=True)
 class MembershipCallbacks:
-    """Functions of a consumer that its GroupMembership (membership in a consumer group) calls.
+    """Functions of a consumer that its GroupMembership calls.
 
-    consumer: the consumer, which is passed to the application's callbacks.
-    positions: returns the positions of assigned partitions, after the last record that the application has.
+    positions: of assigned partitions, after the last record that the application has.
     drop_queued_records: drops queued records of partitions, and stops reading them.
-    remove_partitions: removes partitions from the consumer, with their positions.
     """
 
     consumer: Any
@@ -395,7 +357,7 @@ class MembershipCallbacks:
 class GroupMembership:
     """Membership of a consumer in a group: a RebalanceListener that commits the offsets of returned records before partitions are given up.
 
-    added: partitions that the group has assigned, and for which the consumer must still determine where reading begins.
+    added: assigned partitions for which the consumer must still determine where reading begins.
     """
 
     def __init__(self, client: GroupClient, options: AutoCommitOptions, hooks: MembershipCallbacks) -> None:
@@ -410,16 +372,14 @@ class GroupMembership:
     # ---- the group -----------------------------------------------------------------------------------------------------------
 
     def subscribe(self, topics: Sequence[str], callbacks: RebalanceCallbacks) -> None:
-        """Join the group for these topics. ``callbacks``: functions of the application to call in rebalances."""
         self._callbacks = callbacks
         self._client.subscribe(topics, self)
 
     def unsubscribe(self) -> None:
-        """Leave the group, after giving up all partitions."""
         self._client.unsubscribe()
 
     def poll_rebalances(self) -> Sequence[ErrorMessage]:
-        """Process rebalances, commit offsets that are due, and return the group's errors that have arrived."""
+        """Process rebalances, commit offsets that are due, and return the group's errors."""
         errors = self._client.poll_rebalances()
         if self._options.auto_commit and time.monotonic() >= self._next_commit_s:
             self._next_commit_s = time.monotonic() + self._options.interval_s
@@ -428,25 +388,18 @@ class GroupMembership:
         return errors
 
     def start_positions_of_added_partitions(self) -> list[Place]:
-        """Return the positions at which added partitions begin: their committed offsets, or positions without an offset if the group has
-        none.
-        """
+        """Return committed offsets, or positions without an offset if the group has none."""
         committed = self._client.committed_offsets(self.added)
         return [Place(*name, *committed[name]) if name in committed else Place(*name) for name in self.added]
 
     def call_on_assign_for_added_partitions(self, places: list[Place]) -> None:
-        """Call the application's ``on_assign`` with the positions of partitions that were added."""
         if self._callbacks.on_assign is not None:
             self._callbacks.on_assign(self._hooks.consumer, places)
 
     def record_start_offsets_as_committed(self, offsets: Offsets) -> None:
-        """Record the offset at which reading of each partition starts, and treat it as committed, so that an offset is committed only after
-        records were read.
-        """
         self._ledger.record_start_offsets_as_committed(offsets)
 
     def close(self) -> None:
-        """Commit the offsets of records that were returned, if auto-commit is on, and leave the group."""
         try:
             self._commit_before_giving_up_partitions(self._hooks.positions())
         finally:
@@ -474,12 +427,11 @@ class GroupMembership:
             self._remove_partitions(partitions)
 
     def _positions_of_partitions(self, partitions: Sequence[TopicPartition]) -> list[Place]:
-        """Return the positions of these partitions; a Place without an offset for partitions that have no position yet."""
+        """Return the positions, without an offset for partitions that have none yet."""
         at = self._hooks.positions()
         return [Place(*name, *at[name]) if name in at else Place(*name) for name in partitions]
 
     def _remove_partitions(self, partitions: Collection[TopicPartition]) -> None:
-        """Remove partitions that this member no longer holds, with their offsets and queued records."""
         self.added = [name for name in self.added if name not in partitions]
         self._ledger.remove_partitions(partitions)
         self._hooks.remove_partitions(partitions)
@@ -487,14 +439,11 @@ class GroupMembership:
     # ---- offsets -------------------------------------------------------------------------------------------------------------
 
     def store_offsets(self, offsets: Offsets) -> None:
-        """Store offsets, which the next commit includes."""
         self._ledger.stored.update(offsets)
 
     def commit(self, offsets: Offsets | None, *, wait: bool) -> Offsets:
-        """Commit ``offsets`` and return them; None commits the stored offsets that are not known to be committed. Raises Unavailable,
-        Refused.
-
-        :param wait: return only after the coordinator has answered.
+        """Commit ``offsets`` and return them; None commits the stored offsets that are not known to be committed. ``wait``: for the
+        coordinator's answer. Raises Unavailable, Refused.
         """
         if offsets is None:
             self._store_offsets_of_returned_records()
@@ -503,21 +452,15 @@ class GroupMembership:
         return offsets
 
     def committed_offsets(self, partitions: Collection[TopicPartition]) -> Offsets:
-        """Return the offsets that the group has committed, by partition. Partitions without a committed offset are missing."""
         return self._client.committed_offsets(partitions)
 
     def _store_offsets_of_returned_records(self) -> None:
-        """Store the offsets after the records that the application has got, if ``auto_store`` is set."""
         if self._options.auto_store:
             # Where nothing was read yet there is nothing to store; after that, a position that was sought back to counts, too.
             known = self._ledger.confirmed | self._ledger.stored
             self._ledger.stored.update({name: at for name, at in self._hooks.positions().items() if known.get(name) != at})
 
     def _request_commit(self, offsets: Offsets, *, wait_for_answer: bool) -> None:
-        """Send a commit request for these offsets, if there are any, and record it.
-
-        :param wait_for_answer: whether to wait for the coordinator's answer.
-        """
         if not offsets:
             return
         self._client.commit(offsets, wait=wait_for_answer)
@@ -526,9 +469,7 @@ class GroupMembership:
             self._ledger.confirmed.update(offsets)
 
     def _commit_before_giving_up_partitions(self, partitions: Collection[TopicPartition]) -> None:
-        """Commit the offsets of partitions that will be given up, if auto-commit is on. Errors are logged; the partitions' next reader then
-        reads some records again.
-        """
+        """Commit, if auto-commit is on. Errors are logged; the partitions' next reader then reads some records again."""
         if not self._options.auto_commit:
             return
         self._store_offsets_of_returned_records()
@@ -567,7 +508,7 @@ ErrorMessage = Any
 
 
 class RebalanceListener(Protocol):
-    """Receiver of changes of the assignment. Its methods are called from ``GroupClient.poll_rebalances`` and ``GroupClient.close``."""
+    """Receiver of changes of the assignment, called from ``GroupClient.poll_rebalances`` and ``GroupClient.close``."""
 
     def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
         """Accept partitions that this member holds from now on."""
@@ -580,45 +521,35 @@ class RebalanceListener(Protocol):
 
 
 class GroupClient(Protocol):
-    """Member of one consumer group, for use by one thread. Methods raise Unavailable if the brokers fail temporarily, and Refused if they
-    refuse a request.
+    """Member of one consumer group, for one thread. Methods raise Unavailable if the brokers fail temporarily, and Refused if they refuse a
+    request.
     """
 
     def subscribe(self, topics: Sequence[str], listener: RebalanceListener) -> None:
         """Join the group for these topics; a topic that begins with ``^`` is a regular expression."""
 
-    def unsubscribe(self) -> None:
-        """Leave the group."""
+    def unsubscribe(self) -> None: ...
 
     def poll_rebalances(self) -> Sequence[ErrorMessage]:
-        """Report changes of the assignment to the listener, and return the errors that have arrived.
-
-        Call this method more often than ``max.poll.interval.ms``: otherwise the coordinator gives the partitions to others. An exception of
-        the listener is raised after the change took effect.
+        """Report changes of the assignment to the listener, whose exception is raised after the change took effect, and return the errors
+        that have arrived. If it is called less often than ``max.poll.interval.ms``, the coordinator gives the partitions to others.
         """
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetWithLeaderEpoch], *, wait: bool) -> None:
-        """Commit offsets to the group.
-
-        :param wait: return when the coordinator has answered, and raise its error. Otherwise return at once; errors are reported only to
-            the callback ``on_commit``.
+        """Commit offsets. ``wait``: return when the coordinator has answered, and raise its error; otherwise only the callback
+        ``on_commit`` receives errors.
         """
 
     def committed_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetWithLeaderEpoch]:
-        """Return the offsets that the group has committed, by partition. Partitions without a committed offset are missing in the
-        result.
-        """
+        """Return the offsets that the group has committed; partitions without one are missing."""
 
-    def close(self) -> None:
-        """Give up all partitions, and leave the group."""
+    def close(self) -> None: ...
 
 
 class ConfluentGroupClient:
-    """GroupClient over confluent-kafka.
+    """GroupClient over confluent-kafka. All its partitions are paused before they are assigned, so that the client never fetches them.
 
-    All its partitions are paused before they are assigned, so that the client never fetches them. Records are read elsewhere.
-
-    :param properties: settings of librdkafka for the membership, and the callbacks ``on_commit`` and ``stats_cb``.
+    :param properties: settings of librdkafka, and the callbacks ``on_commit`` and ``stats_cb``.
     """
 
     def __init__(self, connection: KafkaConnection, group_id: str, properties: Mapping[str, Any] | None = None) -> None:
@@ -635,7 +566,6 @@ class ConfluentGroupClient:
 
     def subscribe(self, topics: Sequence[str], listener: RebalanceListener) -> None:
         def on_assign(client: ConfluentClient, positions: list[ConfluentPosition]) -> None:
-            """Assign partitions as paused, and report them to the listener."""
             self._assign_partitions_paused(positions)
             listener.on_partitions_assigned(_to_topic_partitions(positions))
 
@@ -674,7 +604,6 @@ class ConfluentGroupClient:
         places = [kafka.TopicPartition(*name) for name in partitions]
 
         def request_committed_offsets(timeout_s: float) -> Mapping[TopicPartition, OffsetWithLeaderEpoch]:
-            """Request the committed offsets from the coordinator, waiting at most ``timeout_s`` seconds for the answer."""
             found = self._client.committed(places, timeout=timeout_s)
             for place in found:
                 if place.error is not None:
@@ -690,7 +619,6 @@ class ConfluentGroupClient:
         self._raise_pending_listener_error()
 
     def _assign_partitions_paused(self, positions: list[ConfluentPosition]) -> None:
-        """Assign partitions to the client, all of them paused, so that it never fetches their records."""
         kafka, client = load_confluent_kafka(), self._client
         client.position(positions)  # the client pauses only partitions that it knows
         client.pause(positions)
@@ -703,22 +631,18 @@ class ConfluentGroupClient:
     def _report_revoked_partitions(
         self, positions: list[ConfluentPosition], listener_method: Callable[[Sequence[TopicPartition]], None]
     ) -> None:
-        """Call ``listener_method`` with the partitions that the group has revoked. An error of the listener is kept and raised by
-        ``poll_rebalances``, because the client must take the partitions away in any case.
-        """
+        """Keep the listener's error for ``poll_rebalances``: the client must take the partitions away in any case."""
         try:
             listener_method(_to_topic_partitions(positions))
         except BaseException as error:  # noqa: BLE001 - raised by poll_rebalances
             self._raised = error
 
     def _raise_pending_listener_error(self) -> None:
-        """Raise the error of the listener that was kept during the last rebalance, if any."""
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised
 
     def _try_commit_positions(self, positions: list[ConfluentPosition], *, wait_for_answer: bool) -> ConfluentError | None:
-        """Commit these positions without retrying. Return the first error (confluent_kafka.KafkaError), or None."""
         try:
             done = self._client.commit(offsets=positions, asynchronous=not wait_for_answer)
         except load_confluent_kafka().KafkaException as error:
@@ -727,5 +651,4 @@ class ConfluentGroupClient:
 
 
 def _to_topic_partitions(positions: Iterable[ConfluentPosition]) -> list[TopicPartition]:
-    """Return topic and partition of each position (confluent_kafka.TopicPartition)."""
     return [TopicPartition(place.topic, place.partition) for place in positions]

@@ -1,9 +1,9 @@
 """Tier and broker as sources of the partitions that a consumer has been assigned: decides for each where its next records come from.
 
 Reading moves from the tier to the broker at an offset: with read_uncommitted at the tier's end, with read_committed at the first offset of
-the oldest transaction that is open there, because the broker knows its outcome. If the broker has deleted that offset already
-(OFFSET_OUT_OF_RANGE below its log start), the tier is read again. There is neither a gap nor a repeat, because every step begins at the
-position: the offset after the last message that was returned.
+the oldest transaction that is open there, because the broker knows its outcome. If the broker has deleted that offset already, the tier is
+read again. There is neither a gap nor a repeat, because every step begins at the position: the offset after the last message that was
+returned.
 """
 
 from __future__ import annotations
@@ -51,9 +51,6 @@ from compactor.read.records import (
 )
 from compactor.records.batches import Int64s
 
-# Decisions of a consumer: where a partition's next records come from, and which partitions are held. Pure.
-
-
 Mode = Literal["remote_only", "kafka_only", "remote_preferred", "kafka_preferred"]
 """Where records are read: from the tier only, from brokers only, or from both; then from the preferred one if both have an offset."""
 
@@ -91,10 +88,7 @@ AssignmentStep = Literal["replace", "add", "remove"]
 
 @dataclass(frozen=True)
 class AssignmentChange:
-    """Difference between two assignments: partitions to stop reading first, and partitions to start reading then.
-
-    If an assignment is replaced, a partition may be in both.
-    """
+    """Partitions to stop reading first, and to start reading then; one may be in both."""
 
     dropped: tuple[TopicPartition, ...]
     added: tuple[TopicPartition, ...]
@@ -103,20 +97,12 @@ class AssignmentChange:
 def compute_assignment_change(
     assigned: Collection[TopicPartition], step: AssignmentStep, partitions: Collection[TopicPartition]
 ) -> AssignmentChange:
-    """Return which partitions to stop and to start reading when ``partitions`` replace an assignment, are added to it or are removed from
-    it.
-
-    :param assigned: partitions that are assigned now.
-    :param step: whether to replace, add or remove.
-    """
+    """Return the change if ``partitions`` replace an assignment, are added to it or are removed from it."""
     if step == "replace":
         return AssignmentChange(tuple(assigned), tuple(partitions))
     if step == "add":
         return AssignmentChange((), tuple(name for name in partitions if name not in assigned))
     return AssignmentChange(tuple(name for name in partitions if name in assigned), ())
-
-
-# State of one partition that a consumer reads: its position, and what it was read from.
 
 
 @dataclass
@@ -127,12 +113,11 @@ class AssignedPartition:
     topic_id: id of the topic that was read; empty if unknown.
     epochs: leader epochs that were read, used only if ``log`` is None. The last one extends up to the position.
     log: identity of the tier's log that is being read; None if the broker is read.
-    source: where the next records come from: tier, broker, or ``none`` while the partition waits until ``wake_s``.
-    wake_s: time of the next attempt after an error, in seconds of the monotonic clock.
+    source: ``none`` while the partition waits until ``wake_s`` (seconds of the monotonic clock).
     broker_start: the broker's first offset, if it is greater than the position; else -1.
-    is_handed_over: whether the broker continues what was read from the tier.
-    is_reported: whether an error was returned after the last record.
-    is_view_done: whether the view ``latest`` (last records of all keys) was read completely.
+    is_handed_over: the broker continues what was read from the tier.
+    is_reported: an error was returned after the last record.
+    is_view_done: the view ``latest`` was read completely.
     """
 
     partition: TopicPartition
@@ -149,36 +134,30 @@ class AssignedPartition:
 
     @property
     def consumed_history(self) -> ConsumedLogHistory:
-        """Return topic id, leader epochs and end offset of the records that were read up to the position. Before reading continues in
-        another log, that log is compared with this history.
-        """
+        """History of what was read up to the position, with which another log is compared before reading continues there."""
         if self.log is not None:
             return replace(self.log.consumed_history_below_offset(self.position), topic_id=self.topic_id)
         epochs = (*self.epochs[:-1], LeaderEpochEnd(self.epochs[-1].epoch, self.position)) if self.epochs else ()
         return ConsumedLogHistory(self.topic_id, epochs, self.position)
 
     def set_tier_log_identity(self, identity: LogIdentity | None) -> None:
-        """Set the identity of the tier's log that the next records come from; None if they come from the broker."""
+        """Set the tier's log that the next records come from; None if they come from the broker."""
         self.epochs = self.consumed_history.epochs
         if identity is not None:
             self.topic_id = identity.topic_id or self.topic_id
         self.log = identity
 
     def advance_past_record(self, offset: int, epoch: LeaderEpoch | None) -> None:
-        """Set the position to the offset after a record that was returned. ``epoch``: the record's leader epoch, if the broker returned it;
-        else None.
-        """
         if epoch is not None and (not self.epochs or epoch > self.epochs[-1].epoch):
             self.epochs = (*self.consumed_history.epochs, LeaderEpochEnd(epoch, offset + 1))
         self.position, self.is_reported = offset + 1, False
 
     def move_position_to_end_of_history(self, history: ConsumedLogHistory) -> None:
-        """Set position, topic id and leader epochs to those at the end of ``history``."""
         self.position, self.topic_id, self.epochs, self.log = history.end, history.topic_id, history.epochs, None
         self.is_view_done, self.is_reported, self.broker_start = True, False, -1
 
 
-# The tier's part of a consumer: a few threads read partitions in advance, into one bounded queue of blocks.
+# ---- the tier's part: a few threads read partitions in advance, into one bounded queue of blocks ------------------------------
 #
 # A thread reads one partition for a *turn* and then continues with the next one that is due. Memory: ``queue_bytes`` of blocks, and for
 # each thread one more block and the pieces of the segment that it is reading.
@@ -190,15 +169,14 @@ TURN_BYTES = 64 << 20
 
 @dataclass(eq=False)
 class PartitionPrefetchState:
-    """Partition that the threads of a TierPrefetcher read, TURN_BYTES at a time, with the state of this reading.
+    """Partition that the threads of a TierPrefetcher read, TURN_BYTES at a time.
 
-    incarnation: the partition under the topic id that is read. Each topic id is one incarnation: a topic's life from creation to deletion.
-    offset: next offset to read.
-    consumed_history: topic id, leader epochs and end of the records that were read before this reading was started.
+    incarnation: the partition under the topic id that is read.
+    consumed_history: what was read before this reading was started.
     view_offsets: offsets of the last records of all keys, to which reading is restricted below ``view_end``; None for all offsets.
-    view_end: end of the offsets that ``view_offsets`` covers, exclusive; -1 if the last records are still to be found.
-    log: identity of the log that was read since the start; None before the first records.
-    end_offset: offset at which reading ends, exclusive.
+    view_end: exclusive; -1 if the last records are still to be found.
+    log: identity of the log that was read since the start.
+    end_offset: where reading ends, exclusive.
     """
 
     partition: TopicPartition
@@ -213,7 +191,7 @@ class PartitionPrefetchState:
 
 @dataclass(frozen=True)
 class PrefetchedRecords:
-    """Item of a TierPrefetcher: records of a partition that were read, as columns, with the identity of their log."""
+    """Records of a partition, as columns, with the identity of their log."""
 
     partition: TopicPartition
     block: RecordBlock
@@ -222,13 +200,12 @@ class PrefetchedRecords:
 
 @dataclass(frozen=True)
 class PartitionPrefetchEnd:
-    """Last item that a TierPrefetcher queues for a partition after it has read all readable records, or those up to the requested end.
+    """Last item of a partition whose readable records, or those up to the requested end, were all read.
 
-    offset: offset after the last one that was read. It is less than ``end`` if a transaction is open at the tier's end or an earlier end
-        was requested, and less than ``start`` if the tier has deleted the records at the position.
+    offset: after the last one that was read; less than ``end`` if a transaction is open at the tier's end or an earlier end was requested,
+        and less than ``start`` if the tier has deleted the records at the position.
     start, end: first offset and end offset (exclusive) of the tier.
-    log: identity of the tier's log.
-    mismatch: reason why this log does not continue the records that were read; None if it does.
+    mismatch: why the tier's log does not continue what was read; None if it does.
     """
 
     partition: TopicPartition
@@ -241,7 +218,7 @@ class PartitionPrefetchEnd:
 
 @dataclass(frozen=True)
 class PartitionPrefetchFailure:
-    """Last item that a TierPrefetcher queues for a partition that it could not read, with the error."""
+    """Last item of a partition that could not be read."""
 
     partition: TopicPartition
     error: Exception
@@ -251,11 +228,10 @@ PrefetchedItem = PrefetchedRecords | PartitionPrefetchEnd | PartitionPrefetchFai
 
 
 class TierPrefetcher:
-    """Prefetcher that reads several partitions of a tier in its own threads, and queues their records. The last item of each partition is
-    PartitionPrefetchEnd or PartitionPrefetchFailure; then the partition can be started again.
+    """Prefetcher that reads several partitions of a tier in its own threads, and queues their records. After its last item,
+    PartitionPrefetchEnd or PartitionPrefetchFailure, a partition can be started again.
 
-    :param latest_only: of the records that the tier holds when a partition is started, read only the last one of each key; read all later
-        records.
+    :param latest_only: of the records that the tier holds at the start, read only the last one of each key; read all later ones.
     """
 
     def __init__(
@@ -278,7 +254,6 @@ class TierPrefetcher:
 
     @property
     def has_queued_items_or_active_reads(self) -> bool:
-        """Return whether items are waiting or partitions are being read."""
         with self._condition:
             return bool(self._reads or self._queue)
 
@@ -293,10 +268,8 @@ class TierPrefetcher:
     ) -> None:
         """Start to read a partition from the end of ``consumed_history``. Items of an earlier start are dropped.
 
-        :param partition_with_topic_id: the partition under the topic id to read.
-        :param consumed_history: what was read of the partition before.
         :param ignore_latest_only: read every record, even if ``latest_only`` is set.
-        :param end_offset: offset at which reading ends, exclusive.
+        :param end_offset: where reading ends, exclusive.
         """
         self.stop_reading(partition)
         if self._latest_only and not self._hash_key:
@@ -319,7 +292,6 @@ class TierPrefetcher:
             self._condition.notify_all()
 
     def stop_reading(self, partition: TopicPartition) -> None:
-        """Stop reading a partition and drop its items."""
         with self._condition:
             self._reads.pop(partition, None)
             for item in [item for item in self._queue if item.partition == partition]:
@@ -328,7 +300,6 @@ class TierPrefetcher:
             self._condition.notify_all()
 
     def next_prefetched_item(self, timeout_s: float) -> PrefetchedItem | None:
-        """Remove the next item from the queue and return it, or None if none arrives within ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
         with self._condition:
             while not self._queue:
@@ -342,7 +313,7 @@ class TierPrefetcher:
             return item
 
     def close(self) -> None:
-        """End the reading threads. Requests that they are making are completed first."""
+        """End the reading threads, once their requests are completed."""
         with self._condition:
             self._closed = True
             self._reads.clear()
@@ -351,7 +322,6 @@ class TierPrefetcher:
             thread.join()
 
     def _run_reading_thread(self) -> None:
-        """Queue the records of partitions that wait for a thread, until the prefetcher is closed. Runs in each thread."""
         while True:
             with self._condition:
                 while not self._due_reads and not self._closed:
@@ -370,8 +340,8 @@ class TierPrefetcher:
                 self._enqueue_item_unless_stopped(turn, item, is_last=True)
 
     def _queue_next_records_or_return_last_item(self, partition: PartitionPrefetchState) -> PrefetchedItem | None:
-        """Read up to TURN_BYTES of a partition and queue the records. Return the item that ends the partition, which the caller queues;
-        None if more is to be read later, or if reading was stopped.
+        """Queue up to TURN_BYTES of records. Return the last item, which the caller queues; None if more is to be read later, or if reading
+        was stopped.
         """
         state = self._tier.open_control_log_of_partition(partition.incarnation).refresh()
         start, end = self._tier.first_readable_offset(state), state.end_offset + 1
@@ -427,21 +397,18 @@ class TierPrefetcher:
         return PartitionPrefetchEnd(partition.partition, bound, start, end, log)
 
     def _idle_threads_per_partition(self) -> int:
-        """Return how many idle threads can prefetch for each partition that is being read, rounded down."""
+        """Return how many idle threads can prefetch for each partition, rounded down."""
         with self._condition:
             return max(0, self._max_threads - len(self._reads)) // max(1, len(self._reads))
 
     def _requeue_partition(self, partition: PartitionPrefetchState) -> None:
-        """Let a thread read this partition further, after those that wait already."""
         with self._condition:
             self._due_reads.append(partition)
             self._condition.notify()
 
     def _enqueue_item_unless_stopped(self, partition: PartitionPrefetchState, item: PrefetchedItem, *, is_last: bool = False) -> bool:
-        """Add an item to the queue and return True; wait for space in the queue before. Return False, without adding it, if reading of the
-        partition was stopped.
-
-        :param is_last: whether the item ends the partition, so that it counts as no longer being read.
+        """Wait for space and add an item. Return False, without adding it, if reading was stopped. After the last one, the partition counts
+        as no longer being read.
         """
         size = _memory_bytes_of_item(item)
         with self._condition:
@@ -460,7 +427,6 @@ class TierPrefetcher:
 
 
 def _memory_bytes_of_item(item: PrefetchedItem) -> int:
-    """Return the bytes of memory that an item occupies in the queue; 0 for items without records."""
     return item.block.nbytes if isinstance(item, PrefetchedRecords) else 0
 
 
@@ -478,18 +444,17 @@ MAX_FETCH: Final = 10_000
 class ConsumerOptions:
     """Options of a TieredConsumer.
 
-    isolation: Kafka's isolation level.
     view: with ``latest``, the consumer first returns only the last record of each key that the tier holds when reading begins, without
         tombstones, and then every later record.
     threads: number of threads that read the tier in advance.
-    queue_bytes: size in bytes of the records that these threads may hold in memory.
+    queue_bytes: records that these threads may hold in memory.
     refresh_s: seconds after which a partition that could not be read is retried.
     offset_reset: where to begin if the records at an offset no longer exist, if no offset was given, or if the topic was created again;
         with ``error``, an error message is returned instead.
     topic_ids: topic name -> id of the topic to read, if it is not the latest one of this name. Such a topic is read from the tier alone.
     mode: which of tier and broker is read. Without a broker, every mode means ``remote_only``.
-    skip_damaged: skip offsets of the tier that cannot be read, with a warning in the log (``logging``). Otherwise reading ends there with
-        an error. Not allowed with ``view`` latest, because an older value of a key would take the place of one that cannot be read.
+    skip_damaged: skip offsets of the tier that cannot be read, with a warning in the log (``logging``), instead of ending with an error.
+        Not allowed with ``view`` latest, because an older value of a key would take the place of one that cannot be read.
 
     Raises UsageError if ``mode`` is unknown, or if ``view`` is ``latest`` together with ``skip_damaged`` or with a mode that does not read
     the tier first.
@@ -515,16 +480,14 @@ class ConsumerOptions:
 
     @property
     def is_read_committed(self) -> bool:
-        """Return whether the isolation level is read_committed."""
         return self.isolation == "read_committed"
 
 
 @dataclass
 class ConsecutiveMessages:
-    """Consecutive messages of one partition from one source, or one message that reports an error.
+    """Consecutive messages of one partition from one source, or (without a partition) one message that reports an error.
 
-    partition: state of the partition to which the messages belong. Its position advances as they are returned. None for an error.
-    epoch: leader epoch of a broker's messages, the same for all of them; None if unknown, and for messages of the tier.
+    epoch: leader epoch of all of a broker's messages; None if unknown, and for messages of the tier.
     """
 
     partition: AssignedPartition | None
@@ -534,12 +497,11 @@ class ConsecutiveMessages:
 
     @property
     def is_partition_still_read_from_source(self) -> bool:
-        """Return whether the partition is still read from the source of these messages."""
         return self.partition is None or not self.is_from_broker or self.partition.source == "broker"
 
 
 class TierAndBrokerReader:
-    """Reader of assigned partitions, each from the tier or from the broker, whichever has its next records. For use by one thread.
+    """Reader of assigned partitions, each from the tier or from the broker, whichever has its next records. For one thread.
 
     :param broker: closed with this object. None to read the tier alone.
     """
@@ -566,17 +528,17 @@ class TierAndBrokerReader:
     # ---- partitions ----------------------------------------------------------------------------------------------------------
 
     def require_partitions_in_tier_if_tier_only(self, partitions: Collection[TopicPartition]) -> None:
-        """Raise UsageError if only the tier is read, and one of these partitions is not in the tier."""
+        """Raise UsageError if only the tier is read, and a partition is not in the tier."""
         if self._broker is None:
             self.tier.list_partitions([str(name) for name in partitions])
 
     def start_reading(self, partitions: Iterable[AssignedPartition]) -> None:
-        """Start to read these partitions, each from its position, in addition to those that are being read."""
+        """Start to read these partitions, in addition to those that are being read."""
         self.assigned.update((at.partition, at) for at in partitions)
         self._restart_waiting_partitions(time.monotonic())
 
     def drop_queued_records(self, partitions: Collection[TopicPartition]) -> None:
-        """Stop reading partitions and drop their queued records. They stay assigned and keep their positions."""
+        """Stop reading partitions, which stay assigned and keep their positions."""
         for name in partitions:
             self._feed.stop_reading(name)
             if name in self.assigned:
@@ -586,22 +548,19 @@ class TierAndBrokerReader:
         self.ready = deque(run for run in self.ready if run.partition is None or run.partition.partition not in partitions)
 
     def remove_partitions(self, partitions: Collection[TopicPartition]) -> None:
-        """Remove partitions that are no longer assigned, with their positions and queued records."""
         for name in partitions:
             self.assigned.pop(name, None)
 
     def assigned_partition_at_position(self, partition: TopicPartition, place: HasTopicPartitionAndOffset) -> AssignedPartition:
-        """Return the state of a partition that is to be read from ``place``. Raises UsageError if ``place`` has no offset and
-        ``offset_reset`` is ``error``.
-        """
+        """Return the state of a partition at ``place``. Raises UsageError if ``place`` has no offset and ``offset_reset`` is ``error``."""
         offset = self._resolve_logical_offset(partition, place.offset)
         epoch = getattr(place, "leader_epoch", None) if offset == place.offset else None
         read = consumed_history_before_position(offset, epoch, getattr(place, "topic_id", ""))
         return AssignedPartition(partition, offset, read.topic_id, read.epochs)
 
     def assign_partition_or_queue_error(self, partition: TopicPartition, place: HasTopicPartitionAndOffset) -> AssignedPartition:
-        """Return the state of a partition that is to be read from ``place``. If ``place`` has no offset and ``offset_reset`` is ``error``,
-        queue a message that reports the error and return a state in which the partition waits without end.
+        """Return the state of a partition at ``place``. If ``place`` has no offset and ``offset_reset`` is ``error``, queue the error and
+        return a state in which the partition waits without end.
         """
         try:
             return self.assigned_partition_at_position(partition, place)
@@ -610,14 +569,14 @@ class TierAndBrokerReader:
             return AssignedPartition(partition, OFFSET_INVALID, wake_s=NEVER_S, is_reported=True)
 
     def partition_with_resolved_topic_id(self, partition: TopicPartition) -> TopicPartition:
-        """Return the partition with the topic id under which it is read: the configured id, or that of the latest topic of this name."""
+        """Return the partition under the configured topic id, or the latest one."""
         topic_id = TopicId(self.options.topic_ids.get(partition.topic, ""))
         if topic_id and partition not in self._chosen:
             self._chosen[partition] = self.tier.incarnation_with_topic_id(partition, topic_id)
         return self._chosen.get(partition) or self.tier.latest_incarnation(partition)
 
     def readable_bounds_of_tier_and_broker(self, partition: TopicPartition) -> LogStartAndEndOffset:
-        """Return the first offset that can be read, and the end offset (exclusive), of tier and broker together."""
+        """Return first offset and end offset (exclusive) of both together."""
         if self._broker is not None and self._mode == "kafka_only":
             return self._broker.log_start_and_end_offset(partition)
         state = self.tier.open_control_log_of_partition(self.partition_with_resolved_topic_id(partition)).refresh()
@@ -628,7 +587,7 @@ class TierAndBrokerReader:
         return LogStartAndEndOffset(min(mine.start, its.start), max(mine.end, its.end)) if state.has_segments else its
 
     def offset_for_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        """Return the offset of the first record whose timestamp is ``timestamp_ms`` or later, or None if there is none."""
+        """Return the offset of the first record whose timestamp is ``timestamp_ms`` or later, or None."""
         offset = (
             None
             if self._mode == "kafka_only"
@@ -637,7 +596,6 @@ class TierAndBrokerReader:
         return self._broker.offset_for_time(partition, timestamp_ms) if offset is None and self._broker is not None else offset
 
     def close(self) -> None:
-        """End the threads that read the tier, and close the broker's client."""
         self._feed.close()
         if self._client is not None:
             self._client.close()
@@ -645,9 +603,7 @@ class TierAndBrokerReader:
     # ---- records -----------------------------------------------------------------------------------------------------------
 
     def receive_messages_into_ready_queue(self, wait_s: float) -> bool:
-        """Move records that have arrived from tier and broker to the queue of ready messages, which must be empty. Waits up to ``wait_s``
-        seconds. Return whether any have arrived.
-        """
+        """Move records that have arrived to the queue of ready messages, which must be empty. Return whether any have arrived in time."""
         now = time.monotonic()
         self._continue_partitions_broker_cannot_serve()
         self._restart_waiting_partitions(now)
@@ -670,10 +626,9 @@ class TierAndBrokerReader:
         return item is not None or bool(fetched.messages) or bool(self._lost)
 
     def _report_deletes_missing_after_tier(self, partition: TopicPartition, offset: int) -> None:
-        """Queue an error if the broker has compacted what follows the tier's end: a key that was read from the tier may be deleted, or an
-        aborted record committed, without a sign. With ``offset_reset`` ``error`` the position stays; else reading continues.
-
-        :param offset: first offset that the broker left out.
+        """Queue an error if the broker has compacted what follows the tier's end, from ``offset`` on: a key that was read from the tier may
+        be deleted, or an aborted record committed, without a sign. With ``offset_reset`` ``error`` the position stays; else reading
+        continues.
         """
         at = self.assigned.get(partition)
         if at is None or not at.is_handed_over:
@@ -691,9 +646,7 @@ class TierAndBrokerReader:
         at.is_handed_over = False
 
     def _queue_broker_messages(self, messages: Sequence[ConfluentMessage]) -> None:
-        """Queue messages of a broker, except those before the partition's position and those of partitions that are no longer read from the
-        broker.
-        """
+        """Queue messages, except those before the position and those of partitions that are no longer read from the broker."""
         for (topic, partition, epoch), group in groupby(messages, lambda found: (found.topic(), found.partition(), found.leader_epoch())):
             at = self.assigned.get(TopicPartition(topic, partition))
             if at is not None and at.source == "broker":
@@ -703,13 +656,9 @@ class TierAndBrokerReader:
     def _queue_partition_error_message(
         self, partition: TopicPartition, offset: int, error: PartitionReadError, topic_id: TopicId = EMPTY_TOPIC_ID
     ) -> None:
-        """Queue a message that reports an error of a partition at this offset."""
         self.ready.append(ConsecutiveMessages(None, iter((TierMessage(*partition, offset, error=error, topic_id=topic_id),))))
 
     def _queue_prefetched_item(self, item: PrefetchedItem) -> None:
-        """Queue the records of an item from the tier; after a partition's last item, decide where to continue. Raises the error of a
-        PartitionPrefetchFailure.
-        """
         at = self.assigned.get(item.partition)
         if at is None or at.source != "tier":
             return
@@ -729,10 +678,6 @@ class TierAndBrokerReader:
     # ---- tier and broker -----------------------------------------------------------------------------------------------------
 
     def _restart_waiting_partitions(self, now_s: float) -> None:
-        """Start to read the partitions that wait after an error and whose ``wake_s`` has come.
-
-        :param now_s: present time, in seconds of the monotonic clock.
-        """
         due = [at for at in self.assigned.values() if at.source == "none" and at.wake_s <= now_s]
         if due and self.tier.kind.is_content_determined_by_control_logs and self._mode != "kafka_only":
             self.tier.catalog.refresh()  # the topic may have been created again
@@ -741,11 +686,6 @@ class TierAndBrokerReader:
             self._choose_source_and_continue_reading(at, "start")
 
     def _choose_source_and_continue_reading(self, partition: AssignedPartition, event: ReadSourceEvent) -> None:
-        """Continue to read a partition from tier or broker.
-
-        :param event: what has happened: ``start``, ``tier_ended`` or ``broker_deleted``. Together with the mode of the reader it
-            decides on the source.
-        """
         source = NEXT_SOURCE[self._mode, event]
         if source == "broker":
             self._continue_reading_at_broker(partition)
@@ -761,10 +701,7 @@ class TierAndBrokerReader:
             )
 
     def _continue_reading_after_tier_end(self, partition: AssignedPartition, item: PartitionPrefetchEnd) -> None:
-        """Decide where to continue after the tier's readable records were all read, or if the tier no longer has the position.
-
-        :param item: end of the partition as the prefetcher found it.
-        """
+        """Decide where to continue after the tier was read, or if it no longer has the position."""
         partition.is_view_done = True
         if item.offset < item.start <= item.end and not self._does_broker_log_contain_position(partition):
             self._continue_when_position_is_below_log_start(partition, item)
@@ -779,8 +716,8 @@ class TierAndBrokerReader:
             self._queue_out_of_range_error(partition, f"the tier ends at {item.end}, and the broker begins at {partition.broker_start}")
 
     def _continue_reading_at_broker(self, partition: AssignedPartition) -> None:
-        """Continue to read a partition from the broker. If the topic was created again there, queue an error first, and continue in the new
-        topic only if ``offset_reset`` allows it. Do nothing if there is no broker, or if the topic id to read is configured.
+        """Continue at the broker, if there is one and no topic id is configured. If the topic was created again there, queue an error
+        first, and continue in the new topic only if ``offset_reset`` allows it.
         """
         if self._broker is None or partition.partition.topic in self.options.topic_ids:
             return
@@ -798,7 +735,6 @@ class TierAndBrokerReader:
     def _continue_reading_after_log_mismatch(
         self, partition: AssignedPartition, item: PartitionPrefetchEnd, mismatch: HistoryMismatchReason
     ) -> None:
-        """Decide where to continue after the tier's log was found not to continue the records that were read."""
         broker = self._broker
         if mismatch.reason == "truncated":
             self._queue_truncation_error(partition, item.log.consumed_history_below_offset(mismatch.agreed_offset))
@@ -813,8 +749,8 @@ class TierAndBrokerReader:
             self._queue_out_of_range_error(partition, f"the tier's log is {what}, and no broker has the offset")
 
     def _queue_truncation_error(self, partition: AssignedPartition, agreed_history: ConsumedLogHistory) -> None:
-        """Queue the error that the log was truncated below the position. Then move the position to the end of ``agreed_history``, the part
-        of the records read that the log still holds, unless ``offset_reset`` is ``error``.
+        """Queue the error that the log was truncated below the position. Unless ``offset_reset`` is ``error``, continue after
+        ``agreed_history``, which the log still holds.
         """
         if not partition.is_reported:
             partition.is_reported = True
@@ -833,12 +769,8 @@ class TierAndBrokerReader:
     def _queue_topic_recreated_error_and_reset(
         self, partition: AssignedPartition, where_found: str, topic_id: TopicId, bounds: LogStartAndEndOffset
     ) -> bool:
-        """Queue the error that the topic was created again, and move the position into the new topic as ``offset_reset`` says. Return
-        False, and leave the position, if ``offset_reset`` is ``error``.
-
-        :param where_found: "tier" or "broker" as text of the error.
-        :param topic_id: id of the new topic.
-        :param bounds: first offset and end offset of the new topic's partition.
+        """Queue the error that the topic was created again, and move the position into the new topic (``topic_id``, ``bounds``) as
+        ``offset_reset`` says. Return False, and leave the position, if that is ``error``.
         """
         self._queue_out_of_range_error(
             partition, f"it was read from topic id {partition.topic_id}, and {where_found} has topic id {topic_id}"
@@ -851,15 +783,14 @@ class TierAndBrokerReader:
         return reset != "error"
 
     def _does_broker_log_contain_position(self, partition: AssignedPartition) -> bool:
-        """Return whether the broker holds the partition's position."""
         if self._broker is None:
             return False
         bounds = self._broker.log_start_and_end_offset(partition.partition)
         return bounds.start <= partition.position <= bounds.end
 
     def _continue_when_position_is_below_log_start(self, partition: AssignedPartition, item: PartitionPrefetchEnd) -> None:
-        """Continue at the tier's start or end, as ``offset_reset`` says, because neither tier nor broker has the records at the position
-        any more. With ``error``, queue an error instead.
+        """Continue at the tier's start or end, as ``offset_reset`` says, because neither tier nor broker has the position any more. With
+        ``error``, queue an error instead.
         """
         if self.options.offset_reset == "error":
             self._queue_out_of_range_error(partition, f"the tier begins at {item.start}")
@@ -875,7 +806,7 @@ class TierAndBrokerReader:
             )
 
     def _continue_partitions_broker_cannot_serve(self) -> None:
-        """Decide where to continue for partitions that the broker can no longer serve. Called after all their messages were returned."""
+        """Decide where to continue, after all messages of the partitions were returned."""
         while self._lost and self._broker is not None:
             name, agreed = self._lost[-1]
             at = self.assigned.get(name)
@@ -886,10 +817,7 @@ class TierAndBrokerReader:
     def _continue_when_broker_lacks_position(
         self, partition: AssignedPartition, truncation_offset: int | None, broker: BrokerClient
     ) -> None:
-        """Decide where to continue after the broker was found not to hold the position.
-
-        :param truncation_offset: the broker's log was truncated and holds what was read up to this offset; None if it was not truncated.
-        """
+        """Decide where to continue. ``truncation_offset``: the broker's log was truncated and holds what was read up to this offset."""
         topic_id, bounds = broker.topic_id(partition.partition), broker.log_start_and_end_offset(partition.partition)
         self._schedule_partition_retry(partition)
         if are_topic_ids_known_to_differ(partition.topic_id, topic_id):
@@ -916,10 +844,8 @@ class TierAndBrokerReader:
             partition.epochs = ()  # the broker cannot tell where the epoch ends
 
     def _continue_reading_after_offset_reset(self, partition: AssignedPartition, bounds: LogStartAndEndOffset) -> None:
-        """Continue at the start or end of the broker's log, as ``offset_reset`` says, because the broker does not have the position and the
-        tier is not read. With ``error``, queue an error instead.
-
-        :param bounds: first offset and end offset of the broker's log.
+        """Continue at the start or end of the broker's log, as ``offset_reset`` says, because the tier is not read. With ``error``, queue
+        an error instead.
         """
         if self.options.offset_reset == "error":
             self._queue_out_of_range_error(partition, f"the broker's log begins at {bounds.start} and ends at {bounds.end}")
@@ -932,7 +858,7 @@ class TierAndBrokerReader:
             self._continue_reading_at_broker(partition)
 
     def _queue_out_of_range_error(self, partition: AssignedPartition, reason: str) -> None:
-        """Queue the error that the partition's position does not exist, unless an error was reported already after its last record."""
+        """Queue the error, unless one was reported already after the last record."""
         if not partition.is_reported:
             partition.is_reported = True
             text = f"offset {partition.position} of {partition.partition} is not there: {reason}"
@@ -941,13 +867,10 @@ class TierAndBrokerReader:
             )
 
     def _schedule_partition_retry(self, partition: AssignedPartition) -> None:
-        """Let the partition be read again after ``refresh_s`` seconds."""
         partition.source, partition.wake_s = "none", time.monotonic() + self.options.refresh_s
 
     def _resolve_logical_offset(self, partition: TopicPartition, offset: int) -> int:
-        """Return the offset that a logical offset, such as OFFSET_BEGINNING, stands for; other offsets are returned as they are. For
-        OFFSET_INVALID (no offset), ``offset_reset`` decides; raises UsageError if that is ``error``.
-        """
+        """Return the offset. For OFFSET_INVALID (no offset), ``offset_reset`` decides; raises UsageError if that is ``error``."""
         if offset >= 0:
             return offset
         reset = self.options.offset_reset

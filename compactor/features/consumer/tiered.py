@@ -129,9 +129,8 @@ class TieredConsumer:
         return None if asynchronous else [Place(*name, *at) for name, at in done.items()]
 
     def committed(self, places: Sequence[HasTopicPartitionAndOffset], timeout: float | None = None) -> list[Place]:
-        """Return the offsets that the group has committed, with leader epochs; OFFSET_INVALID if there is none.
-
-        :param timeout: ignored, and accepted as in confluent_kafka: the settings of the broker apply.
+        """Return the offsets that the group has committed, with leader epochs; OFFSET_INVALID if there is none. ``timeout`` is ignored, and
+        accepted as in confluent_kafka: the settings of the broker apply.
         """
         names = [TopicPartition(place.topic, place.partition) for place in places]
         known = self._require_group().committed_offsets(names)
@@ -149,7 +148,7 @@ class TieredConsumer:
         self._require_group().store_offsets(stored)
 
     def _handle_rebalances_and_due_commits(self, group: GroupMembership) -> None:
-        """Handle rebalances and due commits of the group. Every record that was returned is taken to be processed."""
+        """Handle rebalances and due commits. Every record that was returned is taken to be processed."""
         self._group_due_s = time.monotonic() + GROUP_POLL_S
         if errors := group.poll_rebalances():
             self._sources.ready.append(ConsecutiveMessages(None, to_broker_messages(errors, "")))
@@ -168,21 +167,16 @@ class TieredConsumer:
             self._assign_and_record_start_offsets("add", begun)
 
     def _assign_and_record_start_offsets(self, step: AssignmentStep, partitions: Sequence[AssignedPartition]) -> None:
-        """Start to read partitions at their positions. In a group, these positions count as committed already.
-
-        :param step: whether these partitions are added to the assignment or replace it.
-        """
+        """Start to read partitions. In a group, their positions count as committed already."""
         if self._membership is not None:
             self._membership.record_start_offsets_as_committed({at.partition: _offset_to_commit(at) for at in partitions})
         self._change_assignment(step, {at.partition: at for at in partitions})
 
     def _offsets_to_commit(self) -> Mapping[TopicPartition, OffsetWithLeaderEpoch]:
-        """Return position and leader epoch of each assigned partition, in the form in which they are committed."""
         self._advance_position_past_returned_messages()
         return {name: _offset_to_commit(at) for name, at in self._sources.assigned.items() if at.position >= 0}
 
     def _require_group(self) -> GroupMembership:
-        """Return the membership in the group. Raises UsageError if the consumer has no group."""
         self._require_consumer_not_closed()
         self._advance_position_past_returned_messages()
         if self._membership is None:
@@ -209,7 +203,6 @@ class TieredConsumer:
         )
 
     def unassign(self) -> None:
-        """Stop reading all partitions."""
         self._change_assignment("replace", {})
 
     def assignment(self) -> list[Place]:
@@ -230,10 +223,10 @@ class TieredConsumer:
         ]
 
     def offsets_for_times(self, places: Sequence[HasTopicPartitionAndOffset], timeout: float | None = None) -> list[Place]:
-        """Return for each partition the offset of the first record with at least a timestamp, or OFFSET_END if there is none.
+        """Return for each partition the offset of the first record with at least a timestamp, or OFFSET_END if there is none. ``timeout``
+        is ignored, and accepted as in confluent_kafka: the settings of tier and broker apply.
 
         :param places: their ``offset`` is the timestamp in milliseconds.
-        :param timeout: ignored, and accepted as in confluent_kafka: the settings of tier and broker apply.
         """
         found = []
         for place in places:
@@ -247,22 +240,19 @@ class TieredConsumer:
         return self._sources.readable_bounds_of_tier_and_broker(TopicPartition.create_validated(place.topic, place.partition))
 
     def latest(self, place: HasTopicPartitionAndOffset) -> LastValueOfEachKey:
-        """Return the last record of each key of a partition, as the tier holds them now.
-
-        To continue from there, assign ``next_place`` of the result.
+        """Return the last record of each key of a partition, as the tier holds them now. To continue from there, assign ``next_place`` of
+        the result.
         """
         name = self._sources.partition_with_resolved_topic_id(TopicPartition.create_validated(place.topic, place.partition))
         return last_value_of_each_key_in_partition(self._sources.tier, name, read_committed=self._sources.options.is_read_committed)
 
     def _change_assignment(self, step: AssignmentStep, partitions: Mapping[TopicPartition, AssignedPartition]) -> None:
-        """Replace the assignment by these partitions, or add them to it or remove them from it, as ``step`` says."""
         change = compute_assignment_change(self._sources.assigned, step, partitions)
         self._drop_queued_messages(change.dropped)
         self._sources.remove_partitions(change.dropped)
         self._sources.start_reading([partitions[name] for name in change.added])
 
     def _drop_queued_messages(self, partitions: Collection[TopicPartition]) -> None:
-        """Drop queued messages of partitions, and stop reading them."""
         self._advance_position_past_returned_messages()
         if self._run.partition is not None and self._run.partition.partition in partitions:
             self._set_messages_to_return_next(NO_RUN)
@@ -313,7 +303,7 @@ class TieredConsumer:
 
     def close(self) -> None:
         """Commit the offsets of the records that were returned, if auto-commit is on. Then leave the group, end the threads and close the
-        connections to the broker.
+        connections.
         """
         if self._closed:
             return
@@ -326,7 +316,6 @@ class TieredConsumer:
             self._sources.close()
 
     def _move_ready_messages(self, out_messages: list[MessageLike], max_messages: int) -> bool:
-        """Move messages that are ready to the list ``out_messages``, until it has ``max_messages``. Return whether any was moved."""
         before = len(out_messages)
         while len(out_messages) < max_messages:
             held = len(out_messages)
@@ -341,20 +330,16 @@ class TieredConsumer:
         return len(out_messages) > before
 
     def _set_messages_to_return_next(self, messages: ConsecutiveMessages) -> None:
-        """Set the messages that are returned next. Before that, update the position of the partition whose messages were returned last.
-        Messages of a source from which the partition is no longer read are dropped.
-        """
+        """Set the messages that are returned next. Those of a source from which the partition is no longer read are dropped."""
         self._advance_position_past_returned_messages()
         self._run, self._messages = messages, messages.messages if messages.is_partition_still_read_from_source else iter(())
 
     def _advance_position_past_returned_messages(self) -> None:
-        """Set the position of the partition whose messages are being returned to the offset after the last one returned."""
         last, self._last = self._last, None
         if last is not None and self._run.partition is not None:
             self._run.partition.advance_past_record(last.offset(), self._run.epoch)
 
     def _require_assigned_partition(self, place: HasTopicPartitionAndOffset) -> AssignedPartition:
-        """Return the assigned partition of a position. Raises UsageError if it is not assigned."""
         self._advance_position_past_returned_messages()
         name = TopicPartition(place.topic, place.partition)
         if name not in self._sources.assigned:
@@ -362,30 +347,22 @@ class TieredConsumer:
         return self._sources.assigned[name]
 
     def _require_consumer_not_closed(self) -> None:
-        """Raise an error if the consumer is closed."""
         if self._closed:
             raise UsageError("the consumer is closed")
 
 
 def _offset_to_commit(partition: AssignedPartition) -> OffsetWithLeaderEpoch:
-    """Return position and leader epoch of a partition, in the form in which they are committed."""
     return OffsetWithLeaderEpoch(partition.position, partition.consumed_history.last_read_leader_epoch)
 
 
 def _offsets_to_store(
     message: MessageLike | None, offsets: Sequence[HasTopicPartitionAndOffset] | None
 ) -> dict[TopicPartition, OffsetWithLeaderEpoch]:
-    """Return the offset after a message, or explicit offsets, by partition. Raises UsageError unless exactly one of the two parameters is
-    given.
-    """
     if message is not None and offsets is None:
         return {TopicPartition(message.topic(), message.partition()): OffsetWithLeaderEpoch(message.offset() + 1, message.leader_epoch())}
     if offsets is None or message is not None:
         raise UsageError("one of message and offsets is needed")
     return {TopicPartition(at.topic, at.partition): OffsetWithLeaderEpoch(at.offset, getattr(at, "leader_epoch", None)) for at in offsets}
-
-
-# Opening a consumer from a configuration file, or from one dictionary like that of confluent_kafka.Consumer.
 
 
 _RESETS: Final = {
@@ -401,9 +378,9 @@ _CONNECTION_CALLBACKS: Final = ("oauth_cb",)
 class ConsumerSettings:
     """A consumer's settings, sorted by the part of the program that uses them.
 
-    tier_config: path of the tier's configuration file; None to search for it in the same places as the command-line tools.
-    properties: settings of librdkafka for all connections.
-    group_properties: further settings of librdkafka for the membership in a group, and callbacks.
+    tier_config: path of the tier's configuration file; None to search for it where the commands do.
+    properties: of librdkafka for all connections.
+    group_properties: further ones for the membership in a group, and callbacks.
     """
 
     tier_config: str | None = None
@@ -416,10 +393,8 @@ class ConsumerSettings:
 
 
 def parse_consumer_settings(properties: Mapping[str, Any]) -> ConsumerSettings:
-    """Parse a consumer's dictionary of settings, and return it sorted by use. Names and defaults are those of Kafka; names of this library
-    begin with ``tier.``.
-
-    Raises UsageError for a setting that is not known or not valid.
+    """Parse a consumer's dictionary of settings. Names and defaults are those of Kafka; names of this library begin with ``tier.``. Raises
+    UsageError for a setting that is not known or not valid.
     """
     left = dict(properties)
     reset = str(left.pop("auto.offset.reset", "latest"))
@@ -484,7 +459,6 @@ def open_consumer(
 
 
 def _open_consumer_from_settings(settings: ConsumerSettings) -> TieredConsumer:
-    """Return a consumer with these settings. Raises UsageError if they contradict each other or confluent-kafka is needed and missing."""
     options, servers = settings.options, settings.bootstrap_servers
     if settings.group_id and not servers:
         why = "a group needs brokers, even with tier.mode remote_only: its coordinator assigns partitions and keeps committed offsets"
@@ -502,7 +476,6 @@ def _open_consumer_from_settings(settings: ConsumerSettings) -> TieredConsumer:
 
 
 def _pop_integer_setting(remaining_settings: dict[str, Any], name: str, default: int) -> int:
-    """Remove a setting from ``remaining_settings`` and return it as a whole number. Raises UsageError if it is not one."""
     value = remaining_settings.pop(name, default)
     try:
         return int(value)
@@ -511,7 +484,6 @@ def _pop_integer_setting(remaining_settings: dict[str, Any], name: str, default:
 
 
 def _pop_bool_setting(remaining_settings: dict[str, Any], name: str, *, default: bool) -> bool:
-    """Remove a setting from ``remaining_settings`` and return it as a bool. Raises UsageError if it is not one."""
     value = str(remaining_settings.pop(name, default)).lower()
     if value not in ("true", "false"):
         raise UsageError(f"{name} cannot be {value!r}", hint="Use true or false")

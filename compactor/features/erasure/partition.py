@@ -36,7 +36,7 @@ from compactor.tier.sidecars import segment_id_in_sidecar_key, sidecar_key_prefi
 from compactor.upkeep.retire import grace_starts_ms
 from compactor.views.dump import FoundRecord, RecordSearch
 
-# Holders of erased keys: objects that may hold a key, and what must happen until a live segment no longer holds it. Pure functions.
+# ---- holders of keys, and what must happen until a live segment no longer holds one. Pure functions. ---------------------------
 
 
 ANY_KEY = -1
@@ -45,8 +45,6 @@ READ_ONLY = "its tier is only read: nothing is compacted there"
 
 
 class KeyHoldingObjectState(StrEnum):
-    """State of an object that contains a record key or its hash, for example live or waiting for deletion."""
-
     LIVE = "live"
     REPLACED = "replaced"
     UNDONE = "undone"
@@ -71,9 +69,7 @@ class ObjectHoldingRecordKey:
     key: index of the record key in KeySearchRequest's keys; ANY_KEY if it may be any of them.
     what: value (the latest one), tombstone, superseded, aborted, undecided, record (in a segment that readers do not get), keyed hash, or
         unknown.
-    waits_for: what must happen before the object is deleted.
-    until_ms: earliest time at which it can be deleted, in milliseconds; None if no time is known.
-    sha256: recorded digest of the segment's log; empty if none was recorded.
+    until_ms: earliest time at which it can be deleted; None if no time is known.
     run_id: the round that replaced or wrote the segment.
     """
 
@@ -94,13 +90,12 @@ class ObjectHoldingRecordKey:
 
     @property
     def has_found_record(self) -> bool:
-        """Return whether a record with the key was found in the object."""
         return self.records > 0
 
 
 @dataclass(frozen=True)
 class UnsearchedKeyLocation:
-    """A place where a record of the keys may also be but where it was not searched for, and the reason why not."""
+    """A place that may have a record of the keys but was not searched, and why not."""
 
     what: str
     why: str
@@ -108,10 +103,7 @@ class UnsearchedKeyLocation:
 
 @dataclass(frozen=True)
 class KeyRemovalRound:
-    """A round after which readers no longer get a record of a key.
-
-    at_ms: publication time by the store's clock.
-    """
+    """A round after which readers no longer get a record of a key. at_ms: publication time by the store's clock."""
 
     partition: str
     run_id: str
@@ -122,9 +114,8 @@ class KeyRemovalRound:
 class PartitionKeySearchResult:
     """Objects of one partition that contain the keys, as of position ``slot`` of its control log.
 
-    removals: by the key's number, rounds after which readers no longer get records of the key.
-    movable: ids of live segments that a round that is forced now would change: it would remove a key from them, or give a tombstone of a
-        key its delete horizon.
+    movable: ids of live segments from which a round that is forced now would remove a key, or where it would give a tombstone its delete
+        horizon.
     filtered: number of live segments that were not read because their Bloom filter has none of the keys.
     """
 
@@ -141,11 +132,7 @@ class PartitionKeySearchResult:
 
 @dataclass
 class KeyRecordsInSegment:
-    """Records of one key in one segment.
-
-    newest: the record with the highest offset, whether committed or not.
-    latest: the committed record with the highest offset; None if there is none.
-    """
+    """Records of one key in one segment. newest: committed or not. latest: the newest committed one."""
 
     segment: RemoteLogSegmentMetadata
     key: int
@@ -156,10 +143,7 @@ class KeyRecordsInSegment:
 
 
 def group_records_by_segment_and_key(records: Iterable[FoundRecord], keys: Sequence[bytes]) -> list[KeyRecordsInSegment]:
-    """Return the records grouped by segment and key. The groups are in the order of their first records.
-
-    :param records: records of the keys, newest first.
-    """
+    """Return the records (newest first) grouped by segment and key, in the order of the groups' first records."""
     numbers = {key: number for number, key in enumerate(keys)}
     found: dict[tuple[str, int], KeyRecordsInSegment] = {}
     for one in records:
@@ -174,10 +158,7 @@ def group_records_by_segment_and_key(records: Iterable[FoundRecord], keys: Seque
 
 
 def newest_committed_record_by_key_number(key_records: Iterable[KeyRecordsInSegment]) -> Mapping[int, FoundRecord]:
-    """Return the newest committed record of each key, by key number.
-
-    :param key_records: records by segment, newest segment first.
-    """
+    """Return the newest committed record of each key, given the newest segment first."""
     latest: dict[int, FoundRecord] = {}
     for one in key_records:
         if one.latest is not None:
@@ -187,10 +168,10 @@ def newest_committed_record_by_key_number(key_records: Iterable[KeyRecordsInSegm
 
 @dataclass(frozen=True)
 class KeyStatusInSegment:
-    """Kind of the records that a live segment has of a key, and what must happen to remove them.
+    """Kind of a segment's records of a key, and what must happen to remove them.
 
     what: value (the latest one), tombstone, superseded, aborted or undecided.
-    until_ms: earliest time at which they can be removed, in milliseconds; None if no time is known.
+    until_ms: earliest time at which they can be removed; None if no time is known.
     movable: whether a round that is forced now would remove them, or give a tombstone its delete horizon.
     """
 
@@ -202,10 +183,8 @@ class KeyStatusInSegment:
 
 @dataclass(frozen=True)
 class ErasureRules:
-    """Rules that determine when the cleaner removes the records of a key, for one state of the partition.
-
-    end: first offset that a round would not clean.
-    compacts: whether the tier can be compacted at all.
+    """Rules by which the cleaner removes records of a key. end: first offset that a round would not clean. compacts: whether the tier can
+    be compacted at all.
     """
 
     state: PartitionState
@@ -218,18 +197,10 @@ class ErasureRules:
     def erasure_rules_for_partition_state(
         state: PartitionState, cleaner: CleanerSettings, now_ms: int, *, is_tier_compactable: bool
     ) -> ErasureRules:
-        """Return the rules for a state of the partition.
-
-        :param is_tier_compactable: whether the tier can be compacted at all.
-        """
         return ErasureRules(state, cleaner, now_ms, assess_round(state, cleaner, now_ms, force=True).end, is_tier_compactable)
 
     def key_status_in_segment(self, key_records: KeyRecordsInSegment, latest: FoundRecord | None) -> KeyStatusInSegment:
-        """Return what kind of record a segment has of a key, and what must happen to remove the record.
-
-        :param key_records: the records of the key in the segment.
-        :param latest: the newest committed record of the key in the partition; None if there is none.
-        """
+        """Return the status of a key in a segment. ``latest``: the newest committed record of the key in the partition."""
         here = latest if latest is not None and latest.segment.id == key_records.segment.id else None
         if here is not None and not here.is_tombstone:
             return KeyStatusInSegment("value", "a tombstone of the key: this is its latest value")
@@ -255,7 +226,7 @@ class ErasureRules:
         return KeyStatusInSegment("tombstone", text + after, None if passed else tombstone.horizon_ms, movable=passed)
 
     def _reason_segment_is_not_cleaned(self, segment: RemoteLogSegmentMetadata) -> ReasonOrEmpty:
-        """Return why no round cleans this segment now, or an empty string."""
+        """Return why no round cleans this segment now; empty: one does."""
         state = self.state
         if segment.start_offset < self.end:
             return ""
@@ -283,10 +254,8 @@ StateAndWhatItWaitsFor = tuple[KeyHoldingObjectState, str, int | None]
 
 @dataclass(frozen=True)
 class KeySearchRequest:
-    """The keys whose records are searched for, and how to search.
-
-    by_filters: do not read live segments whose Bloom filter has none of the keys.
-    on_bytes: called with the size of each segment that was read.
+    """Keys whose records are searched for. by_filters: do not read live segments whose Bloom filter has none of the keys. on_bytes:
+    receives the size of each segment that was read.
     """
 
     keys: tuple[bytes, ...]
@@ -296,9 +265,8 @@ class KeySearchRequest:
 
 
 def survey_objects_holding_keys(tier: Tier, partition: TopicPartition, request: KeySearchRequest) -> PartitionKeySearchResult:
-    """Return the objects of one partition that contain the keys.
-
-    Raises StoreError, OutOfBudget; BadData if the control log or the brokers' metadata is damaged, or a live object is missing.
+    """Return the objects of one partition that contain the keys. Raises StoreError, OutOfBudget; BadData if the control log or the brokers'
+    metadata is damaged, or a live object is missing.
     """
 
     def search_keys_in_current_state() -> PartitionKeySearchResult:
@@ -310,8 +278,6 @@ def survey_objects_holding_keys(tier: Tier, partition: TopicPartition, request: 
 
 @dataclass
 class _KeySearch:
-    """Search of one partition for records and hashes of the keys to erase. All results are for one state of its control log."""
-
     tier: Tier
     log: PartitionLog
     state: PartitionState
@@ -349,8 +315,8 @@ class _KeySearch:
     # --- segments that the fold names ---
 
     def _search_live_segments_and_count_skipped(self) -> int:
-        """Search the live segments, the newest first, because later markers decide about transactions. Return the number of segments that
-        were skipped because their filters have none of the keys. Raises NotFound if an object is gone.
+        """Search the newest first, because later markers decide about transactions. Return how many segments their filters have ruled
+        out.
         """
         searcher = self._create_searcher(self.tier)
         ruled_out = self._ids_of_segments_ruled_out_by_filters()
@@ -378,9 +344,7 @@ class _KeySearch:
         return len(ruled_out)
 
     def _search_unread_parts_of_live_objects(self, rules: ErasureRules) -> None:
-        """Search those parts of live objects that readers do not use: the records after the segment's end offset, which brokers read from
-        the next segment.
-        """
+        """Search the records after a segment's end offset, which brokers read from the next segment."""
         seen = {(holder.segment, holder.key) for holder in self.holders}
         for segment in self.state.live:
             if segment.has_offsets_after_end_offset:
@@ -399,7 +363,6 @@ class _KeySearch:
         return {segment.id for segment in self.state.live if segment.id not in met}
 
     def _search_replaced_segments(self, record_time_ms_by_slot: Mapping[int, int]) -> None:
-        """Search the segments that readers no longer use and that are not deleted yet."""
         now, retention = self.question.now_ms, self.tier.retention
         for group in self.state.waiting:
             state = KeyHoldingObjectState.UNDONE if group.undone else KeyHoldingObjectState.REPLACED
@@ -441,9 +404,7 @@ class _KeySearch:
     def _state_of_object_not_in_control_log(
         self, unknown_object: ListedObject, broker_segments: Mapping[str, RemoteLogSegmentMetadata]
     ) -> StateAndWhatItWaitsFor:
-        """Return three values for an object that the control log does not mention: its state, what it waits for, and the earliest time at
-        which it can be deleted, in milliseconds (None if no time is known).
-        """
+        """Return an object's state, what it waits for, and the earliest time at which it can be deleted (None if no time is known)."""
         state, identity = self.state, unknown_object.segment_id
         if any(identity in entry.ids for entry in state.registrations.values()):
             return KeyHoldingObjectState.IMPORTING, "the end of its import, which makes it live, or orphan_age_ms and `retire`", None
@@ -459,7 +420,6 @@ class _KeySearch:
         return KeyHoldingObjectState.ORPHAN, "orphan_age_ms, then `retire`: its control log does not know it", until
 
     def _search_old_object_versions(self) -> None:
-        """Search the old versions of deleted objects, which a bucket with versioning keeps, for the keys."""
         folder = self.tier.ports.layout.partition_folder(self.partition)
         try:
             found = read_only_stores_of_old_object_versions(open_tier(self.tier.settings).ports.data, folder)
@@ -481,7 +441,6 @@ class _KeySearch:
     # --- what lies beside the segments ---
 
     def _search_for_stored_key_hashes(self) -> None:
-        """Add to the result the filters and the scratch objects of rounds that contain, or may contain, keyed hashes of the keys."""
         control, state = self.tier.ports.control, self.state
         holding = {holder.segment: holder for holder in self.holders if holder.has_found_record}
         known = ordering.segment_ids_with_possible_objects(state)
@@ -510,8 +469,8 @@ class _KeySearch:
             )
 
     def _ids_of_segments_with_inherited_filter(self, segment_ids: AbstractSet[str]) -> set[str]:
-        """Return those of the given segment ids whose Bloom filter was taken over from the segment's sources. Such a filter may contain
-        keys that the segment no longer has.
+        """Return the ids of segments whose filter was taken over from their sources, so that it may contain keys that they no longer
+        have.
         """
         heads = self.tier.open_sidecar_store(self.partition).load_sidecar_heads(sorted(segment_ids))
         return {name for name, head in heads.items() if head.sidecar is not None and head.sidecar.inherited}
@@ -545,8 +504,8 @@ class _KeySearch:
         run_id: str = "",
         object_name: str = "",
     ) -> list[KeyRecordsInSegment]:
-        """Search one segment for records of the keys, and return them by key. If there are any, add the segment to the result. Records in
-        open and aborted transactions, and in batches after the segment's end, are included.
+        """Search one segment, also in open and aborted transactions and after its end. Add it to the result if it has records, and return
+        these by key.
         """
         try:
             whole = segment.model_copy(update={"end_offset": MAX_POSITION})
@@ -604,10 +563,6 @@ class _KeySearch:
 
 
 def hash_keys_for_bloom_filters(keys: Sequence[bytes], hash_key: bytes) -> Hashes:
-    """Return the hashes of the keys as Bloom filters use them.
-
-    :param hash_key: the tier's secret hash key.
-    """
     lengths = np.array([len(key) for key in keys], np.int32)
     starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths[:-1], dtype=np.int64)))
     out = np.empty((len(keys), 2), np.uint64)
@@ -616,7 +571,7 @@ def hash_keys_for_bloom_filters(keys: Sequence[bytes], hash_key: bytes) -> Hashe
 
 
 def _segment_metadata_of_object(log_object: ListedObject) -> RemoteLogSegmentMetadata:
-    """Return metadata for a segment that is known only from the listing of the store: its id, first offset and the size of its log."""
+    """Return metadata of a segment that only the listing knows."""
     return RemoteLogSegmentMetadata(
         id=log_object.segment_id,
         start_offset=Offset(log_object.start_offset),

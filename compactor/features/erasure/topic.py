@@ -65,8 +65,7 @@ KeyNumberAndRemoval = tuple[int, KeyRemovalRound]
 class TopicKeySearchResult:
     """Objects of a topic that contain the keys.
 
-    surveys: one for each partition that could be searched.
-    beside: objects outside the tier's partitions, such as unfinished uploads and exports, that contain the keys or may contain them.
+    beside: objects outside the tier's partitions, such as unfinished uploads and exports.
     failed: partitions that could not be searched, with the error.
     """
 
@@ -81,14 +80,11 @@ class TopicKeySearchResult:
 
     @property
     def removals(self) -> list[KeyNumberAndRemoval]:
-        """Return the rounds after which readers no longer get records of a key, each with the index of the key."""
         return [(key, one) for found in self.surveys for key, some in found.removals.items() for one in some]
 
 
 def partitions_of_topic(tier: Tier, topic_or_partition: str) -> list[TopicPartition]:
-    """Return all partitions of a topic, or a single one if the text names a partition. Raises UsageError if the tier does not hold the
-    topic or partition.
-    """
+    """Return the partitions of a topic, or the one that the text names. Raises UsageError if the tier does not hold it."""
     names = tier.list_partitions()
     found = [name for name in names if name.topic == topic_or_partition] or [name for name in names if str(name) == topic_or_partition]
     if not found:
@@ -102,8 +98,8 @@ def survey_objects_holding_keys_in_topic(
     request: KeySearchRequest,
     on_partition: Callable[[TopicPartition], None] = lambda name: None,
 ) -> TopicKeySearchResult:
-    """Search the partitions of a topic for the keys, and return the objects that contain them. A partition that cannot be searched is
-    listed in ``failed`` and does not stop the search of the others (isolation, I9).
+    """Search the partitions of a topic for the keys. One that cannot be searched is listed in ``failed`` and does not stop the others
+    (isolation, I9).
     """
     surveys: list[PartitionKeySearchResult] = []
     failed: list[tuple[TopicPartition, CompactorError]] = []
@@ -134,10 +130,7 @@ def survey_objects_holding_keys_in_topic(
 def _unfinished_uploads_that_may_hold_keys(
     tier: Tier, partitions: Sequence[TopicPartition], request: KeySearchRequest, not_covered: list[UnsearchedKeyLocation]
 ) -> Iterator[ObjectHoldingRecordKey]:
-    """Yield unfinished uploads to these partitions, and those that cannot be attributed to any, such as staged files of a directory.
-
-    :param not_covered: receives what could not be searched.
-    """
+    """Yield unfinished uploads to these partitions, and those that cannot be attributed to any, such as staged files of a directory."""
     wanted = {str(name) for name in partitions}
     age_ms = max(tier.retention.orphan_age_ms, LEAST_AGE_MS)
     try:
@@ -155,7 +148,6 @@ def _unfinished_uploads_that_may_hold_keys(
 
 
 def _deleted_topics_that_may_hold_keys(tier: Tier, partitions: Sequence[TopicPartition]) -> Iterator[ObjectHoldingRecordKey]:
-    """Yield deleted topics of the same name whose data brokers have not deleted completely, since this data may contain the keys."""
     topics = {name.topic for name in partitions}
     for one in tier.metadata.deleted_topic_partitions_with_segments():
         if one.topic in topics:
@@ -188,7 +180,6 @@ def _key_holding_files_in_iceberg_table(tier: Tier, topic: str, request: KeySear
 def _key_holding_objects_in_pinterest_output(
     tier: Tier, partition: TopicPartition, request: KeySearchRequest
 ) -> Iterator[ObjectHoldingRecordKey]:
-    """Yield the objects with the keys among the copies that `generations write` made for Pinterest's consumers."""
     from compactor.features.pinterest.generations import GenerationStepLog
     from compactor.features.pinterest.layout import configured_object_keys
 
@@ -218,15 +209,12 @@ def _key_holding_objects_in_pinterest_output(
 def run_rounds_and_retire_to_erase_keys(
     tier: Tier, survey: PartitionKeySearchResult, request: KeySearchRequest, *, shorten_grace: bool, report_step: Callable[[str], None]
 ) -> PartitionKeySearchResult:
-    """Run rounds over the segments that contain the keys, until they make no more progress. Then run `retire`, which deletes replaced
-    segments. Return a new survey. Its ``removals`` include rounds whose replaced segments `retire` has deleted.
+    """Run rounds over the segments that contain the keys, until they make no more progress, and then `retire`. Return a new survey, whose
+    ``removals`` include rounds whose replaced segments `retire` has deleted.
 
-    Nothing else is written. Delete horizons of tombstones are never shortened, because slow readers rely on them.
+    Delete horizons of tombstones are never shortened, because slow readers rely on them. Raises Leased, Fenced, StoreError, OutOfBudget.
 
-    :param shorten_grace: delete replaced segments although their grace (the time in which readers may still use them) is not over.
-    :param report_step: receives a line about each step.
-
-    Raises Leased, Fenced, StoreError, OutOfBudget.
+    :param shorten_grace: delete replaced segments although readers may still use them.
     """
     for _ in range(MAX_EXPEDITED_ROUNDS):
         if not survey.movable or not _run_round_to_erase_keys(tier, survey, request.now_ms, report_step):
@@ -241,8 +229,8 @@ def run_rounds_and_retire_to_erase_keys(
 
 
 def create_round_assessor_including_segments(segment_ids: frozenset[str]) -> RoundAssessmentFunction:
-    """Return a function that assesses which segments the next round must read. It adds the segments with these ids to those that any round
-    would read, if they lie below the round's end offset. If it adds any, the round is due.
+    """Return a function that assesses a round as usual and adds these segments to those to read, if they lie below the round's end offset.
+    If it adds any, the round is due.
     """
 
     def assess_round_with_segments(
@@ -259,7 +247,6 @@ def create_round_assessor_including_segments(segment_ids: frozenset[str]) -> Rou
 
 
 def _run_round_to_erase_keys(tier: Tier, survey: PartitionKeySearchResult, now_ms: int, report_step: Callable[[str], None]) -> bool:
-    """Run one round over the segments that contain the keys. Return whether it published new segments."""
     name = survey.partition
     log, hint = (
         tier.open_control_log_of_partition(name, caller_runs_round=True),
@@ -302,11 +289,7 @@ def _retire_replaced_segments(
 
 @dataclass(frozen=True)
 class ErasureReportHeader:
-    """Subject of an erasure report: tier, topic, time and keys.
-
-    tier: fields that identify the tier.
-    digests: digest of each key, in the order of the keys.
-    """
+    """Subject of an erasure report. digests: of each key, in order."""
 
     tier: Mapping[str, str]
     topic: str
@@ -315,21 +298,15 @@ class ErasureReportHeader:
 
 
 def keyed_digest_of_record_key(key: bytes, secret: bytes) -> str:
-    """Return a keyed digest that stands for a record key in a report, so that a filed report does not contain the key itself.
-
-    :param secret: the tier's hash key.
-    """
+    """Return a digest by the tier's hash key, so that a filed report does not contain the record key itself."""
     return "hmac-sha256:" + hmac.new(secret, b"tiered-compactor erasure\0" + key, hashlib.sha256).hexdigest()
 
 
 def erasure_report_json(
     header: ErasureReportHeader, survey: TopicKeySearchResult, done_steps: Sequence[str] = (), removals: Sequence[KeyNumberAndRemoval] = ()
 ) -> dict[str, Any]:
-    """Return the erasure report as a JSON document.
-
-    :param done_steps: lines about the steps that were taken for this erasure.
-    :param removals: rounds after which readers no longer get records of a key, each with the index of the key, in addition to those in
-        ``survey``.
+    """Return the erasure report. ``done_steps``: lines about the steps that were taken; ``removals``: in addition to those in
+    ``survey``.
     """
     known = [*removals, *survey.removals]
     since = [_last_removal_of_key(number, survey, known) for number in range(len(header.digests))]
@@ -365,9 +342,7 @@ def _objects_holding_key(key_number: int, survey: TopicKeySearchResult) -> list[
 
 
 def _last_removal_of_key(key_number: int, survey: TopicKeySearchResult, removals: Sequence[KeyNumberAndRemoval]) -> KeyRemovalRound | None:
-    """Return the last round after which readers no longer get a record of the key. Return None if a live segment still has a record of the
-    key, or if no such round is known.
-    """
+    """Return the last round that removed records of the key; None if a live segment still has one, or no such round is known."""
     if any(holder.state is KeyHoldingObjectState.LIVE and holder.has_found_record for holder in _objects_holding_key(key_number, survey)):
         return None
     return max((one for key, one in removals if key == key_number), key=lambda one: one.at_ms, default=None)

@@ -1,6 +1,4 @@
-"""Typed columns of a table: what keys and values stand for, beside their bytes.
-
-    bytes -> decoded values -> their types -> merged into the table's types -> rows
+"""Data files of a table, and their typed columns: what keys and values stand for, beside their bytes.
 
 1. Of the decoded values of a batch, the types are merged into those of the table's columns: new fields are added, and types are widened, by
    Iceberg's rules, so that files that are there already stay readable.
@@ -41,9 +39,6 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
 
 
-# Data files of a table: the rows of one slice each, and the check that no key of a partition occurs twice.
-
-
 BYTES_PER_KEY: Final = 20
 """Memory of one key in a ``KeyHashSet``, at most."""
 
@@ -66,10 +61,8 @@ ShareOfKeysCheckedUnique = float
 
 @dataclass(frozen=True)
 class DataFileWriteTask:
-    """Task to write the data file of one slice (the part of a compacted view that lies in one segment), in this process or on another
-    machine.
-
-    extent: offsets of the slice, and the segment that holds them. inflate_limit: largest size of an uncompressed batch, in bytes.
+    """Task to write the data file of one slice, here or on another machine. inflate_limit: largest size of an uncompressed batch, in
+    bytes.
     """
 
     file: DataFileName
@@ -78,7 +71,7 @@ class DataFileWriteTask:
 
     @property
     def upper_bound_of_records_in_slice(self) -> int:
-        """Return an upper bound of the number of records in the slice. The number itself is not known, because brokers do not report it."""
+        """Upper bound, because brokers do not report the number."""
         return self.extent.segments[0].records or self.extent.last - self.extent.first + 1
 
 
@@ -86,9 +79,8 @@ class DataFileWriteTask:
 class DataFilesToWrite:
     """Request to write the data files that one update of a partition needs.
 
-    others: the partition's data files that stay in the table. Their keys are compared with those that are written, because no key may occur
-        twice.
-    turn: number that selects the range of key hashes that is compared, if memory does not suffice for all keys.
+    others: files that stay in the table. No key of theirs may be written again.
+    turn: selects the range of key hashes that is compared, if memory does not suffice for all keys.
     """
 
     tier: Tier
@@ -100,8 +92,6 @@ class DataFilesToWrite:
 
 
 class DataFileWriter(Protocol):
-    """Interface of an object that writes the data files of a table, in this process or in a cluster."""
-
     def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> ShareOfKeysCheckedUnique:
         """Write data files, and return which share (0 to 1) of their keys was checked to be unique in the partition.
 
@@ -115,12 +105,6 @@ class LocalDataFileWriter:
     """Writer of data files in this process, one after the other."""
 
     def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> ShareOfKeysCheckedUnique:
-        """Write data files one after the other, and return which share (0 to 1) of their keys was checked to be unique in the partition.
-
-        :param out_files_by_slice: receives each file as soon as it is complete; None for a slice without rows.
-        :raises BadData: if a key occurs twice. :raises LogChanged: if the log was truncated meanwhile.
-        :raises StoreError: if a store fails.
-        """
         budget = files.tier.cleaner_settings_for_topic(files.partition.topic).map_budget_bytes
         check = _KeyUniquenessCheck(files, budget, sum(task.upper_bound_of_records_in_slice for task in files.tasks))
         for task in files.tasks:
@@ -136,21 +120,17 @@ class LocalDataFileWriter:
         return check.checked_share_of_keys
 
 
-def _ignore_records(selection: SelectedRecords) -> None:
-    """Do nothing; the default callback."""
+def _ignore_records(selection: SelectedRecords) -> None: ...
 
 
 def write_data_file_of_slice(
     tier: Tier, table: TopicTable, task: DataFileWriteTask, on_records: Callable[[SelectedRecords], None] = _ignore_records
 ) -> DataFile | None:
-    """Write the records of a slice (a segment's part of the view) that have a key and a value to a data file. If there are none, write
-    nothing and return None.
+    """Write the records of a slice that have a key and a value to a data file. If there are none, write nothing and return None.
 
     :param on_records: receives all committed records of the slice, tombstones and records without a key included.
     :raises TableColumnsMissing: after all records were read, if the table lacks columns for their decoded keys or values.
-    :raises LogChanged: if the log was truncated meanwhile.
-    :raises BadData: if the data is damaged.
-    :raises StoreError: if a store fails.
+    :raises LogChanged: if the log was truncated meanwhile. Raises BadData, StoreError.
     """
     options = ReadOptions(True, task.inflate_limit, requests_in_advance=PREFETCHED_PIECES)
     settings = tier.settings.outputs.iceberg.iceberg_table_settings(task.extent.partition.topic)
@@ -179,7 +159,7 @@ def write_data_file_of_slice(
 
 
 def hashes_of_key_column(keys: pa.Array, hash_key_halves: HashKeyHalves) -> Hashes:
-    """Return the hashes of keys. ``keys``: of type large_binary; ``hash_key_halves``: the two halves of the tier's hash key."""
+    """Return the hashes of keys (of type large_binary)."""
     starts = np.frombuffer(keys.buffers()[1], np.int64)[keys.offset : keys.offset + len(keys) + 1]
     hashes = np.empty((len(keys), 2), np.uint64)
     data = np.frombuffer(keys.buffers()[2] or b"", np.uint8)
@@ -188,11 +168,7 @@ def hashes_of_key_column(keys: pa.Array, hash_key_halves: HashKeyHalves) -> Hash
 
 
 def duplicate_key_error(partition: TopicPartition, object_name: str, offset: int = -1) -> BadData:
-    """Return the error for a key that occurs twice in a partition.
-
-    :param object_name: segment or file with the second occurrence.
-    :param offset: offset of the second occurrence; -1 if unknown.
-    """
+    """Return the error for a key's second occurrence, with its object and offset (-1: unknown)."""
     cause = f"{partition}: a key occurs twice below the cleaner offset, so that its last value is not known"
     return BadData(cause, segment=object_name, offset=offset, hint="`verify` and `explain` with the key say more; the table stays as it is")
 
@@ -200,8 +176,8 @@ def duplicate_key_error(partition: TopicPartition, object_name: str, offset: int
 class _KeyUniquenessCheck:
     """Check that no key of a partition occurs twice among its records below the cleaner offset.
 
-    Hashes of the keys that are written are kept in memory, and the keys of all other files are compared with them. If the hashes need more
-    than the memory budget, each update of the table checks only one range of hashes, and ``DataFilesToWrite.turn`` selects it.
+    If the hashes of the written keys need more than the memory budget, each update of the table checks only one range of hashes, and
+    ``DataFilesToWrite.turn`` selects it.
     """
 
     def __init__(self, files: DataFilesToWrite, budget_bytes: int, record_count: int) -> None:
@@ -214,11 +190,10 @@ class _KeyUniquenessCheck:
 
     @property
     def checked_share_of_keys(self) -> ShareOfKeysCheckedUnique:
-        """Return the share (0 to 1) of the keys given to ``add_keys_of_records`` that was checked to be unique."""
         return (1 - self._skipped / max(self._added, 1)) / self.ranges
 
     def add_keys_of_records(self, view_slice: ViewSlice, selection: SelectedRecords) -> None:
-        """Add the keys of a slice's records, tombstones included. Raises BadData if one of the keys was added before."""
+        """Add the keys of a slice's records, tombstones included. Raises BadData if one was added before."""
         hashes, rows = hash_keys_of_rows(selection, view_slice.first, view_slice.last, self._options, self._halves)
         new = np.empty(len(hashes), np.bool_)
         if self._keys is not None:
@@ -229,11 +204,7 @@ class _KeyUniquenessCheck:
                 raise duplicate_key_error(self._name, f"segment {view_slice.segment_id}", offset)
 
     def require_keys_not_among_written_keys(self, keys: pa.Array, path: str) -> None:
-        """Raise BadData if one of ``keys`` is among the added ones, and so occurs twice in the partition.
-
-        :param keys: keys of a file that stays in the table; of type large_binary.
-        :param path: path of this file, for the error.
-        """
+        """Raise BadData if a key (large_binary) of a file that stays in the table is among the added ones."""
         hashes, held = hashes_of_key_column(keys, self._halves), np.empty(len(keys), np.bool_)
         if self._keys is not None:
             self._keys.flag_contained_keys(hashes, held)
@@ -255,10 +226,7 @@ _MISMATCH = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 class TableColumnsMissing(CompactorError):
-    """Raised if rows have values for which the table lacks columns, or has columns of too narrow types.
-
-    columns: all columns that these rows need.
-    """
+    """Raised if the table lacks columns (all that are needed), or has some of too narrow types."""
 
     def __init__(self, columns: pa.Schema) -> None:
         super().__init__("the table lacks columns")
@@ -267,14 +235,11 @@ class TableColumnsMissing(CompactorError):
 
 @dataclass(slots=True, eq=False)
 class ColumnType:
-    """Type of a column, of a part of one, or of a value. It is one of four, and an untyped one has none.
+    """Type of a column, of a part of one, or of a value: one of the first four.
 
-    plain: type without parts.
-    fields: types by name, of a struct.
     item: type of a list's elements, or of a map's values if ``is_map``; the keys of maps are texts.
     untyped: why there is no type.
-    is_stored: whether the table has it, so that only widening by Iceberg's rules is allowed.
-    lower_names: names of the fields in lower case.
+    is_stored: the table has it, so that only widening by Iceberg's rules is allowed.
     """
 
     plain: pa.DataType | None = None
@@ -287,7 +252,7 @@ class ColumnType:
 
     @classmethod
     def struct(cls, fields: Iterable[tuple[str, ColumnType | None]], *, is_stored: bool = False) -> Self | None:
-        """Return a struct, without the fields whose type is None; None if no field is left."""
+        """Return a struct of the fields whose type is not None, if any."""
         found = {name: each for name, each in fields if each is not None}
         return cls(fields=found, is_stored=is_stored, lower_names={name.lower() for name in found}) if found else None
 
@@ -300,11 +265,10 @@ class ColumnType:
         return 1 + max((part.height() for part in self.parts), default=0)
 
     def column_count(self) -> int:
-        """Return the number of columns that a table counts for this type, this one included."""
+        """Return the number of columns that a table counts, this one included."""
         return 1 + self.is_map + sum(part.column_count() for part in self.parts)
 
     def arrow_type(self) -> pa.DataType:
-        """Return the type in pyarrow's terms."""
         if self.fields is not None:
             return pa.struct([(name, each.arrow_type()) for name, each in self.fields.items()])
         if self.item is not None:
@@ -313,7 +277,6 @@ class ColumnType:
 
     @override
     def __str__(self) -> str:
-        """Return the type in Iceberg's terms."""
         if self.plain is None:
             return "struct" if self.fields is not None else "map" if self.is_map else "list"
         return _ICEBERG_NAMES.get(self.plain, str(self.plain))
@@ -329,7 +292,7 @@ _TOO_DEEP: Final = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
 def type_of_arrow(data_type: pa.DataType, *, is_stored: bool = False, depth: int = 1) -> ColumnType | None:
-    """Return a type of pyarrow's; None if it says nothing about values, such as that of nulls and of empty lists."""
+    """Return pyarrow's type; None if it says nothing about values, such as that of nulls and of empty lists."""
     if depth > MAX_DEPTH + 1:
         return ColumnType(untyped=_TOO_DEEP)
     if pa.types.is_null(data_type):
@@ -348,7 +311,7 @@ def type_of_arrow(data_type: pa.DataType, *, is_stored: bool = False, depth: int
 
 
 def type_of_json(value: Any, depth: int = 1) -> ColumnType | None:
-    """Return the type of a JSON value; None if it says nothing, such as null and an empty list."""
+    """Return the type of a JSON value; None for null and an empty list."""
     if depth > MAX_DEPTH + 1:
         return ColumnType(untyped=_TOO_DEEP)
     match value:
@@ -381,7 +344,7 @@ _AVRO_TYPES: Final = {
 
 
 class _AvroTypes:
-    """Conversion of one Avro schema, as fastavro has parsed it. named: schemas of named types, by full name.
+    """Conversion of one Avro schema, as fastavro has parsed it. named: by full name.
 
     A type that occurs in many places has as many columns, so that a small schema can stand for a huge type: the conversion stops there.
     """
@@ -390,10 +353,7 @@ class _AvroTypes:
         self._named, self._left = named, 2 * MAX_COLUMNS
 
     def convert(self, schema: Any, within: frozenset[str] = frozenset(), depth: int = 1) -> ColumnType | None:
-        """Return the type of a column that holds the schema's values; None if they are always null or empty.
-
-        :param within: names of the types around this one.
-        """
+        """Return the type of a column; None if its values are always null or empty. ``within``: names of the types around it."""
         self._left -= 1
         if depth > MAX_DEPTH + 1 or self._left < 0:
             return ColumnType(untyped=_TOO_DEEP if self._left >= 0 else f"its schema has more than {2 * MAX_COLUMNS:,} fields")
@@ -436,9 +396,7 @@ def _avro_type_name(schema: Any) -> str:
 
 
 def _widen(known: pa.DataType, other: pa.DataType, *, is_stored: bool) -> pa.DataType | None:
-    """Return the type that holds the values of both; None if there is none. ``is_stored``: whether only Iceberg's promotions are allowed,
-    int to long, float to double, and more digits of a decimal.
-    """
+    """Return the type that holds both. ``is_stored``: only Iceberg's promotions are allowed."""
     if pa.types.is_decimal(known) and pa.types.is_decimal(other):
         scale = max(known.scale, other.scale)
         digits = max(known.precision - known.scale, other.precision - other.scale) + scale
@@ -454,7 +412,7 @@ def _widen(known: pa.DataType, other: pa.DataType, *, is_stored: bool) -> pa.Dat
 
 
 def _name_problem(name: str, siblings: ColumnType) -> str:
-    """Return why a field with this name can have no column beside the others of a struct; empty if it can."""
+    """Return why a field can have no column beside its siblings; empty if it can."""
     if not name or "." in name:
         return "its name is empty" if not name else "its name contains a dot"
     if name.lower() in siblings.lower_names:
@@ -463,9 +421,9 @@ def _name_problem(name: str, siblings: ColumnType) -> str:
 
 
 class _TypeMerge:
-    """Merge of the type of values into a known type: what would change. Nothing changes before ``apply``.
+    """Merge of the type of values into a known type; nothing changes before ``apply``.
 
-    is_exact: whether all parts of the values have a place then.
+    is_exact: all parts of the values have a place then.
     column_count: number of columns that would be added.
     """
 
@@ -476,7 +434,7 @@ class _TypeMerge:
         self._merge(known, other, 0)
 
     def apply(self, *, may_add: bool = True) -> bool:
-        """Change the known type. Return whether it is another one now. ``may_add``: whether fields are added, or types only widened."""
+        """Change the known type, and return whether it did. ``may_add``: fields, or types are only widened."""
         for known, data_type in self._widened:
             known.plain = data_type
         for fields, lower_names, name, added in self._added if may_add else ():
@@ -511,7 +469,6 @@ class _TypeMerge:
                 self.is_exact = False
 
     def _typed_part(self, other: ColumnType) -> ColumnType | None:
-        """Return a copy of a type without the parts that can have no column; None if no part can."""
         if other.item is not None:
             item = self._typed_part(other.item)
             return None if item is None else ColumnType(item=item, is_map=other.is_map)
@@ -530,19 +487,19 @@ class _TypeMerge:
 
 
 class _RowFitting:
-    """Fitting of one decoded value to a column: parts that have no place are left out, and ``reasons`` say why."""
+    """Fitting of one decoded value to a column: parts that have no place are left out, and ``reasons`` say why.
+
+    source: the value's type by its Avro schema.
+    """
 
     def __init__(self, source: ColumnType | None) -> None:
-        """source: type of the value by its Avro schema; None for a JSON value."""
         self.reasons: list[str] = []
         self._source = source
 
     def fit(self, name: str, value: Any, columns: ColumnType) -> Any:
-        """Return the part of a value that the column has a place for. ``columns``: struct of all typed columns."""
         return self._fit_field(name, value, columns, self._source, (next(key for key, each in DECODED_COLUMNS.items() if each == name),), 0)
 
     def _fit_field(self, name: str, value: Any, struct: ColumnType, source: ColumnType | None, path: tuple[str, ...], depth: int) -> Any:
-        """Return the part of a struct's field that has a place. ``struct``: type of the struct."""
         known = (struct.fields or {}).get(name)
         if known is not None or value is None:
             return None if known is None else self._fit(value, known, source, path, depth + 1)
@@ -557,7 +514,6 @@ class _RowFitting:
         return None
 
     def _explain_untyped_parts(self, value: Any, source: ColumnType, path: tuple[str, ...]) -> None:
-        """Add the reasons why the parts of a value have no type."""
         if source.untyped:
             self._add_reason(path, source.untyped)
         for name, each in (source.fields or {}).items():
@@ -608,7 +564,7 @@ _PYTHON_TYPES: Final = {
 
 
 def _plain_problem(value: Any, known: ColumnType) -> str:
-    """Return why a value has no place in a column of a type without parts; empty if it has."""
+    """Return why a value has no place in a column without parts; empty if it has."""
     data_type: Any = known.plain
     is_number = isinstance(value, int) and not isinstance(value, bool)
     wanted = _PYTHON_TYPES.get(data_type)
@@ -634,7 +590,6 @@ def _plain_problem(value: Any, known: ColumnType) -> str:
 
 
 def _type_name(value: Any, source: ColumnType | None = None) -> str:
-    """Return the name of a value's type in Iceberg's terms."""
     if source is not None and not source.untyped:
         return str(source)
     names = {
@@ -645,10 +600,7 @@ def _type_name(value: Any, source: ColumnType | None = None) -> str:
 
 
 class TypedColumnBuilder:
-    """Builder of typed columns for the decoded keys and values of rows that will be written.
-
-    :param formats: formats of ``key`` and ``value``. A field without a format is not decoded.
-    """
+    """Builder of typed columns for decoded keys and values. ``formats``: a field without one is not decoded."""
 
     def __init__(self, table: TopicTable, decoder: KeyAndValueDecoder, formats: Mapping[str, FieldFormat]) -> None:
         self._decoder, self._formats = decoder, formats
@@ -660,13 +612,12 @@ class TypedColumnBuilder:
         self._avro_type = lru_cache(maxsize=1000)(self._convert_avro_schema)
 
     def missing_columns_error(self) -> TableColumnsMissing:
-        """Return the error to raise, with all columns that the rows added so far need."""
         columns = (self._columns.fields or {}).items()
         return TableColumnsMissing(pa.schema([*((name, kind.arrow_type()) for name, kind in columns), (ERROR_COLUMN, pa.string())]))
 
     def add_typed_columns_to_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a copy of the batch with added columns: the typed values, and the reasons why parts of them have no place. Sets
-        ``lacks_columns`` of this builder if the table does not have all these columns yet; the batch is then returned as it was.
+        """Return the batch with the typed values, and the reasons why parts of them have no place. If the table lacks columns, return the
+        batch as it was and set ``lacks_columns``.
 
         Raises StoreError if the schema registry does not answer, UsageError if none is configured.
         """
@@ -688,9 +639,7 @@ class TypedColumnBuilder:
         return _AvroTypes(named).convert(schema)
 
     def _merge_types(self, column_name: str, decoded: Sequence[DecodedKeyOrValue]) -> bool:
-        """Merge the types of a batch's values into the type of their column. Return whether all values have their place then, as far as
-        types tell.
-        """
+        """Merge the types of values into that of their column. Return whether all have their place then, as far as types tell."""
         some = [each for each in decoded if each.value is not None]
         schemas = [
             self._avro_type(each) for each in sorted({each.schema_id for each in some if each.is_avro and each.schema_id is not None})
@@ -707,8 +656,8 @@ class TypedColumnBuilder:
         return is_exact and is_same
 
     def _merge_type(self, column_name: str, kind: ColumnType | None, *, only_exact: bool = False) -> bool:
-        """Merge the type of values into a column. Return whether they have their place then. A value with more new fields than the table
-        has space for adds none, so that one value cannot use it up. ``only_exact``: change nothing if the result would be False.
+        """Merge a type into a column. Return whether its values have their place then. A value with more new fields than the table has
+        space for adds none, so that one value cannot use it up. ``only_exact``: change nothing if the result would be False.
         """
         if kind is None:
             return True
@@ -721,7 +670,7 @@ class TypedColumnBuilder:
         return is_exact
 
     def _column(self, name: str, decoded: Sequence[DecodedKeyOrValue], reasons: list[list[str]], *, is_exact: bool) -> pa.Array | None:
-        """Return a typed column; None if the table has none. ``reasons``: for each row, receives why parts of its value are left out."""
+        """Return a typed column, if the table has it, and add to ``reasons`` of rows why parts are left out."""
         column_name, values = DECODED_COLUMNS[name], [each.value for each in decoded]
         for row, each in enumerate(decoded):
             if each.error:

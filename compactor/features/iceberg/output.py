@@ -2,9 +2,9 @@
 
     table read < control log read < files written < control log read again < snapshot committed < old snapshots expired
 
-The rows of a partition are derived from the published view of its control log, so that whatever a fenced compactor wrote is not among them.
-Any number of processes may do that: a commit names the snapshot that it follows, and a process that finds that another one was faster
-starts again from both. A crash leaves files that no snapshot names, which are swept.
+The rows of a partition are derived from the published view of its control log, never from what a fenced compactor wrote. Any number of
+processes may do that: a commit names the snapshot that it follows, and a process that finds that another one was faster starts again from
+both. A crash leaves files that no snapshot names, which are swept.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ COMMIT_ATTEMPTS: Final = 5
 class IcebergOutput:
     """Output that keeps each topic's compacted view as an Iceberg table.
 
-    writer: writer of the data files.
     next_sweep_ms: by table and number of a partition, when the youngest of its orphans (files that no snapshot names) may be deleted;
-        NEVER_MS if none is left. A partition that this process has not swept yet is absent.
+        NEVER_MS if none is left, absent if this process has not swept it yet.
     """
 
     writer: DataFileWriter = field(default_factory=LocalDataFileWriter)
@@ -102,9 +101,8 @@ class IcebergOutput:
     def _expire_snapshots_and_add_to_report(
         self, tier: Tier, partition: int, read_table: Callable[[], TopicTable], report: OutputReport
     ) -> OutputReport:
-        """Expire old snapshots and delete orphans (files that no snapshot names). Return a copy of ``report`` with the number of deleted
-        files and the time at which the table needs the next update: the next expiry, the next sweep, or ``keep_ms`` from now, because other
-        programs may have changed the table by then.
+        """Return ``report`` with the number of deleted files and the time of the next update: the next expiry, the next sweep, or
+        ``keep_ms`` from now, because other programs may have changed the table by then.
         """
         now, keep_ms = tier.ports.clock_ms(), tier.settings.outputs.iceberg.keep_ms
         table, deleted, next_ms = _expire_snapshots(read_table, keep_ms, now)
@@ -120,8 +118,8 @@ class IcebergOutput:
 
 
 def _expire_snapshots(read_table: Callable[[], TopicTable], keep_ms: int, now_ms: int) -> tuple[TopicTable, int, int | None]:
-    """Expire old snapshots of a table. Return the table, the number of deleted files, and when the next snapshot may expire, in
-    milliseconds (None if none waits). Raises Unavailable if other processes change the table each time, for example set tags.
+    """Return the table, the number of deleted files, and when the next snapshot may expire. Raises Unavailable if other processes change
+    the table each time, for example set tags.
     """
     for _ in range(COMMIT_ATTEMPTS):
         with suppress(TableChanged):
@@ -134,14 +132,12 @@ class PartitionTableStatus:
     """State of one partition in its topic's table, at one moment.
 
     status: current, behind (the next update shows more), waiting (a round must complete first), or missing (nothing was committed yet).
-    snapshot_id, snapshot_ms: the table's current snapshot and its commit time; None if there is none.
     cleaner_offset: end (exclusive) of the offsets that the table shows.
     tier_cleaner_offset: end (exclusive) of the offsets that the tier has cleaned, so that the table could show them.
-    lag_offsets: ``tier_cleaner_offset`` minus ``cleaner_offset``; negative after a round was undone.
+    lag_offsets: their difference; negative after a round was undone.
     lag_ms: time since the first publication of a round that the table does not show; 0 if there is none.
-    rows, files, bytes: number of the partition's rows, number of its data files, and their total size.
-    undecoded: number of the partition's rows of whose key or value a part has no typed columns.
-    snapshots: number of snapshots of the table that can be read.
+    undecoded: number of rows of whose key or value a part has no typed columns.
+    snapshots: number of the table's snapshots that can be read.
     remains: why superseded snapshots and orphans remain; empty if they are deleted in time.
     """
 
@@ -164,8 +160,8 @@ class PartitionTableStatus:
 
 
 def read_table_status(tier: Tier, partition: TopicPartition) -> PartitionTableStatus | None:
-    """Return the state of a partition in its topic's table; None if its topic has no table. Raises StoreError, UsageError, and BadData if
-    another program has written into the table.
+    """Return the state of a partition in its topic's table, if it has one. Raises StoreError, UsageError, and BadData if another program
+    has written into the table.
     """
     settings = tier.settings.outputs.iceberg.iceberg_table_settings(partition.topic)
     if settings is None:
@@ -202,7 +198,7 @@ def read_table_status(tier: Tier, partition: TopicPartition) -> PartitionTableSt
 class IcebergDataFileHoldingRecordKey:
     """A data file of a topic's table that has a row with a key.
 
-    snapshots: ids of the snapshots that name the file. is_current: whether the current snapshot is among them.
+    snapshots: ids of those that name the file. is_current: the current one is among them.
     partition: -1 if another program wrote the file. kept_because: why the snapshots do not expire; empty if they do.
     """
 
@@ -215,7 +211,7 @@ class IcebergDataFileHoldingRecordKey:
 
 
 def find_iceberg_files_with_record_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> list[IcebergDataFileHoldingRecordKey]:
-    """Return the data files of a topic's table with a row that has one of the keys, in all snapshots. Raises StoreError, UsageError."""
+    """Return the data files with a row that has one of the keys, in all snapshots. Raises StoreError, UsageError."""
     settings = tier.settings.outputs.iceberg.iceberg_table_settings(topic)
     if settings is None:
         return []
@@ -240,9 +236,7 @@ def find_iceberg_files_with_record_keys(tier: Tier, topic: str, keys: Collection
 
 
 def _read_published_view(tier: Tier, partition: TopicPartition) -> tuple[PartitionState, PartitionEntryInSnapshot, tuple[ViewSlice, ...]]:
-    """Return three descriptions of a partition as it is published now: its state, the entry that describes its compacted view in a snapshot
-    of the table, and the view's slices (one for each segment), ascending by offset.
-    """
+    """Return a partition's state, its entry for a snapshot, and its slices, ascending."""
     state = tier.open_control_log_of_partition(partition).refresh()
     log_start = tier.first_readable_offset(state)
     return state, snapshot_entry_of_partition_view(state, log_start), view_slices(state, log_start)
@@ -252,7 +246,7 @@ def _read_published_view(tier: Tier, partition: TopicPartition) -> tuple[Partiti
 class _TableUpdateAttempt:
     """One attempt to bring a partition's rows in its table up to date.
 
-    written: data files that this and earlier attempts have written and that no snapshot names yet; None for slices without rows.
+    written: data files of this and earlier attempts that no snapshot names yet; None for slices without rows.
     """
 
     tier: Tier
@@ -262,8 +256,7 @@ class _TableUpdateAttempt:
     written: dict[ViewSlice, DataFile | None]
 
     def try_write_and_commit_changed_rows(self) -> OutputReport | None:
-        """Write and commit the partition's changed rows, and return a report, also if nothing has changed. Return None, without a commit,
-        if the partition's compacted view has changed while files were written.
+        """Commit the partition's changed rows, if any. Return None, without a commit, if the view has changed while files were written.
 
         Raises TableChanged if another process has committed, LogChanged if the log was truncated while it was read.
         """
@@ -320,11 +313,7 @@ class _TableUpdateAttempt:
     def _write_data_files_of_changed_slices(
         self, state: PartitionState, plan: TableUpdatePlan, files: Mapping[str, DataFile]
     ) -> ShareOfKeysCheckedUnique:
-        """Write the files of the slices in ``plan.write``, except those that an earlier attempt has written, and check that no key occurs
-        twice. Return the share of keys that was checked.
-
-        :param files: the partition's data files in the current snapshot, by path.
-        """
+        """Write the files in ``plan.write`` that no earlier attempt has written, and check that no key occurs twice."""
         todo = [each for each in plan.write if each not in self.written]
         live, log = state.live_segments_by_id(), log_identity(self.tier, state)
         limit = self.tier.cleaner_settings_for_topic(self.partition.topic).max_decompressed_batch_bytes
@@ -344,5 +333,5 @@ class _TableUpdateAttempt:
 
 
 def open_output(tier: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> IcebergOutput:
-    """Return the output to the tables of [outputs.iceberg] (``outputs.OutputModule``). Their files are not written through our stores."""
+    """Return the output of [outputs.iceberg] (``outputs.OutputModule``). Its files are not written through our stores."""
     return IcebergOutput()

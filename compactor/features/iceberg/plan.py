@@ -46,9 +46,8 @@ class FileOrigin(Enum):
 
 
 def marked_file_id(table_uuid: UUID, random_digits: str) -> UUID:
-    """Return an id for the names of files of one table: a UUID of version 8 that begins with the table's own first digits.
-
-    A renamed table keeps its location, and another table may take the same one, so that a folder does not tell whose its files are.
+    """Return a UUID of version 8 for the names of files of one table, which begins with the table's own first digits. A folder does not
+    tell whose its files are: a renamed table keeps its location, and another table may take the same one.
 
     :param random_digits: 32 hexadecimal digits that no other file has.
     """
@@ -81,9 +80,7 @@ class ViewSlice(NamedTuple):
 
 
 class DataFileName(NamedTuple):
-    """Fields that the name of a data file states: the partition, the topic's incarnation (its life from creation to deletion), and the
-    slice of the view.
-    """
+    """Fields that the name of a data file states. incarnation: the topic's life from creation to deletion."""
 
     partition: int
     incarnation: int
@@ -91,14 +88,13 @@ class DataFileName(NamedTuple):
 
     @classmethod
     def from_data_file_path(cls, path: str) -> Self | None:
-        """Return the fields that the file name in a path states, or None if the name does not have this program's form."""
         found = _FILE_NAME.fullmatch(path.rpartition("/")[2])
         if found is None:
             return None
         return cls(int(found[1]), int(found[2]), ViewSlice(found[5], int(found[3]), int(found[4])))
 
     def file_name_with_nonce(self, nonce: str) -> str:
-        """Return the file name that states these fields. ``nonce``: 32 hexadecimal digits that no other file has."""
+        """Return the file name. ``nonce``: 32 hexadecimal digits that no other file has."""
         return f"{self.partition}.{self.incarnation}.{self.slice}.{nonce}.parquet"
 
 
@@ -113,13 +109,12 @@ class SnapshotReference(NamedTuple):
 class PartitionEntryInSnapshot(StrictFrozenModel):
     """Description of one partition's rows in a snapshot of the table.
 
-    incarnation: number of the topic's life from creation to deletion.
     log_start: first offset that readers may see.
     cleaner_offset: the rows are the last values of all keys below this offset.
-    leader_epochs: the leader epochs below the cleaner offset with the first offset of each.
+    leader_epochs: those below the cleaner offset with the first offset of each.
     slot: position in the control log of the state that the rows show.
-    run: id of the latest round that the rows show; empty if there was none.
-    empty: slices (a segment's part of the view) without rows, which have no file.
+    run: id of the latest round that the rows show.
+    empty: slices without rows, which have no file.
     checked: share of the written keys of which it was checked that they occur once.
     """
 
@@ -135,29 +130,24 @@ class PartitionEntryInSnapshot(StrictFrozenModel):
 
     @property
     def snapshot_ordering_key(self) -> SnapshotOrder:
-        """Return incarnation, slot (position in the control log) and log start as a tuple, which must not decrease from one snapshot of the
-        table to the next.
-
-        The log start is included because brokers may raise it without a new record in the control log, so that the slot stays the same.
+        """Numbers that must not decrease from one snapshot to the next. Brokers may raise the log start without a new record in the control
+        log, so that the slot stays the same.
         """
         return self.incarnation, self.slot, self.log_start
 
     def describes_same_rows(self, other: PartitionEntryInSnapshot) -> bool:
-        """Return whether both entries describe the same rows. Their slots and rounds may differ, because not every record of the control
-        log changes rows.
-        """
+        """Return whether both entries describe the same rows; not every record of the control log changes rows."""
         unimportant = {"slot", "run", "checked"}
         return self.model_dump(exclude=unimportant) == other.model_dump(exclude=unimportant)
 
 
 def snapshot_summary_key_of_partition(partition: int) -> str:
-    """Return the key of a partition's entry in a snapshot's summary."""
     return f"{ENTRY_PREFIX}{partition}"
 
 
 def parse_snapshot_entry_of_partition(text: str | None, table_name: str) -> PartitionEntryInSnapshot | None:
-    """Parse a partition's entry in a snapshot's summary. Return None if ``text`` is None or empty. Raises BadData if the entry is invalid
-    or was written by a newer version.
+    """Parse a partition's entry in a snapshot's summary, if there is one. Raises BadData if it is invalid or was written by a newer
+    version.
     """
     try:
         return PartitionEntryInSnapshot.model_validate_json(text) if text else None
@@ -166,10 +156,8 @@ def parse_snapshot_entry_of_partition(text: str | None, table_name: str) -> Part
 
 
 def end_offset_of_unfinished_round(state: PartitionState) -> int:
-    """Return the offset up to which a round must clean before the view is complete again, or -1 if it is complete.
-
-    A round that was cut off or undone in part has dropped values whose successors lie above the cleaner offset, so that no view of the
-    offsets below it can be computed.
+    """Return the offset up to which a round must clean before the view is complete again, or -1 if it is complete. A round that was cut off
+    or undone in part has dropped values whose successors lie above the cleaner offset.
     """
     needed = max(
         (
@@ -183,10 +171,7 @@ def end_offset_of_unfinished_round(state: PartitionState) -> int:
 
 
 def view_slices(state: PartitionState, log_start_offset: int) -> tuple[ViewSlice, ...]:
-    """Return the slices (a segment's range of offsets each) of the compacted view, ascending by offset.
-
-    :param log_start_offset: first offset that readers may see.
-    """
+    """Return the slices of the compacted view, ascending by offset."""
     end = first_dirty_offset_of_vector(state.vector)
     slices = (
         ViewSlice(segment.id, max(segment.start_offset, log_start_offset), min(segment.end_offset, end - 1)) for segment in state.live
@@ -195,9 +180,7 @@ def view_slices(state: PartitionState, log_start_offset: int) -> tuple[ViewSlice
 
 
 def snapshot_entry_of_partition_view(state: PartitionState, log_start_offset: int) -> PartitionEntryInSnapshot:
-    """Return the entry that describes a partition's compacted view in a snapshot. Its list of empty slices is still empty, because these
-    are known only after the files were written.
-    """
+    """Return the entry of a partition's compacted view. Its empty slices are known only after the files were written."""
     end = max(first_dirty_offset_of_vector(state.vector), log_start_offset)
     shown = [run for run in state.runs if run.published_slot and run.status != RunHistoryStatus.REVERTED]
     return PartitionEntryInSnapshot(
@@ -212,7 +195,7 @@ def snapshot_entry_of_partition_view(state: PartitionState, log_start_offset: in
 
 
 def foreign_rows_error(path: str) -> BadData:
-    """Return the error for a data file of another program in the table, or for one of two files with the same rows."""
+    """Return the error for a data file of another program, or for one of two files with the same rows."""
     hint = "Only this program may write into the table; roll it back to a snapshot before, or drop it to have it written anew"
     return BadData("it was not written by this program, or its rows are there twice", segment=path, hint=hint)
 
@@ -221,10 +204,9 @@ def foreign_rows_error(path: str) -> BadData:
 class TableUpdatePlan:
     """Changes that bring a partition's rows in its table up to a compacted view.
 
-    keep: paths of data files in the table that stay.
-    remove: paths of data files in the table that the next snapshot no longer names.
-    write: slices (a segment's part of the view) for which a file must be written.
-    empty: slices that are known to have no rows and need no file.
+    keep, remove: paths of data files that stay, and that the next snapshot no longer names.
+    write: slices for which a file must be written.
+    empty: slices that are known to have no rows.
     """
 
     keep: tuple[str, ...]
@@ -240,13 +222,8 @@ def plan_table_update(
     present_paths: Iterable[str],
     known_entry: PartitionEntryInSnapshot | None,
 ) -> TableUpdatePlan:
-    """Return the changes to a partition's files.
-
-    :param view_entry: entry of the view that the table shall show.
-    :param slices: slices of this view, one for each segment.
-    :param present_paths: paths of the partition's data files in the table's current snapshot.
-    :param known_entry: the partition's entry in that snapshot; None if it has none.
-    :raises BadData: if the partition has a file that another program wrote, or two files with the same rows.
+    """Return the changes to a partition's files from the table's current snapshot (``present_paths``, ``known_entry``) to a view
+    (``view_entry``, ``slices``). Raises BadData if another program wrote a file, or two files have the same rows.
     """
     wanted = {DataFileName(partition, view_entry.incarnation, each) for each in slices}
     keep: dict[DataFileName, str] = {}
@@ -271,9 +248,9 @@ def plan_table_update(
 
 @dataclass(frozen=True)
 class SnapshotCommitTime:
-    """Commit time of one snapshot of a table, and whether the snapshot must stay.
+    """Commit time of one snapshot of a table.
 
-    made_ms: when it was committed, in milliseconds. is_held: whether a branch or a tag names it, or it holds entries that no later one has.
+    is_held: it must stay, because a branch or a tag names it, or it holds entries that no later one has.
     parent_id: the snapshot that it followed; None if there was none or it has expired.
     """
 
@@ -284,8 +261,7 @@ class SnapshotCommitTime:
 
 
 def plan_snapshot_expiry(snapshots: Iterable[SnapshotCommitTime], keep_ms: int, now_ms: int) -> SnapshotExpiryPlan:
-    """Return two values: the ids of the snapshots that may expire, and the time in milliseconds at which the next one may expire (None if
-    no other waits).
+    """Return the ids of the snapshots that may expire, and when the next one may.
 
     A snapshot may expire ``keep_ms`` after its successor was committed, unless it is held. With a branch, it has several successors, and
     the last one counts. If it has none, because the table was rolled back, the next snapshot of the table counts.
@@ -307,12 +283,8 @@ def plan_snapshot_expiry(snapshots: Iterable[SnapshotCommitTime], keep_ms: int, 
 def split_expired_references(
     references: Iterable[SnapshotReference], made_ms: Mapping[int, int], now_ms: int
 ) -> tuple[set[str], int | None]:
-    """Return two values: the names of the branches and tags that are older than they may become, and the time in milliseconds at which the
-    next one is (None if no other has such an age).
-
-    A branch or tag is as old as the snapshot that it names, as in Iceberg's own library. The branch ``main`` never expires.
-
-    :param made_ms: commit times of snapshots, by id.
+    """Return the names of the branches and tags that are older than they may become, and when the next one is. One is as old as the
+    snapshot that it names (``made_ms``: by id), as in Iceberg's own library. The branch ``main`` never expires.
     """
     due = {
         one.name: made_ms[one.snapshot_id] + one.max_age_ms + 1

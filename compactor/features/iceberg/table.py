@@ -118,7 +118,7 @@ class TableChanged(Unavailable):
 
 @contextmanager
 def _convert_iceberg_errors(table_name: str) -> Iterator[None]:
-    """Convert catalog and file errors raised in a ``with`` block to TableChanged, Refused, Unavailable or UsageError."""
+    """Convert catalog and file errors to TableChanged, Refused, Unavailable or UsageError."""
     try:
         yield
     except (iceberg_errors.CommitFailedException, iceberg_errors.ValidationException, iceberg_errors.TableAlreadyExistsError) as error:
@@ -133,23 +133,22 @@ def _convert_iceberg_errors(table_name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TopicTable:
-    """A topic's Iceberg table as it was when its Iceberg catalog was last read. name: namespace and name of the table."""
+    """A topic's Iceberg table as it was last read. name: with its namespace."""
 
     name: str
     table: Table
 
     def column_type(self, name: str) -> pa.DataType | None:
-        """Return the type of a column; None if the table does not have it."""
         field = next((field for field in self.table.schema().fields if field.name == name), None)
         return None if field is None else schema_to_pyarrow(Schema(field)).field(0).type
 
     @property
     def free_column_count(self) -> int:
-        """Return how many columns the table may still get, nested ones included."""
+        """Number of columns that the table may still get, nested ones included."""
         return MAX_COLUMNS - len(self.table.schema().column_names)
 
     def add_columns(self, columns: pa.Schema) -> None:
-        """Add columns to the table, or widen its own, by Iceberg's rules. Raises TableChanged if it was changed meanwhile."""
+        """Add columns, or widen the table's own, by Iceberg's rules. Raises TableChanged."""
         before = self.current_snapshot
         try:
             with _convert_iceberg_errors(self.name), self.table.update_schema() as update:
@@ -161,49 +160,42 @@ class TopicTable:
 
     @property
     def current_snapshot(self) -> Snapshot | None:
-        """Return the current snapshot; None if nothing was committed yet."""
         return self.table.current_snapshot()
 
     def count_undecoded_rows(self, files: Iterable[DataFile]) -> int:
-        """Return the number of rows in files of this table whose key or value could not be decoded into typed columns."""
         column = next((field.field_id for field in self.table.schema().fields if field.name == ERROR_COLUMN), -1)
         return sum((file.value_counts or {}).get(column, 0) - (file.null_value_counts or {}).get(column, 0) for file in files)
 
     def copy_without_catalog(self) -> TopicTable:
-        """Return a copy of this table that needs no access to the catalog, so that another machine can write files with it."""
+        """Return a copy with which another machine can write files."""
         table = self.table
         return TopicTable(
             self.name, Table(table.name(), table.metadata, table.metadata_location, table.io, NoopCatalog(table.catalog.name))
         )
 
     def partition_entry_in_current_snapshot(self, partition: int) -> PartitionEntryInSnapshot | None:
-        """Return a partition's entry in the current snapshot or, if that is another program's, in the latest one of this program. Return
-        None if it has none. Raises BadData.
-        """
+        """Return a partition's entry in the latest snapshot of this program. Raises BadData."""
         properties = _snapshot_properties(self._latest_own_snapshot())
         return parse_snapshot_entry_of_partition(properties.get(snapshot_summary_key_of_partition(partition)), self.name)
 
     @property
     def is_changed_by_others(self) -> bool:
-        """Return whether the current snapshot is another program's."""
         return self.current_snapshot is not None and not _is_commit_of_this_program(self.current_snapshot)
 
     def is_partition_changed_by_others(self, partition: int) -> bool:
-        """Return whether the partition's files differ from those of the latest snapshot of this program. Raises BadData if the current
-        snapshot has rows that another program wrote or deletes of rows, in any partition.
+        """Return whether the partition's files differ from those of the latest snapshot of this program. Raises BadData if another program
+        wrote rows or deletes of rows into the current snapshot, in any partition.
         """
         return self.is_changed_by_others and snapshot_summary_key_of_partition(partition) not in self._entries_of_unchanged_partitions()
 
     def data_files_of_partition(self, partition: int) -> dict[str, DataFile]:
-        """Return the data files with a partition's rows in the current snapshot, by path. Raises BadData if rows are deleted by position or
-        by key: this program writes no such deletes.
+        """Return a partition's data files in the current snapshot, by path. Raises BadData if rows are deleted by position or by key, which
+        this program never does.
         """
         return self._scan_data_files(f"partition == {partition}", None)
 
     def _scan_data_files(self, row_filter: str | BooleanExpression, snapshot_id: int | None) -> dict[str, DataFile]:
-        """Return the data files of a snapshot, by path; ``snapshot_id``: None for the current snapshot. Raises BadData if rows are deleted
-        by position or by key.
-        """
+        """Return the data files of a snapshot (None: the current one), by path. Raises BadData if it has deletes of rows."""
         deleted = BadData(
             "rows were deleted in it by another program", segment=f"table {self.name}", hint="Drop the table to have it written anew"
         )
@@ -217,9 +209,8 @@ class TopicTable:
         return {task.file.file_path: task.file for task in tasks}
 
     def write_data_file(self, name: DataFileName, batches: Iterator[pa.RecordBatch]) -> DataFile | None:
-        """Write rows into a new data file, which no snapshot names yet. Return None, and write nothing, if there are no rows.
-
-        :param batches: the rows. All batches have the same columns, which the table has, too.
+        """Write rows, all batches with the same columns of the table, into a new data file, which no snapshot names yet. Return None, and
+        write nothing, if there are no rows.
         """
         first = next(batches, None)
         if first is None:
@@ -245,10 +236,8 @@ class TopicTable:
                 raise
 
     def _manifest_entry_of_data_file(self, path: str) -> DataFile:
-        """Return the manifest entry of a written file. It lacks the lowest and highest timestamp if one is after the year 9999, because
-        pyiceberg cannot convert such times.
-
-        Raises UsageError if its rows have several values of a partition field.
+        """Return the manifest entry of a written file, without lowest and highest timestamp if one is after the year 9999, because
+        pyiceberg cannot convert such times. Raises UsageError if its rows have several values of a partition field.
         """
         metadata = self.table.metadata.model_copy(update={"properties": self.table.properties | PROPERTIES})
         without = {**metadata.properties, "write.metadata.metrics.column.timestamp": "counts"}
@@ -261,16 +250,16 @@ class TopicTable:
             raise UsageError(f"table {self.name}: {error}", hint="Remove the field from the table's partition spec") from error
 
     def read_keys_of_data_file(self, path: str) -> Iterator[pa.Array]:
-        """Yield the keys in a data file, as arrays of type large_binary. A file of another program's deletes has none."""
+        """Yield the keys in a data file (large_binary). A file of another program's deletes has none."""
         with _convert_iceberg_errors(self.name), self.table.io.new_input(path).open() as stream, pq.ParquetFile(stream) as file:
             for batch in file.iter_batches(columns=["key"]) if "key" in file.schema_arrow.names else ():
                 yield batch.column(0).cast(pa.large_binary())
 
     def commit_snapshot(self, entries: dict[int, PartitionEntryInSnapshot], added: Sequence[DataFile], removed: Sequence[DataFile]) -> None:
-        """Commit one snapshot that adds and removes files, on top of the snapshot that was current when this table was read.
+        """Commit one snapshot that adds and removes files, on top of the one that was current when this table was read.
 
-        :param entries: new entries of partitions. The entries of all other partitions are copied, because the snapshot that holds them will
-            expire. Left out are those of partitions whose files another program has changed since.
+        :param entries: new entries of partitions. Those of all others are copied, because the snapshot that holds them will expire, except
+            for partitions whose files another program has changed since.
         :raises TableChanged: if there is a newer snapshot. :raises Unavailable: if the commit may or may not have taken effect.
         """
         own = {snapshot_summary_key_of_partition(partition): entry.model_dump_json() for partition, entry in entries.items()}
@@ -292,13 +281,12 @@ class TopicTable:
 
     @property
     def snapshot_count(self) -> int:
-        """Return the number of snapshots that can be read."""
         return len(self.table.snapshots())
 
     @property
     def reason_to_keep_files(self) -> str:
-        """Return why no snapshot expires and no file is deleted: the table's property ``gc.enabled`` is not true, which forbids both in
-        Iceberg's own library, because another table may use the files. Empty if nothing forbids it.
+        """Why no snapshot expires and no file is deleted; empty: both may be. ``gc.enabled`` forbids both in Iceberg's own library, too,
+        because another table may use the files.
         """
         value = self.table.properties.get("gc.enabled", "true")
         return "" if value.lower() == "true" else f"gc.enabled={value} keeps superseded snapshots and the files of killed writers"
@@ -306,9 +294,7 @@ class TopicTable:
     def expire_snapshots(self, keep_ms: int, now_ms: int) -> DeletedFileCountAndNextExpiryMs:
         """Expire the snapshots that were superseded at least ``keep_ms`` ago, with the branches and tags that are older than their own
         ``max-ref-age-ms``. Then delete the files that only these snapshots name: manifests, and data files that this program wrote.
-
-        Return two values: the number of deleted files, and the time in milliseconds at which the next snapshot may expire (None if none
-        waits). Nothing expires if the table keeps all files.
+        Nothing expires if the table keeps all files.
 
         :raises TableChanged: if a branch or tag that was set meanwhile names one of the snapshots, or another process has expired them.
         """
@@ -333,9 +319,7 @@ class TopicTable:
             return len(deleted), next_ms
 
     def _plan_expiry(self, keep_ms: int, now_ms: int) -> tuple[set[str], list[int], int | None]:
-        """Return three values: the names of the branches and tags to remove, the ids of the snapshots to expire, and when the next of
-        either is due, in milliseconds (None if none waits).
-        """
+        """Return the branches and tags to remove, the snapshots to expire, and when the next of either is due."""
         references, default_age = self.table.metadata.refs, self.table.properties.get("history.expire.max-ref-age-ms")
         ages = {name: one.max_ref_age_ms or (int(default_age) if default_age else None) for name, one in references.items()}
         made_ms = {one.snapshot_id: one.timestamp_ms for one in self.table.snapshots()}
@@ -367,8 +351,8 @@ class TopicTable:
             raise TableChanged(f"table {self.name} was changed meanwhile: {error}") from error
 
     def _snapshots_tagged_meanwhile(self, gone: Sequence[Snapshot], old_references: set[str]) -> list[Snapshot]:
-        """Return those of the expired snapshots that a branch or tag named in the metadata that the expiry followed. A REST server does not
-        know ``_SnapshotsUnnamed`` and drops such a name; the files stay, so that the snapshot can be restored.
+        """Return the expired snapshots that a branch or tag named before the expiry. A REST server does not know ``_SnapshotsUnnamed`` and
+        drops such a name; the files stay, so that the snapshot can be restored.
         """
         if not isinstance(self.table.catalog, RestCatalog) or not self.table.metadata.metadata_log:
             return []
@@ -377,12 +361,9 @@ class TopicTable:
         return [one for one in gone if one.snapshot_id in named]
 
     def delete_orphan_files(self, partition: int, older_than_ms: int) -> DeletedFileCountAndYoungestMs:
-        """Delete orphans, which are files that no snapshot names. Only files that this program wrote for this table before
-        ``older_than_ms`` are deleted: data files of the partition, manifests, and metadata of commits that never took effect. A file of an
-        earlier version, whose name does not tell its table, is deleted if no other table has been at this table's location.
-
-        Return two values: the number of deleted files, and when the youngest of the orphans that stay was written, in milliseconds (None if
-        none stays). Nothing is deleted if the table keeps all files.
+        """Delete orphans (files that no snapshot names) that this program wrote for this table before ``older_than_ms``: data files of the
+        partition, manifests, and metadata of commits that never took effect. A file of an earlier version, whose name does not tell its
+        table, is deleted if no other table has been at this table's location. Nothing is deleted if the table keeps all files.
 
         Call it only when the table shows the partition's current view: a slower process that is still writing an older view then fails to
         commit, so that its files are not needed.
@@ -425,8 +406,8 @@ class TopicTable:
         return FileOrigin.THIS_TABLE if is_failed_commit else FileOrigin.OTHER
 
     def _is_alone_at_its_location(self, names: Iterable[str]) -> bool:
-        """Return whether all metadata files at the table's location are its own, by the names of all files there. Otherwise another table
-        has been there, which may have been renamed and be in use.
+        """Return whether all metadata files at the table's location are its own. Another table that has been there may have been renamed
+        and be in use.
         """
         if not self.table.properties.keys().isdisjoint({"write.data.path", "write.metadata.path"}):
             return False  # metadata of other tables with the same place for data may lie elsewhere
@@ -434,14 +415,14 @@ class TopicTable:
         return all(one is not None and one.table_uuid == self.table.metadata.table_uuid for one in found)
 
     def _read_metadata_file(self, name: str) -> TableMetadata | None:
-        """Return the content of a metadata file at the table's location; None if it is no table's metadata."""
+        """Return a metadata file's content; None if it is no table's metadata."""
         try:
             return FromInputFile.table_metadata(self.table.io.new_input(self.table.location_provider().new_metadata_location(name)))
         except (iceberg_errors.ValidationError, ValueError, FileNotFoundError):
             return None
 
     def find_data_files_with_keys(self, keys: Collection[bytes]) -> Iterator[PathKeyAndSnapshotIds]:
-        """Yield (path of a data file, key, ids of the snapshots that name the file) for each of the keys that occurs in the file."""
+        """Yield (path of a data file, key, ids of the snapshots that name the file) for each of the keys in the file."""
         with _convert_iceberg_errors(self.name):
             files = {one.snapshot_id: self._file_paths_of_snapshots([one]) for one in self.table.snapshots()}
         wanted = pa.array(sorted(keys), pa.large_binary())
@@ -451,18 +432,14 @@ class TopicTable:
                 yield path, key, tuple(sorted(number for number, paths in files.items() if path in paths))
 
     def _latest_own_snapshot(self) -> Snapshot | None:
-        """Return the current snapshot or, if it is another program's, its nearest ancestor with entries of partitions, because commits of
-        other programs do not copy entries. None if there is none.
-        """
+        """Return the latest snapshot of this program; commits of others do not copy entries."""
         snapshot = self.current_snapshot
         while snapshot is not None and not _is_commit_of_this_program(snapshot):
             snapshot = self.table.snapshot_by_id(snapshot.parent_snapshot_id) if snapshot.parent_snapshot_id is not None else None
         return snapshot
 
     def _entries_of_unchanged_partitions(self) -> dict[str, str]:
-        """Return the entries in the latest snapshot of this program, as snapshot properties, without those of partitions whose files
-        another program has removed since.
-
+        """Return the entries in the latest snapshot of this program, except of partitions whose files another program has removed since.
         Raises BadData if another program has added rows or deletes since, in any partition: the table then shows rows that no topic has.
         """
         own = self._latest_own_snapshot()
@@ -475,8 +452,8 @@ class TopicTable:
         return {key: text for key, text in entries.items() if int(key.removeprefix(ENTRY_PREFIX)) not in changed}
 
     def _own_paths_by_partition(self, snapshot_id: int | None) -> dict[int, set[str]]:
-        """Return the paths of all data files of a snapshot, by partition. ``snapshot_id``: None for the current snapshot. Raises BadData if
-        another program wrote one of them, or deleted rows.
+        """Return the paths of a snapshot's data files (None: the current one). Raises BadData if another program wrote one of them, or
+        deleted rows.
         """
         paths: dict[int, set[str]] = defaultdict(set)
         for path in self._scan_data_files(AlwaysTrue(), snapshot_id):
@@ -486,11 +463,9 @@ class TopicTable:
         return paths
 
     def _new_marked_id(self) -> uuid.UUID:
-        """Return a new id for the names of files, which tells that they are of this table."""
         return marked_file_id(self.table.metadata.table_uuid, uuid.uuid4().hex)  # noqa: TID251 - no other file has it
 
     def _file_paths_of_snapshots(self, snapshots: Iterable[Snapshot]) -> set[str]:
-        """Return the paths of all files that these snapshots use: manifest lists, manifests and data files."""
         paths: set[str] = set()
         for snapshot in snapshots:
             paths.add(snapshot.manifest_list)
@@ -502,8 +477,8 @@ class TopicTable:
 
 
 class _SnapshotsUnnamed(ValidatableTableRequirement):
-    """Requirement that no branch or tag names certain snapshots, except the known ones. pyiceberg would remove a name that was set after
-    the expiry was planned together with the snapshot.
+    """Requirement that only known branches and tags name certain snapshots. pyiceberg would remove a name that was set after the expiry was
+    planned together with the snapshot.
     """
 
     type: Literal["assert-snapshots-unnamed"] = "assert-snapshots-unnamed"
@@ -519,9 +494,7 @@ class _SnapshotsUnnamed(ValidatableTableRequirement):
 
 
 class _SnapshotAddingAndRemovingFiles(_OverwriteFiles):
-    """Snapshot that adds and removes files. Manifests that list no file any more are left out, as in Iceberg's own library; pyiceberg would
-    carry them over from snapshot to snapshot for ever.
-    """
+    """Snapshot without manifests that list no file any more, as in Iceberg's own library; pyiceberg would carry them over for ever."""
 
     @override
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
@@ -537,10 +510,10 @@ def open_table_loader(
     create_if_missing: bool,
     before_creation: Callable[[], None] = lambda: None,
 ) -> Iterator[Callable[[], TopicTable | None]]:
-    """Open the catalog of a topic's table. Yield a function that reads the table at each call; it returns None if there is no table.
+    """Yield a function that reads a topic's table at each call; it returns None if there is no table.
 
-    :param create_if_missing: whether to create a missing table. before_creation: called before, and may raise an error.
-    :raises UsageError: if the table is another topic's or another tier's, or if it does not have the columns of this program.
+    :param before_creation: called before a missing table is created, and may raise an error.
+    :raises UsageError: if the table is another topic's or another tier's, or does not have the columns of this program.
     """
     with _convert_iceberg_errors(settings.table):
         catalog = _load_catalog(settings)
@@ -553,7 +526,7 @@ def open_table_loader(
 
 
 def _load_catalog(settings: IcebergTableSettings) -> Catalog:
-    """Return the catalog of a topic's table. A new SQL catalog makes its two tables first, unless another process makes them meanwhile."""
+    """Return the catalog. A new SQL catalog makes its two tables first, unless another process makes them meanwhile."""
     name, properties = str(settings.catalog.get("name", "compacted")), _catalog_properties(settings)
     for _ in range(2):
         with suppress(OperationalError, ProgrammingError, IntegrityError):  # "table already exists", in the words of each database
@@ -562,13 +535,11 @@ def _load_catalog(settings: IcebergTableSettings) -> Catalog:
 
 
 def _catalog_properties(settings: IcebergTableSettings) -> dict[str, Any]:
-    """Return the properties of a catalog as pyiceberg takes them."""
     own = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in settings.catalog.items() if key != "name"}
     return {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO", **({"warehouse": settings.warehouse} if settings.warehouse else {}), **own}
 
 
 def shared_table_error(table_name: str, topics: Sequence[str]) -> UsageError:
-    """Return the error for a table that several topics would have."""
     hint = f'Name a table for each, for example [outputs.iceberg.topics."{topics[0]}"] table = "..."'
     return UsageError(f"topics {' and '.join(topics)} would have one table, {table_name}", hint=hint)
 
@@ -604,9 +575,7 @@ def _load_table(
 
 
 def _require_writable_layout(table_name: str, table: Table) -> None:
-    """Raise UsageError if data files of this program cannot be written into the table: its format is too new, or a partition field may have
-    several values in one file.
-    """
+    """Raise UsageError if the table's format is too new, or a partition field may have several values in one file."""
     if table.format_version > NEWEST_FORMAT:
         raise UsageError(
             f"table {table_name} has format-version {table.format_version}, and {NEWEST_FORMAT} is the newest that can be written",
@@ -625,7 +594,6 @@ def _require_writable_layout(table_name: str, table: Table) -> None:
 
 
 def _list_files_under_location(io: PyArrowFileIO, location: str) -> list[tuple[pa.fs.FileSystem, pa.fs.FileInfo]]:
-    """Return the files below a location, each with the file system that it is on. An absent folder has none."""
     scheme, netloc, path = PyArrowFileIO.parse_location(location, io.properties)
     store = io.fs_by_scheme(scheme, netloc)
     found = store.get_file_info(pa.fs.FileSelector(path, allow_not_found=True, recursive=True))
@@ -633,17 +601,14 @@ def _list_files_under_location(io: PyArrowFileIO, location: str) -> list[tuple[p
 
 
 def _snapshot_properties(snapshot: Snapshot | None) -> dict[str, str]:
-    """Return the properties in a snapshot's summary."""
     return {} if snapshot is None or snapshot.summary is None else dict(snapshot.summary.additional_properties)
 
 
 def _is_commit_of_this_program(snapshot: Snapshot) -> bool:
-    """Return whether this program has committed a snapshot."""
     return any(key.startswith(ENTRY_PREFIX) for key in _snapshot_properties(snapshot))
 
 
 def _group_batches_into_row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Yield lists of batches of about ROW_GROUP_BYTES each."""
     group: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

@@ -1,7 +1,7 @@
-"""Import from another tier: copies its partitions into this one, as far as this one does not have them yet (``import --from-tier``).
+"""Import of many partitions: from another tier (``import --from-tier``), or from a broker's log directory (``import LOG_ROOT``).
 
-Segments are downloaded a few at a time into a temporary log directory and imported as from a broker (``transfer.import_``): with the same
-checks, the same position (last offset + 1) and the same recovery after a crash. The other tier is only read.
+Segments of another tier, which is only read, are downloaded a few at a time into a temporary log directory and imported as from a broker:
+with the same checks, the same position (last offset + 1) and the same recovery after a crash.
 """
 
 from __future__ import annotations
@@ -34,9 +34,6 @@ from compactor.round.compaction import disk_budget_bytes
 from compactor.tier.ports import SegmentCount
 from compactor.upkeep.export import download_segment_files
 
-# Import of every ``<topic>-<partition>`` directory in a broker's log directory, each independently (``import LOG_ROOT``).
-
-
 IMPORTS_PER_THREAD = 8
 """Partitions that are imported at the same time, for each thread of ``daemon.threads``."""
 
@@ -51,9 +48,7 @@ _SEGMENT = re.compile(r"\d{20}\.log")
 
 @dataclass(frozen=True)
 class PartitionImportResult:
-    """Result of importing one partition. Either ``report`` or ``error`` is None. report: what was added; None if the import failed. error:
-    why it failed; None if it did not.
-    """
+    """Result of importing one partition: a report or an error."""
 
     partition: TopicPartition
     report: ImportReport | None
@@ -65,16 +60,13 @@ class PartitionImportResult:
 
     @property
     def import_result_message(self) -> str:
-        """Return the reason why the import failed or, if it succeeded, its notes for people."""
         if self.error is not None:
             return str(self.error)
         return "; ".join(self.report.notes) if self.report else ""
 
 
 def has_partition_directories(path: Path) -> bool:
-    """Return whether a directory contains partition directories and no segments itself. Raises UsageError if it cannot be
-    read.
-    """
+    """Return whether a directory contains partition directories and no segments itself. Raises UsageError if it cannot be read."""
     try:
         entries = list(path.iterdir()) if path.is_dir() else []
         return not any(_SEGMENT.fullmatch(entry.name) for entry in entries) and any(
@@ -85,9 +77,7 @@ def has_partition_directories(path: Path) -> bool:
 
 
 def partition_of_directory(log_dir: Path) -> TopicPartition | None:
-    """Return the partition that a directory is named after; None if its name is not ``topic-partition``. For a symbolic link, the name of
-    the link counts, not that of its target.
-    """
+    """Return the partition that a directory, or a symbolic link itself, is named after, or None."""
     try:
         return TopicPartition.parse(Path(os.path.abspath(log_dir)).name)
     except UsageError:
@@ -95,30 +85,25 @@ def partition_of_directory(log_dir: Path) -> TopicPartition | None:
 
 
 def is_topic_chosen(topic: str, topic_regexes: Sequence[str], topics_in_tier: Container[str] = ()) -> bool:
-    """Return whether a regular expression for whole topic names chooses a topic. A name that begins with ``__``, as those of Kafka's and
-    other systems' internal topics do, is chosen only by an expression that begins so, too, or if the tier holds the topic already: such
-    topics are rarely meant by a general expression, and some hold nothing but records without a key.
-    """
+    """Return whether a regular expression for whole topic names chooses a topic."""
     matching = [regex for regex in topic_regexes if re.fullmatch(regex, topic)]
     if not is_internal_topic_name(topic):
         return bool(matching)
+    # General expressions rarely mean internal topics, some of which hold nothing but records without a key.
     return bool(matching) and (topic in topics_in_tier or any(is_internal_topic_name(regex) for regex in matching))
 
 
 def topics_in_catalog(catalog: CatalogState) -> set[str]:
-    """Return the names of the topics that the tier holds, in any incarnation."""
     return {TopicPartition.parse_partition_store_prefix(name).topic for name in catalog.partitions}
 
 
 def is_internal_topic_name(name: str) -> bool:
-    """Return whether a topic's name, or an expression for names, begins with ``__``."""
     return name.startswith("__")
 
 
 def topic_name_filter(topic_regex: str | None) -> Callable[[TopicPartition], bool]:
-    """Return a function that tells whether a partition's topic matches ``topic_regex``. Raises UsageError for an invalid expression.
-
-    :param topic_regex: a regular expression for whole topic names; None for all.
+    """Return a function that tells whether a topic matches an expression for whole names (None: all). Raises UsageError for an invalid
+    expression.
     """
     try:
         wanted = re.compile(topic_regex) if topic_regex is not None else None
@@ -132,12 +117,8 @@ def topic_name_filter(topic_regex: str | None) -> Callable[[TopicPartition], boo
 def list_partition_directories(
     root: Path, topic_regex: str | None = None, topics_in_tier: Container[str] = ()
 ) -> list[tuple[TopicPartition, Path]]:
-    """Return the partition directories in a broker's log directory that ``is_topic_chosen`` chooses, by topic and number.
-
-    Directories that a broker is creating or deleting have other names and are left out.
-
-    :param topic_regex: a regular expression for whole topic names; None for all. Raises UsageError if it is invalid.
-    :param topics_in_tier: topics that the tier holds already.
+    """Return the partition directories that ``is_topic_chosen`` chooses, sorted. Those that a broker is creating or deleting have other
+    names and are left out. Raises UsageError for an invalid expression.
     """
     topic_name_filter(topic_regex)  # refuses what is no expression
     regexes = [ALL_TOPICS if topic_regex is None else topic_regex]
@@ -160,10 +141,7 @@ class CatalogChangeBatcher:
         self._waiting: list[tuple[TopicPartition, int, Future[None]]] = []
 
     def record_partition_change(self, partition: TopicPartition, slot: int) -> None:
-        """Record in the catalog that a partition's control log has reached a slot (record number).
-
-        Returns once the record is in the catalog. Raises the error of the append, if it fails.
-        """
+        """Return once the catalog records that a control log has reached a slot; raises the error of the append."""
         reported: Future[None] = Future()
         with self._changed:
             self._waiting.append((partition, slot, reported))
@@ -173,7 +151,6 @@ class CatalogChangeBatcher:
         reported.result()
 
     def _write_pending_changes(self) -> None:
-        """Append one catalog record with all partition changes that the threads of the import have queued since the last one."""
         with self._changed:
             waiting, self._waiting = self._waiting, []
         try:
@@ -194,13 +171,8 @@ def import_partitions(
     max_parallel: int,
     on_partition: Callable[[PartitionImportResult], None],
 ) -> list[PartitionImportResult]:
-    """Import several partitions at a time and return their results in the order of ``sources``. One that fails does not stop the others
-    (isolation, I9).
-
-    :param sources: what to import each partition from.
-    :param import_one_partition: imports one partition; called from threads, with the resources that they share.
-    :param max_parallel: number of partitions imported at the same time.
-    :param on_partition: called with each result, by one thread at a time.
+    """Import several partitions at a time and return their results in order. One that fails does not stop the others (isolation, I9).
+    ``on_partition`` is called by one thread at a time.
     """
     one_at_a_time = threading.Lock()
     changes = CatalogChangeBatcher(lambda slots: publish_partition_change_hints(tier.catalog, slots))
@@ -232,11 +204,10 @@ def import_partition_directories(
     on_partition: Callable[[PartitionImportResult], None] = lambda done: None,
     on_bytes: Callable[[TopicPartition, int], None] = lambda name, size: None,
 ) -> list[PartitionImportResult]:
-    """Import several partition directories at a time. One that fails does not stop the others.
+    """Import several partition directories at a time, each with one thread, because a small one mostly waits for the store. Large imports
+    run one at a time beside them.
 
-    Each import has one thread, because a small one mostly waits for the store. Large imports run one at a time beside them.
-
-    :param on_bytes: called with the size of each new segment twice: when it was checked and when it was uploaded.
+    :param on_bytes: receives the size of each new segment twice: when it was checked and when it was uploaded.
     """
     options = replace(options, may_be_empty=True)
 
@@ -257,10 +228,6 @@ MOST_AT_ONCE = 1 << 30
 
 
 def partitions_to_import(source: Tier, topic_regex: str | None) -> list[TopicPartition]:
-    """Return the partitions of the other tier whose topics match an expression.
-
-    :param topic_regex: a regular expression for whole topic names; None for all. Raises UsageError if it is invalid.
-    """
     wanted = topic_name_filter(topic_regex)
     return [name for name in source.list_partitions_in_latest_incarnation() if wanted(name)]
 
@@ -274,11 +241,8 @@ def import_tier(
     on_partition: Callable[[PartitionImportResult], None] = lambda done: None,
     on_bytes: Callable[[TopicPartition, int], None] = lambda name, size: None,
 ) -> list[PartitionImportResult]:
-    """Import partitions of another tier, several at a time (``daemon.threads``). One that fails does not stop the others (isolation, I9).
-
-    :param on_partition: called with the result of each partition.
-    :param on_bytes: called with the size of each new segment twice: when it was checked and when it was uploaded.
-    :raises UsageError: if both tiers are the same.
+    """Import partitions of another tier, several at a time (``daemon.threads``). ``on_bytes``: as for directories. Raises UsageError if
+    both tiers are the same.
     """
     if source.ports.layout.url == target.ports.layout.url:
         raise UsageError(f"both configurations name the tier at {target.ports.layout.url}", hint="--config is where the segments go")
@@ -294,7 +258,9 @@ def import_tier(
 
 
 class _PartitionImportFromTier:
-    """Import of one partition from another tier by downloading its segments. threads: number of imports that share the disk budget."""
+    """Import of one partition from another tier, a few downloaded segments at a time. threads: number of imports that share the disk
+    budget.
+    """
 
     def __init__(
         self,
@@ -317,7 +283,6 @@ class _PartitionImportFromTier:
         self._firsts: dict[str, int] = {}
 
     def transfer_partition(self) -> ImportReport:
-        """Import what the target does not have yet, a few segments at a time, and return the sum of what was added."""
         for attempt in range(MAX_TRANSFER_ATTEMPTS):
             try:
                 with tempfile.TemporaryDirectory(prefix="transfer-", dir=spool_folder_of_this_process(self._target.state_dir)) as scratch:
@@ -373,9 +338,6 @@ class _PartitionImportFromTier:
                 )
 
     def _find_target_incarnation(self, source_state: PartitionState) -> TopicPartition:
-        """Return the topic incarnation in the target tier to which the other tier's log belongs, by topic id. Raises BadData if there is
-        none and none may be opened.
-        """
         mine = self._target.open_control_log_of_partition(self._target.latest_incarnation(self._name)).refresh_and_check_gaps()
         same = {batch.digest for batch in source_state.tail}.intersection(batch.digest for batch in mine.tail)
         where = self._source.ports.layout.url
@@ -384,11 +346,8 @@ class _PartitionImportFromTier:
     def _download_segments_that_fit_on_disk(
         self, segments: Sequence[RemoteLogSegmentMetadata], last_kept_offset: int, folder: Path
     ) -> SegmentCount:
-        """Download segments into the folder, as far as there is space, and return the number of segments. Those at the offset where the
-        log continues the tier (the seam) are downloaded first.
-
-        :param last_kept_offset: last offset of the target that stays as it is.
-        :raises OutOfBudget: if there is no space for a new segment beside those at the seam.
+        """Download segments, those at the seam (where the log continues the tier) first. Raises OutOfBudget if there is no space for a new
+        one beside those.
         """
         total, count, new = 0, 0, 0
         for segment in segments:
@@ -413,7 +372,6 @@ class _PartitionImportFromTier:
         return count
 
     def _log_object_key(self, segment: RemoteLogSegmentMetadata) -> str:
-        """Return the object key of a segment's log in the source tier."""
         return self._source.ports.layout.object_name(self._name, segment, "log")
 
     def _sum_import_reports(self) -> ImportReport:
@@ -436,12 +394,8 @@ class _PartitionImportFromTier:
 
 
 def _first_offset_to_download(state: PartitionState, last_kept_offset: int) -> int:
-    """Return the offset from which the other tier's segments must be downloaded.
-
-    That is the start of the tail (the target's last batches, by which the log is recognised), or the target's end if no tail is recorded.
-    If the target's end is to be cut, it is the start of the segment with the last offset that stays, whose records are compared.
-
-    :param last_kept_offset: last offset of the target that stays as it is.
+    """Return the start of the tail (the target's last batches, by which the log is recognised), or the target's end. If the target's end is
+    to be cut, return the start of the segment with the last offset that stays, whose records are compared.
     """
     if last_kept_offset < state.end_offset:
         return next((segment.start_offset for segment in state.live if segment.end_offset >= last_kept_offset), 0)
@@ -449,8 +403,8 @@ def _first_offset_to_download(state: PartitionState, last_kept_offset: int) -> i
 
 
 def _is_interrupted_transfer(state: PartitionState, source_state: PartitionState) -> bool:
-    """Return whether the target's state is that of an interrupted transfer from the same tier: its segments have the digests of the
-    source's first segments. Segments that either tier has deleted from the front are not compared.
+    """Return whether the target's segments have the digests of the source's first segments, apart from those that either has deleted from
+    the front.
     """
     first = max(state.start_offset, source_state.start_offset)
     live = ([segment for segment in one.live if segment.end_offset >= first] for one in (state, source_state))
@@ -459,9 +413,7 @@ def _is_interrupted_transfer(state: PartitionState, source_state: PartitionState
 
 
 def _delete_downloaded_segments_below(folder: Path, offset: int) -> None:
-    """Delete the downloaded segments that begin before ``offset``: the tier has them by now, and the offset at which the log continues
-    the tier (the seam) is after them.
-    """
+    """Delete the downloaded segments that the tier has by now; the seam is after them."""
     for path in list(folder.iterdir()):
         if int(path.name[:20]) < offset:
             path.unlink()

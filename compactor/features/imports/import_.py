@@ -1,6 +1,6 @@
 """Import of a Kafka log directory into the tier, as far as the tier does not have it yet (``import``).
 
-    list -> open from the tier's end on -> same log? -> check -> upload and record (transfer.intake)
+    list -> open from the tier's end on -> same log? -> check -> upload and record (imports.staged_files)
 
 The position is the last offset of the control log plus one, never taken from a file's name. Everything that one import adds is read and
 checked before anything of it is written.
@@ -103,8 +103,6 @@ from compactor.records.producers import ProducerStates
 from compactor.round.sources import read_producer_states_at_end
 from compactor.upkeep.log_root import CLEANED
 
-# Options, progress callbacks and result of an import (``transfer.import_``), and the resources that imports of one process share.
-
 
 @dataclass(frozen=True)
 class ImportOptions:
@@ -113,23 +111,22 @@ class ImportOptions:
     live: a broker writes to the directory, so its newest segment is left out.
     gaps: gaps are expected, because the log was compacted before.
     accept_truncation: discard from the tier the records that a later leader has discarded, as the broker's leader epochs show.
-    accept_loss: discard them even if rounds that cleaned beyond the truncation can no longer be undone, so that keys lose their last value.
-        Also continue the tier from a log that a cleaner has compacted beyond the tier's end, so that deleted keys may stay in the tier.
+    accept_loss: discard them even if rounds beyond the truncation can no longer be undone, so that keys lose their last value. Also
+        continue the tier from a log that was compacted beyond the tier's end, so that deleted keys may stay in the tier.
     continues_cleaned_source: the tier has all of its segments from the same compacted log, or none. Then the log may be compacted beyond
         the tier's end.
-    accept_erased: bring back what may hold values that were erased (`erasure --expedite`). False for people, who are asked first.
+    accept_erased: bring back what may hold values that were erased (`erasure --expedite`).
     below: exclusive bound, such as the high watermark; a segment that reaches it is left for later.
-    lineage: the broker's leader epochs, if the caller knows more of them than the directory's checkpoint file has; else empty.
+    lineage: the broker's leader epochs, if the caller knows more of them than the directory's checkpoint file has.
     older: import segments before the tier's start. The records of a directory that ends below the tier's last batches are compared.
-    topic_id: topic id of the log; None to read it from the directory, which is then a broker's.
+    topic_id: None to read it from the directory, which is then a broker's.
     refill: import into a partition although it was deleted from the tier.
-    may_be_empty: accept a directory without records.
-    fetched_from: the directory has no batches before this offset, because they were not fetched; a gap before it is no error.
-    rewritten: the log was compacted before this offset, so that its batches before this offset differ from the broker's.
-    log_start: log start offset of the log, if the caller knows it; else 0. Used only by the first import of a partition.
+    fetched_from: batches before this offset were not fetched; a gap before it is no error.
+    rewritten: the log was compacted before this offset, so that its batches there differ from the broker's.
+    log_start: log start offset, if known; else 0. Used only by the first import of a partition.
     held: the live log's staged files, if the caller holds them open.
     opening: who may say that the topic was created again, so that a new incarnation is opened.
-    staged_problem: returns why the caller refuses a staged file that has missing offsets, or an empty string.
+    staged_problem: returns why a staged file that has missing offsets is refused; empty: it is not.
     """
 
     live: bool = False
@@ -154,11 +151,8 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class ImportReport:
-    """Result of an import: the segments, records and bytes that were added. If nothing was added, the start offset is the tier's
-    end + 1, and the end offset the tier's end.
-
-    end_offset: inclusive.
-    notes: lines for people.
+    """Segments, records and bytes that were added. If none were, the start offset is the tier's end + 1, and the end offset (inclusive) the
+    tier's end.
     """
 
     segments: int
@@ -174,9 +168,7 @@ class ImportReport:
 
 @dataclass(frozen=True)
 class ImportProgressCallbacks:
-    """Functions that an import calls to report its progress. at: called at the start of a step with the name of the step and its number of
-    bytes. advance: called with the number of bytes that were done since the last call.
-    """
+    """Progress of an import. at: a step begins, with its name and its number of bytes. advance: bytes done since the last call."""
 
     at: Callable[[str, int], None] = lambda step, size: None
     advance: Callable[[int], None] = lambda size: None
@@ -184,7 +176,7 @@ class ImportProgressCallbacks:
 
 @dataclass(frozen=True)
 class ImportResources:
-    """Resources that imports running in one process share.
+    """Resources that imports of one process share.
 
     note_change: announces a changed partition in the tier's catalog.
     large: lock that is held while more than LARGE_BYTES are imported.
@@ -216,9 +208,6 @@ def import_directory(
 ) -> ImportReport:
     """Import the segments of a log directory that the tier does not have, and return what was added.
 
-    :param policy: the topic's cleaner settings.
-    :param shared: resources shared with other imports of this process; None if there are no others.
-    :param progress: functions that are called to report progress; None to report none.
     :raises UsageError: if it is not a readable log directory, or the partition was deleted and ``options.refill`` is False.
     :raises BadData: if a segment is corrupt, there is a gap, or the directory has another log or a discarded tail. The tier is unchanged.
     :raises Fenced: if the import was voided because it paused too long.
@@ -241,8 +230,6 @@ def import_directory(
 
 @dataclass
 class _DirectoryImport:
-    """One import of one log directory into one partition."""
-
     tier: Tier
     log_dir: Path
     partition: TopicPartition
@@ -269,7 +256,7 @@ class _DirectoryImport:
     telling: threading.Lock = field(default_factory=threading.Lock)
 
     def import_new_segments(self) -> ImportReport:
-        """Import the directory's new segments, and return what was added. Raises FileNotFoundError if a listed segment was deleted."""
+        """Import the directory's new segments. Raises FileNotFoundError if a listed segment was deleted."""
         # Read before the directory is listed, and again before anything becomes readable: a topic recreated in between has another id.
         self.identity = create_identity_check(self.tier, self.log, self.log_dir, self.options.topic_id)
         found = list_log_segments(self.log_dir, is_written_by_broker=self.options.live)
@@ -323,15 +310,14 @@ class _DirectoryImport:
         return self._build_import_report()
 
     def _first_offset_to_read(self, state: PartitionState) -> int:
-        """Return the first offset that must be read from the directory: that of the first batch in the tail (the tier's last batches, by
-        which the log is recognised); else the tier's end offset, or the log start if the tier is empty.
+        """Return the start of the tail (the tier's last batches, by which the log is recognised), else the tier's end offset, or the log
+        start if the tier is empty.
         """
         if not state.has_segments:
             return self.log_start
         return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
 
     def _add_files_staged_for_deletion(self, listing: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
-        """Return the listing plus the files renamed for deletion between the tier's end (or where it will be cut) and the live log."""
         if not self.options.live:
             return listing
         position = state.end_offset + 1 if diverged is None else min(diverged.offset, state.end_offset + 1)
@@ -342,8 +328,8 @@ class _DirectoryImport:
         )
 
     def _first_uncleaned_offset(self, listing: SegmentListing) -> int:
-        """Return the first offset that no log cleaner has cleaned, by the broker's checkpoint or the first sign in a sealed segment; 0 if
-        there is neither. The first sign suffices, because it lies after every file that is staged for deletion.
+        """Return the first offset that no log cleaner has cleaned, by the broker's checkpoint or the first sign in a sealed segment, which
+        lies after every staged file.
         """
         cleaned = read_broker_cleaner_offset(self.log_dir, self.partition)
         for part in self._split_listing_by_memory_limit(listing):
@@ -383,10 +369,8 @@ class _DirectoryImport:
     ) -> bool:
         """Import the batches of ``listing_part`` after the tier's end. Return whether the bound (``options.below``) was reached.
 
-        :param listing: all segments of the directory.
-        :param listing_part: the segments to add.
-        :param state: the tier's state for which the part was chosen; the import is refused if the control log has changed since.
-        :param diverged: where the log lacks a leader epoch that the tier expects after its end; None if it lacks none.
+        :param state: state for which the part was chosen; the import is refused if the control log has changed since.
+        :param diverged: where the log lacks a leader epoch that the tier expects after its end.
         """
         sources = self._open_listed_segments(listing_part)
         given = self._read_checkpoint_lineage(sources)
@@ -416,7 +400,7 @@ class _DirectoryImport:
     def _build_segment_addition(
         self, new_segments: Sequence[SegmentToImport], tier_lineage: Lineage, log_lineage: Lineage, **more: Any
     ) -> SegmentAddition:
-        """Return the data to record with new segments. Without a lineage of the log, the tier's is extended by that of the batches."""
+        """Return the data to record. Without a lineage of the log, the tier's is extended by that of the batches."""
         sources = [member.source for member in new_segments]
         lineage = log_lineage or extend_lineage(tier_lineage, lineage_from_batches(sources) if sources else ())
         more |= {
@@ -429,7 +413,6 @@ class _DirectoryImport:
         return SegmentAddition(lineage, describe_tail_batches(sources, TAIL), topic_id=self.identity.given_id, **more)
 
     def _read_checkpoint_lineage(self, sources: Sequence[SourceSegment]) -> Lineage:
-        """Return the lineage in the directory's checkpoint file; empty if none. Raises BadData if batches contradict it."""
         given = self.options.lineage or read_epoch_checkpoint(self.log_dir)
         if given:
             require_lineage_matches_batches(self.log_dir / CHECKPOINT, given, sources)
@@ -441,19 +424,16 @@ class _DirectoryImport:
         return open_listed_segments(listing, self.policy, is_written_by_broker=self.options.live)
 
     def _split_listing_by_memory_limit(self, listing: SegmentListing) -> Iterator[SegmentListing]:
-        """Yield the listing of a live log in parts that fit into memory, because its files are read; yield any other as one part."""
+        """Yield the listing of a live log in parts that fit into memory, because its files are read."""
         return listing.split_by_size(LIVE_BYTES) if self.options.live else iter([listing] if listing.bases else [])
 
     def _lock_if_import_is_large(self, listing_part: SegmentListing) -> AbstractContextManager[object]:
-        """Return the lock under which large imports run one at a time, or, if this part is small, a context manager that does nothing."""
         return self.company.large if listing_part.total_size_bytes > LARGE_BYTES else nullcontext()
 
     # --- whether it is the same log ---
 
     def _find_acceptable_divergence(self, listing: SegmentListing, state: PartitionState) -> Divergence | None:
-        """Return the divergence from which on a later leader has discarded the tier's data, or None if it has discarded none. Raises
-        BadData if the options do not permit to discard that data from the tier.
-        """
+        """Return the divergence. Raises BadData if the options do not permit to discard the data that a later leader has discarded."""
         if not state.has_segments:
             return None
         lineage, new = partial(self._read_checkpoint_lineage, []), listing.segments_from_offset(self._first_offset_to_read(state))
@@ -477,7 +457,6 @@ class _DirectoryImport:
         return diverged
 
     def _end_offset_of_sealed_segments(self, listing: SegmentListing) -> int:
-        """Return the end offset (exclusive) of the directory's log without the active segment; 0 if it has no batch."""
         if listing.end is not None:
             return listing.end
         for base in reversed(listing.bases):
@@ -487,7 +466,6 @@ class _DirectoryImport:
         return 0
 
     def _read_lineage_and_end_offset(self, listing: SegmentListing) -> tuple[Lineage, int]:
-        """Return the lineage that the batches of these segments bear, and the end offset (exclusive) of the segments."""
         lineage, end = Lineage(), 0
         for part in self._split_listing_by_memory_limit(listing):
             filled = [source for source in self._open_listed_segments(part) if source.size]
@@ -496,7 +474,7 @@ class _DirectoryImport:
         return lineage, end
 
     def _require_log_uncleaned_by_broker_beyond(self, offset: int) -> None:
-        """Raise BadData if the broker's cleaner has cleaned beyond ``offset``, the offset where the directory would continue the tier."""
+        """Raise BadData if the broker's cleaner has cleaned beyond ``offset``, where the directory would continue the tier."""
         cleaned = read_broker_cleaner_offset(self.log_dir, self.partition)
         if self.cleaned is None or cleaned > self.cleaned:
             where = str(self.log_dir.parent / CLEANED)
@@ -508,11 +486,9 @@ class _DirectoryImport:
         self.cleaned_to = max(self.cleaned_to, cleaned)
 
     def _require_no_cleaning_signs(self, file_parts: Sequence[SegmentFilePart], offset: int) -> None:
-        """Raise BadData if batches show that a log cleaner has compacted the log after ``offset``, where the directory would continue the
-        tier: a follower has fetched them from a leader whose log was cleaned, or the broker's checkpoint was not copied. Missing offsets
-        at the ends of segments alone are left to ``require_no_offset_gaps``, because a lost segment file leaves the same.
-
-        :param file_parts: everything that the directory has from ``offset`` on, or the next part of it.
+        """Raise BadData if batches show that the log was compacted after ``offset``: a follower has fetched them from a leader whose log
+        was cleaned, or the broker's checkpoint was not copied. Missing offsets at the ends of segments alone are left to
+        ``require_no_offset_gaps``, because a lost segment file leaves the same.
         """
         signs = find_cleaning_signs([piece.source for piece in file_parts])
         if all(sign.kind == "boundary" for sign in signs):
@@ -533,10 +509,8 @@ class _DirectoryImport:
 
         A first import may take a compacted log in several parts: the part of the log below ``state.source_cleaned_to`` was compacted before
         its first segment came in, together with all that its tombstones delete. Beyond that, the tier's last batches must have come from a
-        compacted log, and the directory must still hold all records of the tier: then the two are one log. This is not enough for
-        the replica of a log that was *not* compacted when it was imported, because such a replica may have missed tombstones for ever.
-
-        :param cleaned_to: the offset up to which the log was compacted.
+        compacted log, and the directory must still hold all records of the tier: then the two are one log. This is not enough for the
+        replica of a log that was *not* compacted when it was imported, because such a replica may have missed tombstones for ever.
         """
         state = self.log.state
         if self.continues_cleaned_source or cleaned_to <= state.source_cleaned_to:
@@ -562,19 +536,16 @@ class _DirectoryImport:
         return has_all_records_of_tier(state, self.whole, self._open_tier_segment, self._open_listed_segments, limit)
 
     def _require_equal_last_records(self, listing: SegmentListing, state: PartitionState) -> None:
-        """Raise BadData if a last common record differs in tier and directory. Only with ``options.older``, if the directory ends first."""
         if self.options.older and self._end_offset_of_sealed_segments(listing) <= state.end_offset + 1:
             self._count_equal_records(listing, state, self._end_offset_of_sealed_segments(listing))
 
     def _has_equal_tail_batches_below(self, listing: SegmentListing, state: PartitionState, offset: int) -> bool:
-        """Return whether the directory has any of the tier's last batches (the tail) below ``offset``. Raises BadData if one differs."""
         known = [batch for batch in state.tail if self.rewritten <= batch.last_offset < offset]
         compared = listing.segments_before_offset(offset).segments_from_offset(known[0].base_offset) if known else None
         sources = [] if compared is None else self._open_listed_segments(compared)
         return has_equal_tail_batches(state, sources, offset, self.rewritten)
 
     def _count_equal_records(self, listing: SegmentListing, state: PartitionState, end_offset: int) -> int:
-        """Return how many of the last records below ``end_offset`` are equal in tier and directory. Raises BadData if one differs."""
         limit = self.policy.max_decompressed_batch_bytes
         open_tier, open_listed, below = self._open_tier_segment, self._open_listed_segments, self.rewritten
         return count_equal_last_records(state, listing, open_tier, open_listed, limit, end_offset=end_offset, compacted_below=below)
@@ -583,16 +554,13 @@ class _DirectoryImport:
         return self._count_equal_records(self.whole, self.log.state, min(end_offset, self._end_offset_of_sealed_segments(self.whole)))
 
     def _add_note_if_log_is_unidentified(self) -> None:
-        """Add a note to the report that later segments will be refused, if the directory's log is not known to be the tier's."""
         if self.log.state.has_segments and not self.identity.is_known_to_be_same_log(self.compared, self._count_equal_records_below):
             self.notes.append(self.identity.topic_adoption_needed_note())
 
     # --- a truncated log ---
 
     def _replace_discarded_tier_end(self, listing: SegmentListing, state: PartitionState, diverged: Divergence) -> None:
-        """Upload the first segments of the broker's new branch in place of the data that the broker has discarded, after all of the
-        branch was read and checked.
-        """
+        """Replace the discarded data by the first segments of the broker's new branch, after all of the branch was read and checked."""
         offset, end = diverged.offset, state.end_offset
         same: int = self._has_equal_tail_batches_below(listing, state, offset)
         self.identity.require_log_is_that_of_tier(same, self._count_equal_records_below, cut_offset=offset)
@@ -612,8 +580,8 @@ class _DirectoryImport:
         self.notes.append(f"{self.partition}: offsets {offset} to {end} were discarded by the broker, and now by the tier")
 
     def _check_file_parts_of_branch(self, branch: SegmentListing, state: PartitionState, offset: int) -> list[CheckedFilePart]:
-        """Read and check all batches that the directory has from ``offset`` on. Return those to record together with the cut, as parts of
-        segment files: the batches of the listing's first part with data, below ``options.below``. Raises BadData.
+        """Read and check all batches from ``offset`` on. Return those to record together with the cut: the listing's first part with data,
+        below ``options.below``.
         """
         first: list[CheckedFilePart] | None = None
         last: list[SourceSegment] = []
@@ -636,12 +604,7 @@ class _DirectoryImport:
         return first or []
 
     def _cut_tier_end_and_add_branch(self, file_parts: Sequence[CheckedFilePart], log_lineage: Lineage, offset: int, scratch: Path) -> None:
-        """Cut the tier's end and add the first segments of the new branch, in one record.
-
-        :param log_lineage: lineage of the new branch.
-        :param offset: first offset that is discarded.
-        :param scratch: a temporary folder.
-        """
+        """Cut the tier at ``offset`` and add the first segments of the new branch, in one record."""
         state, layout = self.log.state, self.tier.ports.layout
         place = next(place for place, segment in enumerate(state.live) if segment.end_offset >= offset)
         head = segment_head_before_offset(self.tier, state, offset, self.policy, scratch)
@@ -659,7 +622,6 @@ class _DirectoryImport:
 
     @contextmanager
     def _open_tier_segment(self, segment: RemoteLogSegmentMetadata) -> Iterator[SourceSegment]:
-        """Open a segment of the tier for reading as long as the ``with`` block runs."""
         reader = open_reader_of_given_segments(self.tier, self.partition, [segment], "import")
         with reader as reading, reading.open_segment(0, include_txn_index=False) as source:
             yield source
@@ -667,12 +629,7 @@ class _DirectoryImport:
     def _file_parts_without_gap(
         self, state: PartitionState, last_tier_offset: int, file_parts: list[SegmentFilePart]
     ) -> list[SegmentFilePart]:
-        """Return the file parts so that they follow the tier's end without a gap: an allowed gap is covered by the first part.
-        Raises BadData for any other gap.
-
-        :param last_tier_offset: last offset that the tier has, or will have after a cut.
-        :param file_parts: everything that the directory has after ``last_tier_offset``.
-        """
+        """Return the file parts so that the first covers an allowed gap after ``last_tier_offset``. Raises BadData for any other gap."""
         first = file_parts[0].source
         if not state.has_segments or first.base == last_tier_offset + 1:
             return file_parts
@@ -752,15 +709,13 @@ class _DirectoryImport:
         return checked
 
     def _create_sidecar_builder(self, source: SourceSegment) -> SidecarBuilder | None:
-        """Return a builder of a sidecar without Bloom filter, or None if sidecars are off. Later rounds take the number of keys and
-        the outcomes of transactions from the sidecar instead of reading the segment.
-        """
+        """Return a builder without Bloom filter, for the number of keys and the outcomes of transactions."""
         if not self.tier.cleaner_settings_for_topic(self.partition.topic).bloom:
             return None
         return SidecarBuilder(source, None, self._secret_hash_key_for_import(), counts_distinct_keys=True)
 
     def _secret_hash_key_for_import(self) -> bytes:
-        """Return the tier's hash key. If the tier does not exist yet, choose the key with which this import will create it."""
+        """Return the tier's hash key, or that with which this import will create the tier."""
         if self.tier.catalog.state.tier_id:
             return self.tier.identity.hash_key()
         self.key_to_be = self.key_to_be or self.tier.ports.random_bytes(HASH_KEY_BYTES)
@@ -769,10 +724,8 @@ class _DirectoryImport:
     def _upload_and_record_segments(
         self, new_segments: list[SegmentToImport], addition: SegmentAddition, tier_lineage: Lineage, head: SegmentToImport | None = None
     ) -> None:
-        """Upload segments and record them in the control log.
-
-        :param tier_lineage: the tier's lineage, as far as the segments continue it.
-        :param head: the rest of a segment that a truncation cuts, not reported as added; None if no segment is cut.
+        """Upload segments and record them. ``tier_lineage``: as far as they continue it; ``head``: the rest of a segment that a truncation
+        cuts.
         """
         if not addition.cut and not self.options.accept_erased:
             self._require_erased_values_stay_erased(new_segments)
@@ -793,8 +746,8 @@ class _DirectoryImport:
             self.done += new_segments
 
     def _require_erased_values_stay_erased(self, new_segments: Sequence[SegmentToImport]) -> None:
-        """Raise BadData if the segments may bring values back that were erased: the partition was deleted from the tier, or they precede
-        what it has, and an erasure of the topic is recorded. What continues the tier comes after the tombstones of erased keys.
+        """Raise BadData if the segments may bring erased values back: the partition was deleted from the tier, or they precede what it has,
+        and an erasure of the topic is recorded. What continues the tier comes after the tombstones of erased keys.
         """
         state = self.log.state
         if new_segments[0].start > state.end_offset if state.has_segments else not state.deleted_slot:

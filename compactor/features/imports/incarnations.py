@@ -1,4 +1,5 @@
-"""Choice of the incarnation that a log belongs to, before anything is imported from it. The rule is ``control.incarnations``.
+"""Choice of the incarnation (a topic's life under one topic id) that a log belongs to, before anything is imported from it. The rule is
+``control.incarnations``.
 
     the tier's log has the same id      -> that log
     its recorded successor              -> the next incarnation, which is opened
@@ -43,11 +44,10 @@ if the user may not read them. Raises StoreError."""
 
 @dataclass(frozen=True)
 class TopicRecreationConfirmationSources:
-    """Sources that may confirm that a topic was deleted and created again, so that a new incarnation (log under a new topic id) may be
-    opened.
+    """Sources that may confirm that a topic was deleted and created again.
 
     ask: requests topic ids from the configured cluster; None if none is configured.
-    by_hand: whether a person has confirmed it for everything that is imported.
+    by_hand: a person has confirmed it for everything that is imported.
     """
 
     ask: TopicIdsQuery | None = None
@@ -66,14 +66,11 @@ def find_or_open_incarnation(
     confirmation: TopicRecreationConfirmationSources,
     count_equal_records: Callable[[], int],
 ) -> TopicPartition:
-    """Return the partition's incarnation (its log under one topic id) to which a log of this topic id belongs. That is the incarnation of
-    ``state``, or a different one, which is opened if it does not exist yet.
+    """Return the incarnation to which a log of this topic id belongs: that of ``state``, or another, which is opened if it does not exist
+    yet.
 
-    :param state: state of the partition's latest incarnation, just read from the control log.
-    :param topic_id: topic id of the log; empty if unknown.
-    :param id_source: the file that contains the id.
-    :param count_equal_records: compares the last records that both logs have and returns how many are equal; raises BadData if one differs.
-    :param confirmation: sources that may confirm that the topic was deleted and created again.
+    :param state: of the latest incarnation, just read from the control log.
+    :param count_equal_records: compares the last records that both logs have; raises BadData if one differs.
     :raises BadData: if a later topic has superseded this one; or if the topic is unknown to the tier, and neither the cluster nor a person
         confirms that it replaces the tier's topic.
     """
@@ -108,18 +105,14 @@ def find_or_open_incarnation(
 
 
 def require_topic_not_superseded(tier: Tier, state: PartitionState, topic_id: TopicId, id_source: str) -> None:
-    """Raise BadData if the catalog, as last read, records that a later topic of the same name has replaced the one with this topic id."""
+    """Raise BadData if the catalog, as last read, records that a later topic has replaced the one with this topic id."""
     former = tier.catalog.state.superseded.get(state.topic, {})
     if topic_id in former:
         raise _superseded_topic_error(state, topic_id, former, id_source)
 
 
 def record_cluster_of_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicId], ask: TopicIdsQuery) -> None:
-    """Record in the catalog which cluster has these topics, as far as that is not recorded yet. Raises StoreError.
-
-    :param topic_ids: ids of imported topics, by name. Topics that the cluster does not have now under this name and id are left out.
-    :param ask: requests topic ids from the cluster.
-    """
+    """Record in the catalog which cluster has these topics (ids by name), except those that it does not have now. Raises StoreError."""
     unknown = {topic: given for topic, given in topic_ids.items() if given and given not in catalog.state.topic_clusters}
     if not unknown:
         return
@@ -127,7 +120,6 @@ def record_cluster_of_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicI
     found = {topic: given for topic, given in unknown.items() if answer.topic_ids.get(topic) == given}
 
     def build_missing_topics_confirmed_record(state: CatalogState) -> TopicsConfirmed | None:
-        """Return the record to append to this state of the catalog, or None if everything is recorded."""
         new = {topic: given for topic, given in found.items() if given not in state.topic_clusters}
         return TopicsConfirmed(cluster_id=answer.cluster_id, topic_ids=new) if new and answer.cluster_id else None
 
@@ -138,13 +130,9 @@ def record_cluster_of_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicI
 def record_settings_of_topics(
     catalog: CatalogLog, topic_ids: Mapping[str, TopicId], ask: TopicIdsQuery, ask_settings: TopicSettingsQuery
 ) -> list[str]:
-    """Record in the catalog what is set for compaction on these topics in their cluster, as far as it has changed, so that processes
-    without brokers clean the tier by it. Return the topics whose settings may not be read; what is recorded of them stays. Raises
-    StoreError.
-
-    :param topic_ids: ids of imported topics, by name. Topics that the cluster does not have now under this name and id are left out.
-    :param ask: requests topic ids from the cluster.
-    :param ask_settings: requests settings of topics from the same cluster.
+    """Record in the catalog the compaction settings of these topics (ids by name) in their cluster, as far as they have changed, for
+    processes without brokers. Topics that the cluster does not have now are left out. Return those whose settings may not be read; their
+    record stays. Raises StoreError.
     """
     named = sorted(topic for topic, given in topic_ids.items() if given)
     answer = ask(named) if named else ClusterTopicIds("", {})
@@ -152,7 +140,6 @@ def record_settings_of_topics(
     found = ask_settings(current) if current else {}
 
     def build_changed_settings_record(state: CatalogState) -> TopicsConfirmed | None:
-        """Return the record to append to this state of the catalog, or None if everything is recorded, or another cluster has the topic."""
         new = {
             topic: dict(chosen)
             for topic, chosen in found.items()
@@ -169,7 +156,6 @@ def record_settings_of_topics(
 
 
 def unreadable_settings_message(topics: Sequence[str]) -> str:
-    """Return as text that this user may not read the settings of these topics, and what applies instead."""
     return (
         f"what is set for compaction on {', '.join(topics)} is unknown: DESCRIBE_CONFIGS is not allowed. What was recorded before, else "
         "[cleaner], applies"
@@ -177,8 +163,8 @@ def unreadable_settings_message(topics: Sequence[str]) -> str:
 
 
 def _has_equal_last_records(count_equal_records: Callable[[], int]) -> bool:
-    """Return whether both logs have last records in common and these are equal. Raises BadData if they cannot be read, because damage does
-    not show that the logs differ.
+    """Return whether both logs have equal last records. Raises BadData if they cannot be read, because damage does not show that the logs
+    differ.
     """
     try:
         return count_equal_records() > 0
@@ -196,10 +182,8 @@ def _record_topic_recreation(
     confirmation: TopicRecreationConfirmationSources,
     holder: str,
 ) -> None:
-    """Record in the catalog that this topic id replaces the tier's current one.
-
-    Raises BadData if neither the cluster nor a person confirms that, or if the cluster still has the tier's topic. Raises StoreError if a
-    cluster is configured and cannot be asked.
+    """Record that this topic id replaces the tier's current one. Raises BadData if neither the cluster nor a person confirms that, or if
+    the cluster still has the tier's topic.
     """
     former_id = newest_successor_topic_id(state.topic_id, catalog.state.superseded.get(state.topic, {}))
     answer = confirmation.ask([state.topic]) if confirmation.ask else ClusterTopicIds("", {})
@@ -212,7 +196,6 @@ def _record_topic_recreation(
     body = TopicRecreated(topic=state.topic, superseded_id=former_id, topic_id=topic_id, cluster_id=cluster_id, by=holder)
 
     def build_missing_topic_recreated_record(catalog_state: CatalogState) -> TopicRecreated | None:
-        """Return the record to append to this state of the catalog, or None if the same recreation is recorded already."""
         if catalog_state.superseded.get(state.topic, {}).get(former_id) == topic_id:
             return None
         problem = topic_recreation_problem(catalog_state, body)
@@ -226,9 +209,8 @@ def _record_topic_recreation(
 
 def reinstate_superseded_topic(tier: Tier, topic: str, topic_id: TopicId, ask: TopicIdsQuery | None) -> TopicId:
     """Record that a topic name means a superseded topic id again, because the id was superseded by mistake (`import --new-incarnation` of a
-    stale directory). Return the id that it meant. The incarnations of that id stay readable by their number, until they are deleted.
+    stale directory). Return the id that it meant, whose incarnations stay readable by their number.
 
-    :param ask: requests topic ids from the configured cluster; None if none is configured.
     :raises UsageError: if a cluster has confirmed that the topic was deleted and created again. Raises StoreError.
     """
     catalog = open_catalog(tier.ports)
@@ -242,7 +224,6 @@ def reinstate_superseded_topic(tier: Tier, topic: str, topic_id: TopicId, ask: T
     body = TopicRecreated(topic=topic, superseded_id=later[-1], topic_id=topic_id, by=tier.ports.holder, withdrawn=withdrawn)
 
     def build_missing_reinstatement_record(state: CatalogState) -> TopicRecreated | None:
-        """Return the record to append to this state of the catalog, or None if the topic id is current already."""
         if topic_id not in state.superseded.get(topic, {}):
             return None
         problem = topic_recreation_problem(state, body)
@@ -260,8 +241,8 @@ def reinstate_superseded_topic(tier: Tier, topic: str, topic_id: TopicId, ask: T
 
 
 def log_of_other_topic_error(state: PartitionState, topic_id: TopicId, id_source: str, reason: str) -> BadData:
-    """Return the error for a log that belongs to another topic than the tier's. ``reason``: why the log of the new
-    topic is not imported beside the old one; empty if neither the cluster nor a person confirmed that the topic was created again.
+    """Return the error for a log of another topic than the tier's. ``reason``: empty if neither the cluster nor a person confirmed the
+    recreation.
     """
     return BadData(
         f"this is the log of topic id {topic_id}, and the tier has {state.topic_partition} of topic id {state.topic_id}:"

@@ -56,55 +56,35 @@ from compactor.records.rows import parse_records
 from compactor.tier.contents import file_sha256
 from compactor.upkeep.log_root import CLEANED, LOG_STARTS
 
-# Check that an incoming log was not compacted beyond the tier's end, by a broker's log cleaner or by the compactor of another tier.
+# ---- compacted logs ---------------------------------------------------------------------------------------------------------
 #
-# A tombstone that was dropped there can no longer delete a value that the tier has from earlier imports, and a dropped transaction marker
-# can no longer abort a record of it. So the tier is not continued from a log that was compacted beyond the tier's end.
-#
-# A broker's checkpoint states how far *its* cleaner has compacted the log. What a follower has fetched from a cleaned leader is compacted
-# as well, and so is a copy without the checkpoint. There only the batches show it (``find_cleaning_signs``).
+# The tier is not continued from a log that was compacted beyond the tier's end: a tombstone that was dropped there can no longer delete a
+# value that the tier has from earlier imports, and a dropped transaction marker can no longer abort a record of it. A broker's checkpoint
+# states how far *its* cleaner has compacted the log. What a follower has fetched from a cleaned leader is compacted as well, and so is a
+# copy without the checkpoint; there only the batches show it (``find_cleaning_signs``).
 
 
 def read_broker_cleaner_offset(partition_dir: Path, partition: TopicPartition) -> int:
-    """Return the first offset of a partition that the broker's own log cleaner has not cleaned; 0 if none is recorded.
-
-    :param partition_dir: the partition's directory; the broker's checkpoint file lies in its parent.
-    :param partition: the partition; used if the directory's name is not a partition's.
-    :raises UsageError: if the file cannot be read.
-    :raises BadData: if it is not a checkpoint file.
+    """Return the first offset that the broker's own log cleaner has not cleaned; 0 if none is recorded. The checkpoint file lies in the
+    parent of ``partition_dir``; ``partition`` counts if the directory's name is not a partition's. Raises UsageError if the file cannot
+    be read, BadData if it is not a checkpoint file.
     """
     return _read_checkpointed_offset(partition_dir, partition, CLEANED) or 0
 
 
 def read_broker_log_start(partition_dir: Path, partition: TopicPartition) -> int:
-    """Return the broker's log start offset of a partition, or 0 if none is recorded because the log starts with its first segment.
-
-    :param partition_dir: the partition's directory; the broker's checkpoint file lies in its parent.
-    :param partition: the partition; used if the directory's name is not a partition's.
-    :raises UsageError: if the file cannot be read.
-    :raises BadData: if it is not a checkpoint file.
-    """
+    """Return ``read_checkpointed_log_start``, or 0 if the log starts with its first segment."""
     return read_checkpointed_log_start(partition_dir, partition) or 0
 
 
 def read_checkpointed_log_start(partition_dir: Path, partition: TopicPartition) -> int | None:
-    """Return the broker's log start offset of a partition, or None if none is recorded. Parameters and errors: ``read_broker_log_start``.
-
-    A log start below the first segment is recorded only for a topic with remote storage (LogManager.checkpointLogStartOffsetsInDir).
+    """Return the broker's log start offset, read as ``read_broker_cleaner_offset``; None if none is recorded. A log start below the first
+    segment is recorded only for a topic with remote storage (LogManager.checkpointLogStartOffsetsInDir).
     """
     return _read_checkpointed_offset(partition_dir, partition, LOG_STARTS)
 
 
 def _read_checkpointed_offset(partition_dir: Path, partition: TopicPartition, file_name: str) -> int | None:
-    """Return a partition's offset in a checkpoint file of its broker, or None if there is no such file or the file does not name the
-    partition.
-
-    :param partition_dir: the partition's directory; the file lies in its parent.
-    :param partition: the partition; used if the directory's name is not a partition's.
-    :param file_name: name of the checkpoint file.
-    :raises UsageError: if the file cannot be read.
-    :raises BadData: if it is not a checkpoint file.
-    """
     folder = Path(os.path.abspath(partition_dir))
     path = folder.parent / file_name
     try:
@@ -123,10 +103,9 @@ def _read_checkpointed_offset(partition_dir: Path, partition: TopicPartition, fi
 class CleaningSign(NamedTuple):
     """Sign in a log's batches that a log cleaner has removed records.
 
-    kind: ``missing``: the offsets are missing inside a segment. ``boundary``: they are missing at the end of a segment, as they are if a
-        segment file is lost. ``incomplete``: the batch lacks records. ``horizon``: the batch has a delete horizon, which only cleaners set.
+    kind: ``missing``: offsets inside a segment. ``boundary``: offsets at the end of a segment, as if a segment file is lost.
+        ``incomplete``: records of a batch. ``horizon``: the batch has a delete horizon, which only cleaners set.
     first, last: the missing offsets, or those of the batch; inclusive.
-    segment: name of the segment file.
     """
 
     kind: Literal["missing", "boundary", "incomplete", "horizon"]
@@ -136,14 +115,12 @@ class CleaningSign(NamedTuple):
 
 
 def find_cleaning_signs(sources: Sequence[SourceSegment]) -> list[CleaningSign]:
-    """Return the signs that a log cleaner has removed records of a log, ascending.
+    """Return the signs that a log cleaner has removed records from consecutive segments, ascending.
 
-    A broker gives consecutive offsets to the records that it appends, and none to a batch that it refuses or drops as a duplicate
-    (UnifiedLog.append). So missing offsets were removed. That a log begins late is no sign, because retention deletes its beginning. Nor is
-    a zero-byte segment at the end; but where later batches follow, the cleaner has removed all that the segment held. Offsets before a
-    compressed batch of v0 or v1 are not known to be missing, because its header does not state its first offset.
-
-    :param sources: consecutive segments of the log.
+    1. A broker gives consecutive offsets to the records that it appends (UnifiedLog.append), so missing offsets were removed.
+    2. That a log begins late is no sign, because retention deletes its beginning.
+    3. Nor is a zero-byte segment at the end; but where later batches follow, the cleaner has removed all that the segment held.
+    4. Offsets before a compressed batch of v0 or v1 are not known to be missing: its header does not state its first offset.
     """
     found: list[CleaningSign] = []
     end, before = sources[0].base if sources else 0, ""
@@ -175,7 +152,6 @@ SHOWN_SIGNS = 3
 
 
 def describe_cleaning_signs(signs: Sequence[CleaningSign]) -> str:
-    """Return the first signs in words for a message, and the number of others."""
     words = {
         "missing": "offsets {} to {} are missing",
         "boundary": "offsets {} to {} are missing",
@@ -192,11 +168,7 @@ def require_not_compacted_beyond(
 ) -> None:
     """Raise BadData if a log was compacted beyond ``continuation_offset``, because deleted keys could then come back.
 
-    :param continuation_offset: offset at which the log is to continue the tier: the tier's end + 1, or where its end is cut; 0 for an empty
-        tier, in which no value can come back.
-    :param first_uncleaned_offset: first offset of the log that was not compacted.
-    :param cleaned_by: what compacted the log, for the message.
-    :param source_name: the file or tier that states ``first_uncleaned_offset``, for the message.
+    :param continuation_offset: the tier's end + 1, or where its end is cut; 0 for an empty tier, in which no value can come back.
     """
     if 0 < continuation_offset < first_uncleaned_offset:
         what = f"{cleaned_by} has cleaned {partition} up to offset {first_uncleaned_offset}"
@@ -204,11 +176,7 @@ def require_not_compacted_beyond(
 
 
 def compacted_log_error(partition: TopicPartition, continuation_offset: int, what: str, source_name: str) -> BadData:
-    """Return the error for a log that was compacted beyond ``continuation_offset``.
-
-    :param what: what shows it, for the message.
-    :param source_name: the file or tier that shows it.
-    """
+    """Return the error for a log that was compacted beyond ``continuation_offset``. ``what``: what shows it, for the message."""
     error = BadData(
         f"{what}, and the tier ends at {continuation_offset - 1}: tombstones may be missing that delete keys in the tier, and markers that"
         " abort transactions in it",
@@ -231,19 +199,17 @@ _INDEX_NAME = re.compile(r"(\d{20})\.(index|timeindex|txnindex)")
 
 
 def segment_log_path(log_dir: Path, base_offset: int) -> Path:
-    """Return the path of a segment's log in a log directory."""
     return log_dir / f"{base_offset:020d}.log"
 
 
 def path_of_segment_staged_for_deletion(log_dir: Path, base_offset: int) -> Path:
-    """Return the path of a segment's file that its broker has staged for deletion."""
     path = segment_log_path(log_dir, base_offset)
     return path.with_name(path.name + DELETED)
 
 
 @contextmanager
 def directory_errors_as_usage_errors(log_dir: Path) -> Iterator[None]:
-    """Convert system errors while a log directory is read into UsageError, except those of a full disk."""
+    """Convert system errors to UsageError, except those of a full disk."""
     try:
         yield
     except OSError as error:
@@ -260,13 +226,10 @@ _FLOCK = struct.Struct("hhqqi")
 
 
 def is_locked_by_broker(broker_dir: Path) -> bool:
-    """Return whether a process of this machine holds the lock of a broker's log directory, as a running broker does (LogManager,
-    FileLock). The lock is queried and never taken, because a broker that starts in that moment would fail.
-
-    False where the system cannot tell: the broker runs on another host, the file system has no locks, or the system is not Linux.
-
-    :param broker_dir: the directory that contains those of the partitions (``log.dirs``).
+    """Return whether a process of this machine holds the lock of a broker's log directory, as a running broker does (LogManager, FileLock).
+    False where the system cannot tell: another host, no locks, or not Linux.
     """
+    # The lock is queried and never taken, because a broker that starts in that moment would fail.
     if not sys.platform.startswith("linux"):
         return False
     import fcntl
@@ -281,9 +244,7 @@ def is_locked_by_broker(broker_dir: Path) -> bool:
 
 @dataclass(frozen=True)
 class SegmentFilePart:
-    """Part of a segment file that is imported: consecutive batches, often all of them. skipped: bytes of the file before the first imported
-    batch. file_size: size of the whole file in bytes.
-    """
+    """Part of a segment file that is imported: consecutive batches. skipped: bytes of the file before them."""
 
     source: SourceSegment
     path: Path
@@ -292,7 +253,6 @@ class SegmentFilePart:
 
     @property
     def is_whole_file(self) -> bool:
-        """Return whether the whole file is imported, and under its own name."""
         return self.source.size == self.file_size and self.path.name == f"{self.source.base:020d}.log"
 
 
@@ -300,10 +260,8 @@ class SegmentFilePart:
 class CheckedFilePart:
     """Part of a segment file whose bytes were all read and checked.
 
-    negative_timestamps: number of records with a timestamp below -1.
-    sha256: digest of the part's bytes.
-    builder: sidecar builder that has received every record; None if no sidecar is wanted.
-    late_timestamps: number of records with a timestamp that is too far in the future.
+    negative_timestamps, late_timestamps: number of records with a timestamp below -1, and too far in the future.
+    builder: sidecar builder that has received every record.
     """
 
     piece: SegmentFilePart
@@ -315,8 +273,8 @@ class CheckedFilePart:
 
 @dataclass(frozen=True)
 class SegmentToImport:
-    """Segment that an import will create in the tier. start, end: first and last offset (inclusive) that it covers, with those of adjacent
-    zero-byte segments. states: producer states at its end.
+    """Segment that an import will create in the tier. start, end: offsets (inclusive), with those of adjacent zero-byte segments. states:
+    at its end.
     """
 
     checked: CheckedFilePart
@@ -327,12 +285,10 @@ class SegmentToImport:
 
     @property
     def file_part(self) -> SegmentFilePart:
-        """Return the part of a segment file from which this segment is created."""
         return self.checked.piece
 
     @property
     def source(self) -> SourceSegment:
-        """Return the opened segment file."""
         return self.file_part.source
 
 
@@ -341,9 +297,8 @@ class SegmentToImport:
 
 @dataclass(frozen=True)
 class FileCheckSettings:
-    """Settings for the check of segment files. limit: bytes that one batch may inflate to. builder_for: returns the sidecar builder of a
-    segment, or None. on_bytes: called with the number of bytes that were checked since the last call. latest_ms: records with later
-    timestamps are counted.
+    """Settings for the check of segment files. limit: bytes that one batch may inflate to. on_bytes: bytes checked since the last call.
+    latest_ms: records with later timestamps are counted.
     """
 
     limit: int
@@ -354,9 +309,8 @@ class FileCheckSettings:
 
 
 def check_file_parts(file_parts: Sequence[SegmentFilePart], check_settings: FileCheckSettings) -> list[CheckedFilePart]:
-    """Check pieces of segment files, by reading every byte and every record once, and count records whose timestamps cannot be times.
-
-    :raises BadData: if a CRC is invalid, a batch contradicts its header, or a transaction index contradicts the log.
+    """Read and check every byte and every record once, and count records whose timestamps cannot be times. Raises BadData if a CRC is
+    invalid, a batch contradicts its header, or a transaction index contradicts the log.
     """
     for piece in file_parts:
         problem = reason_txn_index_is_invalid(piece.source.txn_entries, piece.source)
@@ -371,7 +325,6 @@ def check_file_parts(file_parts: Sequence[SegmentFilePart], check_settings: File
 
 
 def _check_segment_file_part(file_part: SegmentFilePart, check_settings: FileCheckSettings, workers: WorkerThreads) -> CheckedFilePart:
-    """Check one part of a segment file in several threads, and return it with its digest. Raises BadData."""
     source, table = file_part.source, file_part.source.table
     builder = check_settings.builder_for(source)
     sha256 = hashlib.sha256()
@@ -380,9 +333,7 @@ def _check_segment_file_part(file_part: SegmentFilePart, check_settings: FileChe
     def check_batch_range(
         buffers: ReusableJobBuffers, job: FirstAndEndBatch
     ) -> tuple[EndPosition, NegativeTimestampCount, LateTimestampCount, list[ChunkSummaryForSidecar]]:
-        """Check a range of batches. Return the byte position after it, its numbers of timestamps below -1 and after the latest plausible
-        one, and summaries of its chunks.
-        """
+        """Return the end position, the numbers of timestamps below -1 and of too late ones, and the chunks' summaries."""
         first, last = job
         found, beyond, seen = 0, 0, []
         for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), check_settings.limit, buffers.bodies):
@@ -411,14 +362,12 @@ def _check_segment_file_part(file_part: SegmentFilePart, check_settings: FileChe
 
 
 def _error_with_file_position(error: BadData, file_part: SegmentFilePart) -> BadData:
-    """Return the error with the byte position in the whole file in place of the position in the imported part."""
     if error.position < 0 or not file_part.skipped:
         return error
     return BadData(error.cause, segment=error.segment, position=error.position + file_part.skipped, offset=error.offset, hint=error.hint)
 
 
 def require_no_orphaned_indexes(log_dir: Path, base_offsets: Sequence[int]) -> None:
-    """Raise BadData if the directory has an index file without a segment file. :param base_offsets: those of the segment files."""
     known = set(base_offsets)
     for path in sorted(log_dir.iterdir()):
         match = _INDEX_NAME.fullmatch(path.name)
@@ -431,9 +380,7 @@ def require_no_orphaned_indexes(log_dir: Path, base_offsets: Sequence[int]) -> N
 
 
 def require_no_offset_gaps(sources: Sequence[SourceSegment]) -> None:
-    """Raise BadData if there is an offset gap between neighbouring segments, unless the batches show that the log may have been compacted,
-    because compaction leaves gaps.
-    """
+    """Raise BadData if offsets between neighbouring segments are missing and nothing else shows that the log may have been compacted."""
     gap = _find_first_gap(sources)
     if gap is not None:
         raise BadData(
@@ -444,8 +391,8 @@ def require_no_offset_gaps(sources: Sequence[SourceSegment]) -> None:
 
 
 def _find_first_gap(sources: Sequence[SourceSegment]) -> CleaningSign | None:
-    """Return the first offset gap between neighbouring segments, or None if there is none. Return None, too, if the batches show that the
-    log may have been compacted: by their signs, by a segment without batches, or by batches of v0 or v1, which need not show it.
+    """Return the first offset gap between segments; None, too, if the log may have been compacted: by its signs, by a segment without
+    batches, or by batches of v0 or v1, which need not show it.
     """
     signs = find_cleaning_signs(sources)
     if any(sign.kind != "boundary" for sign in signs):
@@ -461,11 +408,10 @@ def _find_first_gap(sources: Sequence[SourceSegment]) -> CleaningSign | None:
 def combine_parts_to_segments(
     log_dir: Path, file_parts: Sequence[CheckedFilePart], initial_states: ProducerStates
 ) -> list[SegmentToImport]:
-    """Combine checked pieces of segment files to the segments that the import will create. A zero-byte segment joins the one before it, or
-    the one after it if it is the first.
+    """Return the segments to create. A zero-byte segment joins the one before it, or the one after it if it is the first. Raises BadData if
+    the log is corrupt.
 
     :param initial_states: producer states where the pieces begin, unless the directory has a snapshot for that offset.
-    :raises BadData: if the log is corrupt.
     """
     sources = [checked.piece.source for checked in file_parts]
     states = _producer_states_at_offset(log_dir, sources[0].base, initial_states)
@@ -492,9 +438,7 @@ def combine_parts_to_segments(
 
 
 def describe_tail_batches(sources: Sequence[SourceSegment], count: int) -> tuple[LastImportedBatch, ...]:
-    """Return offsets and digest of each of the last ``count`` batches of these segments (the tail), by which the next import recognises the
-    log. A digest covers the header with its CRC.
-    """
+    """Return offsets and digest of the last ``count`` batches (the tail), by which the next import recognises the log."""
     found: list[LastImportedBatch] = []
     for source in reversed(sources):
         first = max(0, len(source.table) - count + len(found))
@@ -503,10 +447,8 @@ def describe_tail_batches(sources: Sequence[SourceSegment], count: int) -> tuple
 
 
 def describe_batch_at_log_end(source: SourceSegment, batch_number: int) -> LastImportedBatch:
-    """Return offsets and digest of one batch, by which the next import recognises it. A compressed wrapper of v0 or v1 states only its last
-    offset, which then stands for the first one, too.
-
-    :param batch_number: row of the batch in ``source.table``.
+    """Return offsets and digest of a batch's header with its CRC. A compressed wrapper of v0 or v1 states only its last offset, which then
+    stands for the first, too.
     """
     table = source.table
     last, base = int(table.last_offset[batch_number]), int(table.base_offset[batch_number])
@@ -518,8 +460,8 @@ def describe_batch_at_log_end(source: SourceSegment, batch_number: int) -> LastI
 
 
 def _producer_states_at_offset(log_dir: Path, offset: int, replayed: ProducerStates) -> ProducerStates:
-    """Return the producer states at an offset: those of the broker's snapshot for it, which may know producers that the log no longer has,
-    or else ``replayed``. A snapshot that cannot be parsed, or does not belong to this log, is not used.
+    """Return the states of the broker's snapshot, which may know producers that the log no longer has, unless it is not readable or not of
+    this log.
     """
     path = log_dir / f"{offset:020d}.snapshot"
     if not path.exists():
@@ -537,9 +479,7 @@ def _open_txn_offset_by_producer(states: ProducerStates) -> dict[int, int]:
 
 
 def _merge_aborted_transactions(from_markers: TxnEntries, from_index: TxnEntries) -> TxnEntries:
-    """Return the aborted transactions of two lists: those that control records show, and those of the transaction index. Each list may lack
-    some of the other: brokers lose index entries, and compaction removes data.
-    """
+    """Return the aborted transactions of both lists: brokers lose index entries, and compaction removes data."""
     known = set(zip(from_markers["producer_id"].tolist(), from_markers["last_offset"].tolist(), strict=True))
     other = [pair not in known for pair in zip(from_index["producer_id"].tolist(), from_index["last_offset"].tolist(), strict=True)]
     both = np.concatenate((from_markers, from_index[np.array(other, np.bool_)])).astype(TXN_ENTRY)  # concatenate changes the byte order
@@ -547,9 +487,7 @@ def _merge_aborted_transactions(from_markers: TxnEntries, from_index: TxnEntries
 
 
 def read_epoch_checkpoint(log_dir: Path) -> Lineage:
-    """Return the leader epochs with their first offsets (the lineage) in the directory's ``leader-epoch-checkpoint``; empty if there is
-    none. Raises BadData.
-    """
+    """Return the lineage in the directory's ``leader-epoch-checkpoint``; empty if there is none. Raises BadData."""
     path = log_dir / CHECKPOINT
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -559,19 +497,13 @@ def read_epoch_checkpoint(log_dir: Path) -> Lineage:
 
 
 def lineage_from_batches(sources: Sequence[SourceSegment]) -> Lineage:
-    """Return the leader epochs that the batches bear, each with its first offset.
-
-    The first one begins at the start of the first segment.
-    """
+    """Return the leader epochs of batches with their first offsets. The first begins at the start of the first segment."""
     reported = leader_epoch_lineage_from_batch_tables([source.table for source in sources])
     return (EpochEntry(reported[0].epoch, Offset(sources[0].base)), *reported[1:]) if reported else ()
 
 
 def lineage_with_epochs_of_staged_segments(log_lineage: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
-    """Return the directory's lineage with the epochs of segments that are staged for deletion, which Kafka removes from the checkpoint.
-
-    :param log_lineage: empty where the directory has no lineage; the epochs are then taken from all batches.
-    """
+    """Return the directory's lineage, unless it is empty, with the epochs of staged segments, which Kafka removes from the checkpoint."""
     staged = [source for source in sources if source.name.endswith(DELETED) and (source.table.leader_epoch >= 0).all()]
     return restore_epochs_below_log_start(lineage_from_batches(staged), log_lineage) if log_lineage else log_lineage
 
@@ -604,12 +536,9 @@ def prepare_segment_upload(
     segment: SegmentToImport, new_id: str, lineage: Lineage, policy: CleanerPolicy, key: BalanceDigestKey, folder: Path
 ) -> tuple[RemoteLogSegmentMetadata, dict[str, Path]]:
     """Return the metadata of one segment to upload, and its files by kind. Indexes are copied if they match the log, else built in
-    ``folder``.
+    ``folder``. Raises BadData if the segment changed since it was checked.
 
-    Raises BadData if the segment changed since it was checked.
-
-    :param new_id: the segment's id in the tier.
-    :param lineage: leader epochs of the log; those after the segment's end are left out.
+    :param lineage: leader epochs after the segment's end are left out.
     :param key: secret key of the tier's record digests.
     """
     require_file_unchanged(segment)
@@ -646,17 +575,12 @@ def prepare_segment_upload(
 
 
 def segment_file_path(file_part: SegmentFilePart) -> Path:
-    """Return the path of the file from which a part of a segment is imported: ``NNN.log``, or ``NNN.log.deleted`` after the broker has
-    staged it for deletion.
-    """
+    """Return the path of a part's file: ``NNN.log``, or ``NNN.log.deleted`` once the broker has staged it."""
     return file_part.path if file_part.path.exists() else file_part.path.with_name(file_part.path.name + DELETED)
 
 
 def require_file_unchanged(segment: SegmentToImport) -> None:
-    """Raise BadData if the segment's file is no longer the one that was checked.
-
-    A file staged for deletion is not checked, because no program changes it.
-    """
+    """Raise BadData if the file is not the one that was checked. A staged file is not checked, because no program changes it."""
     piece = segment.file_part
     if piece.path.name.endswith(DELETED):
         return
@@ -673,7 +597,7 @@ def require_file_unchanged(segment: SegmentToImport) -> None:
 
 
 def max_segment_disk_bytes(segment: SegmentToImport, index_interval_bytes: int) -> int:
-    """Return an upper bound of the bytes that a segment takes on disk: its log, its indexes and one block for each small file."""
+    """Return an upper bound: the log, its indexes and one block for each small file."""
     batches = min(len(segment.source.table), segment.source.size // max(1, index_interval_bytes) + 1)
     per_batch = OFFSET_ENTRY.itemsize + TIME_ENTRY.itemsize
     return (

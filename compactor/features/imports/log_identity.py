@@ -1,13 +1,10 @@
 """Identity of logs: whether a log directory has the log that the tier holds, not one of a topic that was recreated under the same name.
 
-    topic ids on both sides, else
-    the seam that a person has adopted, else
-    records compared with the tier's, else
-    the directory that was compared last
-
-Kafka 2.8 and later give each topic an id, stored in the directory's ``partition.metadata``. If one side has no id, offsets alone cannot
-identify a log: at least one record must be equal. A log without new records whose oldest ones have expired in the broker has none to
-compare; it is recognised by its directory, which a broker renames when the topic is deleted.
+1. Topic ids on both sides decide (Kafka 2.8 and later, ``partition.metadata``).
+2. Else the seam that a person has adopted.
+3. Else records compared with the tier's: at least one must be equal, because offsets alone cannot identify a log.
+4. Else the directory that was compared last, which a broker renames when the topic is deleted: a log without new records whose oldest ones
+   have expired in the broker has none to compare.
 """
 
 from __future__ import annotations
@@ -48,14 +45,12 @@ NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 @dataclass(frozen=True)
 class LogIdentityEvidence:
-    """Facts that show whether a directory has the same log as the tier.
+    """Facts that show whether a directory has the tier's log. Ids are empty if unknown.
 
-    recorded_id: topic id that the tier has; empty if unknown.
-    given_id: topic id of the directory; empty if unknown.
     holds: whether the tier holds records.
-    adopted: whether a person has confirmed (`topics adopt`) that the log continues at the tier's end.
-    compared: number of records or batches that were found equal on both sides. A directory with any difference was refused before.
-    same_directory: whether the directory is the one that was compared last.
+    adopted: a person has confirmed (`topics adopt`) that the log continues at the tier's end.
+    compared: number of records or batches that are equal on both sides. A directory with any difference was refused before.
+    same_directory: the directory is the one that was compared last.
     """
 
     recorded_id: str
@@ -67,12 +62,7 @@ class LogIdentityEvidence:
 
 
 class LogIdentityVerdict(StrEnum):
-    """Answer whether a directory has the tier's log.
-
-    SAME: it is the tier's log, or the first one of an empty partition.
-    OTHER: it belongs to another topic.
-    UNKNOWN: no evidence decides it.
-    """
+    """Answer whether a directory has the tier's log. SAME also for the first one of an empty partition."""
 
     SAME = "same"
     OTHER = "other"
@@ -80,7 +70,6 @@ class LogIdentityVerdict(StrEnum):
 
 
 def compare_log_identity(evidence: LogIdentityEvidence) -> LogIdentityVerdict:
-    """Return the verdict whether the directory's log is the one that the tier holds: SAME, OTHER or UNKNOWN."""
     if evidence.recorded_id and evidence.given_id:
         return LogIdentityVerdict.SAME if evidence.recorded_id == evidence.given_id else LogIdentityVerdict.OTHER
     if not evidence.holds and not evidence.recorded_id:
@@ -89,19 +78,15 @@ def compare_log_identity(evidence: LogIdentityEvidence) -> LogIdentityVerdict:
 
 
 def should_record_topic_id(evidence: LogIdentityEvidence) -> bool:
-    """Return whether the directory's topic id should be recorded in the tier: the tier holds segments of this log, and no topic id is
-    recorded.
-    """
+    """Return whether the tier holds segments of this log without a topic id."""
     return bool(
         evidence.holds and evidence.given_id and not evidence.recorded_id and compare_log_identity(evidence) is LogIdentityVerdict.SAME
     )
 
 
 def _unidentified_log_error(state: PartitionState, topic_id: TopicId, source_name: str, cut_offset: int, *, truncates: bool) -> BadData:
-    """Return the error for a log that nothing identifies as the tier's.
-
-    :param truncates: whether the tier's end is to be cut. A person's confirmation that the log continues the tier is no evidence then.
-    :param cut_offset: offset below which records were compared, without finding an equal one.
+    """Return the error for a log that nothing identifies. ``truncates``: a person's confirmation that the log continues the tier is no
+    evidence if its end is to be cut.
     """
     ids = f"it is of topic id {topic_id or 'unknown'}, the tier's of {state.topic_id or 'unknown'}"
     if truncates and not (topic_id and not state.topic_id):
@@ -120,7 +105,6 @@ def _unidentified_log_error(state: PartitionState, topic_id: TopicId, source_nam
 
 
 def topic_adoption_command_text(state: PartitionState, topic_id: TopicId) -> str:
-    """Return the text of the command by which a person confirms that directory and tier have the same log."""
     if topic_id and not state.topic_id:
         return f"topics adopt {state.topic} --topic-id {topic_id}"
     return f"topics adopt {state.topic_partition} --seam {state.end_offset + 1}"
@@ -130,9 +114,8 @@ def topic_adoption_command_text(state: PartitionState, topic_id: TopicId) -> str
 
 
 def read_topic_id(log_dir: Path) -> TopicId:
-    """Return the topic id in a directory's ``partition.metadata``; empty if there is no such file (Kafka before 2.8).
-
-    :raises BadData: if the file does not have Kafka's format.
+    """Return the topic id in ``partition.metadata``; empty if there is no such file (Kafka before 2.8). Raises BadData if it does not have
+    Kafka's format.
     """
     path = log_dir / PARTITION_METADATA
     try:
@@ -146,10 +129,7 @@ def read_topic_id(log_dir: Path) -> TopicId:
 
 
 class DirectoryId(StrictFrozenModel):
-    """Identifier of a directory that does not depend on its name.
-
-    born_ns: creation time, because a file system reuses inode numbers of deleted directories.
-    """
+    """Identifier of a directory. born_ns: creation time, because a file system reuses inode numbers."""
 
     device: int
     inode: int
@@ -157,7 +137,7 @@ class DirectoryId(StrictFrozenModel):
 
 
 def identify_directory(path: Path) -> DirectoryId | None:
-    """Return the identifier of a directory; None if the system does not record creation times. Raises OSError."""
+    """Return the identifier; None if the system does not record creation times. Raises OSError."""
     born_ns = birth_time_ns(path)
     if born_ns is None:
         return None
@@ -170,7 +150,6 @@ _AT_FDCWD = -100
 
 
 def birth_time_ns(path: Path) -> int | None:
-    """Return the creation time of a file or directory, in nanoseconds; None if the file system or the system does not record it."""
     born = getattr(path.stat(), "st_birthtime", None)
     if born is not None:
         return int(born * 1_000_000_000)
@@ -189,8 +168,8 @@ def birth_time_ns(path: Path) -> int | None:
 
 
 class MatchedDirectory(StrictFrozenModel):
-    """Directory whose log was last found to be the tier's. opened_slot: number of the control record that began the tier's log, which
-    distinguishes the log from one begun after `topics delete`.
+    """Directory whose log was last found to be the tier's. opened_slot: the control record that began the tier's log, so that it is not
+    taken for one begun after `topics delete`.
     """
 
     directory: DirectoryId
@@ -198,27 +177,21 @@ class MatchedDirectory(StrictFrozenModel):
 
 
 class MatchedDirectoryStore:
-    """Store that remembers for each partition the log directory whose records were last found equal to the tier's: one small file per
-    partition in ``state_dir``.
-
-    If a file is lost or cannot be read, records are compared again.
+    """Store of the directory that was compared last: one small file per partition in ``state_dir``. If it is lost, records are compared
+    again.
     """
 
     def __init__(self, state_dir: Path, control_url: str) -> None:
         self._folder = state_dir / "compared" / sha256(control_url.encode()).hexdigest()[:16]
 
     def load_matched_directory(self, partition: TopicPartition) -> MatchedDirectory | None:
-        """Return the directory whose log was last found to be the partition's, or None if none is stored or the file cannot be read."""
         try:
             return MatchedDirectory.model_validate_json((self._folder / str(partition)).read_bytes())
         except (OSError, ValueError):
             return None
 
     def save_matched_directory(self, partition: TopicPartition, matched_directory: MatchedDirectory) -> None:
-        """Store the directory whose log was found to be the partition's, atomically.
-
-        A failed write is ignored, because it only costs another comparison.
-        """
+        """Store the directory atomically. A failed write is ignored, because it only costs another comparison."""
         if self.load_matched_directory(partition) == matched_directory:
             return
         with suppress(OSError):
@@ -236,12 +209,11 @@ CountEqualRecords = Callable[[int], int]
 
 @dataclass
 class LogIdentityCheck:
-    """Check that one log directory has the tier's log. It is made before anything is imported from the directory.
+    """Check that one log directory has the tier's log.
 
-    given_id: topic id of the directory; empty if unknown.
-    directory: the directory itself; None if it is not a broker's, or cannot be identified.
-    read_from_directory: whether the topic id was read from the directory, so that it can be read again.
-    settled: whether the log was found to be the tier's.
+    directory: None if it is not a broker's, or cannot be identified.
+    read_from_directory: the topic id was read from the directory, so that it can be read again.
+    settled: the log was found to be the tier's.
     """
 
     ports: EnvironmentPorts
@@ -269,13 +241,12 @@ class LogIdentityCheck:
     def require_log_is_that_of_tier(
         self, equal_batches: int, count_equal_records: CountEqualRecords, *, cut_offset: int | None = None
     ) -> None:
-        """Raise BadData unless the directory's log is known to be the tier's. Record the directory's topic id in the tier if the tier has
-        none.
+        """Raise BadData unless the directory's log is known to be the tier's. Record its topic id in the tier if the tier has none.
 
         :param equal_batches: number of batches that were found equal already.
-        :param count_equal_records: compares records and returns how many are equal; called if nothing else decides.
-        :param cut_offset: offset at which the tier's end is about to be cut; None if it is not. For a cut, only equal topic ids or equal
-            records below the offset identify the log, not a person's earlier confirmation.
+        :param count_equal_records: called if nothing else decides.
+        :param cut_offset: where the tier's end is about to be cut. Then only equal topic ids or equal records below it identify the log,
+            not a person's earlier confirmation.
         """
         if self.settled:
             return
@@ -290,11 +261,8 @@ class LogIdentityCheck:
         self._mark_log_as_known_and_record_topic_id(evidence)
 
     def is_known_to_be_same_log(self, equal_batches: int, count_equal_records: CountEqualRecords) -> bool:
-        """Return whether the directory is known to have the tier's log. Called when the directory has nothing new to import. False means
-        that no evidence decides it, so that the directory's next segment would be refused.
-
-        :param equal_batches: number of batches that were found equal already.
-        :param count_equal_records: compares records and returns how many are equal; called if nothing else decides.
+        """Return whether a directory without new segments has the tier's log. False: no evidence decides it, and its next segment would be
+        refused.
         """
         if self.settled:
             return True
@@ -306,16 +274,13 @@ class LogIdentityCheck:
         return self.settled
 
     def topic_adoption_needed_note(self) -> str:
-        """Return a note for people: the next segment will be refused until a person confirms, by `topics adopt`, that the directory has the
-        tier's log.
-        """
         state = self.log.state
         way = topic_adoption_command_text(state, self.given_id)
         name = state.topic_partition
         return f"{name}: no record could be compared with the tier's, so that what comes next is refused until `{way}` is said"
 
     def remember_matched_directory(self) -> None:
-        """Store that this directory was found to have the tier's log, unless topic ids will show it the next time."""
+        """Store that this directory has the tier's log, unless topic ids will show it the next time."""
         state = self.log.state
         if self.settled and self.directory and state.has_segments and not (state.topic_id and self.given_id):
             self.remembered.save_matched_directory(
@@ -343,10 +308,6 @@ class LogIdentityCheck:
 
 
 def create_identity_check(tier: Tier, log: PartitionLog, log_dir: Path, topic_id: TopicId | None = None) -> LogIdentityCheck:
-    """Return the identity check of a directory.
-
-    :param topic_id: topic id if the caller knows it; None if the directory is a broker's, from which it is read.
-    """
     given = read_topic_id(log_dir) if topic_id is None else topic_id
     directory = identify_directory(log_dir) if topic_id is None else None
     remembered = MatchedDirectoryStore(tier.state_dir, control_url(tier.settings))

@@ -50,10 +50,10 @@ from compactor.records.rows import BatchChunk, RecordRowBuffers, RecordRows, par
 
 @dataclass(frozen=True)
 class SegmentListing:
-    """List of the segments in a log directory, made from file names alone.
+    """Segments of a log directory, by file names alone.
 
     bases: base offsets, ascending.
-    end: base offset of the segment after the last listed one; None if the last one is the log's newest.
+    end: base offset of the segment after the last listed one; None if that is the log's newest.
     staged: the listed files that the broker has staged for deletion, by base offset.
     """
 
@@ -64,31 +64,26 @@ class SegmentListing:
 
     @property
     def total_size_bytes(self) -> ByteCount:
-        """Return the total size of the listed segments in bytes."""
         return sum(self.segment_size(base) for base in self.bases)
 
     def segment_size(self, base_offset: int) -> ByteCount:
-        """Return the size in bytes of the segment with this base offset. Raises OSError."""
         return (
             self.staged[base_offset].file.size if base_offset in self.staged else segment_log_path(self.log_dir, base_offset).stat().st_size
         )
 
     def segments_from_offset(self, offset: int) -> SegmentListing:
-        """Return the listing without the segments that end below ``offset``. A segment's end is taken from the base offset of the next
-        segment.
-        """
+        """Return the listing without the segments that end below ``offset``, by the base offset of the next segment."""
         behind = [*self.bases[1:], self.end] if self.bases else []
         kept = [base for base, following in zip(self.bases, behind, strict=True) if following is None or following > offset]
         return replace(self, bases=tuple(kept))
 
     def segments_before_offset(self, offset: int) -> SegmentListing:
-        """Return the listing without the segments that begin at ``offset`` or later."""
         kept = tuple(base for base in self.bases if base < offset)
         end = self.bases[len(kept)] if len(kept) < len(self.bases) else self.end
         return replace(self, bases=kept, end=end)
 
     def split_by_size(self, max_bytes: int) -> Iterator[SegmentListing]:
-        """Yield the listing in consecutive parts of at most ``max_bytes``. A segment that is larger is a part of its own."""
+        """Yield consecutive parts of at most ``max_bytes``. A larger segment is a part of its own."""
         rest = self
         while rest.bases:
             part = rest.first_segments_within_size(max_bytes)
@@ -96,7 +91,7 @@ class SegmentListing:
             rest = replace(rest, bases=rest.bases[len(part.bases) :])
 
     def first_segments_within_size(self, max_bytes: int) -> SegmentListing:
-        """Return the first segments of the listing, together at most ``max_bytes`` large, but at least one."""
+        """Return the first segments of at most ``max_bytes``, but at least one."""
         total, count = 0, 0
         for base in self.bases:
             total += self.segment_size(base)
@@ -108,10 +103,8 @@ class SegmentListing:
 
 
 def list_log_segments(log_dir: Path, *, is_written_by_broker: bool) -> SegmentListing:
-    """List the segments of a log directory.
-
-    :param is_written_by_broker: leave out the newest segment, which a broker still writes.
-    :raises UsageError: if it is not a log directory. Raises BadData for impossible names.
+    """List the segments, without the newest if a broker still writes it. Raises UsageError if it is not a log directory, BadData for
+    impossible names.
     """
     bases = list_segment_base_offsets(log_dir, is_written_by_broker=is_written_by_broker)
     return (
@@ -120,9 +113,8 @@ def list_log_segments(log_dir: Path, *, is_written_by_broker: bool) -> SegmentLi
 
 
 def read_file_into_memory(path: Path) -> Bytes:
-    """Read a file into memory. Mapping it would crash this process if a broker truncated it meanwhile. Raises BadData if it became
-    shorter.
-    """
+    """Read a file into memory. Raises BadData if it became shorter."""
+    # Mapping the file would crash this process if a broker truncated it meanwhile.
     with path.open("rb", buffering=0) as file:
         size = file.seek(0, 2)
         file.seek(0)
@@ -136,10 +128,8 @@ def read_file_into_memory(path: Path) -> Bytes:
 
 
 def open_listed_segments(listing: SegmentListing, policy: CleanerPolicy, *, is_written_by_broker: bool) -> list[SourceSegment]:
-    """Open the listed segments, each with its bytes and its batch table. Raises BadData, OSError.
-
-    :param is_written_by_broker: whether a broker writes to the log. If so, files are read into memory, except those staged for deletion; if
-        not, all files are memory-mapped.
+    """Open the listed segments. Files to which a broker writes are read into memory, except staged ones; all others are memory-mapped.
+    Raises BadData, OSError.
     """
     following = zip(listing.bases, (*listing.bases, listing.end)[1:], strict=True)
     staged = [listing.staged[base].open_segment(listing.log_dir, end, policy) for base, end in following if base in listing.staged]
@@ -169,10 +159,8 @@ def listing_with_files_staged_for_deletion(
 ) -> SegmentListing:
     """Return the listing of a live log together with the staged files that connect the tier's end with it (``choose_staged_files``).
 
-    :param held_files: opens the files, and records which are refused.
-    :param refusal_reason_of: returns why the caller refuses a file with missing offsets, or an empty string.
-    :param first_uncleaned_offset: returns the first offset of the live log that no log cleaner has cleaned, as far as known; called if
-        there are files to choose from.
+    :param refusal_reason_of: returns why a file with missing offsets is refused; empty: it is not.
+    :param first_uncleaned_offset: called if there are files to choose from.
     :raises OSError: if a file of the log vanished meanwhile.
     """
     held_files.refusals.clear()
@@ -206,9 +194,6 @@ def listing_with_files_staged_for_deletion(
 
 
 def describe_refused_staged_files(reason_by_base_offset: Mapping[int, str]) -> list[str]:
-    """Return a sentence for people about each staged file that is not imported, with the reason. ``reason_by_base_offset``: the reasons, by
-    base offset.
-    """
     named = {path_of_segment_staged_for_deletion(Path(), base): reason for base, reason in sorted(reason_by_base_offset.items())}
     return [f"{path} is staged for deletion and is not taken: {reason}" for path, reason in named.items()]
 
@@ -217,25 +202,19 @@ def describe_refused_staged_files(reason_by_base_offset: Mapping[int, str]) -> l
 
 
 def file_parts_after_offset(log_dir: Path, sources: Sequence[SourceSegment], last_offset: int) -> list[SegmentFilePart]:
-    """Return the parts of segments with the batches after ``last_offset``, the tier's last offset. A segment that contains this offset is
-    cut between batches. Raises BadData.
-    """
+    """Return the batches after ``last_offset``. A segment that contains it is cut between batches. Raises BadData."""
     return [
         piece for source in sources if (piece := _segment_part_between_offsets(log_dir, source, last_offset + 1, source.end)) is not None
     ]
 
 
 def file_parts_before_offset(log_dir: Path, sources: Sequence[SourceSegment], start_offset: int) -> list[SegmentFilePart]:
-    """Return the parts of segments with the batches before ``start_offset``, the tier's first offset. A segment that contains this offset
-    is cut between batches. Raises BadData.
-    """
+    """Return the batches before ``start_offset``. A segment that contains it is cut between batches. Raises BadData."""
     return [piece for source in sources if (piece := _segment_part_between_offsets(log_dir, source, source.base, start_offset)) is not None]
 
 
 def _segment_part_between_offsets(log_dir: Path, source: SourceSegment, start_offset: int, end_offset: int) -> SegmentFilePart | None:
-    """Return the batches of a segment from ``start_offset`` to ``end_offset`` (exclusive); None if the segment has none there. Raises
-    BadData for a batch across a bound.
-    """
+    """Return the batches of [start_offset, end_offset), or None. Raises BadData for a batch across a bound."""
     path = log_dir / source.name
     if source.base >= start_offset and source.end <= end_offset:
         return SegmentFilePart(source, path, 0, source.size)
@@ -264,11 +243,8 @@ def require_no_gap_after_tier(
     """Raise BadData because a directory begins after the tier's end + 1, unless gaps are allowed. Called only if there is such a gap.
 
     :param end_offset: last offset of the tier, or of what a truncation leaves of it.
-    :param first_segment: the directory's first segment after that offset.
-    :param first_fetched_offset: offset from which the directory's segments were fetched; earlier ones were left out. A tier that ends
-        before this offset is refused even if gaps are allowed.
-    :param refusal_reason_by_base_offset: why staged files were not taken, by base offset.
-    :param allow_gaps: whether gaps are allowed.
+    :param first_fetched_offset: a tier that ends before the first fetched offset is refused even if gaps are allowed.
+    :param refusal_reason_by_base_offset: why staged files were not taken.
     """
     if end_offset + 1 < first_fetched_offset:
         raise BadData(
@@ -302,11 +278,11 @@ def _batch_across_offset_error(source: SourceSegment, batch: int, offset: int) -
 
 @dataclass(frozen=True)
 class Divergence:
-    """Offset from which a log's leader epochs contradict the tier's, because a later leader has discarded the tier's data from there on.
+    """Offset from which a later leader has discarded the tier's data.
 
     offset: first discarded offset. It may lie after the tier's end if the tier expects an epoch there that the log does not have.
     known, given: lineage of the tier, lineage of the log.
-    newer: whether the log has seen a later leader than the tier, so that the tier is out of date.
+    newer: the log has seen a later leader than the tier, so that the tier is out of date.
     """
 
     offset: int
@@ -317,13 +293,9 @@ class Divergence:
     def require_equal_records_before_divergence(
         self, state: PartitionState, log_dir: Path, count_equal_records: Callable[[], int], *, accept_loss: bool
     ) -> list[str]:
-        """Raise BadData if the two logs may differ before the divergence, and return notes for people. They may differ if the broker's
-        lineage begins at the divergence, because retention moves the first entry up to the log start. Then at least one record below the
-        divergence must be equal in both logs.
-
-        :param count_equal_records: compares the records below the divergence and returns how many are equal; called if the lineages do
-            not decide.
-        :param accept_loss: continue without an equal record.
+        """Raise BadData if the two logs may differ before the divergence, and return notes for people. If the broker's lineage begins at
+        the divergence, because retention moves the first entry up to the log start, at least one record below it must be equal
+        (``count_equal_records``), unless ``accept_loss``.
         """
         if self.offset > self.given[0].start_offset or count_equal_records():
             return []
@@ -340,7 +312,6 @@ class Divergence:
         )
 
     def divergent_import_error(self, state: PartitionState, log_dir: Path) -> BadData:
-        """Return the error for an import that this divergence forbids. Its text names both lineages and what to do."""
         both = f"the tier has the leader epochs {_lineage_text(self.known)}, this log has {_lineage_text(self.given)}"
         if self.newer:
             name = state.topic_partition
@@ -361,11 +332,8 @@ class Divergence:
 
 
 def find_divergence(state: PartitionState, lineage: Lineage, end_offset: int) -> Divergence | None:
-    """Compare the leader epochs of a broker's log with those of the tier. Return the first offset from which the log has discarded data of
-    the tier, as after an unclean leader election, or None if one of the two continues the other.
-
-    :param lineage: lineage of the log.
-    :param end_offset: end of the log, exclusive.
+    """Return where a broker's log has discarded data of the tier, as after an unclean leader election, or None. ``end_offset``:
+    exclusive.
     """
     offset = first_contradicting_offset(state.lineage, state.end_offset + 1, lineage, end_offset) if state.has_segments else None
     if offset is None:
@@ -378,11 +346,8 @@ StoredSegments = Callable[[RemoteLogSegmentMetadata], AbstractContextManager[Sou
 
 
 def first_stored_offset_at_or_after(state: PartitionState, offset: int, stored_segments: StoredSegments) -> int:
-    """Return the first offset, from ``offset`` on, of a batch that the tier has; the tier's end offset + 1 if it has none. This is
-    ``offset`` itself if it is greater than the tier's end, or if rounds have cleaned beyond it, because they may have removed the batch.
-
-    :raises StoreError: if the store fails.
-    :raises BadData: if a segment is corrupt.
+    """Return the offset of the first batch of the tier from ``offset`` on; the tier's end offset + 1 if it has none; ``offset`` itself if
+    it is greater than that, or if rounds have cleaned beyond it and may have removed the batch. Raises StoreError, BadData.
     """
     if offset < first_dirty_offset_of_vector(state.vector):
         return offset
@@ -397,8 +362,8 @@ def first_stored_offset_at_or_after(state: PartitionState, offset: int, stored_s
 
 
 def fill_lineage_gap(lineage: Lineage, tier_lineage: Lineage, gap_start: int, gap_end: int) -> Lineage:
-    """Return the lineage of a log with the tier's own epochs from ``gap_start`` up to ``gap_end`` (exclusive), where the tier has no batch.
-    Kafka moves the first epoch of a directory up to its log start, so that the log's lineage lacks the epochs of an accepted gap.
+    """Return the lineage of a log with the tier's epochs in [gap_start, gap_end), where the tier has no batch. Kafka moves the first epoch
+    of a directory up to its log start, so that the log's lineage lacks the epochs of an accepted gap.
     """
     before = (*truncate_lineage_at(lineage, gap_start), *(entry for entry in tier_lineage if gap_start <= entry.start_offset < gap_end))
     epoch = leader_epoch_at(lineage, gap_end)
@@ -409,11 +374,10 @@ def fill_lineage_gap(lineage: Lineage, tier_lineage: Lineage, gap_start: int, ga
 def find_divergence_outside_gaps(
     state: PartitionState, lineage: Callable[[], Lineage], end_offset: int, stored_segments: StoredSegments, gaps: list[tuple[int, int]]
 ) -> Divergence | None:
-    """Compare leader epochs, and return the first offset from which the log has discarded batches that the tier still has, or None.
+    """Return where the log has discarded batches that the tier still has, or None.
 
     :param lineage: returns the log's lineage, with ``fill_lineage_gap`` applied for each of ``gaps``.
     :param end_offset: end of the log, exclusive.
-    :param stored_segments: opens segments of the tier.
     :param gaps: extended by the ranges [first offset, end) in which the tier has no batch and the log has other epochs.
     """
     while found := find_divergence(state, lineage(), end_offset):
@@ -425,9 +389,7 @@ def find_divergence_outside_gaps(
 
 
 def require_segments_precede_tier(state: PartitionState, segments: Sequence[SegmentToImport], log_lineage: Lineage, log_dir: Path) -> None:
-    """Raise BadData if ``segments``, which are to be added before the tier's start, belong to a different log, or if a transaction is open
-    at their end.
-    """
+    """Raise BadData if segments before the tier's start belong to a different log, or a transaction is open at their end."""
     last = (log_lineage or lineage_from_batches([segments[-1].source]))[-1].epoch
     if not log_lineage and state.lineage and last > state.lineage[0].epoch:
         raise BadData(
@@ -451,11 +413,8 @@ def require_segments_precede_tier(state: PartitionState, segments: Sequence[Segm
 def has_equal_tail_batches(
     state: PartitionState, sources: Sequence[SourceSegment], end_offset: int | None = None, compacted_below: int = 0
 ) -> bool:
-    """Return whether the directory has any of the tier's last batches (the tail), by which the log is recognised. Raises BadData if such a
-    batch differs.
-
-    :param end_offset: compare only batches below this offset; None for all.
-    :param compacted_below: batches below this offset may have been compacted in the directory, and are not compared.
+    """Return whether the directory has any of the tier's last batches (the tail) below ``end_offset`` (None: all) and not below
+    ``compacted_below``, where they may have been compacted. Raises BadData if one differs.
     """
     filled = [source for source in sources if source.size]
     end = int(filled[-1].table.last_offset[-1]) if filled else -1
@@ -474,7 +433,7 @@ def has_equal_tail_batches(
 
 
 def file_parts_below_offset(file_parts: list[SegmentFilePart], end_offset: int | None) -> list[SegmentFilePart]:
-    """Return the file parts that come before the first one with a batch at or after ``end_offset``; all of them if it is None."""
+    """Return the file parts before the first one with a batch at or after ``end_offset``."""
     if end_offset is None:
         return file_parts
     reaching = (
@@ -484,9 +443,7 @@ def file_parts_below_offset(file_parts: list[SegmentFilePart], end_offset: int |
 
 
 def make_tier_unchanged_check(checked: PartitionState, log_dir: Path) -> Callable[[PartitionState], None]:
-    """Return a function that raises BadData if a state of the tier no longer has the end and the leader epochs with which the directory was
-    compared.
-    """
+    """Return a function that raises BadData if the tier no longer has the end and the leader epochs that were compared."""
 
     def require_tier_unchanged(state: PartitionState) -> None:
         if (state.end_offset, state.lineage) != (checked.end_offset, checked.lineage):
@@ -509,18 +466,12 @@ def count_equal_last_records(
     end_offset: int,
     compacted_below: int = 0,
 ) -> int:
-    """Compare the tier's last records below ``end_offset`` with those of a log directory, and return how many were equal; 0 only if the two
-    have no record in common.
+    """Return how many of the tier's last records below ``end_offset`` (exclusive) a log directory has; 0 only if the two have none in
+    common.
 
-    Compaction may have removed records on either side. Therefore records that only the directory has are skipped, and so are records below
-    ``compacted_below`` that only the tier has.
+    Records that only the directory has are skipped, and those below ``compacted_below`` that only the tier has, because of compaction.
 
-    :param listing: the directory's segments.
-    :param stored_segments: opens a segment of the tier.
-    :param open_listed: opens segments of the directory.
     :param inflate_limit: bytes that one batch may inflate to.
-    :param end_offset: exclusive bound on the compared offsets.
-    :param compacted_below: records below this offset may have been compacted in the directory.
     :raises BadData: if a record differs, or the directory should have it and does not.
     """
     first = listing.bases[0] if listing.bases else end_offset
@@ -548,13 +499,7 @@ def has_all_records_of_tier(
     open_listed: Callable[[SegmentListing], Sequence[SourceSegment]],
     inflate_limit: int,
 ) -> bool:
-    """Return whether a log directory has a record at every offset at which the tier has one. Raises BadData, StoreError.
-
-    :param listing: the directory's segments.
-    :param stored_segments: opens a segment of the tier.
-    :param open_listed: opens segments of the directory.
-    :param inflate_limit: bytes that one batch may inflate to.
-    """
+    """Return whether a log directory has a record at every offset of the tier. Raises BadData, StoreError."""
     if not listing.bases or listing.bases[0] > state.start_offset:
         return False
     for segment in state.live:
@@ -569,7 +514,7 @@ def has_all_records_of_tier(
 
 
 def _record_offsets(source: SourceSegment, first_offset: int, last_offset: int, max_inflated_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the offsets of the data records from ``first_offset`` to ``last_offset`` (inclusive), ascending."""
+    """Return the offsets of data records in a range (inclusive), ascending."""
     rows = _rows_in_offset_range(source, first_offset, last_offset, max_inflated_bytes)
     return np.concatenate([np.empty(0, np.int64), *(rows.offset[chosen] for _, rows, chosen in rows)])
 
@@ -580,11 +525,7 @@ _Record = tuple[int, bytes | None, bytes | None]
 def _read_records_by_offset(
     source: SourceSegment, first_offset: int, last_offset: int, max_inflated_bytes: int, max_batches: int = sys.maxsize
 ) -> dict[int, _Record]:
-    """Return timestamp, key and value of each record from ``first_offset`` to ``last_offset`` (inclusive), by offset.
-
-    :param max_inflated_bytes: bytes that one batch may inflate to.
-    :param max_batches: read only the last ``max_batches`` batches that have records in the range.
-    """
+    """Return timestamp, key and value in a range (inclusive), by offset, from the last ``max_batches`` batches there."""
     records: dict[int, _Record] = {}
     for chunk, rows, chosen in _rows_in_offset_range(source, first_offset, last_offset, max_inflated_bytes, max_batches):
         for row in chosen.tolist():
@@ -599,9 +540,7 @@ def _read_records_by_offset(
 def _rows_in_offset_range(
     source: SourceSegment, first_offset: int, last_offset: int, max_inflated_bytes: int, max_batches: int = sys.maxsize
 ) -> Iterator[tuple[BatchChunk, RecordRows, npt.NDArray[np.int64]]]:
-    """Yield the data records from ``first_offset`` to ``last_offset`` (inclusive): chunks of records, with the rows of those in the range.
-    Rows are valid until the next chunk. Parameters are those of ``_read_records_by_offset``.
-    """
+    """Yield chunks with the rows in the range, which are valid until the next chunk."""
     table, buffers = source.table, RecordRowBuffers()
     filled = (table.count != 0) | (table.magic < 2)  # the header of a compressed batch of v0 or v1 states no count
     within = (table.last_offset >= first_offset) & (table.base_offset <= last_offset) & (table.control == NOT_CONTROL) & filled

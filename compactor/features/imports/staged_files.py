@@ -1,4 +1,6 @@
-"""Files staged for deletion, opened when they are first seen and held open: unlinking a file does not take its bytes from its readers."""
+"""Files staged for deletion (``NNN.log.deleted``), opened when they are first seen and held open, because unlinking a file does not take
+its bytes from its readers; and the steps by which segments enter the tier.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ from compactor.records.indexes import parse_txn_index
 from compactor.storage.schemes import innermost_existing_folder_of_store
 from compactor.tier.sidecars import SidecarStore
 
-# Rules by which segment files that a broker has staged for deletion (``NNN.log.deleted``) still belong to its log. Pure.
+# ---- which staged files still belong to the log -------------------------------------------------------------------------------
 #
 # Kafka removes a segment by renaming its files, and unlinks them ``file.delete.delay.ms`` later (LocalLog.deleteSegmentFiles). Retention
 # and DeleteRecords do so at the front of the log, and leave the same files: the two cannot be told apart. Truncations and the log cleaner
@@ -67,11 +69,8 @@ from compactor.tier.sidecars import SidecarStore
 
 @dataclass(frozen=True)
 class FileStagedForDeletion:
-    """Segment file that its broker has renamed for deletion, as the directory listing describes it.
+    """Segment file that its broker has renamed for deletion.
 
-    base: offset in the file's name.
-    size: size in bytes.
-    mtime_ms: when the broker wrote it last.
     changed_ms: change time of the inode, which is when the broker renamed the file.
     inode: device and inode number, because a later file may take the same name.
     """
@@ -87,8 +86,8 @@ class FileStagedForDeletion:
 class SegmentStagedForDeletion:
     """Offsets and leader epochs of a staged file.
 
-    last_offset: last offset of its last batch; less than ``base`` if it has no batch.
-    epochs: leader epochs of its batches, in the order of the batches, each with the offset of its first batch.
+    last_offset: less than ``base`` if it has no batch.
+    epochs: in the order of the batches.
     """
 
     base: int
@@ -98,12 +97,11 @@ class SegmentStagedForDeletion:
 
 @dataclass(frozen=True)
 class BrokerLiveLog:
-    """The part of a broker's log that is not staged for deletion: offsets and leader epoch where it begins.
+    """The part of a broker's log that is not staged for deletion.
 
-    bases: base offsets of all its segment files, ascending, the active one included.
+    bases: ascending, with that of the active segment.
     first_epoch: leader epoch of its first batch, -1 if unknown.
-    cleaned: first offset that no log cleaner has cleaned, neither this broker's nor that of a leader from which it has fetched; 0 if none
-        has cleaned anything.
+    cleaned: first offset that no log cleaner has cleaned, neither this broker's nor that of a leader from which it has fetched.
     """
 
     bases: tuple[int, ...]
@@ -115,8 +113,8 @@ class BrokerLiveLog:
 class TierEnd:
     """End of a partition in the tier, from which a broker's log must continue.
 
-    position: last offset + 1, or the offset at which the tier's end is to be cut; None for an empty tier.
-    lineage: the tier's leader epochs, without those that are to be cut.
+    position: last offset + 1, or where the tier's end is to be cut; None for an empty tier.
+    lineage: without the epochs that are to be cut.
     """
 
     position: int | None
@@ -125,10 +123,8 @@ class TierEnd:
 
 @dataclass(frozen=True)
 class StagedFileChoice:
-    """Decision about files that a broker has staged for deletion.
-
-    taken: base offsets of the files to import, ascending.
-    refusals: by base offset, why a file is not imported although it has offsets that the tier lacks.
+    """Decision about staged files. taken: base offsets, ascending. refusals: why a file is not imported although it has offsets that the
+    tier lacks.
     """
 
     taken: tuple[int, ...] = ()
@@ -136,10 +132,8 @@ class StagedFileChoice:
 
 
 def choose_staged_files(segments: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> StagedFileChoice:
-    """Choose, among files staged for deletion, those that continue the tier up to the live log. None are taken if the live log continues it
-    by itself.
-
-    :param segments: in any order. Those that have no offset at or after the tier's position are ignored.
+    """Choose the staged segments that continue the tier up to the live log. None are taken if the live log continues it by itself; those
+    without an offset at or after the tier's position are ignored.
     """
     position = 0 if tier_end.position is None else tier_end.position
     if not live_log.bases or (tier_end.position is not None and live_log.bases[0] <= position):
@@ -167,20 +161,15 @@ def choose_staged_files(segments: Sequence[SegmentStagedForDeletion], live_log: 
 
 
 def segment_replaced_by_live_file_problem(segment: SegmentStagedForDeletion, live_log: BrokerLiveLog) -> str:
-    """Return a message if the live log has a file with the segment's base offset, so that the segment is not imported; else an empty
-    string.
-
-    The log cleaner, and a roll over an empty active segment, replace a file by one of the same name.
+    """Return why a segment whose base offset a live file has is refused; empty: none. The log cleaner, and a roll over an empty active
+    segment, replace a file by one of the same name.
     """
     return "a live segment has its base offset: it was replaced" if segment.base in live_log.bases else ""
 
 
 def segment_not_below_live_log_problem(segment: SegmentStagedForDeletion, live_log: BrokerLiveLog) -> str:
-    """Return a message if the segment is not entirely below the lowest base offset of the live log, so that it is not imported; else an
-    empty string.
-
-    Retention removes segments from the front only. A file staged above the front was removed by a truncation or replaced by the log
-    cleaner.
+    """Return why a segment not below the live log is refused; empty: none. Retention removes segments from the front only, truncation and
+    log cleaner others.
     """
     if segment.base < live_log.bases[0] and segment.last_offset < live_log.bases[0]:
         return ""
@@ -190,10 +179,8 @@ def segment_not_below_live_log_problem(segment: SegmentStagedForDeletion, live_l
 def longest_chain_to_live_log(
     segments: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog
 ) -> tuple[SegmentStagedForDeletion, ...]:
-    """Return the longest chain of segments, ascending, in which each ends where the next one begins and the last one ends where the live
-    log begins.
-
-    The chain stops where two segments end at the same offset, because they are of two branches of the log and nothing tells them apart.
+    """Return the longest chain of segments, ascending, up to the start of the live log. It stops where two segments end at the same offset:
+    they are of two branches of the log and nothing tells them apart.
     """
     chain: list[SegmentStagedForDeletion] = []
     begin = live_log.bases[0]
@@ -204,19 +191,15 @@ def longest_chain_to_live_log(
 
 
 def chain_not_continuing_tier_problem(chain: Sequence[SegmentStagedForDeletion], tier_end: TierEnd) -> str:
-    """Return why a chain of segments does not continue the tier's end without a gap, or an empty string.
-
-    Any chain continues an empty tier.
-    """
+    """Return why a chain leaves a gap after the tier's end; empty: none. Any chain continues an empty tier."""
     if not chain or tier_end.position is None or chain[0].base <= tier_end.position:
         return ""
     return f"the tier ends before offset {tier_end.position}, and what is staged begins at {chain[0].base}: it leaves a gap"
 
 
 def chain_epochs_contradict_tier_problem(chain: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
-    """Return why the leader epochs of a chain of segments contradict the tier's lineage or the first live batch, or an empty string.
-
-    Epochs never decrease along a log. Batches of v0 and v1 have none.
+    """Return why the leader epochs of a chain contradict the tier's or the first live batch's; empty: none. Epochs never decrease along a
+    log. Batches of v0 and v1 have none.
     """
     named = [entry for segment in chain for entry in segment.epochs if entry.epoch >= 0]
     falls = next((after for before, after in pairwise(named) if after.epoch < before.epoch), None)
@@ -235,9 +218,8 @@ def chain_epochs_contradict_tier_problem(chain: Sequence[SegmentStagedForDeletio
 
 
 def live_log_cleaned_by_broker_problem(chain: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
-    """Return why a chain of segments cannot precede a live log that a log cleaner has cleaned, or an empty string.
-
-    The cleaner may have dropped a tombstone after retention had staged the key's older records. Importing these would bring the key back.
+    """Return why a chain cannot precede a cleaned live log; empty: none. The cleaner may have dropped a tombstone after retention had
+    staged the key's older records, which would bring the key back.
     """
     if not chain or live_log.cleaned <= max(chain[0].base, tier_end.position or 0):
         return ""
@@ -254,7 +236,7 @@ _MAGIC, _EPOCH = 16, slice(12, 16)
 
 @dataclass(frozen=True)
 class HeldFileStagedForDeletion:
-    """Staged file that this process holds open, with the bytes of its transaction index."""
+    """Staged file that this process holds open, with its transaction index."""
 
     file: FileStagedForDeletion
     descriptor: int
@@ -262,20 +244,16 @@ class HeldFileStagedForDeletion:
 
     @property
     def is_unlinked(self) -> bool:
-        """Return whether the broker has deleted the file, so that only this process can still read it."""
+        """True if the broker has deleted the file, so that only this process can still read it."""
         return os.fstat(self.descriptor).st_nlink == 0
 
     def map_bytes(self) -> Bytes:
-        """Return the file's bytes, mapped into memory. The mapping stays valid because a broker never changes a staged file."""
+        """Map the file, which a broker never changes, into memory."""
         if not self.file.size:
             return read_only_view(np.empty(0, np.uint8))
         return np.frombuffer(mmap.mmap(self.descriptor, self.file.size, access=mmap.ACCESS_READ), np.uint8)
 
     def open_segment(self, log_dir: Path, next_base_offset: int | None, policy: CleanerPolicy) -> SourceSegment:
-        """Return the segment with its batch table. Raises BadData.
-
-        :param next_base_offset: base offset of the segment after this one, None if it is not known yet.
-        """
         file, limit, path = self.file, policy.max_decompressed_batch_bytes, path_of_segment_staged_for_deletion(log_dir, self.file.base)
         entries = parse_txn_index(self.txn_index, path.name.replace(".log", ".txnindex"))
 
@@ -287,29 +265,25 @@ class HeldFileStagedForDeletion:
         )
 
     def describe_segment(self, log_dir: Path, policy: CleanerPolicy) -> SegmentStagedForDeletion:
-        """Return the file's offsets and leader epochs, read from the headers of its batches. Raises BadData."""
+        """Read offsets and leader epochs from the batch headers. Raises BadData."""
         table = self.open_segment(log_dir, None, policy).table
         last = int(table.last_offset[-1]) if len(table) else self.file.base - 1
         return SegmentStagedForDeletion(self.file.base, last, epochs_of_batches(table))
 
 
 def inode_change_ms(stat: os.stat_result) -> int:
-    """Return the change time of a file's inode, in milliseconds. For a staged file it is the time of its renaming."""
+    """Return the change time of a file's inode: for a staged file, its renaming."""
     return stat.st_ctime_ns // 1_000_000
 
 
 def describe_staged_file(base_offset: int, stat: os.stat_result) -> FileStagedForDeletion:
-    """Return the description of a staged file, from its base offset and its ``stat`` result."""
     return FileStagedForDeletion(
         base_offset, stat.st_size, stat.st_mtime_ns // 1_000_000, inode_change_ms(stat), (stat.st_dev, stat.st_ino)
     )
 
 
 def list_staged_files_before_live_log(log_dir: Path, live_base_offsets: Sequence[int]) -> list[FileStagedForDeletion]:
-    """List the files staged for deletion that begin before the live log (its lowest base offset), ascending by base offset.
-
-    Raises OSError.
-    """
+    """List the staged files that begin before the live log, ascending. Raises OSError."""
     found = []
     with os.scandir(log_dir) as entries:
         for entry in entries:
@@ -328,9 +302,8 @@ def epochs_of_batches(table: BatchTable) -> Lineage:
 
 
 def first_epoch_of_live_log(log_dir: Path, live_base_offsets: Sequence[int]) -> LeaderEpoch:
-    """Return the leader epoch at the beginning of the live log, -1 if it is unknown. Raises BadData, OSError.
-
-    It is the epoch of the first batch; if the live segments have no batch, it is taken from the leader-epoch-checkpoint.
+    """Return the leader epoch of the live log's first batch, or that of the checkpoint if no segment has a batch; -1 if unknown. Raises
+    BadData, OSError.
     """
     for base in live_base_offsets:
         with segment_log_path(log_dir, base).open("rb") as file:
@@ -341,12 +314,11 @@ def first_epoch_of_live_log(log_dir: Path, live_base_offsets: Sequence[int]) -> 
 
 
 class OpenFilesStagedForDeletion:
-    """Files of one partition that the broker has staged for deletion and that this process holds open, so that they can be read after the
-    broker deletes them.
+    """Staged files of one partition that this process holds open, so that they can be read after the broker deletes them.
 
     Any thread may open files; only the thread that reads them, or one that knows that none reads them, may close any.
 
-    refusals: why the latest import did not take a file, by base offset.
+    refusals: why the latest import did not take a file.
     """
 
     def __init__(self, log_dir: Path) -> None:
@@ -358,32 +330,25 @@ class OpenFilesStagedForDeletion:
 
     @property
     def held_files(self) -> tuple[HeldFileStagedForDeletion, ...]:
-        """Return the staged files that are open now, ascending by base offset."""
         with self._changing:
             return tuple(sorted(self._held.values(), key=lambda held: held.file.base))
 
     def open_files(self, files: Sequence[FileStagedForDeletion]) -> None:
-        """Open those of these files that are not open yet; other open files stay open. A file that was deleted or replaced meanwhile is
-        left out.
-        """
+        """Open files that are not open yet, except those that were deleted or replaced meanwhile."""
         for file in files:
             with self._changing, suppress(OSError):
                 if file.inode not in self._held:
                     self._open_file(file)
 
     def close_outdated_files(self, listed_files: Sequence[FileStagedForDeletion]) -> None:
-        """Close the open files whose names other files have taken. Close all if another directory has taken the place of the log directory,
-        because the topic was created again.
-
-        :param listed_files: the files in the directory now.
-        :raises OSError: if the directory is gone.
+        """Close the files whose names files that are listed now have taken; all if another directory has taken the place of the log
+        directory, because the topic was created again. Raises OSError if the directory is gone.
         """
         moved = self._directory >= 0 and not os.path.samestat(os.fstat(self._directory), self.log_dir.stat())
         inodes = {file.base: file.inode for file in listed_files}
         self.close_unwanted_files(lambda held: not moved and inodes.get(held.file.base, held.file.inode) == held.file.inode)
 
     def close_unwanted_files(self, is_wanted: Callable[[HeldFileStagedForDeletion], bool]) -> None:
-        """Close all staged files for which ``is_wanted`` returns False."""
         with self._changing:
             for inode, held in list(self._held.items()):
                 if not is_wanted(held):
@@ -394,11 +359,10 @@ class OpenFilesStagedForDeletion:
                 self._directory = -1
 
     def close(self) -> None:
-        """Close all staged files that are held open."""
         self.close_unwanted_files(lambda held: False)
 
     def _open_file(self, file: FileStagedForDeletion) -> None:
-        """Open one staged file and add it to the open ones. Raises OSError, also if it is not the file that was listed."""
+        """Raises OSError, also if the file is not the one that was listed."""
         descriptor = os.open(path_of_segment_staged_for_deletion(self.log_dir, file.base), os.O_RDONLY)
         try:
             stat = os.fstat(descriptor)
@@ -414,16 +378,13 @@ class OpenFilesStagedForDeletion:
         self._held[file.inode] = HeldFileStagedForDeletion(file, descriptor, txn_index)
 
 
-# Upload of one segment of a log directory into the tier (for ``transfer.intake``): its files and its sidecar.
+# ---- upload of one segment: its files and its sidecar -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class SegmentUploadSettings:
-    """Settings that the uploads of one import share.
-
-    threads: number of threads that build the sidecar of one segment.
-    advance: called from threads with the size of each uploaded segment.
-    sidecars: where sidecars are stored; None if none are wanted.
+    """Settings that the uploads of one import share. threads: for the sidecar of one segment. advance: called from threads with the size of
+    each uploaded segment.
     """
 
     tier: Tier
@@ -436,10 +397,8 @@ class SegmentUploadSettings:
 
 @dataclass(frozen=True)
 class SegmentUpload:
-    """A segment of a log directory that an import adds to the tier (implements ``intake.IncomingSegment``).
-
-    lineage: leader epochs of the log, as far as they are known.
-    identity_check: raises BadData if the directory's topic was recreated.
+    """A segment of a log directory that an import adds to the tier (IncomingSegment). identity_check: raises BadData if the directory's
+    topic was recreated.
     """
 
     how: SegmentUploadSettings
@@ -485,9 +444,7 @@ class SegmentUpload:
 
 
 def require_free_space(url: str, needed_bytes: int) -> None:
-    """Raise OutOfBudget if the tier is a directory on a disk that has no space for ``needed_bytes``, so that the import fails before it
-    writes anything.
-    """
+    """Raise OutOfBudget, before anything is written, if the tier is a directory on a disk without space for ``needed_bytes``."""
     disk = innermost_existing_folder_of_store(url)
     if disk is None:
         return
@@ -499,7 +456,7 @@ def require_free_space(url: str, needed_bytes: int) -> None:
         )
 
 
-# Order of steps by which segments enter the tier: ids registered < objects created < sources checked again < segments tiered.
+# ---- steps by which segments enter the tier: ids registered < objects created < sources checked again < segments tiered -------
 #
 # An interrupted import is resumed: its id is derived from what it brings, and the ids of its segments are in the control log.
 
@@ -508,16 +465,12 @@ MOST_ATTEMPTS = 1000
 
 
 class IncomingSegment(Protocol):
-    """A segment that an import adds to the tier: its content, its upload, and the check that its source is unchanged."""
-
     @property
     def content_identity(self) -> str:
-        """Return a text that identifies the segment's content: equal for two segments if and only if their offsets and bytes are equal."""
+        """Text that is equal if and only if offsets and bytes are equal."""
 
     def upload_under_id(self, segment_id: str) -> RemoteLogSegmentMetadata | None:
-        """Create the segment's objects under this id and return the segment's metadata; None if objects with other content have the id
-        already.
-        """
+        """Create the segment's objects and return its metadata; None if objects with other content have the id."""
 
     def check_source_unchanged(self) -> None:
         """Raise BadData if the source has changed since ``upload_under_id`` read it."""
@@ -527,18 +480,17 @@ class IncomingSegment(Protocol):
 class SegmentAddition:
     """Data that is recorded together with new segments, and callbacks for adding them.
 
-    tail: the last batches of the segments, by which the next import recognises the log.
-    before: whether the segments are added before the log's start rather than at its end.
+    tail: the last batches, by which the next import recognises the log.
+    before: the segments are added before the log's start rather than at its end.
     at_once: number of segments uploaded at the same time.
-    topic_id: id of the broker's topic; empty if unknown.
-    fits: called with the tier's state when the import is registered; raises an error if the segments do not continue that state.
+    fits: receives the tier's state when the import is registered; raises an error if the segments do not continue it.
     listed: called before anything is created, so that the catalog lists the partition and a sweep finds what a killed import leaves behind.
     noted: called when the control log has a new record.
-    log_start: log start offset of an incoming log, for the first segments of a partition; 0 if the log begins with them.
+    log_start: for the first segments of a partition; 0 if the log begins with them.
     source_cleaned_to: the offset up to which a log cleaner had compacted the log; 0 if it shows no sign of one.
     accept_loss: a person has accepted that tombstones and transaction markers are missing after the tier's end.
-    cut: record of the truncation, if the segments replace the tier's end; None to append them. A segment that begins before the cut is the
-        rest of the segment that was cut.
+    cut: record of the truncation, if the segments replace the tier's end. A segment that begins before the cut is the rest of the segment
+        that was cut.
     """
 
     lineage: Lineage
@@ -558,13 +510,12 @@ class SegmentAddition:
 def add_segments_to_tier_unless_present(
     ports: EnvironmentPorts, log: PartitionLog, incoming: Sequence[IncomingSegment], addition: SegmentAddition
 ) -> bool:
-    """Add segments to the tier: all of them become readable, or none.
+    """Add segments to the tier: all of them become readable, or none. Return False if the same import was complete already, also by another
+    process.
 
-    :return: True if this call added them; False if the same import was complete already, also if another process has completed it
-        meanwhile.
     :raises BadData: if a source changed meanwhile, or the segments no longer fit the tier because another process has changed it.
     :raises Fenced: if the import was voided because it paused too long.
-    :raises StoreError: if the store fails. The next attempt finds created objects again, or a sweep deletes them.
+    :raises StoreError: the next attempt finds created objects again, or a sweep deletes them.
     """
     for import_id in _import_ids_by_attempt(incoming, addition.cut):
         if find_closed_import(log.state, import_id) is None and _try_import_under_import_id(ports, log, import_id, incoming, addition):
@@ -578,11 +529,7 @@ def add_segments_to_tier_unless_present(
 def _try_import_under_import_id(
     ports: EnvironmentPorts, log: PartitionLog, import_id: str, incoming: Sequence[IncomingSegment], addition: SegmentAddition
 ) -> bool:
-    """Try to add the segments under one import id.
-
-    Return True if they are added; False if the id is closed, or an attempt with other settings left other objects. The caller then tries
-    again with new ids.
-    """
+    """Return False if the id is closed, or an attempt with other settings left other objects, so that new ids are needed."""
     segments: list[RemoteLogSegmentMetadata] | None = []
     if incoming:
         state = register_import(ports, log, import_id, [ports.new_id() for _ in incoming], addition.fits)
@@ -619,7 +566,6 @@ def _try_import_under_import_id(
 def _complete_truncation_record(
     truncation: TailTruncated, cut_id: str, segments: Sequence[RemoteLogSegmentMetadata], addition: SegmentAddition
 ) -> TailTruncated:
-    """Return ``truncation``, the record that cuts the tier's end, completed with the segments that it adds. ``cut_id``: the import's id."""
     head = segments[0] if segments and segments[0].start_offset < truncation.offset else None
     new = tuple(segments if head is None else segments[1:])
     known = {"lineage": addition.lineage, "tail": addition.tail, "topic_id": addition.topic_id}
@@ -627,9 +573,7 @@ def _complete_truncation_record(
 
 
 def _upload_segments(incoming: Sequence[IncomingSegment], ids: Sequence[str], max_parallel: int) -> list[RemoteLogSegmentMetadata] | None:
-    """Upload segments under these ids and return their metadata, in order; None if objects with other content have one of the ids. After an
-    error no further upload is begun.
-    """
+    """Return the metadata in order; None if objects with other content have one of the ids. After an error no further upload is begun."""
 
     def upload_one(segment: IncomingSegment, segment_id: str) -> RemoteLogSegmentMetadata | None:
         metadata = segment.upload_under_id(segment_id)
@@ -651,9 +595,7 @@ def _upload_and_yield_in_order(
     ids: Sequence[str],
     max_parallel: int,
 ) -> Iterator[RemoteLogSegmentMetadata | None]:
-    """Upload segments, ``max_parallel`` at a time, and yield the result of ``upload`` for each one, in order. A single segment is uploaded
-    in the caller's thread.
-    """
+    """Upload ``max_parallel`` at a time; a single segment in the caller's thread."""
     if min(max_parallel, len(incoming)) < 2:
         yield from map(upload, incoming, ids)
         return
@@ -665,17 +607,12 @@ def _upload_and_yield_in_order(
 
 
 def require_source_unchanged(segment: IncomingSegment) -> None:
-    """Check after the upload that a segment's source is unchanged. Raises BadData otherwise, because then the created objects must not
-    become readable.
-    """
+    """Raise BadData if a source changed before its upload ended: the created objects must not become readable."""
     segment.check_source_unchanged()
 
 
 def _import_ids_by_attempt(incoming: Sequence[IncomingSegment], truncation: TailTruncated | None) -> Iterator[str]:
-    """Yield the ids of the first, second, ...
-
-    attempt at one import. They are derived from the offsets, the bytes and the segments that the import replaces.
-    """
+    """Yield ids derived from the offsets, the bytes and the segments that the import replaces."""
     replaced = () if truncation is None else (f"cut {truncation.offset}", *truncation.voided)
     identity = "\n".join([*replaced, *(one.content_identity for one in incoming)]).encode()
     for attempt in range(MOST_ATTEMPTS):

@@ -34,7 +34,6 @@ from compactor.tier.contents import download_segment_file, read_and_verify_segme
 def undo_rounds_beyond_offset(tier: Tier, log: PartitionLog, offset: int, source_name: str, *, accept_loss: bool) -> list[str]:
     """Undo the rounds that cleaned beyond an offset, latest first, and return notes for people.
 
-    :param source_name: the file that shows where the log is cut, for messages.
     :param accept_loss: continue if a round can no longer be undone.
     :raises BadData: if not all of them can be undone and ``accept_loss`` is False. No round was undone then.
     :raises Leased: if a compactor is at work.
@@ -70,9 +69,7 @@ def undo_rounds_beyond_offset(tier: Tier, log: PartitionLog, offset: int, source
 
 
 def _reason_rounds_cannot_be_undone(log: PartitionLog, offset: int) -> str:
-    """Return the reason why the rounds that cleaned beyond an offset cannot be undone, so that the cleaner offset cannot go back to it, or
-    an empty string. Writes nothing.
-    """
+    """Return why the cleaner offset cannot go back to an offset; empty: it can. Writes nothing."""
     state = log.state
     while first_dirty_offset_of_vector(state.vector) > offset:
         run_id = state.published[-1] if state.published else ""
@@ -89,12 +86,9 @@ def _reason_rounds_cannot_be_undone(log: PartitionLog, offset: int) -> str:
 def segment_head_before_offset(
     tier: Tier, state: PartitionState, offset: int, policy: CleanerPolicy, scratch: Path
 ) -> SegmentToImport | None:
-    """Return the batches before ``offset`` of the segment that contains it, as a segment to upload.
-
-    None if the segment begins at ``offset``, or a round has left no batch before it.
-
-    :param scratch: a temporary folder, which must exist as long as the result is used.
-    :raises BadData: if the object is corrupt, or a batch contains offsets on both sides.
+    """Return the batches before ``offset`` of the segment that contains it; None if the segment begins there, or a round has left no batch
+    before it. ``scratch`` must exist as long as the result is used. Raises BadData if the object is corrupt, or a batch contains offsets
+    on both sides.
     """
     place = next(place for place, segment in enumerate(state.live) if segment.end_offset >= offset)
     first, name, layout = state.live[place], state.topic_partition, tier.ports.layout

@@ -1,11 +1,10 @@
-"""Writer of generations: copies of a partition's compacted view for consumers of Pinterest's layout.
+"""Writer of generations: complete compacted copies of a partition for consumers of Pinterest's layout.
 
     published view -> objects created < step recorded < _metadata < offset.wm < pointer < told
 
-A generation is derived from the published view of a compactor-managed tier. Segments that follow its last one are appended to it. If an
-earlier part of the log was rewritten, undone or truncated, a new generation is written beside it, and readers are directed to that one.
-Any number of processes may write at the same time: names follow from the view, and objects and steps are created but never overwritten. A
-process that finds that another one was faster starts again.
+Segments that follow a generation's last one are appended to it. If an earlier part of the log was rewritten, undone or truncated, a new
+generation is written beside it, and readers are directed to that one. Any number of processes may write at the same time: names follow from
+the view, and objects and steps are created but never overwritten. A process that finds that another one was faster starts again.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from compactor.storage.schemes import bucket_and_prefix
 from compactor.tier.contents import FileContent, create_object_or_match_existing, read_and_verify_segment_file
 from compactor.tier.kinds import control_url
 
-# Names and records of generations, the output for consumers of Pinterest's layout.
+# ---- names and records of generations -----------------------------------------------------------------------------------------
 #
 #     <generation>/[<bits>/]<cluster>/<topic>-<partition>/...         objects of the layout; new ones are only appended
 #     .generations/<cluster>/<topic>-<partition>/<20 digits>.json     a step: what was done; never overwritten
@@ -80,10 +79,9 @@ _BEGUN: Final = re.compile(r"(g(\d{20})(?:-\d+)?)\.begun")
 
 
 class PublishedSegment(StrictFrozenModel):
-    """One segment of the tier as a part of a generation (a published copy of a partition).
+    """One segment of the tier as a part of a generation.
 
-    base: first offset, which is in the name of its object; -1 if the segment has no records.
-    last: offset of its last record; -1 if the segment has no records.
+    base, last: first offset, which is in the name of its object, and offset of its last record; -1 if the segment has no records.
     timestamp_ms: largest timestamp of this part and of those before it.
     log_bytes: size of the log object.
     """
@@ -96,11 +94,7 @@ class PublishedSegment(StrictFrozenModel):
 
 
 class SupersededGeneration(StrictFrozenModel):
-    """A generation (copy of the partition) that a later one has replaced.
-
-    began: number of its first step (a record of appended parts).
-    ended: number of the first step of the generation that replaced it.
-    """
+    """A generation that a later one has replaced. began, ended: number of its first step, and of its successor's."""
 
     name: str
     began: int
@@ -108,11 +102,11 @@ class SupersededGeneration(StrictFrozenModel):
 
 
 class GenerationStepHistory(StrictFrozenModel):
-    """Content of all earlier steps (records of appended parts) of a partition.
+    """Content of all earlier steps of a partition.
 
     began: number of the current generation's first step.
-    before: parts that earlier steps have appended to the current generation.
-    earlier: generations before the current one that are not deleted yet.
+    before: parts of the current generation.
+    earlier: generations before it that are not deleted yet.
     """
 
     began: int
@@ -123,7 +117,7 @@ class GenerationStepHistory(StrictFrozenModel):
 class GenerationStep(StrictFrozenModel):
     """A recorded step: the list of parts that were appended to a generation at once.
 
-    slot: position in the control log of the state from which the parts were copied.
+    slot: position in the control log of the copied state.
     whole: content of all earlier steps; set in a generation's first step and every WHOLE_EVERY steps.
     """
 
@@ -135,12 +129,11 @@ class GenerationStep(StrictFrozenModel):
 
 
 class Generation(StrictFrozenModel):
-    """The current generation (copy) of a partition, as its recorded steps (records of appended parts) state it.
+    """The current generation of a partition, as its recorded steps state it.
 
-    number: number of its last step.
-    began: number of its first step.
-    whole: number of its last step that repeats the content of all earlier ones, so that reading can begin there.
-    slot: position in the control log of the state that the generation copies.
+    number, began: number of its last step, and of its first.
+    whole: number of its last step that repeats all earlier ones, so that reading can begin there.
+    slot: position in the control log of the copied state.
     """
 
     name: str
@@ -152,19 +145,18 @@ class Generation(StrictFrozenModel):
 
     @property
     def published_segments_with_objects(self) -> tuple[PublishedSegment, ...]:
-        """Return the parts that have an object because they have records, ascending."""
+        """The parts that have records, and so an object; ascending."""
         return tuple(part for part in self.parts if part.base >= 0)
 
     @property
     def largest_timestamp_of_each_object(self) -> tuple[SegmentTimestampBound, ...]:
-        """Return largest timestamp and name of each object, as the layout's metadata lists them."""
         return tuple(SegmentTimestampBound(part.timestamp_ms, part.base) for part in self.published_segments_with_objects)
 
     def segments_to_append_unless_new_generation_due(
         self, live_segments: Sequence[RemoteLogSegmentMetadata], log_start_offset: int
     ) -> Sequence[RemoteLogSegmentMetadata] | None:
-        """Return the live segments that are to be appended; None if the generation's parts are not the first of the live segments, or if
-        its first object begins below the log start, so that a new generation is due.
+        """Return the live segments to append; None if the generation's parts are not the first of them, or its first object begins below
+        the log start, so that a new generation is due.
         """
         known = [part.segment for part in self.parts]
         is_prefix = [segment.id for segment in live_segments[: len(known)]] == known
@@ -177,11 +169,8 @@ class Generation(StrictFrozenModel):
 
 @dataclass(frozen=True)
 class AnnouncedGeneration:
-    """Announcement of a process that it writes a generation (copy of the partition). Readers use the generation once its first step is
-    recorded.
-
-    number: number of this first step.
-    modified_ms: time of the latest announcement, in milliseconds of the store's clock.
+    """Announcement of a generation, which readers use once its first step (``number``) is recorded. modified_ms: latest announcement, by
+    the store's clock.
     """
 
     generation: str
@@ -191,14 +180,12 @@ class AnnouncedGeneration:
 
 @dataclass(frozen=True)
 class PartitionGenerations:
-    """All generations (copies) of one partition.
+    """All generations of one partition.
 
-    current: the newest generation that is valid; None if there was none yet.
-    earlier: generations before the current one that are not deleted yet, oldest first.
+    earlier: generations that are not deleted yet, oldest first.
     begun: announced generations, which may be incomplete.
-    numbers: numbers of the stored step objects, each of which records the parts that were appended to a generation; ascending.
-    recorded_ms: by number of a generation's first step object, when readers were directed to the generation, in milliseconds of the store's
-        clock.
+    numbers: of the stored step objects, ascending.
+    recorded_ms: by number of a generation's first step, when readers were directed to it, by the store's clock.
     """
 
     current: Generation | None = None
@@ -209,23 +196,15 @@ class PartitionGenerations:
 
     @property
     def next_generation_step_number(self) -> int:
-        """Return the number under which the next step is stored. A step is an object that records which parts were appended to a
-        generation.
-        """
         return self.current.number + 1 if self.current else 1
 
     @property
     def recorded_generation_names(self) -> frozenset[str]:
-        """Return the names of the current generation and of earlier ones that are not deleted yet."""
+        """Names of the generations that are not deleted yet."""
         return frozenset([one.name for one in self.earlier] + [one.name for one in [self.current] if one])
 
     def make_step_of_new_generation(self, generation: str, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
-        """Return the step (a record of appended parts) that makes a new generation valid, to be recorded under
-        ``next_generation_step_number``.
-
-        :param generation: name of the new generation.
-        :param slot: position in the control log of the state from which the parts were copied.
-        """
+        """Return the step that makes a new generation valid, as ``next_generation_step_number``."""
         earlier = self.earlier
         if self.current:
             earlier = (
@@ -236,30 +215,20 @@ class PartitionGenerations:
         return GenerationStep(generation=generation, slot=slot, parts=tuple(parts), whole=whole)
 
     def make_step_that_appends_parts(self, current: Generation, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
-        """Return the step (a record of appended parts) that appends parts to the current generation, to be recorded under
-        ``next_generation_step_number``.
-
-        :param slot: position in the control log of the state from which the parts were copied.
-        """
+        """Return the step that appends parts, as ``next_generation_step_number``."""
         due = self.next_generation_step_number - current.whole >= WHOLE_EVERY
         whole = GenerationStepHistory(began=current.began, before=current.parts, earlier=self.earlier) if due else None
         return GenerationStep(generation=current.name, slot=slot, parts=tuple(parts), whole=whole)
 
     def deletable_generation_step_numbers(self) -> list[int]:
-        """Return the numbers of steps (records of appended parts) that may be deleted, because a later step repeats their content.
-
-        The last WHOLE_EVERY steps before that later one stay, for readers that have listed the steps earlier, and so does a generation's
-        first step.
-        """
+        """Return the numbers of steps whose content a later step repeats."""
         one = self.current
+        # The last steps before the full one stay for readers that have listed the steps earlier, and so does a generation's first step.
         return [number for number in self.numbers if one.began < number < one.whole - WHOLE_EVERY] if one else []
 
 
 class GenerationStepLog:
-    """Log of one partition's steps (the parts appended to its generations), numbered without gaps.
-
-    Steps never change, so each is read once. Not thread-safe.
-    """
+    """Log of one partition's steps, numbered without gaps. Steps never change, so each is read once. Not thread-safe."""
 
     def __init__(self, store: ObjectStore, keys: PinterestObjectKeys, partition: TopicPartition) -> None:
         self._store = store
@@ -269,31 +238,22 @@ class GenerationStepLog:
 
     @property
     def pointer_object_key(self) -> str:
-        """Return the key of the pointer object, which directs readers to the current generation."""
+        """Key of the pointer object, which directs readers to the current generation."""
         return f"{self.folder}current.json"
 
     def generation_step_object_key(self, step_number: int) -> str:
-        """Return the object key of a step, by its number."""
         return f"{self.folder}{step_number:020d}.json"
 
     def pointer_written_marker_key(self, first_step_number: int) -> str:
-        """Return the key of the marker object which states that readers were directed to the generation whose first step has this
-        number.
-        """
+        """Return the key of the marker that readers were directed to a generation."""
         return f"{self.folder}{first_step_number:020d}.told"
 
     def generation_announcement_key(self, generation: str) -> str:
-        """Return the key of the object that announces a generation before it is written."""
         return f"{self.folder}{generation}.begun"
 
     def read_generations(self) -> PartitionGenerations:
-        """Read all generations of the partition.
-
-        Takes one LIST request, and a GET request for each step (record of appended parts) from the last full step on; a full step repeats
-        all earlier steps. If a writer deletes a listed step meanwhile, the steps are listed again.
-
-        :raises BadData: if steps are missing or invalid.
-        :raises StoreError: if a store fails.
+        """Read all generations of the partition, with one LIST request, and a GET request for each step from the last full step on. If a
+        writer deletes a listed step meanwhile, the steps are listed again. Raises BadData if steps are missing or invalid, StoreError.
         """
         for _ in range(CATALOG_READ_ATTEMPTS - 1):
             try:
@@ -303,7 +263,7 @@ class GenerationStepLog:
         return self._try_read_generations()
 
     def _try_read_generations(self) -> PartitionGenerations:
-        """Read all generations of the partition. Raises NotFound if a listed generation step was deleted before it was read."""
+        """Raises NotFound if a listed step was deleted before it was read."""
         numbers: list[int] = []
         begun: list[AnnouncedGeneration] = []
         reported: dict[int, int] = {}
@@ -332,9 +292,7 @@ class GenerationStepLog:
         return PartitionGenerations(current, earlier, tuple(begun), tuple(numbers), reported)
 
     def _read_generation_steps_since_full_one(self, step_numbers: Sequence[int]) -> tuple[list[GenerationStep], GenerationStepHistory]:
-        """Return two values: the steps from the last full one on, ascending, and the history that the full one holds. A full step repeats
-        all steps before it. Raises BadData if a step is missing.
-        """
+        """Return the steps from the last full one on, ascending, and its history. Raises BadData if a step is missing."""
         steps: list[GenerationStep] = []
         expected = step_numbers[-1]
         for number in reversed(step_numbers):
@@ -348,7 +306,7 @@ class GenerationStepLog:
         raise BadData("the steps before it are missing", segment=missing, hint="Restore them from the store's versions")
 
     def _read_generation_step(self, step_number: int) -> GenerationStep:
-        """Return one step, from memory if it was read before. Raises BadData if it is invalid or of another version."""
+        """Return one step, cached. Raises BadData if it is invalid or of another version."""
         key = self.generation_step_object_key(step_number)
         if step_number in self._steps:
             return self._steps[step_number]
@@ -363,24 +321,18 @@ class GenerationStepLog:
 
 
 def partitions_of_object_keys(keys: Sequence[str]) -> list[TopicPartition]:
-    """Return the partitions to which objects below ROOT belong, sorted."""
     return sorted({TopicPartition.parse(key.split("/")[2]) for key in keys if key.count("/") >= 3})
 
 
 def generation_name(first_step_number: int, attempt: int = 0) -> str:
-    """Return the name of the generation whose first step has this number.
-
-    :param attempt: 0, or a higher number if objects with other content exist under the previous attempt's name.
-    """
+    """Return the name of a generation. ``attempt``: higher than 0 if objects with other content exist under the previous name."""
     return f"g{first_step_number:020d}" + (f"-{attempt}" if attempt else "")
 
 
 def format_generation_pointer(
     base_prefix: str, bucket: str, keys: PinterestObjectKeys, partition: TopicPartition, generation: Generation
 ) -> bytes:
-    """Return the content of the object that directs readers to a generation, as JSON. It holds what an endpoint provider needs: bucket and
-    base prefix of S3StorageServiceEndpoint.Builder.
-    """
+    """Return the JSON object that directs readers to a generation, with bucket and base prefix for S3StorageServiceEndpoint.Builder."""
     document = {
         "version": CATALOG_VERSION,
         "bucket": bucket,
@@ -395,8 +347,8 @@ def format_generation_pointer(
 
 
 def rebase_offset_index_to_lower_offset(index_bytes: bytes, offset_distance: int) -> bytes:
-    """Return the content of an offset index, converted to a base offset that is lower by ``offset_distance``. Offsets that no longer fit an
-    entry are left out; readers find these offsets by scanning.
+    """Return an offset index for a base offset that is lower by ``offset_distance``. Offsets that no longer fit an entry are left out;
+    readers find them by scanning.
     """
     entries = np.frombuffer(index_bytes, OFFSET_ENTRY).copy()
     offsets = entries["offset"].astype(np.int64) + offset_distance
@@ -406,8 +358,8 @@ def rebase_offset_index_to_lower_offset(index_bytes: bytes, offset_distance: int
 
 
 def rebase_time_index_to_lower_offset(index_bytes: bytes, offset_distance: int) -> bytes:
-    """Return the content of a time index, converted to a base offset that is lower by ``offset_distance``. Offsets that no longer fit an
-    entry are replaced by the largest one. No entry is left out, because consumers read the last one.
+    """Return a time index for a base offset that is lower by ``offset_distance``. Offsets that no longer fit are replaced by the largest
+    one. No entry is left out, because consumers read the last one.
     """
     entries = np.frombuffer(index_bytes, TIME_ENTRY).copy()
     entries["offset"] = np.minimum(entries["offset"].astype(np.int64) + offset_distance, MAX32)
@@ -426,7 +378,7 @@ SAY_MS = 60_000
 
 @dataclass(frozen=True)
 class GenerationReport:
-    """Result of one update of a partition's generation (a complete copy of the partition for Pinterest's consumers).
+    """Result of one update of a partition's generation.
 
     status: one of
 
@@ -437,10 +389,10 @@ class GenerationReport:
     - removed: the partition was deleted, and with it the object that directs readers to the generation;
     - superseded: a new generation is due, but only appending was requested.
 
-    objects, bytes: number and size of the objects created by this update.
+    objects, bytes: created by this update.
     start_offset: first offset of the generation, which names its first object; -1 if it has no records.
     end_offset: last offset of the generation, inclusive; -1 if it has no records.
-    slot: position in the control log of the state that the generation copies.
+    slot: position in the control log of the copied state.
     """
 
     topic: str
@@ -456,11 +408,7 @@ class GenerationReport:
 
 @dataclass(frozen=True)
 class GenerationTarget:
-    """Place to which generations (copies for Pinterest's consumers) are written: an object store, and the names of objects there.
-
-    url: location of the store. keep_ms: how long a superseded generation is kept after readers were directed to the next one.
-    clock_ms: returns the time in milliseconds.
-    """
+    """Store for generations. keep_ms: how long a superseded one is kept after readers were directed to the next."""
 
     store: ObjectStore
     keys: PinterestObjectKeys
@@ -469,15 +417,12 @@ class GenerationTarget:
     clock_ms: Callable[[], int]
 
     def generation_step_log(self, partition: TopicPartition) -> GenerationStepLog:
-        """Return the log in which a partition's generations are recorded, step by step."""
         return GenerationStepLog(self.store, self.keys, partition.first_incarnation)
 
     def generation_folder(self, generation: str, partition: TopicPartition) -> str:
-        """Return the folder of a partition's objects in a generation."""
         return f"{generation}/{self.keys.partition_folder(partition.first_incarnation)}"
 
     def pointer_object_content(self, partition: TopicPartition, generation: Generation) -> bytes:
-        """Return the content of the object that directs readers to this generation."""
         bucket, prefix = bucket_and_prefix(self.url)
         return format_generation_pointer(prefix, bucket, self.keys, partition.first_incarnation, generation)
 
@@ -503,19 +448,17 @@ def configured_generation_target(tier: Tier) -> GenerationTarget:
 
 
 def _is_url_same_or_below(url: str, parent_url: str) -> bool:
-    """Return whether a URL is equal to another one or lies below it."""
     return f"{url.rstrip('/')}/".startswith(f"{parent_url.rstrip('/')}/")
 
 
 @dataclass(frozen=True)
 class GenerationWriteOptions:
-    """Options of writing a generation (a copy of a partition for Pinterest's consumers).
+    """Options of writing a generation.
 
-    disk: budget for staged segments; None for a budget of ``disk_budget_bytes``.
-    append_only: whether to append to existing generations only. New generations, except a partition's first one, are then left to other
-        processes.
-    yields: whether to give way: raise Leased if another process has announced recently that it writes this generation.
-    on_bytes: receives the bytes of each segment that was copied.
+    disk: for staged segments; None for ``disk_budget_bytes``.
+    append_only: leave new generations, except a partition's first one, to other processes.
+    yields: raise Leased if another process has announced recently that it writes this generation.
+    on_bytes: receives the bytes of each copied segment.
     """
 
     disk: DiskBudget | None = None
@@ -527,14 +470,12 @@ class GenerationWriteOptions:
 def write_generation(
     tier: Tier, target: GenerationTarget, partition: TopicPartition, options: GenerationWriteOptions | None = None
 ) -> GenerationReport:
-    """Copy the partition's published segments to its current generation (copy for Pinterest's consumers), or to a new one if needed, and
-    return what was written.
+    """Copy the partition's published segments to its current generation, or to a new one if needed.
 
     :raises BadData: if an object is missing or damaged.
     :raises OutOfBudget: if a segment does not fit the disk budget.
     :raises Leased: if another process writes the generation, and ``options.yields`` is set.
-    :raises Unavailable: if other processes were faster PUBLISH_ATTEMPTS times.
-    :raises StoreError: if a store fails.
+    :raises Unavailable: if other processes were faster PUBLISH_ATTEMPTS times. Raises StoreError.
     """
     return bring_generation_up_to_date(tier, target, partition, options or GenerationWriteOptions())[0]
 
@@ -542,15 +483,10 @@ def write_generation(
 def bring_generation_up_to_date(
     tier: Tier, target: GenerationTarget, partition: TopicPartition, options: GenerationWriteOptions
 ) -> tuple[GenerationReport, PartitionGenerations]:
-    """Copy the partition's published segments to its current generation (copy for Pinterest's consumers). Return two values: the report,
-    and all generations of the partition.
-
-    Nothing is copied if ``partition`` belongs to a deleted topic whose name a newer topic has, because generations are of the latest topic.
-
-    Raises BadData, OutOfBudget, Leased, StoreError; Unavailable if other processes were faster PUBLISH_ATTEMPTS times.
-    """
+    """Write a generation as ``write_generation`` does. Return the report and all generations of the partition."""
     log = target.generation_step_log(partition)
-    if partition != tier.latest_incarnation(partition):  # the name means another topic by now, whose generation this one would replace
+    # Generations are of the latest topic: if the name means another topic by now, this generation would replace that topic's.
+    if partition != tier.latest_incarnation(partition):
         return GenerationReport(
             *partition, "empty", slot=tier.open_control_log_of_partition(partition).refresh().slot
         ), log.read_generations()
@@ -572,7 +508,6 @@ def bring_generation_up_to_date(
 
 @contextmanager
 def _open_segments(tier: Tier, state: PartitionState, options: GenerationWriteOptions) -> Iterator[StagedSegmentReader]:
-    """Yield a reader of the partition's segments, which it stages on local disk within the disk budget."""
     cleaner = tier.cleaner_settings_for_topic(state.topic)
     disk = options.disk or DiskBudget(disk_budget_bytes(cleaner, tier.state_dir))
     with use_and_close_reader(
@@ -583,10 +518,6 @@ def _open_segments(tier: Tier, state: PartitionState, options: GenerationWriteOp
 
 @dataclass(frozen=True)
 class _GenerationWriter:
-    """Writer that makes one attempt to bring the current generation (a complete compacted copy of a partition) up to one published state,
-    or to write a new generation.
-    """
-
     tier: Tier
     target: GenerationTarget
     log: GenerationStepLog
@@ -596,9 +527,7 @@ class _GenerationWriter:
     reading: StagedSegmentReader
 
     def try_write_or_append_generation(self) -> GenerationReport | None:
-        """Append missing segments to the current generation (complete copy), or write a new one if it is due, and return a report. Return
-        None if another writer was faster, so that the caller must read the generations again.
-        """
+        """Append to the current generation, or write a new one if it is due. Return None if another writer was faster."""
         current = self.known.current
         lacking = current.segments_to_append_unless_new_generation_due(self.state.live, self.state.log_start) if current else None
         if current and lacking is not None:
@@ -635,9 +564,7 @@ class _GenerationWriter:
         )
 
     def _try_record_empty_generation(self) -> GenerationReport | None:
-        """Record an empty generation, for a partition that was deleted or has no record that readers may read. Return the report, or None
-        if another writer has recorded a step meanwhile.
-
+        """Record an empty generation, if the partition was deleted or readers may read no record. Return None if another writer was faster.
         The record remains after all other objects are deleted, so that names and numbers are never used twice.
         """
         taken = {one.generation for one in self.known.begun}
@@ -646,11 +573,8 @@ class _GenerationWriter:
         return self._try_record_generation_step("removed", self.known.make_step_of_new_generation(generation, self.state.slot, ()), (), ())
 
     def _announce_generation(self, generation: str) -> None:
-        """Announce that this process writes a generation, by an object with its name. If the generation is never completed, the
-        announcement shows that its objects can be deleted.
-
-        :raises Leased: if another process has recently announced a generation with the same step number, and
-            ``GenerationWriteOptions.yields`` is set.
+        """Announce a generation, so that its objects can be deleted if it is never completed. Raises Leased if another process has recently
+        announced one with the same step number, and ``GenerationWriteOptions.yields`` is set.
         """
         here = [one for one in self.known.begun if one.number == self.known.next_generation_step_number]
         begun = max(here, key=lambda one: one.modified_ms, default=None)
@@ -666,12 +590,8 @@ class _GenerationWriter:
     def _try_record_generation_step(
         self, status: str, step: GenerationStep, parts: Sequence[PublishedSegment], created: Sequence[PublishedSegment]
     ) -> GenerationReport | None:
-        """Record ``step``, the list of newly written parts, so that readers find these parts in the generation. Return the report, or None
-        if another writer has recorded a step with this number before.
-
-        :param status: ``GenerationReport.status`` of the report.
-        :param parts: all parts of the generation.
-        :param created: the parts that were written now.
+        """Record ``step``, so that readers find the ``created`` parts. Return None if another writer has recorded a step with this number
+        before.
         """
         number = self.known.next_generation_step_number
         try:
@@ -683,9 +603,6 @@ class _GenerationWriter:
         return self._generation_report(status, generation, [part for part in created if part.base >= 0])
 
     def _generation_report(self, status: str, generation: Generation, created: Sequence[PublishedSegment] = ()) -> GenerationReport:
-        """Return the report of one update of a generation (a published copy of the compacted partition). ``status``: how the update ended.
-        ``created``: the segments that it has written.
-        """
         objects = generation.published_segments_with_objects
         size = sum(part.log_bytes for part in created)
         offsets = (objects[0].base, objects[-1].last) if objects else (-1, -1)
@@ -694,11 +611,7 @@ class _GenerationWriter:
     def _try_create_objects_of_segments(
         self, segments: Sequence[RemoteLogSegmentMetadata], generation: str, earlier_parts: Sequence[PublishedSegment]
     ) -> list[PublishedSegment] | None:
-        """Create the objects of ``segments`` and return their parts; None if an object of the same name has other content.
-
-        :param segments: segments of the view that follow those in ``earlier_parts``.
-        :param earlier_parts: parts that the generation has already.
-        """
+        """Create the objects of ``segments``; return None if an object of the same name has other content."""
         found: list[PublishedSegment] = []
         ends = [part.last + 1 for part in earlier_parts if part.base >= 0]
         base = ends[-1] if ends else self.state.log_start
@@ -721,13 +634,8 @@ class _GenerationWriter:
     def _try_create_objects_of_segment(
         self, segment_ordinal: int, generation: str, base_offset: int, latest_timestamp_ms: int
     ) -> PublishedSegment | None:
-        """Create the objects of one segment. Return the part, or None if an object of that name has other content.
-
-        Indexes are created before the log, so that a reader that sees a log also finds its indexes.
-
-        :param segment_ordinal: position of the segment in the view.
-        :param base_offset: offset by which the objects are named.
-        :param latest_timestamp_ms: largest timestamp of this part and of those before it.
+        """Create the objects of one segment, indexes before the log, so that a reader that sees a log also finds its indexes. Return None
+        if an object of that name has other content.
         """
         segment, reading, log_start = self.state.live[segment_ordinal], self.reading, self.state.log_start
         name, limit = self.state.topic_partition, reading.inflate_limit
@@ -760,7 +668,6 @@ class _GenerationWriter:
         return PublishedSegment(segment=segment.id, base=base_offset, last=last, timestamp_ms=latest_timestamp_ms, log_bytes=size)
 
     def _read_segment_index(self, segment: RemoteLogSegmentMetadata, index_kind: str) -> bytes:
-        """Return a segment's index of this kind; empty if it has none."""
         return (
             read_and_verify_segment_file(self.tier.ports.layout, self.state.topic_partition, segment, index_kind)
             if index_kind in segment.files
@@ -772,8 +679,8 @@ class _GenerationWriter:
 
 
 def switch_readers_to_current_generation(target: GenerationTarget, log: GenerationStepLog) -> PartitionGenerations:
-    """Write the current generation's metadata, its watermark and the pointer object that names it, and delete steps (records of appended
-    parts) that no reader needs. Return all generations of the partition.
+    """Write the current generation's metadata, its watermark and the pointer object, and delete steps that no reader needs. Return all
+    generations.
 
     Every call writes whatever is missing, so that it completes the work of a killed or slow writer. A call that has changed an object reads
     the steps again, so that the later of two simultaneous writers sees the other one's step.
@@ -802,7 +709,6 @@ def switch_readers_to_current_generation(target: GenerationTarget, log: Generati
 
 
 def _delete_if_exists(store: ObjectStore, object_key: str) -> bool:
-    """Delete an object and return whether it existed."""
     try:
         store.get(object_key)
     except NotFound:
@@ -812,7 +718,6 @@ def _delete_if_exists(store: ObjectStore, object_key: str) -> bool:
 
 
 def _write_object_if_changed(store: ObjectStore, object_key: str, data: bytes) -> bool:
-    """Write an object unless it has this content already, and return whether it was written."""
     try:
         if store.get(object_key) == data:
             return False

@@ -28,7 +28,7 @@ from compactor.tier.contents import TopicIdOfPartition, md5_prefix_bits
 from compactor.tier.plain import OneObjectPerFileLayout, ParsedFileName
 from compactor.tier.ports import ListedObject, OpenTransactionsAtSegmentEnd, SegmentRef
 
-# Object keys ``[<bits>/]<cluster>/<topic>-<partition>/<20 digits>.{log,index,timeindex}`` below the base prefix.
+# ---- object keys: ``[<bits>/]<cluster>/<topic>-<partition>/<20 digits>.{log,index,timeindex}`` below the base prefix ----------
 #
 # Source: S3StorageServiceEndpoint, Utils.getBinaryHashForClusterTopicPartition, SegmentUtils.
 
@@ -43,9 +43,7 @@ _PART: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True)
 class PinterestObjectKeys:
-    """Builder and parser of the object keys of one cluster in Pinterest's layout. entropy_bits: number of binary digits in front of each
-    partition's folder; 0 for none.
-    """
+    """Object keys of one cluster. entropy_bits: binary digits in front of each partition's folder; 0 for none."""
 
     cluster: str
     entropy_bits: int = 0
@@ -58,16 +56,15 @@ class PinterestObjectKeys:
             )
 
     def partition_folder(self, partition: TopicPartition) -> str:
-        """Return the key prefix of a partition. It ends in a slash, so that ``orders-1`` is not a prefix of ``orders-10``."""
+        """Return the key prefix of a partition, with a slash at its end."""
         bits = f"{entropy_prefix(self.cluster, partition, self.entropy_bits)}/" if self.entropy_bits else ""
         return f"{bits}{self.cluster}/{partition}/"
 
     def file_key(self, partition: TopicPartition, base_offset: int, file_kind: str) -> str:
-        """Return the key of a segment's file. base_offset: the segment's first offset."""
         return self.partition_folder(partition) + file_name(base_offset, file_kind)
 
     def partition_of_object_key(self, key: str) -> TopicPartition | None:
-        """Return the partition in whose folder an object lies, or None if it is not of this cluster."""
+        """Return the partition of an object; None if it is not of this cluster."""
         folder, _, _ = key.rpartition("/")
         try:
             name = TopicPartition.parse(folder.rpartition("/")[2])
@@ -82,32 +79,29 @@ def entropy_prefix(cluster: str, partition: TopicPartition, bits: int) -> str:
 
 
 def file_name(base_offset: int, file_kind: str) -> str:
-    """Return the name of a segment's file. base_offset: the segment's first offset."""
     return f"{base_offset:020d}.{file_kind}"
 
 
 class PinterestFileName(NamedTuple):
-    """Parts of the name of a segment's file in Pinterest's layout."""
-
     base_offset: int
     file_kind: str
 
 
 def parse_file_name(name: str) -> PinterestFileName | None:
-    """Return base offset and kind of a segment's file name, or None for any other name."""
+    """Return base offset and kind of a segment's file, or None."""
     match = _OBJECT.fullmatch(name)
     return PinterestFileName(int(match[1]), match[2]) if match else None
 
 
 def segment_id_from_base_offset(base_offset: int) -> str:
-    """Return a segment id derived from the base offset, because this layout has no ids. It never begins with a dash."""
+    """Return an id derived from the base offset, which never begins with a dash."""
     tries = 0
     while (made := encode_segment_id(hashlib.sha256(f"{base_offset}/{tries}".encode()).digest()[:16])).startswith("-"):
         tries += 1
     return made
 
 
-# The files ``_metadata`` and ``offset.wm`` of a partition.
+# ---- the files ``_metadata`` and ``offset.wm`` of a partition -----------------------------------------------------------------
 #
 # Consumers use only segments that are listed and named in ``_metadata``, and search by its timestamps. The uploader continues above the
 # base offset in ``offset.wm`` (TopicPartitionMetadata, TimeIndex, WatermarkFileHandler).
@@ -118,10 +112,8 @@ TIME_INDEX_TYPE: Final = "TOPIC_PARTITION"
 
 @dataclass(frozen=True, order=True)
 class SegmentTimestampBound:
-    """Row of the ``_metadata`` file: a segment, and an upper bound (timestamp_ms) for the timestamps of all records up to the segment's
-    end.
-
-    Rows compare in the order that consumers use.
+    """Row of the ``_metadata`` file: an upper bound for the timestamps of all records up to a segment's end. Rows compare in the order that
+    consumers use.
     """
 
     timestamp_ms: int
@@ -137,9 +129,8 @@ def encode_metadata_file(partition: TopicPartition, entries: Sequence[SegmentTim
 
 
 def parse_metadata_file(data: bytes, partition: TopicPartition) -> tuple[SegmentTimestampBound, ...]:
-    """Parse a ``_metadata`` file and return its rows, ascending.
-
-    Raises BadData if consumers could not read the file or it belongs to another partition.
+    """Return the rows of a ``_metadata`` file, ascending. Raises BadData if consumers could not read it or it belongs to another
+    partition.
     """
     try:
         document: Any = json.loads(data)
@@ -158,7 +149,7 @@ def parse_metadata_file(data: bytes, partition: TopicPartition) -> tuple[Segment
 
 
 def format_watermark_file(base_offset: int) -> bytes:
-    """Return the content of the watermark file. base_offset: first offset of the last segment whose log was uploaded."""
+    """Return the watermark. ``base_offset``: of the last segment whose log was uploaded."""
     return f"{base_offset:020d}".encode()
 
 
@@ -171,18 +162,17 @@ def parse_watermark_base_offset(data: bytes, partition: TopicPartition) -> int:
 
 
 def _require_integer(value: object) -> int:
-    """Return a JSON value that must be an integer. Raises TypeError for anything else, booleans included."""
+    """Return a JSON integer. Raises TypeError for anything else, booleans included."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{value!r} is not a whole number")
     return value
 
 
 def _invalid_metadata_file_error(partition: TopicPartition, file: str, cause: str) -> BadData:
-    """Return the error for a corrupt ``_metadata`` or watermark file of a partition."""
     return BadData(cause, segment=f"{partition}/{file}", hint="The uploader rewrites it with its next segment")
 
 
-# Segments of a listed tier with Pinterest's layout, found by LIST and ``_metadata``, because no log records them.
+# ---- segments, found by LIST and ``_metadata``, because no log records them ---------------------------------------------------
 #
 # A segment ends where the next one begins. After a change of leader segments may overlap; their records are equal, and the later segment is
 # read. Only the end of the newest segment is read from its log.
@@ -198,19 +188,18 @@ _READ_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True)
 class ListedSegment:
-    """A segment found by listing: its base offset, and the object of each kind of file."""
+    """A segment found by listing, with the object of each kind of file."""
 
     base: int
     files: Mapping[str, ObjectInfo]
 
     @property
     def has_all_three_files(self) -> bool:
-        """Return whether all three files exist, so that consumers use the segment."""
+        """True if consumers use the segment."""
         return len(self.files) == len(OBJECT_KINDS)
 
     @property
     def modified_ms(self) -> int:
-        """Return the latest modification time of the segment's files, in milliseconds by the store's clock."""
         return max(info.modified_ms for info in self.files.values())
 
 
@@ -218,9 +207,7 @@ class ListedSegment:
 class PartitionListing:
     """Contents of a partition's folder.
 
-    times: the rows of ``_metadata``, or None if it does not exist or cannot be read.
-    watermark: the uploader's watermark, or None if it does not exist or cannot be read.
-    problems: an error for each of the two files (``_metadata``, watermark) that exists but cannot be read; its field is then None.
+    times, watermark: rows of ``_metadata``, and watermark; None if the file does not exist or cannot be read (``problems``).
     other_keys: keys of all other objects.
     """
 
@@ -232,15 +219,13 @@ class PartitionListing:
 
     @property
     def readable_segments(self) -> tuple[ListedSegment, ...]:
-        """Return the segments that can be read: all that have a log, except those below the first segment in ``_metadata``, whose deletion
-        has begun.
-        """
+        """Segments that have a log, except those below the first segment in ``_metadata``, whose deletion has begun."""
         first = min((time.base_offset for time in self.times or ()), default=0)
         return tuple(segment for segment in self.segments if "log" in segment.files and segment.base >= first)
 
     @property
     def segments_for_consumers(self) -> tuple[ListedSegment, ...]:
-        """Return the segments that consumers use: complete, and named in ``_metadata`` if that exists."""
+        """Segments that are complete, and named in ``_metadata`` if that exists."""
         named = None if self.times is None else {time.base_offset for time in self.times}
         return tuple(segment for segment in self.segments if segment.has_all_three_files and (named is None or segment.base in named))
 
@@ -255,7 +240,7 @@ class PinterestListing:
     _ends: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def list_topic_partitions(self) -> list[TopicPartition]:
-        """Return the partitions that have a log, by topic and number. Lists all objects of the cluster."""
+        """Return the partitions that have a log, sorted, by listing all objects."""
         prefix = "" if self.keys.entropy_bits else f"{self.keys.cluster}/"
         found: set[TopicPartition] = set()
         folder, named = "", None
@@ -304,9 +289,7 @@ class PinterestListing:
     def _read_optional_file(
         self, key: str, partition: TopicPartition, parse: Callable[[bytes, TopicPartition], T], problems: list[BadData]
     ) -> T | None:
-        """Read and parse the file under this key. Return None if the file is missing, or if it is invalid; the error is then appended to
-        ``problems``.
-        """
+        """Parse a file. Return None if it is missing, or if it is invalid, with an error in ``problems``."""
         try:
             return parse(self.store.get(key), partition)
         except NotFound:
@@ -316,7 +299,6 @@ class PinterestListing:
             return None
 
     def _inclusive_end_offset(self, segment: ListedSegment) -> int:
-        """Return the last offset of a segment, from the cache if it was read before."""
         log = segment.files["log"]
         key = (log.key, log.size)
         if key not in self._ends:
@@ -325,10 +307,8 @@ class PinterestListing:
 
 
 def segment_metadata(segment: ListedSegment, last_offset: int) -> RemoteLogSegmentMetadata:
-    """Return the metadata of a segment found in a listing. The leader epoch is 0, because the layout records none; imports and exports take
-    epochs from the batches. The largest timestamp is the upload time, in milliseconds.
-
-    :param last_offset: last offset of the segment, inclusive.
+    """Return the metadata of a listed segment. The leader epoch is 0, because the layout records none; imports and exports take epochs from
+    the batches. The largest timestamp is the upload time. ``last_offset``: inclusive.
     """
     log = segment.files["log"]
     return RemoteLogSegmentMetadata(
@@ -344,8 +324,8 @@ def segment_metadata(segment: ListedSegment, last_offset: int) -> RemoteLogSegme
 
 
 def read_last_offset(store: ObjectStore, segment: ListedSegment) -> int:
-    """Return the offset of a log's last record, found by reading the batch headers after the last index entry. Raises BadData if the
-    headers do not lead to the log's end.
+    """Return the offset of a log's last record, by the batch headers after the last index entry. Raises BadData if they do not lead to the
+    log's end.
     """
     log = segment.files["log"]
     position, last = _last_indexed_position(store, segment, log.size), segment.base - 1
@@ -371,7 +351,7 @@ def read_last_offset(store: ObjectStore, segment: ListedSegment) -> int:
 
 
 def _last_indexed_position(store: ObjectStore, segment: ListedSegment, log_bytes: int) -> int:
-    """Return the position in the log that the last entry of the segment's offset index names, or 0 if the index has no entry."""
+    """Return the position in the log of the last index entry, or 0."""
     from compactor.records.indexes import OFFSET_ENTRY
 
     index = segment.files.get("index")
@@ -384,8 +364,6 @@ def _last_indexed_position(store: ObjectStore, segment: ListedSegment, log_bytes
 
 
 class PinterestLayout(OneObjectPerFileLayout):
-    """SegmentLayout of Pinterest's tiered storage: three files per segment, named by its base offset, since segments have no ids."""
-
     kinds = OBJECT_KINDS
 
     def __init__(self, store: ObjectStore, keys: PinterestObjectKeys) -> None:
@@ -411,7 +389,6 @@ class PinterestLayout(OneObjectPerFileLayout):
 
     @override
     def list_objects(self, partition: TopicPartition) -> Iterator[ListedObject]:
-        """Yield the partition's objects, except the ``_metadata`` file and the watermark."""
         return (item for item in super().list_objects(partition) if item.key.rpartition("/")[2] not in (METADATA_FILE, WATERMARK))
 
     @override

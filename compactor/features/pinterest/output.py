@@ -1,8 +1,7 @@
 """Writing and deleting generations of many partitions, for the command `generations` and for the daemon.
 
-A generation is a complete compacted copy of a partition for consumers of Pinterest's layout. A superseded generation is deleted ``keep_ms``
-after readers were directed to its successor. A generation that was announced and never counted is deleted ``keep_ms`` after its writer's
-last announcement. Objects are deleted first, then the records about them.
+A superseded generation is deleted ``keep_ms`` after readers were directed to its successor, one that was announced and never counted
+``keep_ms`` after its writer's last announcement. Objects are deleted first, then the records about them.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from compactor.storage.port import ObjectStore
 
 @dataclass(frozen=True)
 class DeletedOrExpiringGeneration:
-    """A generation (a copy for Pinterest's consumers) that was deleted or waits for deletion.
+    """A generation that was deleted or waits for deletion.
 
-    due_ms: when it may be deleted, in milliseconds of the store's clock.
-    objects, bytes: number and size of its objects; -1 if they were not counted.
+    due_ms: by the store's clock.
+    objects, bytes: -1 if they were not counted.
     """
 
     topic: str
@@ -53,9 +52,8 @@ class DeletedOrExpiringGeneration:
 
 @dataclass(frozen=True)
 class GenerationUpkeepReport:
-    """Result of writing a partition's current generation (a copy for Pinterest's consumers) and deleting old generations.
-
-    again_ms: when the next old generation may be deleted, in milliseconds of the store's clock; NEVER_MS if none waits.
+    """Result of writing a partition's current generation and deleting old ones. again_ms: when the next may be deleted, by the store's
+    clock; NEVER_MS if none waits.
     """
 
     report: GenerationReport
@@ -71,14 +69,8 @@ def write_generations(
     on_bytes: Callable[[int], None] = lambda size: None,
     on_partition: Callable[[TopicPartition, GenerationReport | CompactorError], None] = lambda name, done: None,
 ) -> list[GenerationReport | CompactorError]:
-    """Bring the current generation (complete copy for Pinterest's consumers) of several partitions up to date at ``target``,
-    ``daemon.threads`` partitions at a time within one disk budget.
-
-    A partition that fails does not stop the others (isolation, I9).
-
-    :param on_bytes: receives the bytes of each segment that was copied.
-    :param on_partition: receives each partition's report or error as soon as it is done.
-    :returns: a report or an error for each partition, in the given order.
+    """Bring the current generation of several partitions up to date, ``daemon.threads`` at a time within one disk budget. Return a report
+    or an error for each, in the given order; one that fails does not stop the others (isolation, I9).
     """
     options = GenerationWriteOptions(disk=DiskBudget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir)), on_bytes=on_bytes)
 
@@ -97,9 +89,8 @@ def write_generations(
 def update_generation_and_delete_expired(
     tier: Tier, target: GenerationTarget, partition: TopicPartition, options: GenerationWriteOptions
 ) -> GenerationUpkeepReport:
-    """Bring a partition's generation up to its view, and delete old generations that have been kept for the configured time.
-
-    Raises BadData, OutOfBudget, Leased, Unavailable, StoreError.
+    """Bring a partition's generation up to its view, and delete old ones that are due. Raises BadData, OutOfBudget, Leased, Unavailable,
+    StoreError.
     """
     report, known = bring_generation_up_to_date(tier, target, partition, options)
     retired = _delete_expired_generations(target, partition, known, dry_run=False, count_waiting_objects=False)
@@ -108,12 +99,12 @@ def update_generation_and_delete_expired(
 
 @dataclass(frozen=True)
 class PinterestOutput:
-    """Output that writes compacted copies (generations) of partitions for Pinterest's consumers."""
+    """Output that writes generations for Pinterest's consumers."""
 
     target: GenerationTarget
 
     def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
-        """Write the partition's generation (compacted copy) and delete old generations. Raises BadData, OutOfBudget, Leased, StoreError."""
+        """Write the partition's generation and delete old ones. Raises BadData, OutOfBudget, Leased, StoreError."""
         done = update_generation_and_delete_expired(tier, self.target, partition, GenerationWriteOptions(disk=disk, yields=True))
         made, deleted = done.report, [one for one in done.retired if one.deleted]
         parts = (
@@ -132,24 +123,19 @@ def open_output(tier: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) ->
 
 
 def partitions_with_generations(target: GenerationTarget) -> list[TopicPartition]:
-    """Return the partitions of which the target holds generations (compacted copies for Pinterest's consumers), sorted."""
     return partitions_of_object_keys([info.key for info in target.store.list(f"{GENERATIONS_FOLDER}/{target.keys.cluster}/")])
 
 
 def read_partition_generations(target: GenerationTarget, partition: TopicPartition) -> PartitionGenerations:
-    """Return the generations of a partition: the current compacted copy for Pinterest's consumers, and older ones. Raises BadData,
-    StoreError.
-    """
+    """Return the generations of a partition. Raises BadData, StoreError."""
     return target.generation_step_log(partition).read_generations()
 
 
 def delete_generations_kept_long_enough(
     target: GenerationTarget, partition: TopicPartition, *, dry_run: bool = False
 ) -> list[DeletedOrExpiringGeneration]:
-    """Delete those generations of a partition that have been kept for the configured time. Return the deleted ones and those that still
-    wait. Raises BadData, StoreError.
-
-    :param dry_run: delete nothing; return what would be deleted.
+    """Delete the generations of a partition that are due (not if ``dry_run``). Return these and those that still wait. Raises BadData,
+    StoreError.
     """
     log = target.generation_step_log(partition)
     return _delete_expired_generations(
@@ -164,12 +150,6 @@ def delete_generations_kept_long_enough(
 def _delete_expired_generations(
     target: GenerationTarget, partition: TopicPartition, generations: PartitionGenerations, *, dry_run: bool, count_waiting_objects: bool
 ) -> list[DeletedOrExpiringGeneration]:
-    """Delete those generations of a partition that have been kept for the configured time. Return the deleted generations and those that
-    still wait.
-
-    :param dry_run: delete nothing, and return what would be deleted.
-    :param count_waiting_objects: whether to count the objects of generations that still wait.
-    """
     if not generations.earlier and not generations.begun:
         return []
     log, store = target.generation_step_log(partition), target.store
@@ -227,12 +207,7 @@ def _delete_generation_if_due(
     dry_run: bool,
     count_waiting_objects: bool,
 ) -> DeletedOrExpiringGeneration:
-    """Delete the objects of one generation if the time to keep it has passed, and return it with the number and size of the objects that
-    were or would be deleted.
-
-    :param due_ms: when it may be deleted, in milliseconds of the store's clock.
-    :param count_waiting_objects: count its objects even if it is not due.
-    """
+    """Delete one generation if it is due, and return it with the number and size of the objects that were or would be deleted."""
     due = due_ms <= now_ms
     one = DeletedOrExpiringGeneration(*partition, generation, due, -1, -1, due_ms)
     if not due and not count_waiting_objects:

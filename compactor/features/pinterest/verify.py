@@ -1,8 +1,7 @@
 """Verification of listed tiers (Pinterest's layout): LIST, ``_metadata`` and ``offset.wm`` against each other and against the logs.
 
-Problems are judged by what the consumer does (S3PartitionConsumer). A segment consists of three files and must be named in ``_metadata``.
-The consumer reads the segment with the greatest base offset at or below its position, and its position is the last record it got, plus one.
-So it never advances if the next segment begins after that.
+Problems are judged by what the consumer (S3PartitionConsumer) does. It reads the segment with the greatest base offset at or below its
+position, and its position is the last record it got, plus one. So it never advances if the next segment begins after that.
 """
 
 from __future__ import annotations
@@ -39,11 +38,7 @@ ENDLESS_ENTRIES: Final = 2
 def verify_partition_known_by_listing(
     tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None
 ) -> list[SegmentProblem]:
-    """Return all problems and notes of one partition of a listed tier, whose segments are found by listing objects and not in a log. Raises
-    OutOfBudget, StoreError.
-
-    :param on_bytes: called with the size, in bytes, of each segment's log file after the file was checked.
-    """
+    """Return all problems and notes of one partition. Raises OutOfBudget, StoreError. ``on_bytes``: size of each checked log."""
     listed = tier.listed_tier
     if not isinstance(listed, PinterestListing):
         raise UsageError(f"the tier at {tier.ports.layout.url} has another layout than Pinterest's")
@@ -52,8 +47,6 @@ def verify_partition_known_by_listing(
 
 @dataclass(frozen=True)
 class _ListedPartitionVerifier:
-    """Verification of one partition of a listed tier, whose segments are found by listing objects and not in a log."""
-
     tier: Tier
     listed: PinterestListing
     partition: TopicPartition
@@ -80,9 +73,7 @@ class _ListedPartitionVerifier:
                 yield self._listing_problem_as_error("gap", file_name(segment.base, "log"), detail)
 
     def _find_listing_problems(self, listing: PartitionListing) -> Iterator[SegmentProblem]:
-        """Yield the problems that the listing of objects, the ``_metadata`` file and the watermark (base offset of the newest uploaded
-        segment) show, without reading segments.
-        """
+        """Yield the problems that show without reading segments."""
         for problem in listing.problems:
             yield self._listing_problem_as_error("metadata", problem.segment.rpartition("/")[2], problem.cause)
         readable = {segment.base for segment in listing.readable_segments}
@@ -127,9 +118,7 @@ class _ListedPartitionVerifier:
     def _check_segment_and_find_next_offset(
         self, segment: ListedSegment, max_inflated_bytes: int
     ) -> tuple[list[SegmentProblem], int | None]:
-        """Return two values: a segment's problems, and the offset at which a consumer continues after reading the whole segment; None if
-        the segment cannot be read.
-        """
+        """Return a segment's problems, and where a consumer continues after it; None if it cannot be read."""
         metadata = segment_metadata(segment, segment.base)
         require_disk_budget(self.tier, self.partition, metadata)
         log = file_name(segment.base, "log")

@@ -1,8 +1,7 @@
 """Rounds on a Spark cluster, driven by a child process: for ``map_engine = "auto"``.
 
-The child starts Spark when the first round needs it and ends after ``[spark] idle_ms`` without a round. It is a process of its own because
-a stopped Spark session leaves its JVM behind, which ends only with the process that started it. The child leads, publishes and is fenced
-like any other compactor: if it is killed, the next round of the partition resumes what it began.
+The child is a process of its own because a stopped Spark session leaves its JVM behind, which ends only with the process that started it.
+The child leads, publishes and is fenced like any other compactor: if it is killed, the next round of the partition resumes what it began.
 """
 
 from __future__ import annotations
@@ -53,14 +52,11 @@ class _RoundRequest(NamedTuple):
 
 
 class _SparkChildProcess(NamedTuple):
-    """A child process that runs Spark, the parent's end of the pipe to it, and the settings with which Spark was started."""
-
     process: BaseProcess
     pipe: Connection
     spark: SparkSettings
 
     def stop_spark_child_process_and_jvm(self) -> None:
-        """End the child process, and with it its JVM."""
         self.pipe.close()
         self.process.terminate()
         self.process.join(10)
@@ -99,7 +95,6 @@ class SparkChildRoundRunner:
             self._lock.release()
 
     def _start_child_if_needed(self, settings: Settings, check_stop: Callable[[], None]) -> _SparkChildProcess | None:
-        """Return the child process, started if necessary; None if Spark does not start, which is logged."""
         if self._child is not None and (not self._child.process.is_alive() or self._child.spark != settings.spark):
             self._stop_spark_child_process()
         if self._child is not None:
@@ -123,7 +118,6 @@ class SparkChildRoundRunner:
         return None
 
     def _run_round_in_child_process(self, child: _SparkChildProcess, request: _RoundRequest, check_stop: Callable[[], None]) -> RoundReport:
-        """Have the child run a round and return its report. Raises the round's error, and Unavailable if the child has ended."""
         try:
             child.pipe.send(request)
         except OSError as error:
@@ -137,10 +131,8 @@ class SparkChildRoundRunner:
         raise answer if isinstance(answer, CompactorError) else CompactorError(f"Spark's process answered {answer!r}")
 
     def _receive_answer(self, child: _SparkChildProcess, check_stop: Callable[[], None], timeout_s: float | None = None) -> object:
-        """Wait for the child's next answer and return it. Return (not raise) an Unavailable error if the child has ended or has not
-        answered within ``timeout_s`` seconds (None: no limit).
-
-        :param check_stop: called while waiting; its exception ends the child and is raised again.
+        """Return the child's next answer, or (not raise) Unavailable if it has ended or has not answered in time. An exception of
+        ``check_stop`` ends the child.
         """
         begin = time.monotonic()
         try:
@@ -163,9 +155,7 @@ class SparkChildRoundRunner:
 
 
 def _serve_round_requests_in_child_process(settings: Settings, pipe: Connection) -> None:
-    """Start Spark, send None or the error to the parent, and run the requested rounds until none was requested for ``[spark] idle_ms``
-    milliseconds. Runs in the child process.
-    """
+    """Send None or the error of Spark's start, and then the answers to requests, until none came for ``[spark] idle_ms``."""
     from compactor.features.spark.session import start_cluster
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted parent ends this process itself
@@ -181,7 +171,6 @@ def _serve_round_requests_in_child_process(settings: Settings, pipe: Connection)
 
 
 def _run_requested_round(request: _RoundRequest, cluster: SparkCluster) -> RoundReport | CompactorError:
-    """Run the requested round and return its report, or the error with which it failed."""
     from compactor.features.spark.worker import SparkRoundWorker
 
     try:

@@ -1,12 +1,8 @@
 """Spark data source ``kafka-tiered``: reads the records of remote partitions as a DataFrame without contacting a broker.
 
-Reads are planned from metadata alone: the control log of each partition is folded, its offsets are cut into splits, and each split is
-read by one task. Small partitions share a task. docs/spark.md lists the options.
-
-Spark does not tell a Python data source which columns a query needs, so columns are chosen with the option ``columns`` or with
-``.schema()``. Ranges are options too, and filters are left to Spark. A Python source may take filters (``pushFilters``, Spark 4.1 to
-4.3), but Spark then keeps what the last query planned for every later one: after ``df.where("offset < 5").count()``, ``df.count()`` reads
-only those five offsets.
+Reads are planned from the control logs alone; each split is read by one task. docs/spark.md lists the options. Filters are left to Spark:
+with ``pushFilters`` (Spark 4.1 to 4.3) Spark keeps what the last query planned for every later one, so that after ``df.where("offset <
+5").count()``, ``df.count()`` reads only those five offsets.
 """
 
 from __future__ import annotations
@@ -62,9 +58,7 @@ if TYPE_CHECKING:
     from compactor.read.columns import TextFunction
 
 
-# Options of the data source ``kafka-tiered``: parsing and validation. docs/spark.md lists them.
-#
-# Options of Spark's own Kafka source are accepted where they have the same meaning.
+# ---- options: those of Spark's own Kafka source are accepted where they have the same meaning --------------------------------
 
 
 Choice = TypeVar("Choice", bound=str)
@@ -129,17 +123,15 @@ LATEST_OFFSET: Final = -1
 class ReadRequest:
     """Validated options of one read.
 
-    topics, pattern, assigned: exactly one says which topics are read: names, a regular expression, or topics with their partitions.
-    partitions: partition numbers to read of every topic; None means all.
+    topics, pattern, assigned: exactly one is set: names, a regular expression, or topics with their partitions.
+    partitions: numbers to read of every topic; None means all.
     starting_offset, ending_offset: default bounds, start inclusive and end exclusive.
     starting, ending: bounds of single partitions; they replace the defaults.
-    starting_ms, ending_ms: timestamps that are resolved to offsets as in Spark's Kafka source.
-    committed: whether only committed records are read (read_committed).
-    latest: whether only the latest record of each key is returned.
-    key_format, value_format: how ``keyText`` and ``valueText`` are decoded.
-    fails_on_decoding_error: whether bytes that cannot be decoded end the read; if not, their text is null.
+    starting_ms, ending_ms: resolved to offsets as in Spark's Kafka source.
+    latest: only the latest record of each key is returned.
     key_ranges: number of tasks per partition for ``latest``; 0 means automatic.
-    skip_damaged: whether offsets that cannot be read are skipped, with a warning in the executor's log.
+    fails_on_decoding_error: if not, the text of bytes that cannot be decoded is null.
+    skip_damaged: skip offsets that cannot be read, with a warning in the executor's log.
     """
 
     settings: config.Settings
@@ -164,12 +156,7 @@ class ReadRequest:
     skip_damaged: bool = False
 
     def select_requested_partitions(self, available: Iterable[TopicPartition], tier_url: str) -> list[TopicPartition]:
-        """Return the requested partitions of a tier, sorted by topic and partition.
-
-        :param available: all partitions of the tier.
-        :param tier_url: named in error messages.
-        :raises UsageError: if a requested topic or partition is not in the tier.
-        """
+        """Return the requested ones of the tier's partitions, sorted. Raises UsageError if a topic or partition is not in the tier."""
         by_topic: dict[str, list[int]] = {}
         for name in available:
             by_topic.setdefault(name.topic, []).append(name.partition)
@@ -190,9 +177,7 @@ class ReadRequest:
 
 
 def parse_read_options(options: Mapping[str, str]) -> ReadRequest:
-    """Parse the options of a read. Upper and lower case and underscores in option names are ignored. Raises UsageError if an option is
-    unknown or invalid.
-    """
+    """Parse the options of a read, whatever their case and underscores. Raises UsageError if one is unknown or invalid."""
     given = {_normalize_option_name(name): (name, value) for name, value in remove_options_added_by_spark(options).items()}
     known = {_normalize_option_name(name): name for name in (*SETTING_OPTIONS, *READ_OPTIONS)}
     if "path" in given:
@@ -238,12 +223,10 @@ def parse_read_options(options: Mapping[str, str]) -> ReadRequest:
 
 
 def is_table_creation(options: Mapping[str, str]) -> bool:
-    """Return whether Spark passed these options for a ``CREATE TABLE`` statement."""
     return "provider" in options
 
 
 def remove_options_added_by_spark(options: Mapping[str, str]) -> dict[str, str]:
-    """Return only the options that the user gave, without those that Spark adds for tables."""
     if not is_table_creation(options):
         return dict(options)
     return {
@@ -254,12 +237,10 @@ def remove_options_added_by_spark(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _normalize_option_name(name: str) -> str:
-    """Return an option name in lower case without underscores."""
     return name.replace("_", "").lower()
 
 
 def _unknown_option_hint(name: str, known_options: Mapping[str, str]) -> str:
-    """Return a hint for an unknown option: the most similar known option, or the list of all."""
     if name.startswith("kafka."):
         return "It asks no broker: leave it out"
     near = difflib.get_close_matches(name, list(known_options), n=1)
@@ -267,7 +248,6 @@ def _unknown_option_hint(name: str, known_options: Mapping[str, str]) -> str:
 
 
 def _parse_topic_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return the ReadRequest fields for the one option that chooses topics. Raises UsageError if none or several of them are given."""
     message = [name for name in TOPIC_OPTIONS if options.get(name)]
     if not message:
         raise UsageError("kafka-tiered needs the option topic", hint="Or subscribe, subscribePattern, assign, as in Spark's Kafka source")
@@ -292,12 +272,10 @@ def _parse_topic_options(options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _validate_topic_name(name: str) -> str:
-    """Return the topic name if it is valid. Raises UsageError otherwise."""
     return TopicPartition.create_validated(name, 0).topic
 
 
 def _parse_json_object(name: str, value: str) -> dict[str, Any]:
-    """Parse an option that contains a non-empty JSON object. Raises UsageError if it does not."""
     try:
         found = json.loads(value)
     except ValueError:
@@ -315,10 +293,6 @@ _EXAMPLE_HINTS: Final = {
 
 
 def _validate_partition_numbers(value: str, numbers: Any) -> list[int]:
-    """Return sorted partition numbers without duplicates. Raises UsageError if ``numbers`` is not a list of non-negative integers.
-
-    :param value: text of the option ``assign`` that contains the numbers, for the error.
-    """
     if not isinstance(numbers, list) or not all(isinstance(number, int) and number >= 0 for number in numbers):
         raise UsageError(f"kafka-tiered: assign = {value!r} has no list of partitions", hint=_EXAMPLE_HINTS["assign"])
     return sorted(set(numbers))
@@ -327,12 +301,8 @@ def _validate_partition_numbers(value: str, numbers: Any) -> list[int]:
 def _parse_offsets_option(
     options: Mapping[str, str], name: str, unbounded_word: str, unbounded_number: int, bound_offset: int
 ) -> dict[TopicPartition, int]:
-    """Parse an option such as ``startingOffsets`` and return the offset of each partition that it names.
-
-    :param unbounded_word: the option value that means "no bounds": "earliest" or "latest".
-    :param unbounded_number: the number that stands for ``unbounded_word`` in JSON: -2 or -1.
-    :param bound_offset: the offset that ``unbounded_number`` is replaced with.
-    :raises UsageError: if the value is invalid or conflicts with the option of the same name in the singular.
+    """Return the offset of each partition in ``startingOffsets`` or ``endingOffsets``. ``unbounded_word`` ("earliest", "latest") and
+    ``unbounded_number`` (-2, -1) mean no bounds; the number is replaced with ``bound_offset``.
     """
     value = options.get(name, unbounded_word)
     if value == unbounded_word:
@@ -351,9 +321,6 @@ def _parse_offsets_option(
 
 
 def _parse_int_option(options: Mapping[str, str], name: str, default: DefaultT, min_value: int = 0) -> int | DefaultT:
-    """Return the integer value of an option, or ``default`` if it is absent. Raises UsageError if it is not an integer from ``min_value``
-    to 2^63-1.
-    """
     if name not in options:
         return default
     if not (options[name].isascii() and options[name].isdigit()) or not min_value <= int(options[name]) <= MAX_OFFSET:
@@ -362,7 +329,6 @@ def _parse_int_option(options: Mapping[str, str], name: str, default: DefaultT, 
 
 
 def _parse_choice_option(options: Mapping[str, str], name: str, choices: tuple[Choice, ...]) -> Choice:
-    """Return the value of an option that allows only ``choices``; the first is the default. Raises UsageError for another value."""
     chosen = options.get(name, choices[0])
     for choice in choices:
         if chosen == choice:
@@ -371,7 +337,6 @@ def _parse_choice_option(options: Mapping[str, str], name: str, choices: tuple[C
 
 
 def _parse_partition_numbers(text: str) -> tuple[int, ...] | None:
-    """Parse comma-separated partition numbers; None if ``text`` is empty. Raises UsageError if one is not a number."""
     if not text:
         return None
     numbers = [part.strip() for part in text.split(",")]
@@ -381,7 +346,6 @@ def _parse_partition_numbers(text: str) -> tuple[int, ...] | None:
 
 
 def _parse_columns_option(options: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the requested columns, in the order given; empty means all. Raises UsageError for an unknown column."""
     exact = {name.lower(): name for name in ALL_COLUMN_TYPES}
     names = [part.strip() for part in options["columns"].split(",")] if options.get("columns") else []
     for name in names:
@@ -421,9 +385,9 @@ OffsetsAndSegments = tuple[int, int, tuple[RemoteLogSegmentMetadata, ...]]
 
 
 class KafkaTieredSource(DataSource):
-    """Spark data source ``kafka-tiered``, from which Spark gets the schema and the readers. docs/spark.md describes its options.
+    """Data source from which Spark gets the schema and the readers.
 
-    For a table over this source, the options are stored in the metadata of its columns, because Spark 4 drops the table's options but keeps
+    The options of a table over this source are stored in the metadata of its columns, because Spark 4 drops the table's options but keeps
     this metadata.
     """
 
@@ -434,12 +398,10 @@ class KafkaTieredSource(DataSource):
     @classmethod
     @override
     def name(cls) -> str:
-        """Return the format name for ``spark.read.format``."""
         return "kafka-tiered"
 
     @override
     def schema(self) -> StructType | str:
-        """Return the columns that a read gives, with the options in their metadata if a table is being created."""
         request = self._request or parse_read_options({})
         names = request.columns or COLUMN_TYPES
         if is_table_creation(self.options):
@@ -449,16 +411,13 @@ class KafkaTieredSource(DataSource):
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader for a batch query."""
         return KafkaTieredBatchReader(self._request_from_options_or_schema(schema), schema)
 
     @override
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader for a streaming query."""
         return KafkaTieredStreamReader(self._request_from_options_or_schema(schema), schema)
 
     def _request_from_options_or_schema(self, schema: StructType) -> ReadRequest:
-        """Return the options of this source or, for a table, those in the column metadata. Raises UsageError if there are none."""
         require_supported_schema(schema)
         if self._request is not None:
             return self._request
@@ -478,21 +437,18 @@ class KafkaTieredBatchReader(DataSourceReader):
 
     @override
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the splits of the read."""
         return plan_splits(_open_tier(self._request.settings), self._request)
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of one split as Arrow batches."""
         return read_split(self._request, self._schema, partition)
 
 
 class KafkaTieredStreamReader(DataSourceStreamReader):
     """Micro-batch reader that returns records as imports and broker uploads append them to the tier.
 
-    A stream offset maps each partition name to its end offset (exclusive). Under ``HISTORY_KEY`` it also holds, for each partition, the
-    leader epoch before that offset (null if unknown) and the topic id. Leader epoch and topic id are used to reject a log that was
-    truncated or whose topic was recreated.
+    A stream offset maps each partition name to its end offset (exclusive), and under ``HISTORY_KEY`` to its last leader epoch (null if
+    unknown) and topic id, so that a truncated log and a recreated topic are rejected.
     """
 
     def __init__(self, request: ReadRequest, schema: StructType) -> None:
@@ -510,12 +466,9 @@ class KafkaTieredStreamReader(DataSourceStreamReader):
 
     @override
     def latestOffset(self) -> StreamOffset:  # type: ignore[override]
-        """Return the current end offset of each partition, with its leader epoch and topic id. With read_committed the end is the last
-        stable offset.
-        """
+        """Return the end offset of each partition, with its history. With read_committed the end is the last stable offset."""
 
         def history_up_to_partition_end(tier: Tier, partition: TopicPartition) -> ConsumedLogHistory:
-            """Return the end offset of one partition with its leader epoch and topic id."""
             state = tier.open_control_log_of_partition(tier.latest_incarnation(partition)).refresh()
             return log_identity(tier, state).consumed_history_below_offset(_end_offset_of_read(tier, self._request, state))
 
@@ -539,17 +492,15 @@ class KafkaTieredStreamReader(DataSourceStreamReader):
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of one split as Arrow batches."""
         return read_split(self._request, self._schema, partition)
 
     def _require_logs_match_stream_history(self, offsets: StreamOffset) -> None:
-        """Raise BadData if a log no longer contains what was read up to ``offsets``. Stream offsets that earlier versions of this program
-        made have no history and are accepted.
+        """Raise BadData if a log no longer contains what was read up to ``offsets``. Offsets of earlier versions have no history and are
+        accepted.
         """
         known: dict[str, list[Any]] = offsets.get(HISTORY_KEY, {})
 
         def find_log_mismatch_with_stream_history(tier: Tier, partition: TopicPartition) -> HistoryMismatchReason | None:
-            """Return how the log of a partition differs from the stream's history, or None if it matches."""
             if str(partition) not in known:
                 return None
             return find_log_mismatch(
@@ -570,10 +521,8 @@ class KafkaTieredStreamReader(DataSourceStreamReader):
 
 @dataclass(frozen=True)
 class PartitionReadRange:
-    """An offset range of one partition that one task reads.
-
-    topic_id: topic id in a broker-managed tier, so that a task need not read the brokers' metadata; otherwise empty.
-    bytes: estimated number of bytes to read.
+    """An offset range of one partition that one task reads. topic_id: empty unless the tier is broker-managed, so that a task need not read
+    the brokers' metadata.
     """
 
     extent: OffsetRangeToRead
@@ -583,15 +532,12 @@ class PartitionReadRange:
 
 
 class ReadSplit(InputPartition):
-    """All offset ranges that one task reads."""
-
     def __init__(self, parts: Sequence[PartitionReadRange]) -> None:
         super().__init__(", ".join(f"{part.extent.partition} {part.extent.first}..{part.extent.last}" for part in parts[:3]))
         self.parts = tuple(parts)
 
 
 def read_split(request: ReadRequest, schema: StructType, split: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a split as Arrow batches. Runs on an executor."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     from compactor.read.columns import to_arrow_batch
@@ -611,9 +557,6 @@ def read_split(request: ReadRequest, schema: StructType, split: InputPartition) 
 
 
 def _text_decoder_of_partition(request: ReadRequest, partition: TopicPartition) -> TextFunction:
-    """Return the function that decodes keys and values of a partition. It raises BadData for bytes that cannot be decoded, if the request
-    says so.
-    """
     decoder = KeyAndValueDecoder(request.settings)
 
     def decode_field_text(field: str, offset: int, data: bytes | None) -> str | None:
@@ -627,9 +570,7 @@ def _text_decoder_of_partition(request: ReadRequest, partition: TopicPartition) 
 
 
 def require_supported_schema(schema: StructType) -> None:
-    """Raise UsageError if a schema given with ``.schema()`` has an unknown column or another type. A schema may choose columns but not
-    change their types.
-    """
+    """Raise UsageError if a schema given with ``.schema()`` has an unknown column or another type."""
     for column in schema.fields:
         if column.name not in ALL_COLUMN_TYPES:
             raise UsageError(f"kafka-tiered has no column {column.name!r}", hint=f"Its columns are {', '.join(ALL_COLUMN_TYPES)}")
@@ -642,21 +583,18 @@ def require_supported_schema(schema: StructType) -> None:
 
 @lru_cache(maxsize=64)
 def _open_cached_tier(settings_json: str, topic_id: TopicId, topic: str) -> Tier:
-    """Open a tier from its settings as JSON, once per process for the same arguments. ``topic_id``: id of ``topic``; empty if unknown."""
+    """Open a tier once per process. An empty ``topic_id`` is unknown."""
     return open_tier(config.Settings.model_validate_json(settings_json), topics={topic: topic_id} if topic_id else None)
 
 
 def _open_tier(settings: config.Settings, topic_id: TopicId = EMPTY_TOPIC_ID, topic: str = "") -> Tier:
-    """Return this process's clients for a tier.
-
-    :param topic_id: id of ``topic`` if it is known already; the brokers' metadata is then not read.
-    """
+    """Return this process's clients for a tier. If ``topic_id`` is known, the brokers' metadata is not read."""
     return _open_cached_tier(settings.model_dump_json(), topic_id, topic if topic_id else "")
 
 
 def plan_splits(tier: Tier, request: ReadRequest) -> list[InputPartition]:
-    """Return the splits of a read. Planning costs a few requests per partition, and requests per segment only if timestamps are looked up.
-    Raises UsageError if a requested partition does not exist, StoreError if metadata cannot be read.
+    """Return the splits of a read, with a few requests per partition, and requests per segment only if timestamps are looked up. Raises
+    UsageError if a requested partition does not exist, StoreError if metadata cannot be read.
     """
     found = [
         part
@@ -667,17 +605,14 @@ def plan_splits(tier: Tier, request: ReadRequest) -> list[InputPartition]:
 
 
 def _requested_partitions(tier: Tier, request: ReadRequest) -> list[TopicPartition]:
-    """Return the partitions of the tier that the request chooses."""
     return request.select_requested_partitions(tier.list_partitions_in_latest_incarnation(), tier.ports.layout.url)
 
 
 def map_requested_partitions(
     request: ReadRequest, function: Callable[[Tier, TopicPartition], T], tier: Tier | None = None
 ) -> list[tuple[TopicPartition, T]]:
-    """Call ``function`` with the tier and each requested partition, in several threads. Return (partition, result) pairs in the order of
-    the partitions.
-
-    :param tier: the tier to use; None to open the one that the request names.
+    """Call ``function`` with each requested partition, in several threads, and return (partition, result) pairs in the partitions'
+    order.
     """
     tier = tier or _open_tier(request.settings)
     names = _requested_partitions(tier, request)
@@ -686,7 +621,6 @@ def map_requested_partitions(
 
 
 def _combine_into_splits(parts: Iterable[PartitionReadRange], split_bytes: int) -> Iterator[ReadSplit]:
-    """Combine neighbouring parts into splits of at most ``split_bytes``, counting PARTITION_OVERHEAD_BYTES for each part."""
     together: list[PartitionReadRange] = []
     size = 0
     for part in parts:
@@ -701,9 +635,7 @@ def _combine_into_splits(parts: Iterable[PartitionReadRange], split_bytes: int) 
 
 
 def _plan_read_ranges_of_partition(tier: Tier, request: ReadRequest, partition: TopicPartition) -> list[PartitionReadRange]:
-    """Return the offset ranges into which one partition is cut for reading; each is read by one task. If a segment is replaced during
-    planning, the state is read again and planning restarts.
-    """
+    """Return the offset ranges of one partition. If a segment is replaced meanwhile, planning restarts."""
     return retry_if_object_missing(
         partition,
         lambda: _read_ranges_within_request_bounds(
@@ -714,14 +646,13 @@ def _plan_read_ranges_of_partition(tier: Tier, request: ReadRequest, partition: 
 
 
 def _end_offset_of_read(tier: Tier, request: ReadRequest, state: PartitionState) -> int:
-    """Return the first offset that the request may not read: the last stable offset with read_committed, else the end of the log."""
+    """Return the end offset (exclusive): the last stable offset with read_committed, else the end of the log."""
     return last_stable_offset(tier, state) if request.committed else state.end_offset + 1
 
 
 def _read_ranges_within_request_bounds(
     tier: Tier, request: ReadRequest, partition: TopicPartition, state: PartitionState
 ) -> list[PartitionReadRange]:
-    """Return the offset ranges of one partition that satisfy the bounds of the request, cut to about ``split_bytes`` each."""
     limit = request.settings.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
     log_start = tier.first_readable_offset(state)
     first = max(request.starting.get(partition, request.starting_offset), log_start)
@@ -756,14 +687,14 @@ def _read_ranges_within_request_bounds(
 
 
 def _estimate_bytes_between_offsets(first_offset: int, last_offset: int, segments: Sequence[RemoteLogSegmentMetadata]) -> int:
-    """Return roughly how many bytes of the segments lie between two offsets, both inclusive."""
+    """Return roughly how many bytes lie between two offsets, both inclusive."""
     whole = segments[-1].end_offset - segments[0].start_offset + 1
     return sum(segment.size_bytes for segment in segments) * (last_offset - first_offset + 1) // whole
 
 
 def _cut_segments_into_ranges(segments: Sequence[RemoteLogSegmentMetadata], split_bytes: int) -> Iterator[OffsetsAndSegments]:
-    """Yield (first offset, last offset, segments), both offsets inclusive. Neighbouring segments are combined up to ``split_bytes``; a
-    larger segment is cut into equal offset ranges.
+    """Yield (first offset, last offset, segments), both offsets inclusive. Neighbours are combined up to ``split_bytes``; a larger segment
+    is cut.
     """
     together: list[RemoteLogSegmentMetadata] = []
     for segment in segments:
@@ -785,9 +716,8 @@ def _cut_segments_into_ranges(segments: Sequence[RemoteLogSegmentMetadata], spli
 def _last_record_requests_of_tasks(
     request: ReadRequest, partition: TopicPartition, read_range: OffsetRangeToRead
 ) -> list[LastRecordOfEachKeyRequest]:
-    """Return one request for each task that reads a partition with ``view = latest``. By default one task reads it, and sorts the keys on
-    local disk if they do not fit in memory. With the option ``keyRanges``, or if the range of offsets is too large for this sort, each task
-    reads the keys of one hash range.
+    """Return one request for each task that reads a partition with ``view = latest``: one task, which sorts the keys on local disk if they
+    do not fit in memory, or tasks for hash ranges with the option ``keyRanges`` and if there are too many offsets for this sort.
     """
     cleaner = request.settings.cleaner_settings_for_topic(partition.topic)
     budget = max(cleaner.map_budget_bytes, 1 << 16)
@@ -800,5 +730,5 @@ def _last_record_requests_of_tasks(
 
 
 def _record_count_upper_bound_of_segment(segment: RemoteLogSegmentMetadata) -> int:
-    """Return an upper bound of a segment's record count, because brokers do not report the count."""
+    """Return an upper bound, because brokers do not report the count."""
     return segment.records or segment.end_offset - segment.start_offset + 1

@@ -61,12 +61,10 @@ _GONE_HINT: Final = "Run it again: missing data is read from the segments again"
 
 @dataclass(frozen=True)
 class StoredKeyRows:
-    """Location of the stored key rows (key hash and row number of each record) of one bundle (neighbouring segments that one task has
-    read).
+    """Location of the key rows (key hash and row number of each record) of one bundle.
 
-    size: bytes of the object. ranges: number of hash ranges by which the rows are sorted.
     ordinals: upper bound (exclusive) of the row numbers, some of which have no row.
-    dirty_rows, clean_rows: number of rows in the dirty section (offsets in the dirty range) and in the clean section (offsets below it).
+    dirty_rows, clean_rows: number of rows of offsets in the dirty range, and below it.
     """
 
     key: str
@@ -79,10 +77,7 @@ class StoredKeyRows:
     row_bytes: ClassVar[int] = KEY_ROW_BYTES
 
     def read_first_row_numbers_of_hash_ranges(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
-        """Read at which row numbers the hash ranges from ``first_range`` to ``end_range`` (exclusive) begin, as an array with a line per
-        range and one for the end of the last range. Column 0 is the dirty section, column 1 the clean one. Raises BadData if the numbers
-        are inconsistent.
-        """
+        """Read where hash ranges begin (pass_one.StoredHashRangeRows). Raises BadData if the numbers are inconsistent."""
         position = (self.dirty_rows + self.clean_rows) * KEY_ROW_BYTES + first_range * ROW_DIRECTORY_ENTRY_BYTES
         found = np.frombuffer(
             self._read_exactly(store, position, (end_range - first_range + 1) * ROW_DIRECTORY_ENTRY_BYTES), np.int64
@@ -92,24 +87,23 @@ class StoredKeyRows:
         return found
 
     def read_stored_rows_by_row_number(self, store: ObjectStore, first_row: int, end_row: int) -> ExchangeRows:
-        """Read the rows from ``first_row`` to ``end_row`` (exclusive), each as (tag, low, high, ordinal): three parts of the key's
-        hash, and the row's number.
+        """Read the rows from ``first_row`` to ``end_row`` (exclusive) as (tag, low, high, ordinal): three parts of the key's hash, and the
+        row's number.
         """
         return np.frombuffer(
             self._read_exactly(store, first_row * KEY_ROW_BYTES, (end_row - first_row) * KEY_ROW_BYTES), np.uint32
         ).reshape(-1, 4)
 
     def read_dirty_key_hashes(self, store: ObjectStore) -> Iterator[Hashes]:
-        """Yield the key hashes of all dirty rows in blocks, including repeated ones."""
+        """Yield the key hashes of all dirty rows, including repeated ones."""
         for begin in range(0, self.dirty_rows, BLOCK_ROWS):
             yield stored_key_hashes_of_rows(self.read_stored_rows_by_row_number(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
 
     def read_stored_pass_one_results(self, store: ObjectStore) -> Arrays:
-        """Read the pass 1 results of the bundle's segments, which are stored after its rows (compactor.features.spark.exchange)."""
+        """Read the tail: the pass 1 results of the bundle's segments."""
         return read_arrays_at_object_end(store, self.key, self.size)
 
     def _read_exactly(self, store: ObjectStore, position: int, size: int) -> bytes:
-        """Read ``size`` bytes. Raises BadData if the object is shorter."""
         data = read_scratch_bytes(store, self.key, position, size)
         if len(data) != size:
             raise BadData("a scratch object is shorter than when it was written", segment=self.key, hint="Run it again")
@@ -127,10 +121,10 @@ class ScratchObjectPart:
 
 
 def write_rows_by_section_and_hash_range(spool: HashRangeRowFile, file: BinaryIO) -> tuple[Int64s, npt.NDArray[np.uint32]]:
-    """Append all collected rows to ``file``, section by section (dirty, then clean) and hash range by hash range.
+    """Append all collected rows to ``file``, by section (dirty, then clean) and hash range.
 
-    :return: the row number at which each range and the end begin in both sections, shape (ranges + 1, 2), and a CRC-32 of each range in
-        both sections, shape (ranges, 2).
+    :return: the row number at which each range and the end begin, shape (ranges + 1, 2 sections), and a CRC-32 of each range, shape
+        (ranges, 2).
     """
     ranges, first = spool.ranges.count, 0
     begins, crcs = np.zeros((ranges + 1, 2), np.int64), np.zeros((ranges, 2), np.uint32)
@@ -156,12 +150,10 @@ def pack_key_rows(
     first_offset: int,
     end_offset: int,
 ) -> ExchangeRows:
-    """Return a key row (hash and row number) for each record of a chunk that has a key and an offset from ``first_offset`` to
-    ``end_offset`` (exclusive), last record first.
+    """Return a key row for each record with a key and an offset from ``first_offset`` to ``end_offset`` (exclusive), last record first.
 
     :param first_row: index in ``rows`` of each batch's first record, and the number of all.
     :param last_row_numbers: by batch, the row number of its last record; the records before it have the next higher numbers.
-    :param key_halves: the two halves of the hash key.
     """
     out = np.empty((len(rows), 4), np.uint32)
     return out[
@@ -172,25 +164,20 @@ def pack_key_rows(
 
 
 def flag_unaborted_data_batches(source: SourceSegment, aborted: Flags) -> Flags:
-    """Return a flag for each batch: whether it holds data records and is not aborted. Only keys of such batches enter the offset map or are
-    looked up in it.
+    """Return for each batch whether it holds data records and is not aborted. Only its keys enter the offset map or are looked up in it
+    then.
     """
     wanted: Flags = (source.table.control == NOT_CONTROL) & ~aborted
     return wanted
 
 
 def last_row_numbers_of_batches(row_counts: Int64s) -> Int64s:
-    """Return the row number of each batch's last record. Rows are numbered backwards: the last record of the last batch has number 0.
-
-    :param row_counts: number of rows in each batch.
-    """
+    """Return the row number of each batch's last record, numbered backwards: the last record of all has number 0."""
     return np.concatenate((np.cumsum(row_counts[::-1])[::-1][1:], np.zeros(min(1, len(row_counts)), np.int64)))
 
 
 class StoredSurvivors:
-    """Surviving records (cleaner.keys.survivors) of the segments of one group, read from scratch objects. A group is rewritten into one
-    segment.
-    """
+    """Surviving records (cleaner.keys.survivors) of the segments of one group, read from scratch objects."""
 
     def __init__(self, latest_offset: int) -> None:
         self.last_offset_covered_by_map = latest_offset
@@ -199,11 +186,7 @@ class StoredSurvivors:
         self._segments: dict[int, tuple[Bytes, Int64s, SurvivorCountsByBatch]] = {}
 
     def add_survivors_of_segment(self, source: SourceSegment, verdicts: TransactionVerdicts, arrays: Arrays) -> None:
-        """Add the stored survivors of one segment.
-
-        :param arrays: the arrays that ``write_surviving_records_of_bundle`` stored for it. If they hold no bitmap, all records of the
-            segment survive.
-        """
+        """Add what ``write_surviving_records_of_bundle`` stored for one segment. Without a bitmap, all its records survive."""
         if "bitmap" not in arrays:
             return
         table = source.table
@@ -220,7 +203,7 @@ class StoredSurvivors:
         self._segments[source.ordinal] = (arrays["bitmap"], begin, found)
 
     def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCountsByBatch | None:
-        """Return the number of surviving records of each batch, or None if nothing in the segment is superseded."""
+        """Return the number of surviving records of each batch, or None if nothing is superseded."""
         stored = self._segments.get(source.ordinal)
         return stored[2] if stored else None
 
@@ -234,9 +217,6 @@ class StoredSurvivors:
 
 
 def encode_transaction_verdicts(verdicts: TransactionVerdicts) -> Arrays:
-    """Encode a segment's transaction verdicts as arrays for a scratch object: which batches are aborted, which may be discarded, which stay
-    in the transaction index, and the entries of this index.
-    """
     return {
         "aborted": np.packbits(verdicts.aborted),
         "discardable": np.packbits(verdicts.discardable),
@@ -246,29 +226,19 @@ def encode_transaction_verdicts(verdicts: TransactionVerdicts) -> Arrays:
 
 
 def decode_transaction_verdicts(arrays: Arrays, batch_count: int) -> TransactionVerdicts:
-    """Restore a segment's transaction verdicts (which batches are aborted, which may be discarded) from the arrays of a scratch object.
-    ``batch_count``: number of the segment's batches.
-    """
     flags = {name: np.unpackbits(arrays[name], count=batch_count).astype(np.bool_) for name in ("aborted", "discardable", "indexed")}
     return TransactionVerdicts(**flags, txn_entries=np.frombuffer(arrays["txn_entries"].tobytes(), TXN_ENTRY))
 
 
 def encode_surviving_row_numbers(rows: ExchangeRows, survival_bitmap: Bytes) -> bytes:
-    """Encode the row numbers of surviving records.
-
-    :param rows: rows with ascending numbers (``ordinal``).
-    :param survival_bitmap: bitmap with one bit per row, set if the record survives.
-    """
+    """Encode the numbers of the surviving rows. ``rows``: with ascending numbers; ``survival_bitmap``: one bit per row."""
     chosen = rows[np.unpackbits(survival_bitmap, count=len(rows)).astype(np.bool_), 3]
     out = np.empty(MAX_GAP_BYTES * len(chosen), np.uint8)
     return out[: encode_row_number_gaps(chosen, out)].tobytes()
 
 
 def pack_arrays(arrays: Arrays, *, skip_compression: bool = False) -> bytes:
-    """Serialize arrays; equal arrays give equal bytes.
-
-    :param skip_compression: do not compress, because the content would not shrink.
-    """
+    """Serialize arrays; equal arrays give equal bytes."""
     out = io.BytesIO()
     save: Any = np.savez if skip_compression else np.savez_compressed
     save(out, **arrays)
@@ -276,7 +246,6 @@ def pack_arrays(arrays: Arrays, *, skip_compression: bool = False) -> bytes:
 
 
 def unpack_arrays(data: bytes, object_key: str) -> Arrays:
-    """Restore the arrays that ``pack_arrays`` serialized. Raises BadData if they cannot be read."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as loaded:
             return {name: loaded[name] for name in loaded.files}
@@ -285,11 +254,8 @@ def unpack_arrays(data: bytes, object_key: str) -> Arrays:
 
 
 def create_scratch_object_idempotently(store: ObjectStore, object_key: str, data: bytes | Path) -> ScratchObject:
-    """Create a scratch object.
-
-    If it exists with the same digest, a retried or speculative task has written it already, which is no error.
-
-    :raises StoreError: if it exists with other content, which means that two executors produced different results.
+    """Create a scratch object. One with the same digest, by a retried or speculative task, is no error. Raises StoreError if it exists with
+    other content: two executors produced different results.
     """
     if isinstance(data, Path):
         with data.open("rb") as file:
@@ -316,8 +282,8 @@ def create_scratch_object_idempotently(store: ObjectStore, object_key: str, data
 
 
 def read_scratch_bytes(store: ObjectStore, object_key: str, position: int = 0, size: int | None = None) -> bytes:
-    """Read ``size`` bytes of a scratch object from byte ``position`` on; all that follow if ``size`` is None. Raises StoreError, also if
-    the object no longer exists: another compactor may have taken over and deleted it.
+    """Read ``size`` bytes (None: all) from byte ``position`` on. Raises StoreError, also if another compactor has taken over and deleted
+    the object.
     """
     try:
         return store.get(object_key, position, size)
@@ -326,14 +292,12 @@ def read_scratch_bytes(store: ObjectStore, object_key: str, position: int = 0, s
 
 
 def is_scratch_object_of_kind(kind: str, object_key: str) -> bool:
-    """Return whether a scratch object is of this kind, judged by the last part of its key. The rest of the key is ignored, because it
-    contains the topic, which may have any name.
-    """
+    # The rest of the key contains the topic, which may have any name.
     return kind in object_key.rpartition("/")[2]
 
 
 def read_scratch_arrays(store: ObjectStore, scratch: ScratchObject | ScratchObjectPart) -> Arrays:
-    """Read the arrays of a scratch object or of a part of one. Raises BadData if its size or digest is not the recorded one."""
+    """Read the arrays of a scratch object or of a part of one. Raises BadData if size or digest is not the recorded one."""
     position = scratch.position if isinstance(scratch, ScratchObjectPart) else 0
     data = read_scratch_bytes(store, scratch.key, position, scratch.size)
     if len(data) != scratch.size or hashlib.sha256(data).hexdigest() != scratch.sha256:
@@ -342,16 +306,13 @@ def read_scratch_arrays(store: ObjectStore, scratch: ScratchObject | ScratchObje
 
 
 def pack_arrays_for_object_end(arrays: Arrays) -> bytes:
-    """Serialize arrays that describe an object, to be appended to it as its tail, where ``read_arrays_at_object_end`` finds them."""
+    """Serialize arrays as the tail of an object, where ``read_arrays_at_object_end`` finds them."""
     data = pack_arrays(arrays)
     return data + _TAIL_FOOTER.pack(len(data), zlib.crc32(data))
 
 
 def read_arrays_at_object_end(store: ObjectStore, object_key: str, size: int) -> Arrays:
-    """Read the arrays at the end (tail) of an object of ``size`` bytes.
-
-    Raises BadData if they are damaged, StoreError if the object no longer exists.
-    """
+    """Read the tail of an object of ``size`` bytes. Raises BadData if it is damaged, StoreError if the object no longer exists."""
     end = read_scratch_bytes(store, object_key, max(0, size - _TAIL_FOOTER.size), _TAIL_FOOTER.size)
     length, crc = _TAIL_FOOTER.unpack(end) if len(end) == _TAIL_FOOTER.size else (size + 1, 0)
     data = read_scratch_bytes(store, object_key, size - _TAIL_FOOTER.size - length, length) if length + _TAIL_FOOTER.size <= size else b""
@@ -368,14 +329,7 @@ def _write_key_rows_of_chunk(
     buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first_row: Int64s, last_row_numbers: Int64s, k0: np.uint64,
     k1: np.uint64, first_offset: int, end_offset: int, out: ExchangeRows,
 ) -> RowCount:  # fmt: skip
-    """Write a key row to ``out`` for each record of a chunk that has a key and an offset in [first_offset, end_offset), from the last
-    record to the first. Return the number of rows.
-
-    :param offset, key_start, key_length: by record, its offset, and where its key lies in ``buf``; a negative length means no key.
-    :param first_row: number of each batch's first record, and the number of all.
-    :param last_row_numbers: by batch, the row number of its last record; the records before it have the next higher numbers.
-    :param k0, k1: halves of the hash key.
-    """
+    """Write a row for each record with a key (length not negative) and an offset in [first_offset, end_offset), last record first."""
     count = 0
     for batch in range(last_row_numbers.size - 1, -1, -1):
         for row in range(first_row[batch + 1] - 1, first_row[batch] - 1, -1):
@@ -391,9 +345,7 @@ def _write_key_rows_of_chunk(
 
 @kernel
 def encode_row_number_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> ByteCount:
-    """Write ascending row numbers to ``out`` as varints: for each, how many numbers lie between it and the one before. Return the number of
-    bytes written.
-    """
+    """Write ascending row numbers as varints: how many numbers lie between each and the one before. Return the number of bytes."""
     at = 0
     previous = np.int64(-1)
     for i in range(ordinals.size):
@@ -410,8 +362,8 @@ def encode_row_number_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> Byte
 
 @kernel
 def try_decode_row_number_gaps_to_bitmap(data: Bytes, bitmap: Bytes) -> bool:
-    """Set the bit of each row number that ``encode_row_number_gaps`` wrote. Return False if a row number lies beyond the bitmap or the data
-    is malformed.
+    """Set the bit of each row number that ``encode_row_number_gaps`` wrote. Return False if one lies beyond the bitmap or the data is
+    malformed.
     """
     place = np.int64(-1)
     gap = np.int64(0)
@@ -431,10 +383,10 @@ def try_decode_row_number_gaps_to_bitmap(data: Bytes, bitmap: Bytes) -> bool:
 
 @kernel
 def flag_tombstone_batches(first_row: Int64s, value_length: Int32s, out: Flags) -> None:
-    """Set ``out`` for each batch of a chunk that contains a tombstone (a record without a value).
+    """Set ``out`` for each batch that contains a tombstone.
 
     :param first_row: number of each batch's first row, and the number of all rows.
-    :param value_length: by row, length of the value in bytes; negative for a tombstone.
+    :param value_length: by row; negative for a tombstone.
     """
     for batch in range(out.size):
         for row in range(first_row[batch], first_row[batch + 1]):
@@ -445,11 +397,7 @@ def flag_tombstone_batches(first_row: Int64s, value_length: Int32s, out: Flags) 
 
 @kernel
 def _count_survivors_of_batches(bitmap: Bytes, lowest_row_numbers: Int64s, counts: Int64s, counted: Flags, out_kept: Int32s) -> None:
-    """Count the surviving rows of each batch that is marked in ``counted``, and write their number to ``out_kept``.
-
-    :param bitmap: one bit per row number, set if the row survives.
-    :param lowest_row_numbers: by batch, its lowest row number. counts: by batch, its number of rows.
-    """
+    """Write the number of surviving rows of each batch that is marked in ``counted``."""
     for batch in range(lowest_row_numbers.size):
         if counted[batch]:
             count = 0
@@ -460,13 +408,7 @@ def _count_survivors_of_batches(bitmap: Bytes, lowest_row_numbers: Int64s, count
 
 @kernel
 def _flag_superseded_rows(bitmap: Bytes, last_row_numbers: Int64s, first_row: Int64s, out: Flags) -> None:
-    """Set ``out`` for each row of a chunk whose bit in ``bitmap`` is 0, which means that the row does not survive.
-
-    :param bitmap: one bit per row number.
-    :param last_row_numbers: by batch, the row number of its last record; the records before it have the next higher numbers. A batch with a
-        negative number is left out.
-    :param first_row: index of each batch's first row in the chunk, and the number of all.
-    """
+    """Set ``out`` for each row whose bit in ``bitmap`` is 0. A batch with a negative number is left out."""
     for batch in range(last_row_numbers.size):
         if last_row_numbers[batch] >= 0:
             for row in range(first_row[batch], first_row[batch + 1]):
@@ -474,15 +416,13 @@ def _flag_superseded_rows(bitmap: Bytes, last_row_numbers: Int64s, first_row: In
                 out[row] = (bitmap[bit >> 3] >> (7 - (bit & 7))) & 1 == 0
 
 
-# Equivalence gate of a spread round, in which no process sees all keys: one task computes the expected result for each range of the
-# gate's own hash.
+# ---- gate (the independent check of the output) of a spread round, in which no process sees all keys --------------------------
 #
 #     pass 1      each task also writes the gate's rows of its segments, sorted by range, as one object per bundle
-#     ranges      range tasks find the last record of each key and compute what must be left of each segment: a count and a sum of record
-#     marks gathering   one task adds up the sums of all range tasks, 16 bytes a segment
+#     ranges      range tasks find the last record of each key and compute what must be left of each segment: a count and a sum of checksums
+#     gathering   one task adds up the sums of all range tasks, 16 bytes a segment
 #     pass 2      each group is compared with its sources and these sums before it is uploaded
 #
-# The other checks equal those on one machine: transactions (folded a second time on the driver), headers, order, checksums, coverage.
 # The gate shares only the transport of bytes with the cleaner's exchange.
 #
 #     object      [range 0 | range 1 | ..] dirty rows   [range 0 | ..] rows outside the dirty range   [directory]
@@ -502,13 +442,7 @@ SegmentFirstOffsetsAndEnd = Int64s
 
 @dataclass(frozen=True)
 class StoredGateRows:
-    """Location of the rows that tasks have stored for the gate (the independent check of the output), of one bundle of segments (neighbours
-    that one task has read).
-
-    size: bytes of the object. ranges: number of hash ranges by which the rows are sorted.
-    dirty_rows: number of rows in the dirty range.
-    rows_below: number of rows at offsets below the dirty range.
-    """
+    """Location of the gate's rows of one bundle. rows_below: number of rows at offsets below the dirty range."""
 
     key: str
     size: int
@@ -519,9 +453,8 @@ class StoredGateRows:
     row_bytes: ClassVar[int] = GATE_ROW_BYTES
 
     def read_first_row_numbers_of_hash_ranges(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
-        """Read at which row numbers the hash ranges from ``first_range`` to ``end_range`` (exclusive) begin, as an array with a line per
-        range and one for the end of the last range. Column 0 is the section of rows in the dirty range, column 1 that of the others, column
-        2 holds the CRCs of both. Raises BadData if the numbers are inconsistent.
+        """Read where hash ranges begin (pass_one.StoredHashRangeRows); column 2 holds the CRCs of both sections. Raises BadData if the
+        numbers are inconsistent.
         """
         total = self.dirty_rows + self.rows_below
         size = (end_range - first_range + 1) * DIRECTORY_ENTRY_BYTES
@@ -539,13 +472,12 @@ class StoredGateRows:
         return np.frombuffer(data, np.uint64).reshape(-1, WORDS)
 
     def raise_damaged_rows_error(self) -> NoReturn:
-        """Raise BadData, which states that the stored rows are not those that were written."""
         raise BadData("the gate's rows in a scratch object are not what was written", segment=self.key, hint="Run it again")
 
 
 def write_gate_rows_and_directory(spool: HashRangeRowFile, path: Path, object_key: str) -> StoredGateRows:
-    """Write the rows collected for the gate (the independent check of the output), and a directory of them, to the local file ``path``.
-    Return their location in the object ``object_key``, to which the caller uploads the file. Raises StoreError if the disk fails.
+    """Write the gate's rows and their directory to the local file ``path``, which the caller uploads as ``object_key``. Raises StoreError
+    if the disk fails.
     """
     with path.open("wb") as file:
         begins, crcs = write_rows_by_section_and_hash_range(spool, file)
@@ -559,11 +491,8 @@ def write_gate_rows_and_directory(spool: HashRangeRowFile, path: Path, object_ke
 
 @dataclass(frozen=True)
 class SparseTransactionOutcomes:
-    """Transaction results that the gate (the independent check of the output) has computed for one segment, stored only for batches that
-    belong to transactions.
-
-    places: the batch numbers of ``outcomes``.
-    batches: the number of batches in all.
+    """The gate's transaction results of one segment, only for batches of transactions. places: their batch numbers. batches: number of
+    all.
     """
 
     batches: int
@@ -571,7 +500,6 @@ class SparseTransactionOutcomes:
     outcomes: BatchTransactionOutcomes
 
     def expand_to_all_batches(self) -> BatchTransactionOutcomes:
-        """Return the transaction results of all batches, including those outside transactions."""
         aborted, idle = np.zeros(self.batches, np.bool_), np.zeros(self.batches, np.bool_)
         began = np.full(self.batches, -1, np.int64)
         aborted[self.places], idle[self.places], began[self.places] = self.outcomes.aborted, self.outcomes.idle, self.outcomes.began
@@ -579,17 +507,14 @@ class SparseTransactionOutcomes:
 
 
 def outcomes_of_non_transactional_batches(batch_count: int) -> BatchTransactionOutcomes:
-    """Return the transaction results of a segment in which no batch belongs to a transaction."""
     return BatchTransactionOutcomes(np.zeros(batch_count, np.bool_), np.zeros(batch_count, np.bool_), np.full(batch_count, -1, np.int64))
 
 
 def encode_transaction_outcomes(outcomes: BatchTransactionOutcomes) -> Arrays:
-    """Return transaction results as arrays for a scratch object."""
     return {"gate_aborted": np.packbits(outcomes.aborted), "gate_idle": np.packbits(outcomes.idle), "gate_began": outcomes.began}
 
 
 def decode_transaction_outcomes(arrays: Arrays, batch_count: int) -> BatchTransactionOutcomes:
-    """Restore the transaction outcomes of a segment with ``batch_count`` batches."""
     aborted, idle = (np.unpackbits(arrays[name], count=batch_count).astype(np.bool_) for name in ("gate_aborted", "gate_idle"))
     return BatchTransactionOutcomes(aborted, idle, arrays["gate_began"].astype(np.int64))
 
@@ -599,11 +524,7 @@ def decode_transaction_outcomes(arrays: Arrays, batch_count: int) -> BatchTransa
 
 @dataclass(frozen=True)
 class ExpectedRecordSums:
-    """Sums over the records that must remain of each segment. The gate, the independent check of the output, compares the rewritten
-    segments with them.
-
-    bounds: the first offset of each segment, ascending, and the end of the last one.
-    sums: for each segment, the number of its surviving records and the sum of their checksums.
+    """For each segment, the number of records that must remain and the sum of their checksums, with which the gate compares the output.
     keys: number of distinct keys in the dirty range.
     """
 
@@ -612,18 +533,14 @@ class ExpectedRecordSums:
     keys: int
 
     def encode_expected_sums_as_arrays(self) -> Arrays:
-        """Return the arrays for a scratch object."""
         return {"gate_bounds": self.bounds, "gate_sums": self.sums, "gate_keys": np.array([self.keys], np.int64)}
 
     @staticmethod
     def decode_expected_sums_from_arrays(arrays: Arrays) -> ExpectedRecordSums:
-        """Restore the sums from the arrays of a scratch object."""
         return ExpectedRecordSums(arrays["gate_bounds"], arrays["gate_sums"], int(arrays["gate_keys"][0]))
 
     def expected_count_and_checksum_sum_of_segment(self, source: SourceSegment) -> Words:
-        """Return the number of records that must remain of one segment and the sum of their checksums. Raises CompactorError if these sums
-        were not computed for the segment.
-        """
+        """Return one segment's sums. Raises CompactorError if they were not computed for it."""
         place = int(np.searchsorted(self.bounds[:-1], source.base))
         if place >= len(self.sums) or int(self.bounds[place]) != source.base:
             raise CompactorError(f"the gate was not shown {source.name}", hint="This is a bug; please report it")
@@ -633,12 +550,7 @@ class ExpectedRecordSums:
 def create_gate_collecting_segment_rows(
     plan: CompactionPlan, hash_key: bytes, source: SourceSegment, outcomes: BatchTransactionOutcomes
 ) -> Gate:
-    """Return a gate (an independent check of the output) that in pass 1 collects the rows of one segment with which the output is compared
-    later.
-
-    :param hash_key: key of the cleaner's hash.
-    :param outcomes: outcomes of the segment's transactions.
-    """
+    """Return a gate that collects the rows of one segment in pass 1."""
     gate = Gate(_gate_parameters_of_plan(plan, hash_key), LatestRecordTable(0, 0), {source.ordinal: outcomes})
     gate.begin_checks_of_segment_chunks(source)
     return gate
@@ -651,10 +563,8 @@ def create_gate_checking_rewritten_groups(
     outcomes: Sequence[BatchTransactionOutcomes],
     expected_sums: ExpectedRecordSums | None,
 ) -> Gate:
-    """Return a gate (an independent check of the output) that compares rewritten groups of segments with their sources in pass 2.
-
-    :param outcomes: for each source, the outcomes of its transactions.
-    :param expected_sums: the sums that the output must have; None if nothing is dirty, so that no record is superseded.
+    """Return a gate that compares rewritten groups with their sources in pass 2. ``expected_sums``: None if nothing is dirty, so that no
+    record is superseded.
     """
     known = {source.ordinal: fate for source, fate in zip(sources, outcomes, strict=True)}
     left = (
@@ -666,16 +576,12 @@ def create_gate_checking_rewritten_groups(
 
 
 def _gate_parameters_of_plan(plan: CompactionPlan, hash_key: bytes) -> CleanedSegmentCheckParameters:
-    """Return the rules and limits that the gate takes from the plan."""
     return CleanedSegmentCheckParameters(
         retention_rules_of_plan(plan), plan.first_dirty_offset, hash_key, plan.policy.max_decompressed_batch_bytes
     )
 
 
-# Bundles of pass 1: grouping of segments, the result of indexing them, and its encoding.
-#
-# A task stores its result in the tail of the object that it writes, and also returns it. A round that resumes after a crash reads the
-# tails instead of the segments.
+# ---- bundles: a task returns its result and stores it in the tail of its object, which a resumed round reads instead of the segments ---
 
 
 BUNDLES_PER_SLOT: Final = 2
@@ -695,11 +601,9 @@ IndexRange = tuple[int, int]
 class PassOneResultOfSegment:
     """Result of pass 1 (finding the survivors) for one segment.
 
-    table: headers of only those batches that belong to transactions or are control batches.
-    places: the batch numbers of these headers. batches: number of all batches.
-    undecided: whether keys can be indexed only once it is known which transactions were aborted.
-    first, ordinals: the key rows of the segment have the numbers [first, first + ordinals) within the object that holds the rows of all
-        segments of a task; ``first`` is -1 if no keys were indexed.
+    table: headers of batches of transactions and of control batches only, with their batch numbers (places) among all (batches).
+    undecided: keys can be indexed only once it is known which transactions were aborted.
+    first, ordinals: the key rows have the numbers [first, first + ordinals) within the bundle; ``first`` is -1 if no keys were indexed.
     rows: number of key rows; smaller than ``ordinals`` if some records have no key.
     keyless: of the segment's records in the dirty range, those without a key.
     """
@@ -717,17 +621,15 @@ class PassOneResultOfSegment:
 
     @property
     def has_key_rows(self) -> bool:
-        """Return whether keys of the segment were indexed."""
         return self.first >= 0
 
 
 @dataclass(frozen=True)
 class BatchScanSummary:
-    """Facts about each batch of a segment, found while its records were scanned.
+    """Facts about each batch of a segment.
 
-    tombstones: by batch, whether it contains a tombstone.
-    counts: by batch, the number of its records; empty if the batch headers state it.
-    keyless: by batch, the number of its records without a key; empty if all have one.
+    counts: number of its records; empty if the batch headers state it.
+    keyless: number of its records without a key; empty if all have one.
     """
 
     tombstones: npt.NDArray[np.bool_]
@@ -737,11 +639,7 @@ class BatchScanSummary:
 
 @dataclass(frozen=True)
 class PassOneResultOfSegmentBundle:
-    """Result of one pass 1 task over a bundle (neighbouring segments that one task reads).
-
-    keys: where the bundle's key rows (key hash and row number of each record) are stored; None if no keys were wanted.
-    gate: where the rows for the gate (the independent check of the output) are stored; None without a gate.
-    """
+    """Result of one pass 1 task over a bundle. keys: None if no keys were wanted. gate: None without a gate."""
 
     segments: tuple[PassOneResultOfSegment, ...]
     keys: StoredKeyRows | None
@@ -750,10 +648,7 @@ class PassOneResultOfSegmentBundle:
 
 @dataclass(frozen=True)
 class RowNumberRange:
-    """Range of row numbers [first, end) within one bundle (the rows of neighbouring segments that one task has read).
-
-    place: index of the bundle.
-    """
+    """Range of row numbers [first, end) within one bundle. place: index of the bundle."""
 
     place: int
     first: int
@@ -761,19 +656,17 @@ class RowNumberRange:
 
 
 def record_count_upper_bound_of_segment(segment: RemoteLogSegmentMetadata) -> int:
-    """Return an upper bound of a segment's record count, because brokers do not report the count."""
+    """Return an upper bound, because brokers do not report the count."""
     return segment.records or min(segment.end_offset - segment.start_offset + 1, segment.size_bytes // MIN_RECORD_BYTES + 1)
 
 
 def plan_segment_bundles(
     segments: Sequence[RemoteLogSegmentMetadata], task_slots: int, disk_bytes: int, row_bytes_per_record: int = KEY_ROW_BYTES
 ) -> list[IndexRange]:
-    """Divide segments into bundles (neighbours that one task reads) of about equal bytes, BUNDLES_PER_SLOT of them for each task slot of
-    the cluster. Return each bundle as a range of indexes [begin, end) of ``segments``.
+    """Divide segments into bundles of about equal bytes, BUNDLES_PER_SLOT for each task slot, as ranges of indexes [begin, end).
 
-    :param task_slots: number of tasks that run at the same time.
     :param disk_bytes: disk budget of one task; it must hold one segment and the bundle's rows twice, because they are sorted.
-    :param row_bytes_per_record: bytes of rows per record, including the rows for the gate (the independent check of the output).
+    :param row_bytes_per_record: including the gate's rows.
     """
     sizes = np.array([max(1, segment.size_bytes) for segment in segments], np.int64)
     records = np.array([record_count_upper_bound_of_segment(segment) for segment in segments], np.int64)
@@ -796,12 +689,7 @@ def plan_segment_bundles(
 def merge_segments_into_row_number_ranges(
     indexed_segments_newest_first: Sequence[tuple[int, PassOneResultOfSegment]],
 ) -> tuple[RowNumberRange, ...]:
-    """Return the ranges of row numbers that belong to these segments, newest first.
-
-    Neighbours in one bundle (the segments that one task has read) are merged, so most bundles have a single range.
-
-    :param indexed_segments_newest_first: (bundle index, segment) pairs.
-    """
+    """Return the row numbers of (bundle index, segment) pairs as ranges, newest first. Neighbours in one bundle are merged."""
     found: list[RowNumberRange] = []
     for place, segment in indexed_segments_newest_first:
         last = found[-1] if found else None
@@ -818,10 +706,8 @@ _TABLE_COLUMNS: Final = BatchTable._fields
 
 
 def encode_pass_one_result_of_bundle(bundle: PassOneResultOfSegmentBundle, scan_summaries: Mapping[str, BatchScanSummary]) -> Arrays:
-    """Encode the result of a pass 1 task as arrays, which ``decode_pass_one_result_of_bundle`` and ``decode_scan_summaries`` restore.
-
-    :param bundle: the result for the segments that the task has read.
-    :param scan_summaries: facts about batches by segment id, for the segments whose keys were indexed.
+    """Encode the result of a pass 1 task, which ``decode_pass_one_result_of_bundle`` and ``decode_scan_summaries`` restore.
+    ``scan_summaries``: by id, for the segments whose keys were indexed.
     """
     segments, keys, gate = bundle.segments, bundle.keys, bundle.gate
     some = [scan_summaries[segment.id] for segment in segments if segment.has_key_rows]
@@ -851,12 +737,7 @@ _NUMBER_FIELDS: Final = ("batches", "undecided", "first", "ordinals", "rows")
 
 
 def decode_pass_one_result_of_bundle(stored_arrays: Arrays, object_key: str, object_bytes: int) -> PassOneResultOfSegmentBundle:
-    """Restore the result of a pass 1 task from the arrays that are stored at the end of its scratch object.
-
-    :param object_key: key of the scratch object.
-    :param object_bytes: its size in bytes.
-    :raises BadData: if another version wrote the arrays.
-    """
+    """Restore a bundle's result from the tail of its scratch object. Raises BadData if another version wrote it."""
     if "keyless_records" not in stored_arrays:
         raise BadData("the end of a scratch object is of another version", segment=object_key, hint="Run it again")
     places, entries = np.cumsum(stored_arrays["lengths"], axis=0).T if len(stored_arrays["lengths"]) else np.zeros((2, 0), np.int64)
@@ -883,7 +764,6 @@ def decode_pass_one_result_of_bundle(stored_arrays: Arrays, object_key: str, obj
 
 
 def decode_scan_summaries(stored_arrays: Arrays) -> dict[str, BatchScanSummary]:
-    """Restore the facts about batches, by segment id, for the segments whose keys were indexed."""
     names = [name for name, first in zip(_decode_lines(stored_arrays["ids"]), stored_arrays["first"], strict=True) if first >= 0]
     batches = stored_arrays["batches"][stored_arrays["first"] >= 0]
     flags = np.split(np.unpackbits(stored_arrays["tombstones"], count=int(batches.sum())).astype(np.bool_), np.cumsum(batches)[:-1])
@@ -893,17 +773,14 @@ def decode_scan_summaries(stored_arrays: Arrays) -> dict[str, BatchScanSummary]:
 
 
 def _concatenate_arrays(parts: list[npt.NDArray[np.generic]], dtype: type[np.generic]) -> npt.NDArray[np.generic]:
-    """Return the arrays joined to one; an empty array of type ``dtype`` if there are none."""
     return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 
 def _encode_lines(lines: list[str]) -> npt.NDArray[np.uint8]:
-    """Return text lines as bytes in an array."""
     return np.frombuffer("\n".join(lines).encode(), np.uint8)
 
 
 def _decode_lines(text: npt.NDArray[np.uint8]) -> list[str]:
-    """Return the text lines that ``_encode_lines`` has turned into bytes."""
     return text.tobytes().decode().split("\n") if len(text) else []
 
 
@@ -912,18 +789,16 @@ def _decode_lines(text: npt.NDArray[np.uint8]) -> list[str]:
 
 @dataclass(frozen=True)
 class StoredSurvivorLocations:
-    """Position, size and SHA-256 of each segment's surviving records within one scratch object, by segment id."""
+    """Position, size and SHA-256 of each segment's survivors within one scratch object, by segment id."""
 
     parts: Mapping[str, tuple[int, int, str]]
 
     def encode_locations_as_arrays(self) -> Arrays:
-        """Return the locations as arrays, which are stored at the end of the scratch object."""
         places = np.array([part[:2] for part in self.parts.values()], np.int64).reshape(-1, 2)
         digests = b"".join(bytes.fromhex(part[2]) for part in self.parts.values())
         return {"ids": _encode_lines(list(self.parts)), "places": places, "sha256": np.frombuffer(digests, np.uint8)}
 
     @staticmethod
     def decode_locations_from_arrays(stored_arrays: Arrays) -> StoredSurvivorLocations:
-        """Restore the locations from the arrays that are stored at the end of the scratch object."""
         parts = zip(_decode_lines(stored_arrays["ids"]), stored_arrays["places"], stored_arrays["sha256"].reshape(-1, 32), strict=True)
         return StoredSurvivorLocations({name: (int(place[0]), int(place[1]), digest.tobytes().hex()) for name, place, digest in parts})

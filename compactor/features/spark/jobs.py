@@ -1,9 +1,7 @@
 """Spark jobs that return each task's result as soon as the task ends, and that return errors as values.
 
 Spark should not retry our errors: corrupt data stays corrupt, stores were already retried for minutes, and a job that Spark aborts loses
-its other tasks. So a task returns its error as a value, and Spark only has to handle executors that die.
-
-Results travel in an accumulator. Spark applies the updates of a task exactly once, when the task succeeds, which is long before its job
+its other tasks. Results travel in an accumulator, whose updates Spark applies exactly once, when the task succeeds, long before its job
 ends.
 """
 
@@ -51,15 +49,8 @@ if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
 
 
-# Bin packing: distributes work over tasks so that all of them take about the same time.
-
-
 def pack_item_indexes_into_bins(weights: Sequence[int], bin_count: int) -> list[list[int]]:
-    """Distribute items over at most ``bin_count`` bins of about equal total weight. Return the item indexes of each bin, heaviest bin
-    first; no bin is empty.
-
-    :param weights: weight of each item.
-    """
+    """Return item indexes in at most ``bin_count`` bins of about equal total weight, heaviest bin first; no bin is empty."""
     heap = [(0, number) for number in range(min(bin_count, len(weights)))]
     members: list[list[int]] = [[] for _ in heap]
     loads = [0] * len(heap)
@@ -71,20 +62,12 @@ def pack_item_indexes_into_bins(weights: Sequence[int], bin_count: int) -> list[
     return [members[number] for number in sorted(range(len(members)), key=lambda number: -loads[number])]
 
 
-# Environment of a task on an executor: the round's settings and budgets, store clients, and a folder on local disk.
-#
-# Settings are sent to executors, clients are not: each Python worker opens the stores once and reuses them. A task receives no record data
-# from the driver and returns about a kilobyte. Nothing here writes metadata.
+# ---- environment of a task: settings are sent to executors, and each Python worker opens the stores once ----------------------
 
 
 @dataclass(frozen=True)
 class BloomFilterSettings:
-    """Settings that decide whether and how new segments get Bloom filters.
-
-    log_prefix: key prefix of the partition's control log.
-    record: statistics of the reads that filters saved in earlier rounds.
-    probes: number of keys that a later round is expected to look up.
-    """
+    """Settings for Bloom filters of new segments. probes: number of keys that a later round is expected to look up."""
 
     log_prefix: str
     record: BloomFilterUsageStatistics
@@ -97,10 +80,9 @@ class RoundTaskSettings:
 
     scratch: key prefix of this attempt's scratch objects.
     ranges: number of hash ranges that keys are divided into.
-    map_budget_bytes, disk_budget_bytes: limits of memory for keys and of local disk for one task.
-    gate: whether the output is checked by the gate, which computes it independently from the sources.
-    filters: settings for the Bloom filters of new segments; None if none are written.
-    topic_id: topic id in a broker-managed tier, because object keys contain it; otherwise empty.
+    map_budget_bytes, disk_budget_bytes: limits for one task.
+    filters: None if no Bloom filters are written.
+    topic_id: empty unless the tier is broker-managed, whose object keys contain it.
     """
 
     settings: Settings
@@ -116,11 +98,9 @@ class RoundTaskSettings:
 
     @property
     def partition(self) -> str:
-        """Return the partition as ``topic-number``."""
         return str(self.plan.topic_partition)
 
     def open_segments(self, staging: StagingFolder, segments: Sequence[RemoteLogSegmentMetadata]) -> StagedSegmentReader:
-        """Return a reader of these segments, in the given order."""
         name = self.plan.topic_partition
         return StagedSegmentReader(staging, name, segments, self.plan.policy.max_decompressed_batch_bytes)
 
@@ -129,10 +109,8 @@ class RoundTaskSettings:
 class TaskCost:
     """Resources that tasks used.
 
-    gate_keys: number of keys whose last record the gate (the independent check of the output) looked up.
-    gate_coverage: share of keys that the gate checked.
-    cpu_seconds: CPU time of the Python processes.
-    exchanged_bytes: bytes that tasks passed to each other through scratch objects and the shuffle.
+    gate_keys, gate_coverage: number and share of keys that the gate checked.
+    exchanged_bytes: passed between tasks through scratch objects and the shuffle.
     """
 
     bytes_fetched: int = 0
@@ -148,7 +126,7 @@ class TaskCost:
     sidecar_bytes: int = 0
 
     def add_cost(self, other: TaskCost) -> None:
-        """Add the cost of another task to this one in place. For peaks and for ``gate_coverage``, keep the higher value."""
+        """Add another cost in place. For peaks and for ``gate_coverage``, keep the higher value."""
         for name, value in other.__dict__.items():
             mine = getattr(self, name)
             setattr(self, name, max(mine, value) if name.startswith(("peak", "gate_coverage")) else mine + value)
@@ -170,25 +148,19 @@ def load_tasks() -> None:
 
 @lru_cache(maxsize=4)
 def open_tier_on_executor(settings_json: str, topic: str, topic_id: TopicId) -> Tier:
-    """Open a tier, once per process for the same arguments.
-
-    :param settings_json: the tier's settings as JSON.
-    :param topic_id: id of ``topic`` in a broker-managed tier; otherwise empty.
-    """
+    """Open a tier once per process. ``topic_id``: empty unless the tier is broker-managed."""
     return open_tier(Settings.model_validate_json(settings_json), topics={topic: topic_id} if topic_id else None)
 
 
 def open_task_tier(shared: RoundTaskSettings) -> Tier:
-    """Return this process's clients for the tier of a round. They never contact the brokers, because ``shared`` holds everything that a
-    task needs to know from them.
-    """
+    """Return this process's clients for the tier of a round. They never contact the brokers."""
     return open_tier_on_executor(shared.settings.model_dump_json(), shared.plan.topic * bool(shared.topic_id), shared.topic_id)
 
 
 @contextmanager
 def open_staging_folder_of_task(shared: RoundTaskSettings, cost: TaskCost) -> Iterator[StagingFolder]:
-    """Provide a staging folder on the executor's local disk, limited to the task's disk budget, and delete it at the end. The bytes fetched
-    and the highest use of disk are added to ``cost``.
+    """Provide a staging folder on local disk, limited to the task's budget, and delete it at the end. Fetched bytes and peaks are added to
+    ``cost``.
     """
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or shared.settings.tier.state_dir
     os.makedirs(local, exist_ok=True)
@@ -205,7 +177,6 @@ def open_staging_folder_of_task(shared: RoundTaskSettings, cost: TaskCost) -> It
 
 
 def record_peak_memory(cost: TaskCost) -> None:
-    """Record in ``cost`` the highest memory use of this process so far, in bytes."""
     cost.peak_memory_bytes = max(cost.peak_memory_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
@@ -221,11 +192,7 @@ def create_local_worker(
     stats: RoundCosts | None = None,
     sent_files: Mapping[tuple[str, str], bytes] | None = None,
 ) -> LocalWorker:
-    """Return a LocalWorker that cleans with the budgets of one task.
-
-    :param stats: costs of the round, to which the worker adds; None if they are not needed.
-    :param sent_files: by segment id and file kind, content of segment files that was sent with the task and need not be fetched.
-    """
+    """Return a LocalWorker with the budgets of one task. ``sent_files``: by segment id and file kind, content that need not be fetched."""
     filters = shared.filters
     cleaner = shared.settings.cleaner_settings_for_topic(shared.plan.topic)
     ports = open_task_tier(shared).ports
@@ -247,7 +214,6 @@ def create_local_worker(
 
 
 def _design_no_bloom_filter(record_count: int, segment_bytes: int) -> None:
-    """Return None, so that new segments get no Bloom filter. Used in place of ``design_bloom_filter`` if filters are switched off."""
     return
 
 
@@ -264,17 +230,12 @@ FENCING_CHECK_SECONDS: Final = 2.0
 
 
 def _do_nothing(*_: object) -> None:
-    """Do nothing; the default callback."""
     return
 
 
 @dataclass(frozen=True)
 class JobListener:
-    """Callbacks that report the progress of Spark jobs.
-
-    on_step: called with the description of a new step and the number of its tasks.
-    on_task: called when a task has ended.
-    """
+    """Callbacks about Spark jobs: a new step with its number of tasks, and a task that has ended."""
 
     on_step: Callable[[str, int], None] = _do_nothing
     on_task: Callable[[], None] = _do_nothing
@@ -282,10 +243,7 @@ class JobListener:
 
 @dataclass(frozen=True)
 class TaskOutcome:
-    """Result of one item: a value or an error, and the cost.
-
-    index: index of the item in its job; -1 for work that belongs to no single item.
-    """
+    """Result of one item: a value or an error, and the cost. index: -1 for work that belongs to no single item."""
 
     index: int
     value: Any
@@ -294,16 +252,14 @@ class TaskOutcome:
 
 
 class VersionMismatch(CompactorError):
-    """Error of an executor whose code or codec libraries differ from those recorded in the plan, so that the executor could write other
-    bytes (I7: equal plans give equal bytes).
+    """Error of an executor whose code or codec libraries are not those of the plan, so that it could write other bytes (I7: equal plans
+    give equal bytes).
     """
 
 
 def run_task(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan | None = None) -> TaskOutcome:
-    """Run ``work`` in a task and return its outcome. Every exception becomes an error with a one-line message.
-
-    :param index: index of the task's item in the job; -1 for work that belongs to no single item.
-    :param plan: if this executor's version is not that of the plan, the outcome is a VersionMismatch. None for no such check.
+    """Run ``work`` and return its outcome. Every exception becomes an error with a one-line message; another version than that of ``plan``
+    a VersionMismatch. ``index``: -1 for work that belongs to no single item.
     """
     cost, begin = TaskCost(), time.process_time()
     outcome = _run_work_and_catch_errors(index, work, plan, cost)
@@ -312,7 +268,6 @@ def run_task(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan |
 
 
 def _run_work_and_catch_errors(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan | None, cost: TaskCost) -> TaskOutcome:
-    """Call ``work`` and convert its result or exception to a TaskOutcome."""
     try:
         _require_executor_has_plan_version(plan)
         return TaskOutcome(index, work(cost), None, cost)
@@ -333,13 +288,12 @@ def _run_work_and_catch_errors(index: int, work: Callable[[TaskCost], Any], plan
 
 
 def _require_executor_has_plan_version(plan: CompactionPlan | None) -> None:
-    """Raise VersionMismatch if the plan was made by another version than this executor runs."""
     if plan is not None and plan.fingerprint != program_and_codec_versions_fingerprint():
         raise VersionMismatch(f"the plan is for {plan.fingerprint}, an executor is {program_and_codec_versions_fingerprint()}")
 
 
 class _TaskOutcomeAccumulator(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
-    """Spark accumulator that collects outcomes on executors and delivers them to the queue of their job on the driver."""
+    """Accumulator that delivers outcomes of executors to the queue of their job on the driver."""
 
     def __init__(self) -> None:
         self.inboxes: dict[int, queue.SimpleQueue[TaskOutcome]] = {}
@@ -351,14 +305,11 @@ class _TaskOutcomeAccumulator(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
 
     @override
     def zero(self, value: list[tuple[int, TaskOutcome]]) -> list[tuple[int, TaskOutcome]]:
-        """Return an empty list, with which Spark starts the accumulator of each task."""
         return []
 
     @override
     def addInPlace(self, value1: list[tuple[int, TaskOutcome]], value2: list[tuple[int, TaskOutcome]]) -> list[tuple[int, TaskOutcome]]:
-        """Merge outcomes as Spark requires. On an executor, return both lists joined. On the driver, put each outcome of ``value2`` into
-        the queue of its job and return ``value1`` unchanged.
-        """
+        """On an executor join both lists; on the driver put each outcome of ``value2`` into the queue of its job."""
         if not self.on_driver:
             return [*value1, *value2]
         for job, outcome in value2:
@@ -370,9 +321,7 @@ class _TaskOutcomeAccumulator(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
 
 @dataclass(frozen=True)
 class RddPartitionTask:
-    """Function that runs on executors for each partition of an RDD, processes its items one after the other, and sends the outcome of each
-    to the driver.
-    """
+    """Function that runs for each partition of an RDD and sends each item's outcome to the driver."""
 
     job: int
     work: TaskWork
@@ -384,7 +333,6 @@ class RddPartitionTask:
             self.send_outcome(run_task(index, partial(self.work, index, item), self.plan))
 
     def send_outcome(self, outcome: TaskOutcome) -> None:
-        """Send an outcome to the driver."""
         self.accumulator.add([(self.job, outcome)])
 
 
@@ -427,12 +375,8 @@ class SparkCluster:
     def shuffle_answers_to_targets(
         self, description: str, items: Sequence[Any], make_answers: Callable[[Any], Iterator[tuple[int, Any]]], targets: Sequence[Any]
     ) -> RDD[tuple[int, Any]]:
-        """Return an RDD of (target index, group), in which the group of a target holds the target itself and all answers for it.
-
-        :param description: name of the answering stage in the Spark UI.
-        :param items: inputs from which answers are made, one task each.
-        :param make_answers: function that returns (target index, answer) pairs for one item.
-        :param targets: the targets; the target index is the position in this sequence.
+        """Return an RDD of (target index, group): the target itself and all answers for it. ``make_answers`` returns (target index, answer)
+        pairs for one item, in one task each.
         """
         parts = min(len(targets), self.task_slots * SHUFFLE_PARTS_PER_SLOT)
         tasks = max(1, len(items))
@@ -456,7 +400,6 @@ class SparkCluster:
     ) -> Iterator[TaskOutcome]:
         """Run ``work`` over an RDD of (index, item) with ``item_count`` different indexes, and yield an outcome per index as its task ends.
 
-        :param description: description in the Spark UI: the partition and the step.
         :param plan: executors whose version would write other bytes for this plan return VersionMismatch.
         :param raise_if_leadership_lost: called every few seconds while waiting; raises Fenced.
         :raises Unavailable: if Spark aborts the job; outcomes yielded before are valid.
@@ -485,15 +428,13 @@ def _answers_and_targets(
 
 
 def shuffle_partition_of_target(target: int) -> ShufflePartitionNumber:
-    """Return the number of the shuffle partition in which Spark gathers the answers for a target: the target's own index. Spark takes this
-    number modulo the number of partitions.
-    """
+    """Return the shuffle partition for a target: its own index, which Spark takes modulo the number of partitions."""
     return target
 
 
 @contextmanager
 def name_started_stages(context: SparkContext, description: str) -> Iterator[None]:
-    """Give the Spark stages that this thread starts within the block a description. PySpark would name them after its own source lines."""
+    """Describe the Spark stages that this thread starts within the block. PySpark would name them after its own source lines."""
     with _naming_lock:
         SCCallSiteSync._spark_stack_depth += 1
     context.setLocalProperty("callSite.short", description)
@@ -523,7 +464,6 @@ class _RunningJob:
         task = RddPartitionTask(self._number, work, plan, cluster._accumulator)
 
         def run_job_and_keep_exception() -> None:
-            """Run the job and keep its exception for ``next_outcome``."""
             try:
                 self._context.setJobGroup(self._group, description, interruptOnCancel=True)
                 with name_started_stages(self._context, description):
@@ -558,7 +498,7 @@ class _RunningJob:
 
 
 def job_aborted_error(error: BaseException | None) -> CompactorError:
-    """Return an error with the reason for which Spark aborted a job, on one line without stack traces."""
+    """Return the reason for which Spark aborted a job, on one line without stack traces."""
     lines = [line.strip() for line in str(error or "the job ended without a result").splitlines() if line.strip()]
     cause = next((line for line in lines if "aborted" in line or "cancelled" in line), lines[0])
     return Unavailable(
@@ -567,7 +507,7 @@ def job_aborted_error(error: BaseException | None) -> CompactorError:
     )
 
 
-# The driver's side of one round: it runs each step as a Spark job, stops at the first error, and adds up the cost.
+# ---- the driver's side of one round -------------------------------------------------------------------------------------------
 
 
 ItemIndexAndResult = tuple[int, Any]
@@ -575,12 +515,8 @@ ItemIndexAndResult = tuple[int, Any]
 
 @dataclass(frozen=True)
 class RoundJobRunner:
-    """Runner of the Spark jobs of one round.
-
-    control: the driver's control store.
-    shared: settings that every task of the round receives.
-    cost: the cost of every task is added to it.
-    check: called while a step runs; raises Fenced if another compactor leads the partition.
+    """Runner of the Spark jobs of one round: each step is a job, stops at the first error, and adds its cost to ``cost``. check: raises
+    Fenced if another compactor leads the partition.
     """
 
     cluster: SparkCluster
@@ -591,10 +527,7 @@ class RoundJobRunner:
     check: LeadershipCheck
 
     def run_task_per_item(self, step: str, work: Callable[..., Any], items: Sequence[Any]) -> Iterator[ItemIndexAndResult]:
-        """Run one task per item and yield (item index, result) as the tasks finish. Raises the first error of a task.
-
-        :param work: function that each task calls as ``work(shared, item, cost)``.
-        """
+        """Run ``work(shared, item, cost)`` in one task per item and yield (item index, result) as they finish. Raises the first error."""
         if items:
             yield from self.run_tasks_over_rdd(
                 step, self.cluster.create_rdd_with_task_per_item(items), TaskWithSettings(work, self.shared), len(items)
@@ -608,9 +541,7 @@ class RoundJobRunner:
             logging.getLogger(__name__).info("scratch objects stay until `retire`: %s", error)
 
     def run_tasks_over_rdd(self, step: str, rdd: RDD[tuple[int, Any]], work: TaskWork, item_count: int) -> Iterator[ItemIndexAndResult]:
-        """Run ``work`` over an RDD of (index, item) with ``item_count`` items and yield (index, result) as the tasks finish. Raises the
-        first error of a task.
-        """
+        """Run ``work`` over an RDD of (index, item) and yield (index, result) as the tasks finish. Raises the first error."""
         what = f"{self.shared.partition}: {step}"
         waits = partial(self.check, caller_only_waits=True)
         for outcome in self.cluster.run_job(
@@ -625,8 +556,6 @@ class RoundJobRunner:
 
 @dataclass(frozen=True)
 class TaskWithSettings:
-    """Picklable function of a task, with the settings that all tasks share already applied."""
-
     work: Callable[..., Any]
     shared: RoundTaskSettings
 

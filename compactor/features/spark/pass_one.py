@@ -1,5 +1,5 @@
-"""Tasks of pass 1: indexing the keys of a bundle, asking Bloom filters, finding survivors in hash ranges, and writing a bundle's
-survivors.
+"""Tasks of pass 1: indexing the keys of a bundle, asking Bloom filters, finding survivors in hash ranges, and writing a bundle's survivors.
+A *bundle* is a set of neighbouring segments that one task reads.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ from compactor.records.rows import parse_records
 from compactor.round.sources import StagedSegmentReader
 from compactor.storage.port import ObjectStore
 
-# Reads the rows of hash ranges from bundles in the store, with prefetching. Small neighbouring ranges are fetched in one request.
+# ---- rows of hash ranges, read from bundles in the store -----------------------------------------------------------------------
 
 
 PREFETCHED_BUNDLES: Final = 4
@@ -108,17 +108,14 @@ BundleIndexAndRows = tuple[int, FetchedRows]
 
 
 class StoredHashRangeRows(Protocol):
-    """An object in the store that holds the rows of some segments by range of the key's hash, in two sections (0: rows at offsets in the
-    dirty range, 1: all other rows).
-    """
+    """Stored rows of a bundle by range of the key's hash, in two sections (0: offsets in the dirty range, 1: all others)."""
 
     @property
-    def row_bytes(self) -> int:
-        """Return the size of one row in bytes."""
+    def row_bytes(self) -> int: ...
 
     def read_first_row_numbers_of_hash_ranges(self, store: ObjectStore, first_range: int, end_range: int) -> FirstRowNumbersOfHashRanges:
-        """Read the row numbers at which the hash ranges from ``first_range`` to ``end_range`` (exclusive) begin, as an array with a line
-        per range and one for the end of the last range. Column 0 is the dirty section, column 1 the clean one.
+        """Read the row numbers where the ranges from ``first_range`` to ``end_range`` (exclusive) begin, with a line per range and one for
+        the end. Column 0 is the dirty section, column 1 the clean one.
         """
 
     def read_stored_rows_by_row_number(self, store: ObjectStore, first_row: int, end_row: int) -> FetchedRows:
@@ -127,11 +124,10 @@ class StoredHashRangeRows(Protocol):
 
 @dataclass(frozen=True)
 class HashRangeRows:
-    """Rows of one hash range from all bundles (each holds the rows of some neighbouring segments).
+    """Rows of one hash range from all bundles.
 
     directories: for each bundle, the row numbers where the range begins and where it ends in each section.
-    prefetched: by (bundle, section): the number of the first fetched row, and the rows, which were fetched together with those of other
-        ranges.
+    prefetched: by (bundle, section): number of the first row, and the rows, fetched together with those of other ranges.
     """
 
     store: ObjectStore
@@ -141,9 +137,7 @@ class HashRangeRows:
     pool: ThreadPoolExecutor
 
     def read_dirty_rows(self, row_ranges: Sequence[RowNumberRange]) -> Iterator[BundleIndexAndRows]:
-        """Yield (bundle index, rows) of the dirty section, in the order of ``row_ranges``. A bundle stays in memory from the first of its
-        rows to the last.
-        """
+        """Yield (bundle index, rows) in the order of ``row_ranges``. A bundle stays in memory from the first of its rows to the last."""
         row_ranges = [piece for piece in row_ranges if self._has_rows_in_section_of_bundle(piece.place, 0)]
         last = {piece.place: number for number, piece in enumerate(row_ranges)}
         coming = self._fetch_section_rows_of_bundles(list(dict.fromkeys(piece.place for piece in row_ranges)), 0)
@@ -159,18 +153,17 @@ class HashRangeRows:
                 del held[piece.place]
 
     def read_rows_of_dirty_or_clean_section(self, bundles: Sequence[int], section: int) -> Iterator[BundleIndexAndRows]:
-        """Yield (bundle index, rows) of one section (0: dirty, 1: clean), one bundle after the other."""
+        """Yield (bundle index, rows) of one section (0: dirty, 1: clean)."""
         return self._fetch_section_rows_of_bundles(
             [place for place in bundles if self._has_rows_in_section_of_bundle(place, section)], section
         )
 
     def _has_rows_in_section_of_bundle(self, bundle: int, section: int) -> bool:
-        """Return whether the range has rows in this section of the bundle."""
         begin, end = self.directories[bundle][:, section]
         return bool(begin < end)
 
     def _fetch_section_rows_of_bundles(self, bundles: Sequence[int], section: int) -> Iterator[BundleIndexAndRows]:
-        """Yield (bundle index, rows) of one section in the order of ``bundles``, fetching a few bundles ahead."""
+        """Yield (bundle index, rows), fetching a few bundles ahead."""
         running: deque[tuple[int, Future[FetchedRows]]] = deque()
         for place in bundles:
             begin, end = (int(row) for row in self.directories[place][:, section])
@@ -187,9 +180,7 @@ class HashRangeRows:
 
 
 def read_hash_ranges(store: ObjectStore, bundles: Mapping[int, StoredHashRangeRows], ranges: range) -> Iterator[tuple[int, HashRangeRows]]:
-    """Yield (range number, rows) for neighbouring hash ranges, in order. Raises StoreError if a bundle cannot be fetched, BadData if it
-    is damaged.
-    """
+    """Yield (range number, rows) in order. Raises StoreError if a bundle cannot be fetched, BadData if it is damaged."""
     with ThreadPoolExecutor(PREFETCHED_BUNDLES) as pool:
         found = pool.map(lambda bundle: bundle.read_first_row_numbers_of_hash_ranges(store, ranges.start, ranges.stop), bundles.values())
         directories = dict(zip(bundles, found, strict=True))
@@ -228,8 +219,7 @@ def _group_ranges_for_fetching(ranges: range, directories: Mapping[int, FirstRow
         yield range(begin, ranges.stop)
 
 
-# Computes what the gate expects to be left of each segment: tasks do so for some ranges of the gate's hash, and one task adds up their
-# sums.
+# ---- what the gate (the independent check of the output) expects to be left of each segment -------------------------------------
 
 
 KeyCount = int
@@ -240,9 +230,7 @@ GATE_SUMS_NAME = "judged"
 
 @dataclass(frozen=True)
 class GateInputOfAllHashRanges:
-    """Input of the gate (the independent check of the output) for all tasks over hash ranges: its stored rows, and the offsets at which the
-    segments begin.
-    """
+    """Input of the gate for all tasks over hash ranges: its stored rows, and the offsets at which the segments begin."""
 
     bundles: tuple[StoredGateRows, ...]
     bounds: SegmentFirstOffsetsAndEnd
@@ -251,10 +239,8 @@ class GateInputOfAllHashRanges:
 def compute_and_encode_expected_record_sums(
     shared: RoundTaskSettings, ranges: range, gate_input: GateInputOfAllHashRanges, cost: TaskCost
 ) -> bytes:
-    """Compute checksums over the records that must remain of each segment, for some ranges of the key hash.
-
-    The gate, an independent check of the output, later compares them with the rewritten segments. Return the sums encoded, followed by the
-    number of keys.
+    """Return the encoded sums over the records that must remain of each segment, for some hash ranges, followed by the number of keys (8
+    bytes).
     """
     store = open_task_tier(shared).ports.control
     sums, keys = compute_sums_of_records_that_must_remain(
@@ -269,9 +255,6 @@ def compute_and_encode_expected_record_sums(
 def write_expected_record_sums(
     shared: RoundTaskSettings, gate_input: GateInputOfAllHashRanges, encoded_sums: Iterable[bytes], cost: TaskCost
 ) -> ScratchObject:
-    """Add up the sums of all tasks over hash ranges and write the total as one scratch object. The gate, an independent check, expects
-    these sums in the output.
-    """
     sums, keys = allocate_zero_fingerprint_sums(len(gate_input.bounds) - 1), 0
     for answer in encoded_sums:
         sums += np.frombuffer(answer[:-8], np.uint64).reshape(-1, 2)
@@ -290,21 +273,17 @@ def write_expected_record_sums(
 
 @dataclass(frozen=True)
 class StoredGateRowsOfHashRange:
-    """Rows of one hash range that tasks have stored for the gate (the independent check of the output), from all bundles (the output of
-    one task each). They can be read several times.
-    """
+    """The gate's rows of one hash range, from all bundles. They can be read several times."""
 
     bundles: Mapping[int, StoredGateRows]
     rows_of_range: HashRangeRows
 
     def count_rows_of_dirty_or_clean_section(self, section: int) -> RowCount:
-        """Return the number of rows in a section (0: in the dirty range, 1: outside it)."""
+        """Return the number of rows in a section (0: dirty range, 1: outside it)."""
         return sum(int(directory[1, section] - directory[0, section]) for directory in self.rows_of_range.directories.values())
 
     def read_rows_of_dirty_or_clean_section(self, section: int) -> Iterator[LatestRecordRows]:
-        """Yield the rows of a section (0: in the dirty range, 1: outside it). Every call fetches them from the store again. Raises
-        StoreError, or BadData if a checksum does not match.
-        """
+        """Yield rows, fetched at every call. Raises StoreError, or BadData if a checksum does not match."""
         for place, rows in self.rows_of_range.read_rows_of_dirty_or_clean_section(list(self.bundles), section):
             crc = int(self.rows_of_range.directories[place][:1, 2].copy().view(np.uint32)[section])
             if zlib.crc32(np.ascontiguousarray(rows).view(np.uint8).data) != crc:
@@ -320,12 +299,8 @@ def compute_sums_of_records_that_must_remain(
     budget_bytes: int,
     bounds: SegmentFirstOffsetsAndEnd,
 ) -> tuple[FingerprintSumsBySegment, KeyCount]:
-    """Return, for adjacent hash ranges, the fingerprint sums of the records that must remain, by segment, and the number of their keys.
-    Raises StoreError, BadData, OutOfBudget.
-
-    :param ranges: numbers of the hash ranges, out of ``range_count`` into which the hash is divided.
-    :param budget_bytes: memory for the keys.
-    :param bounds: first offset of each segment, and the end of the last one.
+    """Return, for adjacent hash ranges, the fingerprint sums of the records that must remain, by segment, and the number of keys. Raises
+    StoreError, BadData, OutOfBudget. ``budget_bytes``: memory for the keys.
     """
     by_place, sums, keys, table = (
         dict(enumerate(bundles)),
@@ -346,11 +321,8 @@ def add_hash_range_to_expected_record_sums(
     bounds: SegmentFirstOffsetsAndEnd,
     out_sums: FingerprintSumsBySegment,
 ) -> KeyCount:
-    """Add to ``out_sums`` the records that must remain in hash range ``range_number`` of ``range_count``, and return the number of keys. If
-    ``table`` cannot hold the keys of the range, the range is split and its rows are read again for each part. Raises OutOfBudget,
-    StoreError, BadData.
-
-    :param bounds: first offset of each segment, and the end of the last one.
+    """Add the records that must remain in hash range ``range_number`` of ``range_count`` to ``out_sums``, and return the number of keys. A
+    range whose keys ``table`` cannot hold is split and read again. Raises OutOfBudget, StoreError, BadData.
     """
     if range_count > MAX_GATE_RANGES:
         raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")
@@ -391,9 +363,9 @@ ReadReasonsAndFetchedBytes = tuple[dict[str, str], int]
 class SegmentToReadInPassOne:
     """Segment to be read in pass 1.
 
-    rows: whether its key rows (key hash and row number of each record) are wanted, not just its batch headers.
-    verdicts, outcomes: its transaction results for the cleaner and for the gate (the independent check of the output); None until the
-        driver has determined which transactions were aborted.
+    rows: whether its key rows are wanted, not just its batch headers.
+    verdicts, outcomes: its transaction results for the cleaner and for the gate; None until the driver knows which transactions were
+        aborted.
     """
 
     metadata: RemoteLogSegmentMetadata
@@ -404,11 +376,8 @@ class SegmentToReadInPassOne:
 
 @dataclass(frozen=True)
 class SparseTransactionVerdicts:
-    """The cleaner's transaction verdicts of one segment (which batches are aborted, which may be discarded), stored only for batches that
-    belong to transactions.
-
-    places: the batch numbers of ``verdicts``.
-    batches: the number of batches in all.
+    """The cleaner's transaction verdicts of one segment, only for batches of transactions. places: their batch numbers. batches: number of
+    all.
     """
 
     batches: int
@@ -416,7 +385,7 @@ class SparseTransactionVerdicts:
     verdicts: TransactionVerdicts
 
     def expand_to_all_batches(self) -> TransactionVerdicts:
-        """Return the verdicts of all batches. Those without a stored verdict are neither aborted nor discardable nor indexed."""
+        """Return all verdicts. Batches without a stored one are neither aborted nor discardable nor indexed."""
         flags = {}
         for name in ("aborted", "discardable", "indexed"):
             flags[name] = np.zeros(self.batches, np.bool_)
@@ -427,10 +396,8 @@ class SparseTransactionVerdicts:
 def read_segments_of_bundle_in_pass_one(
     shared: RoundTaskSettings, segments: tuple[SegmentToReadInPassOne, ...], cost: TaskCost
 ) -> PassOneResultOfSegmentBundle:
-    """Read the headers of some neighbouring segments (a bundle) and, where wanted, write their keys as rows of one scratch object. Return
-    what was found and where the rows are stored.
+    """Read the headers of a bundle's segments (newest first) and, where wanted, write their keys as rows of one scratch object.
 
-    :param segments: the segments of the bundle, newest first.
     :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails or disk is short.
     """
     name = hashlib.sha256("".join(f"{item.metadata.id} {item.rows} {item.verdicts is None}\n" for item in segments).encode()).hexdigest()[
@@ -439,7 +406,6 @@ def read_segments_of_bundle_in_pass_one(
     with open_staging_folder_of_task(shared, cost) as staging, ExitStack() as reserved:
 
         def reserve_disk_bytes(size: int) -> None:
-            """Reserve disk until the task ends. Raises OutOfBudget."""
             reserved.enter_context(
                 staging.reserved_disk_space_without_waiting(
                     size, f"the keys of {count_noun(len(segments), 'segment')} of {shared.partition}"
@@ -447,7 +413,6 @@ def read_segments_of_bundle_in_pass_one(
             )
 
         def open_hash_range_row_file(name: str, words_per_row: int, dtype: type[np.generic]) -> HashRangeRowFile:
-            """Open an empty local file for rows of ``words_per_row`` numbers each, which are stored by range of the key's hash."""
             spool = HashRangeRowFile(
                 staging.folder / f"{name}.spool",
                 _TaskDiskReservation(reserve_disk_bytes),
@@ -475,21 +440,17 @@ def read_segments_of_bundle_in_pass_one(
 
 @dataclass(frozen=True)
 class _TaskDiskReservation:
-    """Space on local disk that a task has reserved and keeps until it ends. A HashRangeRowFile reserves more through it when it grows."""
+    """Local disk that a task has reserved and keeps until it ends."""
 
     reserve_bytes_on_disk: Callable[[int], None]
 
     def release_bytes_on_disk(self, nbytes: int) -> None:
-        """Do nothing: the whole reserved space is released when the task ends."""
+        """Do nothing: all is released when the task ends."""
 
 
 @dataclass
 class _KeyRowWriterOfSegmentBundle:
-    """Writer that collects the key rows (key hash and row number of each record) of a bundle (the segments that one task reads), and then
-    writes them as scratch objects.
-
-    next_ordinal: the next row number.
-    """
+    """Writer that collects the key rows of a bundle and then writes them as scratch objects."""
 
     shared: RoundTaskSettings
     reading: StagedSegmentReader
@@ -499,10 +460,7 @@ class _KeyRowWriterOfSegmentBundle:
     next_ordinal: int = 0
 
     def read_segment_and_collect_key_rows(self, ordinal: int, item: SegmentToReadInPassOne) -> PassOneResultOfSegment:
-        """Read one segment, and collect its key rows if they are wanted and the outcome of its transactions is known.
-
-        :param ordinal: position of the segment in the task's reader.
-        """
+        """Read one segment, and collect its key rows if they are wanted and its transactions are known."""
         with self.reading.open_segment(ordinal) as source:
             pass  # its headers
         table, name = source.table, item.metadata.id
@@ -521,9 +479,7 @@ class _KeyRowWriterOfSegmentBundle:
         )
 
     def _collect_key_rows_of_segment(self, source: SourceSegment, item: SegmentToReadInPassOne) -> tuple[RowNumberCount, KeylessRecords]:
-        """Collect the key rows (key hash and row number of each record) of one segment. Return how many row numbers they take, and how many
-        records of the dirty range have no key.
-        """
+        """Return how many row numbers the rows take, and how many records of the dirty range have no key."""
         aborted = item.verdicts.expand_to_all_batches().aborted if item.verdicts else np.zeros(len(source.table), np.bool_)
         outcomes = item.outcomes.expand_to_all_batches() if item.outcomes else outcomes_of_non_transactional_batches(len(source.table))
         with self.reading.memory_map_segment(source):
@@ -537,17 +493,10 @@ class _KeyRowWriterOfSegmentBundle:
     def write_scratch_objects_of_bundle(
         self, bundle: PassOneResultOfSegmentBundle, name: str, path: Path, reserve_bytes_on_disk: Callable[[int], None]
     ) -> PassOneResultOfSegmentBundle:
-        """Create the scratch objects of the bundle, and return its result with their locations.
-
-        The object with the rows for the gate (the independent check of the output) is created first, so that it exists whenever the object
-        with the key rows does.
-
-        :param name: last part of the objects' keys.
-        :param path: local file in which the objects are put together; deleted at the end.
-        :param reserve_bytes_on_disk: reserves local disk for so many bytes.
-        """
+        """Create the scratch objects and return the bundle with their locations. ``path``: local file for them, deleted at the end."""
         shared, store = self.shared, open_task_tier(self.shared).ports.control
         gate = None
+        # The gate's object is created first, so that it exists whenever the object with the key rows does.
         if self.gate_rows is not None:
             reserve_bytes_on_disk(self.gate_rows.row_count * GATE_ROW_BYTES + (shared.ranges + 1) * DIRECTORY_ENTRY_BYTES)
             gate = write_gate_rows_and_directory(self.gate_rows, path, f"{shared.scratch}{GATE_PREFIX}{name}")
@@ -575,12 +524,8 @@ def _collect_key_rows(
     gate_rows: HashRangeRowFile | None,
     next_ordinal: int,
 ) -> tuple[BatchScanSummary, RowNumberCount, KeylessRecords]:
-    """Collect a segment's key rows from the last record to the first, numbered from ``next_ordinal`` on. Return the facts about its
-    batches, the number of row numbers used, and how many records of the dirty range have no key.
-
-    :param selected_batches: flag for each batch, whether its records are wanted.
-    :param key_rows: receives the key rows, by hash range.
-    :param gate, gate_rows: the independent check of the output, and the file that receives its rows from the same chunks; None without it.
+    """Collect a segment's key rows, last record first, numbered from ``next_ordinal`` on. Return the facts about its batches, the number of
+    row numbers used, and how many records of the dirty range have no key.
     """
     table, plan, buffers, begun_at = source.table, shared.plan, ReusableJobBuffers(), next_ordinal
     halves, first_dirty = siphash_key_halves(shared.hash_key), plan.first_dirty_offset
@@ -622,21 +567,15 @@ def _collect_key_rows(
 
 @dataclass(frozen=True)
 class BloomFilterQuery:
-    """Work of one task that compares the Bloom filters of some segments with all dirty keys.
-
-    segments: ids of these segments.
-    bundles: locations of the stored dirty keys.
-    """
+    """Task that compares the Bloom filters of some segments (ids) with all dirty keys."""
 
     segments: tuple[str, ...]
     bundles: tuple[StoredKeyRows, ...]
 
 
 def query_bloom_filters(shared: RoundTaskSettings, item: BloomFilterQuery, cost: TaskCost) -> ReadReasonsAndFetchedBytes:
-    """Compare Bloom filters with all dirty keys. Return two values: by segment id, the reason why the segment must be read, and the number
-    of bytes fetched.
-
-    Segments without a reason, because they match no dirty key, are absent from the first value. Raises StoreError.
+    """Return, by segment id, why the segment must be read (absent if its filter matches no dirty key), and the number of bytes fetched.
+    Raises StoreError.
     """
     sidecars = open_sidecars(shared)
     if sidecars is None:
@@ -656,8 +595,7 @@ def query_bloom_filters(shared: RoundTaskSettings, item: BloomFilterQuery, cost:
 class InputOfAllHashRangeTasks:
     """Input of all tasks over hash ranges.
 
-    bundles: locations of the stored key rows; each bundle holds those of the segments that one task has indexed.
-    dirty: row numbers of the dirty segments, as ranges, newest first.
+    dirty: row numbers of the dirty segments, newest first.
     wanted_bundles: indexes of the bundles whose survivors are wanted.
     """
 
@@ -668,7 +606,7 @@ class InputOfAllHashRangeTasks:
 
 @dataclass(frozen=True)
 class SegmentForWritingSurvivors:
-    """Segment whose surviving records are to be written to scratch objects. If it has no key rows, none of its records is superseded."""
+    """Segment whose survivors are to be written. Without key rows, none of its records is superseded."""
 
     indexed: PassOneResultOfSegment
     verdicts: SparseTransactionVerdicts
@@ -677,11 +615,7 @@ class SegmentForWritingSurvivors:
 
 @dataclass(frozen=True)
 class SurvivorBundle:
-    """Segments whose surviving records are written as one scratch object.
-
-    name: last part of the object's key.
-    keys: location of the segments' key rows; None if none were stored, so that all their records survive.
-    """
+    """Segments whose survivors are written as one scratch object. keys: None if no rows were stored, so that all their records survive."""
 
     name: str
     segments: tuple[SegmentForWritingSurvivors, ...]
@@ -691,9 +625,7 @@ class SurvivorBundle:
 def find_survivors_of_hash_ranges(
     shared: RoundTaskSettings, ranges: range, range_input: InputOfAllHashRangeTasks, cost: TaskCost
 ) -> Iterator[BundleIndexAndRowNumbers]:
-    """Find the surviving records of neighbouring hash ranges and yield (bundle index, encoded row numbers of survivors). A bundle, the
-    segments that one task has indexed, may appear several times or never.
-    """
+    """Yield (bundle index, encoded row numbers of survivors). A bundle may appear several times or never."""
     store = open_task_tier(shared).ports.control
     wanted = {place: bundle for place, bundle in enumerate(range_input.bundles) if bundle.dirty_rows or place in range_input.wanted_bundles}
     for number, rows in read_hash_ranges(store, wanted, ranges):
@@ -704,8 +636,8 @@ def find_survivors_of_hash_ranges(
 def _find_survivors_of_hash_range(
     shared: RoundTaskSettings, range_number: int, range_input: InputOfAllHashRangeTasks, range_rows: HashRangeRows, cost: TaskCost
 ) -> Iterator[BundleIndexAndRowNumbers]:
-    """Find the surviving records of one hash range and yield (bundle index, encoded row numbers of survivors). If the keys exceed the
-    memory budget, the range is split and its rows are read again for each part; survivors may then be yielded twice.
+    """Yield (bundle index, encoded row numbers). If the keys exceed the budget, the range is split and read again; survivors may then be
+    yielded twice.
     """
     clean = [place for place in sorted(range_input.wanted_bundles) if range_input.bundles[place].clean_rows]
     part, parts, guess = 0, 1, 0
@@ -741,7 +673,7 @@ def _find_survivors_of_hash_range(
 
 
 def _number_rows_by_position(rows: ExchangeRows) -> tuple[ExchangeRows, npt.NDArray[np.uint8]]:
-    """Return a copy of the rows whose last column holds each row's position in the array, and a zeroed bitmap with one bit per row."""
+    """Return the rows with their positions as row numbers, and a zeroed bitmap with one bit per row."""
     by_row = rows.copy()
     by_row[:, 3] = np.arange(len(rows), dtype=np.uint32)
     return by_row, np.zeros(-(-len(rows) // 8), np.uint8)
@@ -749,7 +681,7 @@ def _number_rows_by_position(rows: ExchangeRows) -> tuple[ExchangeRows, npt.NDAr
 
 @dataclass(frozen=True)
 class WrittenSurvivors:
-    """A scratch object with surviving records, or with the sums that the gate (the independent check of the output) expects.
+    """A scratch object with survivors, or with the gate's sums.
 
     parts: location of each segment's survivors; None for the gate's object.
     superseded: ids of the segments that have superseded records.
@@ -763,11 +695,7 @@ class WrittenSurvivors:
 def write_surviving_records_of_bundle(
     shared: RoundTaskSettings, item: SurvivorBundle, encoded_row_numbers: Iterable[bytes], cost: TaskCost
 ) -> WrittenSurvivors:
-    """Write the survivors of one bundle (segments that one task has indexed) as one scratch object, with everything else that pass 2, the
-    rewriting, needs to know about each segment.
-
-    :param encoded_row_numbers: encoded row numbers of survivors in the bundle, from the tasks over all hash ranges.
-    """
+    """Write the survivors of one bundle as one scratch object, with all that pass 2 needs to know about each segment."""
     store = open_task_tier(shared).ports.control
     bitmap, facts = np.zeros(0, np.uint8), {}
     if item.keys is not None:
@@ -803,7 +731,6 @@ def write_surviving_records_of_bundle(
 
 
 def load_survivor_kernels() -> None:
-    """Compile the numeric functions that find survivors, or load them from the cache."""
     keys, kept = KeyHashSet(1 << 16, expected_key_count=0), np.zeros(1, np.uint8)
     rows = np.frombuffer(bytes(16), np.uint32).reshape(-1, 4)
     mark_newest_row_of_each_key(keys.table, keys.state, rows, 0, 1, 0, kept)

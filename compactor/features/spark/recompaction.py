@@ -1,8 +1,7 @@
 """Full re-compaction of many partitions with Spark: each partition is cleaned from the start of its log, whatever its cleaner offset is.
 
-Small partitions share Spark jobs; a large partition is spread over the whole cluster. Both happen at the same time. A limited number of
-partitions is led at once, and the next one starts as soon as one finishes. Each partition is published on its own, so finished work is
-never lost, and a killed run is resumed where it stopped. Leadership and fencing work as in every other command.
+Small partitions share Spark jobs; a large one is spread over the whole cluster; both happen at the same time. Each partition is published
+on its own, so finished work is never lost, and a killed run is resumed where it stopped.
 """
 
 from __future__ import annotations
@@ -49,29 +48,20 @@ if TYPE_CHECKING:
     from compactor.round.compaction import RoundReport
 
 
-# Estimate what a full re-compaction of one partition would save, using only metadata and the headers of sidecars.
-#
-# Kafka's cleaner sets a tombstone's delete horizon the first time it processes the tombstone. A partition with a horizon that is due or not
-# yet set is therefore always worth a round, because its tombstones would otherwise stay forever. The same holds for a partition that has
-# exceeded ``max.compaction.lag.ms``.
+# ---- benefit of a round, estimated from metadata and the headers of sidecars -------------------------------------------------
 
 
 NOTHING_DUE = "nothing is dirty, and no delete horizon has passed"
 
 
 class RoundBenefitAssessment(NamedTuple):
-    """Result of assessing a full round over a partition: whether it is worth running, and why it is or is not."""
-
     is_worthwhile: bool
     reason: str
 
 
 def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_benefit_bytes: int) -> RoundBenefitAssessment:
-    """Return whether a full round over the partition is worth running, and why. If the benefit cannot be estimated, because a sidecar is
-    missing, a round is worth running if any segment is dirty.
-
-    :param min_benefit_bytes: least number of bytes that a round must be expected to save; 0 accepts every round.
-    :raises StoreError: if sidecars cannot be read.
+    """Return whether a full round over the partition is worth running, and why. ``min_benefit_bytes``: that it must be expected to save; 0
+    accepts every round. Raises StoreError if sidecars cannot be read.
     """
     cleaner = tier.cleaner_settings_for_topic(state.topic)
     assessment = assess_round(state, cleaner, now_ms, force=True)
@@ -93,6 +83,8 @@ def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_ben
     )
     if not dirty and any(head is None or head.sidecar is None for head in map(heads.get, (segment.id for segment in state.live))):
         return RoundBenefitAssessment(False, NOTHING_DUE)
+    # Kafka's cleaner sets a tombstone's delete horizon the first time it processes the tombstone. Without a round over a horizon that is
+    # due or not yet set, the tombstone would stay forever.
     horizon_work = reason_to_read_segment_for_delete_horizons(
         state, assessment, heads, now_ms, drops_keyless=cleaner.keyless_records == "drop"
     )
@@ -105,7 +97,6 @@ def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_ben
 
 
 def is_compaction_lag_exceeded(assessment: RoundAssessment[RemoteLogSegmentMetadata], cleaner: CleanerSettings, now_ms: int) -> bool:
-    """Return whether a dirty segment contains records older than ``max_compaction_lag_ms``."""
     return any(0 < segment.first_timestamp_ms < now_ms - cleaner.max_compaction_lag_ms for segment in assessment.dirty)
 
 
@@ -117,8 +108,8 @@ def reason_to_read_segment_for_delete_horizons(
     *,
     drops_keyless: bool = True,
 ) -> str:
-    """Return why a segment of the round must be read for its delete horizons (the times at which tombstones and transaction markers may be
-    removed), or an empty string if none must be read. Reasons are a horizon that has passed or is not yet set, and a missing sidecar.
+    """Return why a segment must be read for its delete horizons (one has passed or is not yet set, a sidecar is missing); empty: none must
+    be read.
     """
     sidecars = [heads[segment.id].sidecar for segment in state.live]
     segments = [(segment, sidecar) for segment, sidecar in zip(state.live, sidecars, strict=True) if sidecar is not None]
@@ -139,8 +130,8 @@ def reason_to_read_segment_for_delete_horizons(
 
 
 def estimate_removable_bytes(assessment: RoundAssessment[RemoteLogSegmentMetadata], heads: Mapping[str, SidecarHead]) -> int:
-    """Return roughly how many bytes a round would remove: in the dirty range all but one record of each key, and in the clean range one
-    record for each key of the dirty range.
+    """Return roughly how many bytes a round would remove: in the dirty range all but one record of each key, in the clean range one record
+    for each key of the dirty range.
     """
     dirty, clean = (sum(segment.size_bytes for segment in some) for some in (assessment.dirty, assessment.clean))
     records = sum(estimate_record_count(segment) for segment in assessment.dirty)
@@ -155,11 +146,11 @@ def estimate_removable_bytes(assessment: RoundAssessment[RemoteLogSegmentMetadat
     return round(dirty * (1 - min(1.0, keys / max(1, records)))) + min(clean, clean * keys // of_clean)
 
 
-# Engine for ``map_engine = "spark"``. Spark is started when the first round needs it and stopped when the process ends.
+# ---- engine for ``map_engine = "spark"`` --------------------------------------------------------------------------------------
 
 
 class SparkEngineFactory:
-    """Factory of Spark engines for rounds, which share one Spark application per process."""
+    """Factory of Spark engines for rounds, which share one Spark application per process, from the first round to the process's end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -168,8 +159,8 @@ class SparkEngineFactory:
         self._stack = ExitStack()
 
     def __call__(self, tier: Tier, partition: TopicPartition) -> RemoteEngine | None:
-        """Return the Spark engine if the partition's settings ask for it, else None. Raises UsageError if Java or PySpark is missing or
-        not supported.
+        """Return the Spark engine if the partition's settings ask for it. Raises UsageError if Java or PySpark is missing or not
+        supported.
         """
         cleaner = tier.cleaner_settings_for_topic(partition.topic)
         if cleaner.map_engine != "spark":
@@ -184,7 +175,7 @@ class SparkEngineFactory:
         return RemoteEngine("spark", lambda stats: SparkRoundWorker(lambda: self.get_or_start_cluster(tier), tier, cleaner, stats))
 
     def get_or_start_cluster(self, tier: Tier) -> SparkCluster:
-        """Return the cluster, starting Spark on the first call. Raises UsageError if Spark does not start."""
+        """Return the cluster. Raises UsageError if Spark does not start."""
         from compactor.features.spark.session import start_cluster
 
         with self._lock:
@@ -223,9 +214,8 @@ ResultRow = dict[str, Any]
 class RecompactionResult:
     """Result of re-compacting one partition: a report (also for a quarantined partition), an error, or the reason why it was skipped.
 
-    seconds: duration of the round.
-    skip_reason: why no round ran; empty if one ran or failed.
-    segments, bytes_before: number and total size of the partition's live segments before the work began.
+    skip_reason: empty if a round ran or failed.
+    segments, bytes_before: of the live segments before the work began.
     """
 
     partition: TopicPartition
@@ -242,10 +232,8 @@ TableResult = OutputReport | CompactorError
 
 
 def recompaction_result_row(result: RecompactionResult, table: TableResult | None) -> ResultRow:
-    """Return the result of a partition as a JSON object or data frame row: our own fields plus the count fields of Iceberg's
-    ``rewrite_data_files``.
-
-    :param table: result of updating the partition's rows in its table; None if it has no table.
+    """Return the result as a JSON object or data frame row: our own fields plus the count fields of Iceberg's ``rewrite_data_files``.
+    ``table``: None if the partition has no table.
     """
     report, error = result.report, result.error
     name = result.partition
@@ -278,11 +266,7 @@ def recompaction_result_row(result: RecompactionResult, table: TableResult | Non
 
 @dataclass(frozen=True)
 class RecompactionListener:
-    """Callbacks that report progress, called from several threads.
-
-    job_listener: progress of the Spark jobs.
-    on_done: called with the result of each partition as soon as it is final.
-    """
+    """Callbacks that report progress, called from several threads. on_done: receives each partition's final result."""
 
     job_listener: JobListener
     on_done: Callable[[RecompactionResult], None]
@@ -290,11 +274,8 @@ class RecompactionListener:
 
 @dataclass(frozen=True)
 class RecompactionCandidate:
-    """Partition that may be re-compacted, as found before the work begins.
-
-    is_skipped, reason: whether the partition is skipped because no round is worth running, and why it is or is not.
-    error: why its state could not be read; None if it could.
-    log: the partition's control log with the state computed from it, if it is cached for the round; else None.
+    """Partition that may be re-compacted. error: why its state could not be read. log: with its folded state, if it is cached for the
+    round.
     """
 
     partition: TopicPartition
@@ -308,8 +289,8 @@ class RecompactionCandidate:
 
 
 def assess_round_over_whole_log(state: PartitionState, cleaner: CleanerSettings, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
-    """Return an assessment in which every segment that a normal round could clean counts as dirty, so that the round covers the whole log.
-    Such a round never moves the cleaner offset backwards.
+    """Return an assessment in which every segment that a normal round could clean counts as dirty. Such a round never moves the cleaner
+    offset backwards.
     """
     found = assess_round(state, cleaner, now_ms, force=True)
     return replace(
@@ -321,17 +302,14 @@ def assess_round_over_whole_log(state: PartitionState, cleaner: CleanerSettings,
 def find_recompaction_candidates(
     tier: Tier, partitions: Sequence[TopicPartition], now_ms: int, min_benefit_bytes: int
 ) -> list[RecompactionCandidate]:
-    """Read the state of each partition and decide whether it needs a round. Return a candidate for each partition, in the given order.
-    Nothing is written.
-
-    :param min_benefit_bytes: least number of bytes that a round must be expected to save; 0 accepts every partition.
+    """Decide for each partition, in the given order, whether it needs a round. Nothing is written. ``min_benefit_bytes``: 0 accepts every
+    partition.
     """
     keeps = (
         len(partitions) <= MAX_CACHED_LOGS and tier.kind.is_content_determined_by_control_logs
     )  # if not, a round reads the control log without the view
 
     def assess_recompaction_candidate(partition: TopicPartition) -> RecompactionCandidate:
-        """Read the state of one partition and return it as a candidate. An error is not raised, but stored in the candidate."""
         try:
             log = tier.open_control_log_of_partition(partition)
             state = log.refresh()
@@ -356,11 +334,8 @@ def recompact_partitions(
     listener: RecompactionListener,
     min_benefit_bytes: int = 0,
 ) -> list[RecompactionResult]:
-    """Run one full round over each partition and return the results in the order of ``partitions``. An error affects only its own
-    partition.
+    """Run one full round over each partition and return the results in order. An error affects only its own partition.
 
-    :param now_ms: the cleaner's clock in milliseconds since the epoch.
-    :param cost: the cost of all tasks is added to it.
     :param min_benefit_bytes: least number of bytes that a round must be expected to save; 0 accepts every partition.
     """
     from compactor.features.spark.shared_jobs import SharedJobRunner
@@ -398,11 +373,8 @@ def recompact_partitions(
 def update_iceberg_tables(
     tier: Tier, cluster: SparkCluster, partitions: Sequence[TopicPartition], cost: TaskCost
 ) -> dict[TopicPartition, TableResult]:
-    """Bring the Iceberg tables of partitions up to date, with data files that executors write. Return the report or error of each
-    partition; partitions without a table are left out.
-
-    :param cost: the cost of all tasks is added to it.
-    :raises UsageError: if a package is missing or the settings of an output are not valid.
+    """Bring the Iceberg tables of partitions up to date, with data files that executors write. Return the report or error of each partition
+    that has a table. Raises UsageError if a package is missing or the settings of an output are not valid.
     """
     from compactor.features.spark.jobs import JobListener
 
@@ -429,14 +401,7 @@ def update_iceberg_tables(
 
 
 def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit_bytes: int, now_ms: int | None) -> DataFrame:
-    """Re-compact the whole log of each partition of the topics that match, and return a data frame with a row per partition. Raises
-    UsageError if no topic of the tier matches.
-
-    :param config: path of the configuration file.
-    :param topics: regular expression that must match the whole topic name.
-    :param min_benefit_bytes: least number of bytes that a round must be expected to save; 0 accepts every partition.
-    :param now_ms: the cleaner's clock in milliseconds since the epoch; None means the store's clock.
-    """
+    """Implementation of ``compactor.spark.recompact``."""
     from compactor.features.spark.jobs import JobListener, TaskCost
     from compactor.features.spark.session import start_cluster
 
@@ -471,7 +436,7 @@ class _SharedRecompactionState:
         self.finished: dict[TopicPartition, RecompactionResult] = {}
 
     def record_skipped_and_list_remaining(self, candidates: Sequence[RecompactionCandidate]) -> list[RecompactionCandidate]:
-        """Record a final result for each candidate whose state could not be read or that needs no round. Return the other candidates."""
+        """Record the result of each candidate that is not readable or needs no round. Return the others."""
         for candidate in candidates:
             if candidate.error is not None or candidate.is_skipped:
                 self._record_result(
@@ -482,15 +447,12 @@ class _SharedRecompactionState:
         return [candidate for candidate in candidates if candidate.error is None and not candidate.is_skipped]
 
     def max_partitions_led_at_once(self) -> int:
-        """Return how many small partitions this process may lead (hold the right to compact) at the same time."""
         return self._tier.settings.spark.led_at_once or min(
             max(LED_LIMITS[0], self._cluster.task_slots * LED_PARTITIONS_PER_SLOT), LED_LIMITS[1]
         )
 
     def should_spread_partition_over_cluster(self, candidate: RecompactionCandidate, total_bytes: int) -> bool:
-        """Return whether the partition should be spread over the cluster: it does not fit one executor, or it would take longer than an
-        equal share of the work. A ``map_engine`` other than "auto" decides instead.
-        """
+        """Return whether the partition does not fit one executor, or would take longer than an equal share of the work."""
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
         if cleaner.map_engine != "auto":
             return cleaner.map_engine == "spark"
@@ -501,9 +463,6 @@ class _SharedRecompactionState:
     def run_rounds_and_record_result(
         self, candidate: RecompactionCandidate, run_rounds: Callable[[RecompactionCandidate], RoundReport]
     ) -> None:
-        """Call ``run_rounds`` for one partition and record its report as the result. An exception is not raised, but recorded as the
-        result's error.
-        """
         begin = time.monotonic()
         report, problem = None, None
         try:
@@ -517,7 +476,6 @@ class _SharedRecompactionState:
         )
 
     def clean_partition_on_all_executors(self, candidate: RecompactionCandidate) -> RoundReport:
-        """Clean a large partition with tasks on all executors."""
         from compactor.features.spark.worker import SparkRoundWorker
         from compactor.round.drive import RemoteEngine
 
@@ -529,7 +487,6 @@ class _SharedRecompactionState:
         return self._run_round_over_whole_log(candidate, RemoteEngine("spark", create_remote_worker))
 
     def clean_in_shared_job(self, shared_jobs: SharedJobRunner, candidate: RecompactionCandidate) -> RoundReport:
-        """Clean a small partition on one executor, in a Spark job that it shares with other partitions."""
         from compactor.round.drive import RemoteEngine
 
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
@@ -539,7 +496,7 @@ class _SharedRecompactionState:
         )
 
     def publish_changed_partitions_in_catalog(self, min_changes: int = 1) -> None:
-        """Publish which partitions have changed, in one catalog record, if there are at least ``min_changes`` of them."""
+        """Publish in one catalog record which partitions have changed, if they are at least ``min_changes``."""
         with self._lock:
             if len(self._changed) < min_changes:
                 return
@@ -547,7 +504,7 @@ class _SharedRecompactionState:
             self._tier.change_notifier.announce_changed_control_logs(changed)
 
     def _run_round_over_whole_log(self, candidate: RecompactionCandidate, engine: RemoteEngine) -> RoundReport:
-        """Run one round over the whole log and return its report. If a crashed round over another range is open, resume that one first."""
+        """Run one round over the whole log. If a crashed round over another range is open, resume that one first."""
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
         share = cleaner.disk_budget_bytes
         disk = (
@@ -568,7 +525,6 @@ class _SharedRecompactionState:
             log = None
 
     def _record_result(self, result: RecompactionResult) -> None:
-        """Store the final result of a partition and report it to the listener."""
         with self._lock:
             self.finished[result.partition] = result
             self._listener.on_done(result)

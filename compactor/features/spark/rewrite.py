@@ -1,10 +1,10 @@
-"""Finds bundles that interrupted attempts left in the scratch prefix and reuses those that match the current plan.
+"""The driver's index of pass 1, reuse of bundles that interrupted attempts left, and the tasks of pass 2.
 
     <scratch>/<run>/<epoch>-keys-..                    bundles of an announced plan
     <scratch>/scouted-<now>-<kin>/<attempt>/keys-..    bundles of a plan that was not announced yet; no record names them
 
-*kin* is a digest of everything that determines rows, verdicts and the gate's rows, except *now*. The time of the interrupted attempt
-is reused, as a resumed plan keeps its own.
+*kin* is a digest of everything that determines rows, verdicts and the gate's rows, except *now*. The time of the interrupted attempt is
+reused, as a resumed plan keeps its own.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ from compactor.round.ports import RoundCosts
 from compactor.round.sources import StagedSegmentReader
 from compactor.storage.port import ObjectInfo, ObjectStore
 
-# Tasks of pass 2: one rewrites a group of a spread round, another cleans a whole small partition.
+# ---- pass 2: one task rewrites a group of a spread round, another cleans a whole small partition -------------------------------
 
 
 @dataclass(frozen=True)
 class SegmentGroupRewriteWork:
     """Work of pass 2 on one group (neighbouring segments that become one).
 
-    sources, survivors: metadata and stored survivors of the group's segments, in the same order.
-    judged: location of the sums that the gate, an independent check, expects of the output; None if nothing is dirty.
+    survivors: in the order of ``sources``.
+    judged: location of the gate's sums; None if nothing is dirty.
     """
 
     task: CompactionTask
@@ -106,9 +106,7 @@ class SegmentGroupRewriteWork:
 
 @dataclass(frozen=True)
 class StoredPassOneResults:
-    """Results of pass 1 for the source segments of one group, read from scratch objects for pass 2. Implements
-    round.pass_two.SurvivorScanResultsForRewrite.
-    """
+    """Results of pass 1 for the sources of one group, read from scratch objects (round.pass_two.SurvivorScanResultsForRewrite)."""
 
     reading: StagedSegmentReader
     sources: Sequence[SourceSegment]
@@ -120,24 +118,17 @@ class StoredPassOneResults:
 
     @contextmanager
     def open_segment(self, ordinal: int, reservation: DiskSpaceReservation | None) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
-        """Provide one source segment with its log mapped into memory, and its transaction verdicts (which batches are aborted, which may be
-        discarded).
-
-        :param ordinal: position of the segment in the group.
-        """
+        """Provide one source by its position in the group, with its log mapped into memory, and its transaction verdicts."""
         with self.reading.memory_map_segment(self.sources[ordinal], reservation):
             yield self.sources[ordinal], self.verdicts[ordinal]
 
     def part_to_read_of_segment(self, ordinal: int) -> None:
-        """Return None, which means that ``open_segment`` opens the whole segment: Spark never reads only a part of one.
-
-        :param ordinal: position of the segment in the group.
-        """
+        """Return None: ``open_segment`` always opens the whole segment."""
 
 
 def rewrite_group(shared: RoundTaskSettings, item: SegmentGroupRewriteWork, cost: TaskCost) -> CompactionReceipt | CompactionFailure:
-    """Rewrite one group of segments into one segment, upload it under the id that the task names, and return the receipt or the failure.
-    Raises BadData, StoreError, OutOfBudget; GateFailed if the independent check rejects the output.
+    """Rewrite one group into one segment, and upload it under the id that the task names. Raises BadData, StoreError, OutOfBudget;
+    GateFailed if the gate rejects the output.
     """
     with open_staging_folder_of_task(shared, cost) as staging, WorkerThreads(1) as workers:
         stats, reading = RoundCosts(), shared.open_segments(staging, item.sources)
@@ -152,7 +143,6 @@ def rewrite_group(shared: RoundTaskSettings, item: SegmentGroupRewriteWork, cost
 def _read_stored_pass_one_results(
     shared: RoundTaskSettings, item: SegmentGroupRewriteWork, reader: StagedSegmentReader
 ) -> StoredPassOneResults:
-    """Read the batch headers of the group's source segments, and their stored survivors and transaction verdicts."""
     survivors = StoredSurvivors(shared.plan.next_dirty_offset - 1)
     store = open_task_tier(shared).ports.control
     sources, verdicts, outcomes = [], [], []
@@ -173,8 +163,8 @@ def _read_stored_pass_one_results(
 
 @dataclass(frozen=True)
 class PartitionCleaningWork:
-    """Tasks of a small partition's plan that are still to be run, for one executor. snapshot: producer snapshot of the last segment, if the
-    driver has read it.
+    """Unfinished tasks of a small partition's plan, for one executor. snapshot: producer snapshot of the last segment, if the driver has
+    read it.
     """
 
     shared: RoundTaskSettings
@@ -185,23 +175,21 @@ class PartitionCleaningWork:
 
 @dataclass(frozen=True)
 class KeylessCountWork:
-    """Small partition of whose dirty range an executor counts the records without a key. shared: its plan is a draft."""
+    """Small partition of whose dirty range an executor counts the records without a key, for a draft plan."""
 
     shared: RoundTaskSettings
     live: tuple[RemoteLogSegmentMetadata, ...]
 
 
 def count_keyless_records_of_partition(item: KeylessCountWork, cost: TaskCost) -> KeylessRecords:
-    """Return how many records of the draft plan's dirty range have no key. Raises BadData, StoreError, OutOfBudget."""
+    """Count records without a key in the draft plan's dirty range. Raises BadData, StoreError, OutOfBudget."""
     plan = item.shared.plan
     with open_staging_folder_of_task(item.shared, cost) as staging:
         return _count_keyless_records(item.shared.open_segments(staging, item.live), plan.first_dirty_offset, plan.end_offset)
 
 
 def _count_keyless_records(reader: StagedSegmentReader, first_dirty: int, end: int) -> KeylessRecords:
-    """Read the segments from the newest to that of ``first_dirty``, and return how many of the committed records from ``first_dirty`` up to
-    ``end`` (exclusive) have no key.  Raises BadData, StoreError, OutOfBudget.
-    """
+    """Count committed records without a key from ``first_dirty`` up to ``end`` (exclusive)."""
     found, outcomes, buffers = KeylessRecords(), dict[int, int](), ReusableJobBuffers()
     for ordinal in reversed([n for n, segment in enumerate(reader.live) if segment.end_offset >= first_dirty]):
         with reader.open_segment(ordinal) as source:
@@ -219,9 +207,7 @@ def _count_keyless_records(reader: StagedSegmentReader, first_dirty: int, end: i
 
 
 def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[CompactionReceipt | CompactionFailure]:
-    """Run all tasks of a plan with a local worker on this executor, and return a receipt or failure for each. Raises BadData, StoreError,
-    OutOfBudget.
-    """
+    """Run all tasks of a plan with a local worker on this executor. Raises BadData, StoreError, OutOfBudget."""
     shared, stats = item.shared, RoundCosts()
     known = {(item.live[-1].id, "snapshot"): item.snapshot} if item.snapshot else {}
     with open_staging_folder_of_task(shared, cost) as staging:
@@ -235,9 +221,7 @@ def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[Compact
 
 
 class _ExecutorRoundWorkerSession:
-    """Session that a worker on an executor gets in place of the driver's (RoundDriverServicesForWorker). It holds the partition's state as
-    the driver has sent it, and never checks the leadership, because the driver does.
-    """
+    """RoundDriverServicesForWorker on an executor, with the state that the driver has sent."""
 
     scratch_objects_of_earlier_survivor_scan: tuple[ScratchObject, ...] = ()
 
@@ -247,17 +231,16 @@ class _ExecutorRoundWorkerSession:
         self._scratch = shared.scratch
 
     def scratch_object_key(self, name: str) -> str:
-        """Return the key of a scratch object of this attempt."""
         return f"{self._scratch}{name}"
 
     def record_scratch_objects_of_survivor_scan(self, objects: Sequence[ScratchObject]) -> None:
-        """Do nothing: the survivors of a small partition are not stored, because an interrupted plan starts again from the beginning."""
+        """Do nothing: an interrupted plan of a small partition starts again from the beginning."""
 
     def raise_if_leadership_lost(self, *, caller_only_waits: bool = False) -> None:
-        """Do nothing: the driver checks its leadership while it waits for this task."""
+        """Do nothing: the driver checks its leadership."""
 
 
-# The driver's index of live segments during pass 1: plans the bundles, collects their results, and folds the transactions.
+# ---- the driver's index of live segments during pass 1 --------------------------------------------------------------------------
 #
 # rows wanted     keys of dirty segments and of all sources, as scratch objects
 # headers only    other segments, because the end of a transaction may be in any of them
@@ -273,12 +256,10 @@ SEGMENTS_PER_GATHER_TASK = 256
 class PassOneSegmentResults:
     """Results of pass 1 for the live segments, which the driver collects.
 
-    stand_ins: sidecars, by segment id, that take the place of reading a segment. Of a segment without one, at least the headers are read.
-    segments: results for the segments that were read, by id.
-    folded: transaction results of each segment, by id.
-    bundles, gate_bundles: locations of the key rows, and of the rows for the gate (the independent check of the output); one entry for each
-        task.
-    bundle_places: by segment id, index in ``bundles`` of the entry that holds the segment's keys.
+    stand_ins: sidecars, by segment id, in place of reading a segment. Of a segment without one, at least the headers are read.
+    folded: transaction results, by segment id.
+    bundles, gate_bundles: locations of the key rows and of the gate's rows; one entry for each task.
+    bundle_places: by segment id, index in ``bundles`` of its keys.
     """
 
     live: Sequence[RemoteLogSegmentMetadata]
@@ -292,12 +273,9 @@ class PassOneSegmentResults:
     def read_segment_keys_and_headers(
         self, jobs: RoundJobRunner, ids_with_keys: AbstractSet[str], source_ids: AbstractSet[str] = frozenset()
     ) -> None:
-        """Read what the index does not have yet: the keys of the segments in ``ids_with_keys``, and the headers of ``source_ids`` and of
-        all segments without a sidecar. A segment of which only the headers were read is read again if its keys are wanted now. Raises
-        BadData, StoreError, OutOfBudget.
-
-        :param ids_with_keys: ids of segments whose keys are wanted.
-        :param source_ids: ids of segments that will be rewritten.
+        """Read what the index does not have yet: the keys of ``ids_with_keys``, and the headers of ``source_ids`` (to be rewritten) and of
+        all segments without a sidecar. If only the headers were read, a segment is read again for its keys. Raises BadData, StoreError,
+        OutOfBudget.
         """
         items = []
         for segment in self.live:
@@ -315,9 +293,7 @@ class PassOneSegmentResults:
         )
 
     def add_bundle_unless_known(self, bundle: PassOneResultOfSegmentBundle) -> bool:
-        """Add the result of a pass 1 task to the index, and return True. Return False, without adding it, if the index has the keys of one
-        of its segments already.
-        """
+        """Add the result of a pass 1 task; return False, without adding it, if the index has the keys of one of its segments already."""
         if any(segment.has_key_rows and segment.id in self.bundle_places for segment in bundle.segments):
             return False
         for segment in bundle.segments:
@@ -332,10 +308,7 @@ class PassOneSegmentResults:
         return True
 
     def input_of_all_hash_range_tasks(self, source_ids: AbstractSet[str]) -> InputOfAllHashRangeTasks:
-        """Return the input of the tasks over hash ranges.
-
-        :param source_ids: ids of the segments whose survivors are wanted.
-        """
+        """Return the input of the tasks over hash ranges, for survivors of ``source_ids``."""
         with_rows = [self.segments[segment.id] for segment in reversed(self.live) if segment.id in self.bundle_places]
         dirty = [
             (self.bundle_places[segment.id], segment) for segment in with_rows if self.bundles[self.bundle_places[segment.id]].dirty_rows
@@ -347,16 +320,14 @@ class PassOneSegmentResults:
         )
 
     def gate_input(self) -> GateInputOfAllHashRanges:
-        """Return the input of the gate (the independent check of the output) for tasks over hash ranges: all rows that this index has
-        stored.
-        """
+        """Return the gate's input for tasks over hash ranges: all its rows that this index has stored."""
         shown = [segment for segment in self.live if segment.id in self.bundle_places]
         bounds = [*(segment.start_offset for segment in shown), *(segment.end_offset + 1 for segment in shown[-1:])]
         return GateInputOfAllHashRanges(tuple(self.gate_bundles), np.array(bounds, np.int64))
 
     def plan_survivor_bundles(self, source_ids: AbstractSet[str]) -> list[SurvivorBundle]:
-        """Return the work items for gathering the survivors of the segments in ``source_ids``: first each bundle that has keys, then
-        segments without keys.
+        """Return the work items for gathering the survivors of ``source_ids``: first each bundle that has keys, then segments without
+        keys.
         """
         of_bundle: dict[int, list[SegmentForWritingSurvivors]] = {}
         without: list[SegmentForWritingSurvivors] = []
@@ -369,16 +340,14 @@ class PassOneSegmentResults:
         return found + [SurvivorBundle(f"headers-{n}", tuple(without[n : n + SEGMENTS_PER_GATHER_TASK]), None) for n in together]
 
     def count_keyless_records(self) -> KeylessRecords:
-        """Return how many records of the dirty range have no key, in the segments whose keys were read."""
+        """Count records without a key of the dirty range, in the segments whose keys were read."""
         return reduce(KeylessRecords.plus, (segment.keyless for segment in self.segments.values()), KeylessRecords())
 
     @property
     def scratch_keys(self) -> list[str]:
-        """Return the keys of the scratch objects that were written."""
         return [bundle.key for bundle in self.bundles] + [bundle.key for bundle in self.gate_bundles]
 
     def _segment_for_writing_survivors(self, segment_id: str) -> SegmentForWritingSurvivors:
-        """Return a segment that was read, with its transaction verdicts (which batches are aborted), as input for writing its survivors."""
         indexed = self.segments[segment_id]
         _, verdicts, outcomes = self.folded[segment_id]
         places = indexed.batches, indexed.places
@@ -387,19 +356,12 @@ class PassOneSegmentResults:
         )
 
     def _segment_to_read_with_key_rows(self, segment: RemoteLogSegmentMetadata) -> SegmentToReadInPassOne:
-        """Return the input with which pass 1 reads a segment with its keys. It includes the segment's transaction verdicts if these are
-        known.
-        """
         if segment.id not in self.folded:
             return SegmentToReadInPassOne(segment, True)
         known = self._segment_for_writing_survivors(segment.id)
         return SegmentToReadInPassOne(segment, True, known.verdicts, known.outcomes)
 
     def _read_segments_in_tasks_per_bundle(self, jobs: RoundJobRunner, items: Sequence[SegmentToReadInPassOne], description: str) -> None:
-        """Index segments in Spark tasks, one for each bundle of neighbours, and add the results to this index.
-
-        :param description: text that the job's name in the Spark UI ends with.
-        """
         row_bytes = KEY_ROW_BYTES + (GATE_ROW_BYTES if jobs.shared.gate else 0)
         runs = plan_segment_bundles([item.metadata for item in items], jobs.cluster.task_slots, jobs.shared.disk_budget_bytes, row_bytes)
         what = f"pass 1, keys of {len(items)} segments{description}, in {len(runs)} bundles"
@@ -409,15 +371,13 @@ class PassOneSegmentResults:
             self.add_bundle_unless_known(result[1])
 
     def _determine_transaction_outcomes(self) -> None:
-        """Determine the outcome of all transactions from the segments' headers in order: once for the cleaner, and once more for the gate
-        (the independent check of the output).
-        """
+        """Fold the transactions once for the cleaner, and once more for the gate."""
         sources = list(self._live_segment_headers())
         both = zip(sources, transaction_verdicts_by_source(sources), transaction_outcomes_by_source(sources, {}), strict=True)
         self.folded = {source.name: (source, verdicts, outcomes) for source, verdicts, outcomes in both}
 
     def _live_segment_headers(self) -> Iterator[SourceSegment]:
-        """Yield every live segment with the batch headers that decide about transactions, from its pass 1 result or its sidecar."""
+        """Yield every live segment with the batch headers that decide about transactions, from its result or its sidecar."""
         for ordinal, segment in enumerate(self.live):
             place = (ordinal, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
             found = self.segments.get(segment.id)
@@ -431,9 +391,7 @@ _SCOUTED: Final = re.compile(rf"({SCOUTED}(\d+)-[0-9a-f]+/).+")
 
 
 def scratch_prefix_of_draft_plan(log: PartitionLog, plan: CompactionPlan, live_segments: Sequence[RemoteLogSegmentMetadata]) -> str:
-    """Return the key prefix of scratch objects that are written while a plan is only a draft, before it is recorded in the control log.
-    Attempts at the same plan share the prefix.
-    """
+    """Return the key prefix of scratch objects before the plan is recorded. Attempts at the same plan share it."""
     below = " ".join(segment.id for segment in live_segments if segment.start_offset < plan.end_offset)
     facts = (plan.fingerprint, plan.policy.model_dump_json(), plan.vector, plan.first_dirty_offset, plan.end_offset, below)
     kin = hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:16]
@@ -443,10 +401,8 @@ def scratch_prefix_of_draft_plan(log: PartitionLog, plan: CompactionPlan, live_s
 def plan_time_ms_of_resumable_attempt_or_now(
     store: ObjectStore, log: PartitionLog, live_segments: Sequence[RemoteLogSegmentMetadata], now_ms: int, draft_at: DraftPlanAtTimeFunction
 ) -> int:
-    """Return the time to set as the new plan's time so that results of an interrupted pass 1 can be reused, or ``now_ms`` if there are
-    none. Results are reusable if a plan of the time of their attempt would read exactly the same; the newest reusable results are chosen.
-
-    An attempt over other segments or with other settings is not used, because deletions could be due at its time that are not due now.
+    """Return the time for the new plan so that results of an interrupted pass 1 can be reused, or ``now_ms``: the newest time whose plan
+    would read exactly the same.
 
     :param draft_at: returns the plan that would be made at a time, or None.
     """
@@ -459,13 +415,14 @@ def plan_time_ms_of_resumable_attempt_or_now(
     places = sorted({(int(match[2]), f"{prefix}{match[1]}") for match in found if match and int(match[2]) <= now_ms}, reverse=True)
     for at_ms, place in places:
         plan = draft_at(at_ms)
+        # With other segments or settings, deletions could be due at that time that are not due now.
         if plan is not None and scratch_prefix_of_draft_plan(log, plan, live_segments) == place:
             return at_ms
     return now_ms
 
 
 def list_stored_pass_one_results(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
-    """Return the stored results of pass 1 tasks (key rows and rows for the gate) below a key prefix."""
+    """Return the key rows and gate's rows of pass 1 below a key prefix."""
     return [
         info
         for info in store.list(prefix)
@@ -474,10 +431,8 @@ def list_stored_pass_one_results(store: ObjectStore, prefix: str) -> list[Object
 
 
 def list_leftover_bundles_and_delete_others(jobs: RoundJobRunner, log: PartitionLog, round_prefix: str) -> list[ObjectInfo]:
-    """Return the stored pass 1 results of earlier attempts at the same round, and delete those of other rounds. Only the leader may call
-    it.
-
-    :param round_prefix: key prefix of this round's scratch objects.
+    """Return the results of earlier attempts at the same round (below ``round_prefix``), and delete those of other rounds. Only the leader
+    may call it.
     """
     found = list(jobs.control.list(f"{scratch_key_prefix(log)}{SCOUTED}"))
     jobs.delete_scratch_objects([info.key for info in found if not info.key.startswith(round_prefix)])
@@ -487,11 +442,7 @@ def list_leftover_bundles_and_delete_others(jobs: RoundJobRunner, log: Partition
 def add_leftover_bundles_and_adapt_runner(
     jobs: RoundJobRunner, index: PassOneSegmentResults, leftovers: Sequence[ObjectInfo]
 ) -> RoundJobRunner:
-    """Add those stored pass 1 results of earlier attempts that match this round to ``index``. Return a job runner that divides keys into as
-    many hash ranges as these results do; ``jobs`` itself if none was added.
-
-    :param leftovers: stored results (bundles) of earlier attempts.
-    """
+    """Add matching results of earlier attempts to ``index``. Return a job runner that divides keys into as many hash ranges as they do."""
     for info in leftovers:
         if not is_scratch_object_of_kind(KEYS_PREFIX, info.key):
             continue

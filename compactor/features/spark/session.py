@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from compactor.features.spark.jobs import SparkCluster
 
 
-# Checks for supported versions of Java and PySpark, made before Spark is started so that the error is one clear line.
-
-
 OLDEST_JAVA = 17
 OLDEST_PYSPARK = (4, 1)
 NEXT_PYSPARK = (5, 0)
@@ -87,11 +84,7 @@ INSTALL_HINT: Final = 'Install the same tiered-compactor on all of them, or send
 
 @dataclass(frozen=True)
 class StartedCluster:
-    """A Spark application that is ready to run tasks.
-
-    seconds: time from the start until executors were ready; reported apart from the work.
-    ui: URL of Spark's web pages; empty if there are none.
-    """
+    """A Spark application that is ready to run tasks. seconds: until executors were ready. ui: URL of Spark's web pages; empty if none."""
 
     cluster: SparkCluster
     master: str
@@ -101,8 +94,8 @@ class StartedCluster:
 
 @contextmanager
 def start_cluster(settings: Settings, app_name: str = "tiered-compactor") -> Iterator[StartedCluster]:
-    """Provide a cluster for the duration of a ``with`` block: the existing session (spark-submit, a notebook), else a new one on ``[spark]
-    master`` that is stopped at the end of the block.
+    """Provide the existing session (spark-submit, a notebook), else a new one on ``[spark] master`` that is stopped at the end of the
+    block.
 
     :raises UsageError: if Java is missing or too old, PySpark is not supported, the master cannot be reached, or executors run another
         version.
@@ -158,7 +151,7 @@ def _check_executors_with_first_job(context: SparkContext, start_s: float) -> St
 
 
 def executors_not_ready_error(error: Exception) -> UsageError:
-    """Return the UsageError for a first job that failed, naming the Python package that executors lack if that is the cause."""
+    """Return the error for a failed first job, naming the Python package that executors lack if that is the cause."""
     missing = _MISSING.search(str(error))
     if missing is None:
         return UsageError(f"Spark's executors do not run our tasks: {first_line_of_spark_error(error)}", hint=INSTALL_HINT)
@@ -182,12 +175,10 @@ def _load_kernels_and_report_version(task_number: int) -> TaskNumberAndVersion:
 
 
 def _first_reported_version(gathered: tuple[int, Iterable[str]]) -> str:
-    """Return the version that one task of the first job reported, given (task number, its versions)."""
     return next(iter(gathered[1]))
 
 
 def _code_version_of_this_process() -> str:
-    """Return the version of our code and the codec libraries in this process."""
     from compactor.round.pass_two import program_and_codec_versions_fingerprint
 
     return program_and_codec_versions_fingerprint()
@@ -237,7 +228,6 @@ def _start_context(settings: SparkSettings, app_name: str, folder: Path) -> Spar
 
 
 def _spark_error_types() -> tuple[type[Exception], ...]:
-    """Return the exception types that Spark raises if it cannot start or run a job."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -252,12 +242,10 @@ def first_line_of_spark_error(error: BaseException) -> str:
 
 
 def _local_directory_of_driver(parent_folder: Path, pid: int) -> Path:
-    """Return the local directory of the driver process ``pid``."""
     return parent_folder / f"local-{pid}"
 
 
 def _delete_directories_of_ended_drivers(folder: Path) -> None:
-    """Delete the local directories of drivers that no longer run."""
     for left in folder.glob("local-*"):
         pid = left.name.removeprefix("local-")
         if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():

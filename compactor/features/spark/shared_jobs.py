@@ -1,13 +1,8 @@
-"""Cleans many small partitions in shared Spark jobs. A thread of the driver leads and publishes each partition; one task cleans several
-of them.
+"""Shared Spark jobs that clean many small partitions: a thread of the driver leads and publishes each partition, and one task cleans
+several.
 
-    threads       lead, plan, announce -> submit -----------------------> receipts, verify, publish
-                                             |                               ^
-    SharedJobRunner        waiting partitions -> bins of about equal bytes -> one job
-
-No partition waits for the slowest: as soon as a slot is free, a job starts with the partitions that are ready. An error affects only
-its own partition. If Spark aborts a job, for example because one partition kills every executor, each unfinished partition of the job
-is retried in a job of its own, so that only the culprit fails.
+As soon as a slot is free, a job starts with the partitions that are ready. An error affects only its own partition: if Spark aborts a job,
+for example because one partition kills every executor, each unfinished partition of the job is retried in a job of its own.
 """
 
 from __future__ import annotations
@@ -62,9 +57,7 @@ class _QueuedPartition:
 
 
 class SharedJobRunner:
-    """Runner of background Spark jobs, each of which cleans several small partitions that threads have submitted. To be used as a context
-    manager, which starts and ends its thread.
-    """
+    """Background Spark jobs, each of which cleans several submitted partitions. A context manager, which starts and ends its thread."""
 
     def __init__(self, cluster: SparkCluster, tier: Tier, cost: TaskCost, job_listener: JobListener) -> None:
         self.cluster = cluster
@@ -78,11 +71,9 @@ class SharedJobRunner:
         self._starter = threading.Thread(target=self._start_jobs_until_closed, name="flow", daemon=True)
 
     def create_shared_job_worker(self, cleaner: CleanerSettings, stats: RoundCosts) -> SharedJobWorker:
-        """Return a worker for one round of one partition. ``stats``: statistics of the round, which the worker fills in."""
         return SharedJobWorker(self, cleaner, stats)
 
     def submit_partition(self, partition: _QueuedPartition) -> None:
-        """Add a partition to the next job."""
         with self._changed:
             self._waiting.append(partition)
             self._changed.notify_all()
@@ -98,7 +89,6 @@ class SharedJobRunner:
         self._starter.join()
 
     def _start_jobs_until_closed(self) -> None:
-        """Start a job whenever partitions wait and a task slot of the cluster is free, until the context ends."""
         jobs: list[threading.Thread] = []
         while True:
             with self._changed:
@@ -118,19 +108,15 @@ class SharedJobRunner:
             job.join()
 
     def _has_free_task_slot(self) -> bool:
-        """Return whether fewer tasks run than the cluster has slots."""
         return self._running < self.cluster.task_slots
 
     def _release_task_slots(self, task_count: int) -> None:
-        """Record that ``task_count`` tasks have ended, so that other tasks can use their slots."""
         with self._changed:
             self._running -= task_count
             self._changed.notify_all()
 
     def _run_job_or_retry(self, partitions: list[_QueuedPartition], bins: list[list[int]]) -> None:
-        """Run one job. If it fails, retry each partition that has no outcome yet in a job of its own. ``bins``: for each task, the indexes
-        in ``partitions`` of those that it cleans.
-        """
+        """Run one job; if it fails, retry each partition without an outcome in a job of its own."""
         done: set[int] = set()
         left = len(bins)
         try:
@@ -145,10 +131,6 @@ class SharedJobRunner:
             self._release_task_slots(left)
 
     def _retry_partition_alone(self, partitions: list[_QueuedPartition], index: int, partition: _QueuedPartition) -> None:
-        """Run a job for one partition, whose shared job has failed, and deliver its outcome or error.
-
-        :param index: position of ``partition`` in ``partitions``.
-        """
         try:
             deque(
                 self._run_partition_bins(
@@ -164,11 +146,8 @@ class SharedJobRunner:
     def _run_partition_bins(
         self, description: str, partitions: list[_QueuedPartition], bins: list[list[int]], done_indexes: set[int]
     ) -> Iterator[None]:
-        """Run a job with one task per bin and deliver the outcome of each partition. Yield None each time a task has ended.
-
-        :param description: name of the job in the Spark UI.
-        :param bins: for each task, the indexes in ``partitions`` of those that it cleans.
-        :param done_indexes: receives the indexes of the partitions whose outcome was delivered.
+        """Run a job with one task per bin (indexes in ``partitions``) and deliver the outcomes, recorded in ``done_indexes``. Yield at the
+        end of each task.
         """
         items = [[(number, partitions[number].item) for number in members] for members in bins]
         for outcome in self.cluster.run_job(
@@ -187,7 +166,6 @@ PartitionWork = PartitionCleaningWork | KeylessCountWork
 
 
 def clean_partition_bin(bin_number: int, items: Sequence[tuple[int, PartitionWork]], cost: TaskCost) -> list[TaskOutcome]:
-    """Do the work on the partitions that were assigned to one task, one after the other, and return an outcome for each."""
     return [run_task(number, partial(_work_on_partition, item), item.shared.plan) for number, item in items]
 
 
@@ -199,7 +177,7 @@ def _work_on_partition(item: PartitionWork, cost: TaskCost) -> list[CompactionRe
 
 @dataclass
 class SharedJobWorker(RemoteWorker):
-    """RemoteWorker (round.engines) that cleans one partition in a shared job."""
+    """RemoteWorker (round.drive) that cleans one partition in a shared job."""
 
     jobs: SharedJobRunner
     cleaner: CleanerSettings
@@ -208,11 +186,11 @@ class SharedJobWorker(RemoteWorker):
 
     @override
     def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
-        """Return verdicts that skip no clean segment, because the executor reads the whole partition.
+        """Skip no clean segment, because the executor reads the whole partition.
 
-        If the producer snapshot that was read for the plan is small, it is kept, and sent to the executor with the partition's tasks. If
-        records without a key are refused, an executor counts them first, since there must be no plan if there are any.
+        If records without a key are refused, an executor counts them first, since there must be no plan if there are any.
         """
+        # A small producer snapshot, read for the plan already, is sent to the executor with the tasks.
         self._snapshot = plan_inputs.snapshot if len(plan_inputs.snapshot) <= MAX_SNAPSHOT_BYTES else b""
         state, plan, dirty = plan_inputs.state, draft_plan(plan_inputs), plan_inputs.assessment.dirty
         if plan.policy.keyless_records == "refuse" and dirty:
@@ -227,16 +205,12 @@ class SharedJobWorker(RemoteWorker):
         return CleanSegmentVerdicts()
 
     @override
-    def delete_unused_scan_results(self) -> None:
-        """Do nothing: ``find_skippable_clean_segments`` stores no results."""
+    def delete_unused_scan_results(self) -> None: ...
 
     @override
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        """Submit the partition to the next shared job, wait until a task has cleaned it, and yield the receipt or failure of each of
-        ``tasks``.
-        """
         jobs, live = self.jobs, session.state.live
         shared = create_round_task_settings(jobs.cluster, jobs.tier, self.cleaner, plan, session.scratch_object_key(""), session.state)
         ticket = _QueuedPartition(
@@ -253,7 +227,6 @@ class SharedJobWorker(RemoteWorker):
             yield from outcome.value
 
     def _wait_for_outcome(self, partition: _QueuedPartition, check: LeadershipCheck) -> TaskOutcome:
-        """Wait for the partition's outcome, checking regularly that this process still leads. Raises Fenced, Unavailable."""
         while True:
             try:
                 return partition.answer.get(timeout=FENCING_CHECK_SECONDS)

@@ -1,8 +1,8 @@
-"""Data files of Iceberg tables, written by the executors of a cluster. The driver commits them.
+"""Data files of Iceberg tables, written by the executors of a cluster and committed by the driver.
 
-    slices, other files -> one task each: file written, hashes of keys -> one task per range of hashes: no key occurs twice
-
-Each record's key costs 16 bytes in Spark's shuffle.
+1. Slices and other files, one task each: the file is written, or its keys are read, and the keys are hashed (16 bytes a key in the
+   shuffle).
+2. One task per range of hashes checks that no key occurs twice.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ MIN_RANGE_BYTES: Final = 1 << 16
 
 
 class _KeyHashesInHashRange(NamedTuple):
-    """Key hashes that lie in one hash range. place: name of the segment, or path of the data file, that holds the keys. data: the hashes,
-    16 bytes each.
-    """
+    """Key hashes that lie in one hash range, 16 bytes each. place: the segment's name or the data file's path, for errors."""
 
     place: str
     data: bytes
@@ -59,12 +57,7 @@ class SparkTaskDataFileWriter:
     job_listener: JobListener
 
     def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> ShareOfKeysCheckedUnique:
-        """Write data files in Spark tasks, and return which share (0 to 1) of their keys was checked to be unique in the partition.
-
-        :param out_files_by_slice: receives the files that were written; None for a slice without rows.
-        :raises BadData: if a key occurs twice. :raises LogChanged: if the log was truncated meanwhile.
-        :raises StoreError: if a store fails. :raises Unavailable: if Spark aborts the job.
-        """
+        """Write data files as ``DataFileWriter`` says. Raises Unavailable, too, if Spark aborts the job."""
         if not files.tasks:
             return 1.0
         tier, name = files.tier, files.partition
@@ -103,9 +96,7 @@ class SparkTaskDataFileWriter:
 
 @dataclass(frozen=True)
 class _WriteFileAndHashKeysTask:
-    """Picklable function that tasks run on one slice or file each: it writes the slice's file, or reads the keys of the file, and yields
-    the hashes of the keys.
-    """
+    """Function that writes the file of a slice, or reads the keys of a file at a path, and yields the hashes of the keys."""
 
     settings: Settings
     partition: TopicPartition
@@ -115,10 +106,7 @@ class _WriteFileAndHashKeysTask:
     ranges: int
 
     def __call__(self, task_or_path: DataFileWriteTask | str) -> Iterator[tuple[int, _KeyHashesInHashRange | TaskOutcome]]:
-        """Yield (number of the hash range, hashes of keys in it), and at last (number after the last range, outcome).
-
-        :param task_or_path: task to write the file of a slice, or path of a file whose keys are read.
-        """
+        """Yield (number of the hash range, hashes of keys in it), and at last (number after the last range, outcome)."""
         hashes: list[Hashes] = []
         outcome = run_task(-1, lambda _: self._write_slice_or_read_keys_of_file(task_or_path, hashes))
         place = task_or_path if isinstance(task_or_path, str) else f"segment {task_or_path.file.slice.segment_id}"
@@ -131,9 +119,6 @@ class _WriteFileAndHashKeysTask:
     def _write_slice_or_read_keys_of_file(
         self, task_or_path: DataFileWriteTask | str, key_hashes: list[Hashes]
     ) -> tuple[ViewSlice, DataFile | None] | None:
-        """Write the file of a slice and return (slice, file), with None as the file if the slice has no rows; or read the keys of the file
-        at a path and return None. In both cases, append the hashes of the keys to ``key_hashes``.
-        """
         halves = siphash_key_halves(self.hash_key)
         if isinstance(task_or_path, str):
             key_hashes += [hashes_of_key_column(keys, halves) for keys in self.table.read_keys_of_data_file(task_or_path)]
@@ -149,16 +134,16 @@ class _WriteFileAndHashKeysTask:
 
 @dataclass(frozen=True)
 class _CheckKeyUniquenessTask:
-    """Picklable function that tasks run on the key hashes of one hash range each, and that checks that no key occurs twice. One further
-    task collects the outcomes of the tasks that wrote files.
+    """Function that checks that no key hash of a range occurs twice. One further task collects the outcomes of the tasks that wrote
+    files.
     """
 
     partition: TopicPartition
     budget_bytes: int
 
     def __call__(self, index: int, gathered: Iterable[Any], cost: TaskCost) -> list[TaskOutcome]:
-        """Check the key hashes among the gathered items, and return the other items, which are task outcomes. Raises BadData if a key
-        occurs twice, OutOfBudget if the hashes exceed the memory.
+        """Check the gathered key hashes, and return the gathered outcomes. Raises BadData if a key occurs twice, OutOfBudget if the hashes
+        exceed the memory.
         """
         keys, outcomes = KeyHashSet(self.budget_bytes * 5 // 4), []  # more, because ranges differ a little
         for answer in gathered:

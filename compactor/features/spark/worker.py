@@ -1,12 +1,11 @@
 """Worker (round.ports) that spreads one round over Spark executors: ``map_engine = "spark"``.
 
-    pass 1    headers and keys of bundles of segments -> transactions folded on the driver -> keys of segments with transactions
-    map       survivors found for each hash range -> survivors written for each bundle
-    pass 2    groups rewritten and uploaded, one receipt each
+1. Pass 1: headers and keys of bundles of segments -> transactions folded on the driver -> keys of segments with transactions.
+2. Offset map: survivors found for each hash range -> survivors written for each bundle.
+3. Pass 2: groups rewritten and uploaded, one receipt each.
 
-Key rows (16 bytes a record) and survivors are exchanged through the partition's scratch prefix, answers of ranges through Spark's
-shuffle. The driver only receives the batch headers that decide about transactions, and kilobytes otherwise. The output equals that of
-the local engine, byte for byte (I7).
+Key rows (16 bytes a record) and survivors are exchanged through the partition's scratch prefix, answers of ranges through Spark's shuffle.
+The driver only receives the batch headers that decide about transactions. The output equals that of the local engine, byte for byte (I7).
 """
 
 from __future__ import annotations
@@ -107,12 +106,10 @@ SurvivorLocations = dict[str, ScratchObjectPart | ScratchObject]
 class SparkRoundWorker:
     """RemoteWorker that runs the rounds of one partition on a Spark cluster.
 
-    ``find_skippable_clean_segments`` keeps the pass 1 results of dirty segments. When the worker is then called with a plan that these
-    results match, it uses them; otherwise ``delete_unused_scan_results`` deletes them.
+    Pass 1 results of ``find_skippable_clean_segments`` are used for the plan that follows if they match it; otherwise
+    ``delete_unused_scan_results`` deletes them.
 
-    open_cluster: returns the cluster, starting Spark if necessary; called when there is work for it.
-    stats: statistics of the round, which the worker fills in.
-    cost: the cost of the round is added to it.
+    open_cluster: starts Spark if necessary; called when there is work for it.
     """
 
     open_cluster: Callable[[], SparkCluster]
@@ -126,20 +123,17 @@ class SparkRoundWorker:
 
     @cached_property
     def cluster(self) -> SparkCluster:
-        """Return the cluster on which the rounds run."""
         return self.open_cluster()
 
     def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftPlanAtTimeFunction) -> int:
-        """Return the time to set as the new plan's time so that results of an interrupted pass 1 can be reused, or ``now_ms`` if there are
-        none. ``draft_at``: returns the plan that would be made at a time.
-        """
+        """Return the time for the new plan so that results of an interrupted pass 1 can be reused, or ``now_ms``."""
         return plan_time_ms_of_resumable_attempt_or_now(
             self.tier.ports.control, self.tier.open_control_log_of_partition(state.topic_partition), state.live, now_ms, draft_at
         )
 
     def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
-        """Run pass 1 over the dirty segments; return which clean segments the plan can skip. Raises Fenced, BadData, StoreError,
-        OutOfBudget; KeylessRecordsRefused for records without a key if the plan's policy refuses them.
+        """Run pass 1 over the dirty segments. Raises Fenced, BadData, StoreError, OutOfBudget; KeylessRecordsRefused for records without a
+        key if the plan's policy refuses them.
         """
         self.delete_unused_scan_results()
         state, plan = plan_inputs.state, draft_plan(plan_inputs)
@@ -161,7 +155,7 @@ class SparkRoundWorker:
         return self._prepared.verdicts if self._prepared else CleanSegmentVerdicts()
 
     def delete_unused_scan_results(self) -> None:
-        """Delete results of ``find_skippable_clean_segments`` that no plan used, unless another compactor leads now and may use them."""
+        """Delete results that no plan used, unless another compactor leads now and may use them."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             with suppress(CompactorError):
@@ -171,7 +165,7 @@ class SparkRoundWorker:
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        """Run the tasks of a plan that is recorded in the control log, and yield a receipt or failure for each."""
+        """Run the tasks of a recorded plan, and yield a receipt or failure for each."""
         prepared = None
         if self._prepared is not None and self._prepared.matches_plan(plan):
             prepared, self._prepared = self._prepared, None
@@ -187,15 +181,11 @@ class SparkRoundWorker:
             self._used = TaskCost()
 
     def create_job_runner(self, plan: CompactionPlan, state: PartitionState, scratch_prefix: str, check: LeadershipCheck) -> RoundJobRunner:
-        """Return the runner of the Spark jobs of one plan.
-
-        :param check: called while a step runs; raises Fenced if another compactor leads the partition.
-        """
+        """Return the runner of one plan's jobs. ``check`` raises Fenced if another compactor leads the partition."""
         shared = create_round_task_settings(self.cluster, self.tier, self.cleaner, plan, scratch_prefix, state)
         return RoundJobRunner(self.cluster, self.tier.ports.control, shared, self._used, self.job_listener, check)
 
     def scratch_prefix_of_draft_plan(self, plan: CompactionPlan, state: PartitionState) -> str:
-        """Return the key prefix of scratch objects that are written before this plan, still a draft, is recorded in the control log."""
         return scratch_prefix_of_draft_plan(self.tier.open_control_log_of_partition(state.topic_partition), plan, state.live)
 
     def open_sidecars(self, state: PartitionState) -> SidecarStore | None:
@@ -204,7 +194,6 @@ class SparkRoundWorker:
 
 
 def copy_cost_to_stats(stats: RoundCosts, cost: TaskCost) -> None:
-    """Copy the cost of executors into the statistics that the round reports."""
     stats.bytes_fetched = cost.bytes_fetched
     stats.peak_disk_bytes = cost.peak_disk_bytes
     stats.peak_map_bytes = cost.peak_map_bytes
@@ -217,16 +206,15 @@ def copy_cost_to_stats(stats: RoundCosts, cost: TaskCost) -> None:
 def create_round_task_settings(
     cluster: SparkCluster, tier: Tier, cleaner: CleanerSettings, plan: CompactionPlan, scratch_prefix: str, state: PartitionState
 ) -> RoundTaskSettings:
-    """Return the settings that all tasks of a round share. Budgets are divided by the number of tasks that run on one executor at a time.
-
-    Unless ``[spark] partitions`` sets it, the number of hash ranges is chosen so that the dirty keys of a range fit in memory; clean
-    records are only looked up among these keys.
+    """Return the settings that all tasks of a round share. Budgets are divided by the number of tasks that run on one executor at a
+    time.
     """
     each = cluster.task_slots_per_executor
     records = sum(max(segment.records, 1) for segment in _dirty_segments(state.live, plan))
     disk = 3 * cleaner.segment_bytes if cleaner.disk_budget_bytes == "auto" else cleaner.disk_budget_bytes // each
     budget = max(cleaner.map_budget_bytes // each, 1 << 16)
     gate = cleaner.verify_before_publish
+    # The dirty keys of a range fit in memory; clean records are only looked up among them.
     sets = -(-records * max(KEY_BYTES, GATE_KEY_BYTES * gate) // min(budget, MAX_KEY_SET_BYTES))
     even = -(-sets // cluster.task_slots) * cluster.task_slots
     ranges = tier.settings.spark.partitions or min(MAX_RANGES, max(cluster.task_slots, even))
@@ -244,18 +232,12 @@ def create_round_task_settings(
 
 
 def _dirty_segments(live_segments: Sequence[RemoteLogSegmentMetadata], plan: CompactionPlan) -> list[RemoteLogSegmentMetadata]:
-    """Return the live segments that overlap the plan's dirty range."""
     return [
         segment for segment in live_segments if segment.end_offset >= plan.first_dirty_offset and segment.start_offset < plan.end_offset
     ]
 
 
 class _RecordedPlanExecution:
-    """Work on one plan that was recorded in the control log, from pass 1 to the receipts.
-
-    prepared: results of pass 1 from ``find_skippable_clean_segments``; None if this process has none.
-    """
-
     def __init__(
         self,
         worker: SparkRoundWorker,
@@ -281,7 +263,6 @@ class _RecordedPlanExecution:
 
     @property
     def _has_dirty_range(self) -> bool:
-        """Return whether the dirty range contains any offset."""
         return self._plan.first_dirty_offset < self._plan.end_offset
 
     def run_unfinished_tasks_of_plan(self) -> Iterator[CompactionReceipt | CompactionFailure]:
@@ -311,9 +292,7 @@ class _RecordedPlanExecution:
             )
 
     def _read_stored_survivor_locations(self) -> SurvivorLocations:
-        """Return where an earlier attempt stored the survivors of each segment, by segment id. The extra key GATE_SUMS_NAME gives the
-        location of the sums that the gate (the independent check of the output) expects. Empty if nothing was stored.
-        """
+        """Return where an earlier attempt stored the survivors of each segment and, under GATE_SUMS_NAME, the gate's sums."""
         store = self._worker.tier.ports.control
         found: SurvivorLocations = {}
         for item in self._session.scratch_objects_of_earlier_survivor_scan:
@@ -326,7 +305,7 @@ class _RecordedPlanExecution:
         return found
 
     def _require_disk_for_largest_group(self) -> None:
-        """Raise OutOfBudget if one task's share of the disk budget is too small for a group of segments. Called before any work begins."""
+        """Raise OutOfBudget, before any work begins, if one task's disk is too small for a group of segments."""
         by_id, share = {segment.id: segment for segment in self._live}, self._jobs.shared.disk_budget_bytes
         interval = self._plan.policy.index_interval_bytes
         need = max(
@@ -343,8 +322,7 @@ class _RecordedPlanExecution:
             )
 
     def _run_pass_one_and_record_survivors(self, sources: Sequence[RemoteLogSegmentMetadata]) -> SurvivorLocations:
-        """Run pass 1, write the surviving records to scratch objects, and record these objects, so that later attempts skip this step.
-        Return where the survivors are stored.
+        """Run pass 1, write the survivors to scratch objects, and record these, so that later attempts skip this step.
 
         If the store or Spark fails, the results of finished tasks are kept for the next attempt. A task is finished once its object exists.
         """
@@ -372,21 +350,18 @@ class _RecordedPlanExecution:
         return found
 
     def _reuse_bundles_of_earlier_attempts(self, index: PassOneSegmentResults) -> list[str]:
-        """Reuse the stored pass 1 results of earlier attempts at this plan. Return the keys of all objects that those attempts left, used
-        or not.
-        """
+        """Return the keys of all objects that earlier attempts at this plan left, used or not."""
         left = self._list_bundles_of_earlier_attempts()
         self._jobs = add_leftover_bundles_and_adapt_runner(self._jobs, index, left)
         return [info.key for info in left]
 
     def _list_bundles_of_earlier_attempts(self) -> list[ObjectInfo]:
-        """Return the stored pass 1 results of all attempts at this plan, from before and after it was recorded in the control log."""
+        """Return the results of all attempts at this plan, from before and after it was recorded."""
         store = self._worker.tier.ports.control
         places = (self._session.scratch_object_key(""), self._worker.scratch_prefix_of_draft_plan(self._plan, self._session.state))
         return [info for place in places for info in list_stored_pass_one_results(store, place)]
 
     def _load_sidecars_by_segment_id(self) -> dict[str, Sidecar]:
-        """Return the sidecars of segments that are not read: segments that the plan skips, and segments after the plan's range."""
         plan = self._plan
         skipped = {segment.id for segment in plan.skipped}
         names = [segment.id for segment in self._live if segment.id in skipped or segment.start_offset >= plan.end_offset]
@@ -394,7 +369,6 @@ class _RecordedPlanExecution:
         return {name: head.sidecar for name, head in heads.load_sidecar_heads(names).items() if head.sidecar} if heads else {}
 
     def _ids_of_segments_needing_keys(self, sources: Sequence[RemoteLogSegmentMetadata]) -> set[str]:
-        """Return the ids of segments whose keys are needed: all dirty segments and all sources."""
         if not self._has_dirty_range:
             return set()
         return {segment.id for segment in (*_dirty_segments(self._live, self._plan), *sources)}
@@ -402,11 +376,7 @@ class _RecordedPlanExecution:
     def _find_and_write_survivors(
         self, sources: Sequence[RemoteLogSegmentMetadata], index: PassOneSegmentResults
     ) -> Iterator[WrittenSurvivors]:
-        """Find the surviving records of all hash ranges and write them, one object per bundle. With the gate (the independent check of the
-        output), also write the sums that it expects, as one object.
-
-        Each range is read from the newest record to the oldest; Spark's shuffle gathers the survivors found in each bundle.
-        """
+        """Write the survivors of all hash ranges, one object per bundle and, with the gate, one with its sums."""
         ids, shared, cluster = {source.id for source in sources}, self._jobs.shared, self._worker.cluster
         range_input = index.input_of_all_hash_range_tasks(ids)
         beside: list[SurvivorBundle | GateInputOfAllHashRanges] = list(index.plan_survivor_bundles(ids))
@@ -435,17 +405,15 @@ class _RecordedPlanExecution:
 
 
 def locate_survivors(object_key: str, parts: StoredSurvivorLocations) -> SurvivorLocations:
-    """Return where the survivors of each segment are stored in the scratch object ``object_key``, by segment id."""
     return {name: ScratchObjectPart(object_key, *part) for name, part in parts.parts.items()}
 
 
 @dataclass(frozen=True)
 class HashRangeTask:
-    """Task that reads some hash ranges and yields (target index, answer) pairs: for a bundle (segments indexed by one task) the survivors
-    found, for the gate (the independent check of the output) checksums. An error is sent to every target.
+    """Task that reads some hash ranges and yields (target index, answer) pairs: survivors for a bundle, checksums for the gate. An error is
+    sent to every target.
 
     targets: target index of each bundle.
-    gate_input: what the gate's part of the task reads; None without a gate.
     gate_place: target index of the gate's answers.
     """
 
@@ -466,7 +434,6 @@ class HashRangeTask:
         yield from pairs
 
     def _find_survivors_and_sums_of_hash_ranges(self, ranges: range, cost: TaskCost) -> Iterator[TargetAndAnswer]:
-        """Yield (target index, answer) pairs: row numbers of survivors by bundle, then checksums for the gate (the check of the output)."""
         yield from (
             (self.targets[place], answer) for place, answer in find_survivors_of_hash_ranges(self.shared, ranges, self.range_input, cost)
         )
@@ -476,7 +443,7 @@ class HashRangeTask:
 
 @dataclass(frozen=True)
 class _WriteSurvivorsTask:
-    """Task that combines the answers of all hash ranges for one target (a bundle or the gate) and writes them as one scratch object."""
+    """Task that writes the answers for one target (a bundle or the gate) as one scratch object."""
 
     shared: RoundTaskSettings
 
@@ -512,8 +479,6 @@ class _WriteSurvivorsTask:
 class KeptPassOneResults:
     """Pass 1 results of the dirty segments, kept for the plan that follows.
 
-    index: what pass 1 found in the dirty segments. jobs: job runner with the settings under which it was found.
-    verdicts: which clean segments the plan can skip.
     leftover_keys: keys of all objects that earlier attempts left, used or not.
     """
 
@@ -523,9 +488,7 @@ class KeptPassOneResults:
     leftover_keys: tuple[str, ...]
 
     def matches_plan(self, plan: CompactionPlan) -> bool:
-        """Return whether these results can be used for ``plan``: it covers the same dirty range with the same policy at the same time, and
-        it skips only segments that these results include.
-        """
+        """Return whether ``plan`` has the same dirty range, policy and time, and skips only segments that these results include."""
         same = ("topic", "partition", "now_ms", "first_dirty_offset", "end_offset", "vector", "policy")
         return all(getattr(plan, name) == getattr(self.jobs.shared.plan, name) for name in same) and all(
             segment.id in self.index.stand_ins or segment.id in self.index.segments for segment in plan.skipped
@@ -533,7 +496,6 @@ class KeptPassOneResults:
 
     @property
     def scratch_keys(self) -> list[str]:
-        """Return the keys of all scratch objects that belong to this result."""
         return list(dict.fromkeys((*self.leftover_keys, *self.index.scratch_keys)))
 
 
@@ -550,8 +512,7 @@ def read_dirty_and_find_skippable_segments(
     Return None if no clean segment has a sidecar, because nothing could be skipped then, unless records without a key are refused, which
     must be known before there is a plan.
 
-    :param sidecars: None if sidecars are switched off.
-    :param leftovers: stored pass 1 results of earlier attempts at the same round.
+    :param leftovers: results of earlier attempts at the same round.
     :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails or disk is short. After StoreError and OutOfBudget
         the results are kept for the next attempt.
     """
@@ -578,7 +539,7 @@ def read_dirty_and_find_skippable_segments(
 
 
 def _refuses_keyless_records(plan: CompactionPlan, assessment: RoundAssessment[RemoteLogSegmentMetadata]) -> bool:
-    """Return whether a round must not be planned if its dirty range has records without a key."""
+    """Return whether there must be no plan if the dirty range has records without a key."""
     return plan.policy.keyless_records == "refuse" and bool(assessment.dirty)
 
 
@@ -589,7 +550,6 @@ def _find_skippable_clean_segments(
     heads: dict[str, SidecarHead],
     statistics: BloomFilterUsageStatistics,
 ) -> CleanSegmentVerdicts:
-    """Decide for each clean segment whether it can be skipped, using its sidecar header and, if needed, its Bloom filter."""
     now_ms = jobs.shared.plan.now_ms
     bundles = tuple(bundle for bundle in index.bundles if bundle.dirty_rows)
     rows = sum(bundle.dirty_rows for bundle in bundles)
