@@ -350,12 +350,12 @@ class SparkCluster:
 
     @property
     def task_slots(self) -> int:
-        """Return the number of tasks that can run at the same time now. This number changes as executors come and go."""
+        """Number of tasks that can run at the same time now. It changes as executors come and go."""
         return max(1, self.context.defaultParallelism)
 
     @property
     def task_slots_per_executor(self) -> int:
-        """Return the number of tasks that run at the same time on one executor, rounded up."""
+        """Number of tasks that run at the same time on one executor, rounded up."""
         executors = max(1, int(self.context._jsc.sc().getExecutorMemoryStatus().size()) - 1)
         return -(-self.task_slots // executors)
 

@@ -122,11 +122,7 @@ def start_cluster(settings: Settings, app_name: str = "tiered-compactor") -> Ite
 
 
 def _check_executors_with_first_job(context: SparkContext, start_s: float) -> StartedCluster:
-    """Run a first job so that executors are registered, have loaded the kernels and are known to run the driver's version. Raises
-    UsageError otherwise.
-
-    :param start_s: when the start of the context began, in seconds of the monotonic clock.
-    """
+    """Run a first job, after which executors are registered, have loaded the kernels and are known to run the driver's version."""
     from compactor.features.spark.jobs import SparkCluster, name_started_stages
 
     context.setJobDescription("first job: are the executors ready?")
@@ -164,7 +160,6 @@ def executors_not_ready_error(error: Exception) -> UsageError:
 
 
 def _load_kernels_and_report_version(task_number: int) -> TaskNumberAndVersion:
-    """Load the compiled kernels in an executor's Python worker before any work is timed. Return (task number, version)."""
     from compactor.features.spark.jobs import load_tasks
 
     load_tasks()
@@ -185,7 +180,6 @@ def _code_version_of_this_process() -> str:
 
 
 def _start_context(settings: SparkSettings, app_name: str, folder: Path) -> SparkContext:
-    """Start a new Spark application with the properties from the settings. Raises UsageError if Spark does not start."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
