@@ -1,14 +1,9 @@
-"""Key directory of a remote segment: which of its batches may hold a key, so that a round reads only those (object ``<id>.keys``).
-
+"""Key directory of a remote segment (object ``<id>.keys``): which of its batches may hold a key, so that a round reads only those batches.
     magic:8 version:4 key fingerprint:8 length:8 | MAC:16 | body
-
-The body is compressed with zlib and preceded by its length. It holds a JSON object, also preceded by its length, and then one column after
-another: the batch headers of 61 bytes each, stored transposed (all first bytes, then all second bytes), facts about control batches that
-    headers lack, flags, and the number of keys of each batch. The columns are followed by 32 bits of each key's hash. All numbers are
-    little-endian. The MAC is BLAKE2b under the tier's hash key.
-
-A directory can be deleted at any time. If it is missing or unusable, the whole segment is read, and no record is lost: the stored headers
-are compared with the bytes that are read, and with the checksums of batches that the store copies itself.
+The body, compressed with zlib and preceded by its length, holds a JSON object, also preceded by its length, and then these columns: batch
+headers of 61 bytes, stored transposed (all first bytes, then all second bytes), facts about control batches, flags, and the number of keys
+of each batch. 32 bits of each key's hash follow, uncompressed. All numbers are little-endian; the MAC is BLAKE2b under the tier's hash key.
+A directory can be deleted at any time: without a usable one the whole segment is read. Stored headers are compared with the bytes read.
 """
 
 from __future__ import annotations
@@ -49,15 +44,12 @@ HashPrefixes = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyDirectory:
-    """Key directory of a segment: each batch's header and 32 bits of each of its keys' hashes, in file order. All batches have message
-    format v2.
-
+    """Key directory of a segment whose batches all have message format v2, in file order.
     :param headers: batch headers, shape (batches, 61).
-    :param control, coordinator_epoch: per batch, the kind of control batch and the coordinator epoch of its transaction marker, as in
-        records.batches.BatchTable. Batch headers do not contain them.
+    :param control, coordinator_epoch: per batch, as in records.batches.BatchTable; batch headers do not contain them.
     :param flags: per batch the bits HAS_KEYLESS_RECORD and HAS_TOMBSTONE.
     :param keys: per batch the number of its entries in ``pieces``.
-    :param pieces: the 32-bit parts of the key hashes (``key_hash_prefixes``) of all batches, one batch after another.
+    :param pieces: ``key_hash_prefixes`` of all batches, one batch after another.
     """
 
     segment_id: str
@@ -79,8 +71,7 @@ class KeyDirectory:
     def flag_batches_possibly_with_keys(self, wanted_prefixes: HashPrefixes) -> Flags:
         """Return a flag per batch: whether it may contain one of the wanted keys. Each pair of a wanted key and a key in a batch gives a
         false positive with probability 2^-32. There are no false negatives.
-
-        :param wanted_prefixes: hash prefixes as ``distinct_key_hash_prefixes`` returns them.
+        :param wanted_prefixes: as ``distinct_key_hash_prefixes`` returns them.
         """
         found = np.zeros(len(self), np.bool_)
         if len(wanted_prefixes) and len(self.pieces):
@@ -91,7 +82,7 @@ class KeyDirectory:
         return found
 
     def key_directory_of_batches(self, first_batch: int, end_batch: int) -> KeyDirectory:
-        """Return a key directory that contains only the batches with numbers from ``first_batch`` up to ``end_batch`` (exclusive)."""
+        """Return the key directory of the batches from ``first_batch`` up to ``end_batch`` (exclusive)."""
         some, own = slice(first_batch, end_batch), self.pieces[self._begin[first_batch] : self._begin[end_batch]]
         return KeyDirectory(
             self.segment_id, self.headers[some], self.control[some], self.coordinator_epoch[some], self.flags[some], self.keys[some], own
@@ -99,22 +90,19 @@ class KeyDirectory:
 
 
 def key_hash_prefixes(hashes: Hashes) -> HashPrefixes:
-    """Return the 32-bit part of each key hash that a key directory stores (the upper half of the hash's second number)."""
+    """Return the 32 bits of each key hash that a key directory stores: the upper half of the hash's second number."""
     pieces: HashPrefixes = (hashes[:, 1] >> np.uint64(32)).astype(np.uint32)
     return pieces
 
 
 def distinct_key_hash_prefixes(keys: Iterable[Hashes]) -> HashPrefixes:
-    """Return the distinct 32-bit parts (``key_hash_prefixes``) of all these key hashes, ascending."""
+    """Return the distinct ``key_hash_prefixes`` of all these key hashes, ascending."""
     some = [np.unique(key_hash_prefixes(hashes)) for hashes in keys]
     return np.unique(np.concatenate(some)) if some else np.empty(0, np.uint32)
 
 
 def concatenate_key_directories(segment_id: str, parts: Iterable[KeyDirectory]) -> KeyDirectory:
-    """Return the key directory of a new segment that consists of the batches of all ``parts``, one part after another.
-
-    :param segment_id: id of the new segment.
-    """
+    """Return the key directory of a new segment that consists of the batches of all ``parts``, in order."""
     found = list(parts)
 
     def concatenated_column(name: str) -> npt.NDArray[np.generic]:
@@ -125,7 +113,7 @@ def concatenate_key_directories(segment_id: str, parts: Iterable[KeyDirectory]) 
 
 
 def encode_key_directory(directory: KeyDirectory, hash_key: bytes) -> bytes:
-    """Serialize a key directory, with a MAC under the tier's hash key. Equal contents give equal bytes."""
+    """Serialize a key directory. Equal contents give equal bytes."""
     about = {"segment_id": directory.segment_id, "batches": len(directory), "keys": len(directory.pieces)}
     text = json.dumps(about, sort_keys=True, separators=(",", ":")).encode()
     columns = (np.ascontiguousarray(directory.headers.T), directory.control, directory.coordinator_epoch, directory.flags, directory.keys)
@@ -136,9 +124,7 @@ def encode_key_directory(directory: KeyDirectory, hash_key: bytes) -> bytes:
 
 
 def decode_key_directory(data: bytes, segment_id: str, hash_key: bytes) -> KeyDirectory:
-    """Parse a serialized key directory. Raises SidecarUnusable if it is damaged or was written for another segment or hash key; the caller
-    then reads the whole segment.
-    """
+    """Parse a serialized key directory. Raises SidecarUnusable if it is damaged or was written for another segment or hash key."""
     if data[: len(DIRECTORY_MAGIC)] != DIRECTORY_MAGIC:
         raise SidecarUnusable(SidecarUnusableReason.NOT_A_SIDECAR)
     if len(data) < _FIXED.size:
@@ -160,12 +146,12 @@ def decode_key_directory(data: bytes, segment_id: str, hash_key: bytes) -> KeyDi
 
 
 def estimate_key_directory_bytes(batch_count: int, record_count: int) -> int:
-    """Return the approximate size in bytes of a serialized key directory. Compression shrinks headers to a third or less."""
-    return 25 * batch_count + 4 * record_count
+    """Return the approximate size of a serialized key directory."""
+    return 25 * batch_count + 4 * record_count  # compression shrinks headers of 61 bytes to a third or less
 
 
 def _parse_key_directory_body(body: memoryview) -> KeyDirectory:
-    """Parse the body of a key directory, decompressing it. The caller has checked its MAC."""
+    """Decompress and parse a body whose MAC has been checked."""
     (packed,) = _COUNT.unpack_from(body)
     plain = memoryview(zlib.decompressobj().decompress(body[_COUNT.size : _COUNT.size + packed], _MOST_BYTES))
     (size,) = _COUNT.unpack_from(plain)
@@ -185,13 +171,10 @@ def _parse_key_directory_body(body: memoryview) -> KeyDirectory:
 def _flag_batches_with_wanted_hash_prefixes(
     batch_prefixes: HashPrefixes, prefix_counts: npt.NDArray[np.int32], wanted: HashPrefixes, bitmap: Bytes, bits: int, found: Flags
 ) -> None:
-    """Set ``found`` to True for each batch that has one of the ``wanted`` hash prefixes.
-
-    batch_prefixes: hash prefixes of all batches, one batch after another.
+    """Set ``found``, one flag per batch, to True for each batch that has one of the ``wanted`` hash prefixes.
     prefix_counts: number of entries of ``batch_prefixes`` per batch.
-    wanted: the hash prefixes to find, ascending.
+    wanted: ascending.
     bitmap: scratch space of 2^``bits`` bits, all zero. With it, a single bit test rejects most entries that are not wanted.
-    found: one flag per batch, all False before the call.
     """
     low = np.uint32((np.int64(1) << bits) - 1)
     for i in range(wanted.size):

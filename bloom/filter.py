@@ -1,12 +1,7 @@
 """Bloom filter over key hashes: pybloom-live's BloomFilter with positions computed from the hash, and kernels that add and test many keys.
-
-pybloom-live hashes ``str(key)``, which takes 2 to 9 microseconds per key. Here a key is the hash that the cleaner has computed anyway
-(bloom.filter), and its position in every slice is computed from 64 freshly mixed bits. Plain double hashing modulo the slice size would
-give too many false positives at rates near 2e-9.
-
-The kernels set the same bits as ``add`` and give the same answers as ``in``, one slice after the other, so that a slice stays in the
-processor's cache. pybloom-live's own class must not read such a filter, because it would report false negatives. Only bloom.sidecar writes
-and reads them.
+pybloom-live hashes ``str(key)``, which takes 2 to 9 microseconds. Here a key is the hash that the cleaner has computed anyway, and its
+position in each slice is computed from 64 freshly mixed bits: double hashing modulo the slice size gives too many false positives at rates
+near 2e-9. pybloom-live's own class must not read such a filter, because it would report false negatives.
 """
 
 from __future__ import annotations
@@ -34,7 +29,6 @@ from compactor.kernels.memory import load_u64, upper_64_bits_of_product
 
 @inline_kernel
 def _sip_round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
-    """Return the four words of SipHash's state after one SipRound."""
     v0 += v1
     v1 = (v1 << np.uint64(13)) | (v1 >> np.uint64(51))
     v1 ^= v0
@@ -54,11 +48,7 @@ def _sip_round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> tu
 
 @inline_kernel
 def _last_key_bytes_as_word(buf: npt.NDArray[np.uint8], end: int, length: int) -> np.uint64:
-    """Return the last ``length % 8`` bytes of a key as a little-endian number. Reads no byte outside the key.
-
-    :param end: position in ``buf`` after the key's last byte.
-    :param length: length of the key in bytes.
-    """
+    """Return the last ``length % 8`` bytes of a key that ends before ``end``, little-endian. Reads no byte outside the key."""
     rest = length & 7
     if rest == 0:
         return np.uint64(0)
@@ -73,10 +63,8 @@ def _last_key_bytes_as_word(buf: npt.NDArray[np.uint8], end: int, length: int) -
 
 @inline_kernel
 def siphash128(buf: npt.NDArray[np.uint8], start: int, length: int, k0: np.uint64, k1: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Return the SipHash-2-4-128 of ``buf[start:start + length]`` as two 64-bit halves, the low one first. For kernels; bounds are not
-    checked.
-
-    :param k0, k1: the secret hash key as two numbers (``siphash_key_halves``).
+    """Return the SipHash-2-4-128 of ``buf[start:start + length]`` as two 64-bit halves, the low one first. Bounds are not checked.
+    :param k0, k1: ``siphash_key_halves`` of the secret hash key.
     """
     v0 = k0 ^ np.uint64(0x736F6D6570736575)
     v1 = k1 ^ np.uint64(0x646F72616E646F6D ^ 0xEE)
@@ -122,9 +110,8 @@ def hash_keys(
 ) -> None:
     """Hash n record keys and write the hashes to ``out``, shape (n, 2). A negative length stands for a record without a key and gives two
     zeros.
-
-    :param starts, lengths: position and length in bytes of each key in ``buf``.
-    :param k0, k1: the secret hash key as two numbers (``siphash_key_halves``).
+    :param starts, lengths: in bytes.
+    :param k0, k1: ``siphash_key_halves`` of the secret hash key.
     """
     for i in range(starts.size):
         if lengths[i] < 0:
@@ -135,9 +122,7 @@ def hash_keys(
 
 
 def siphash_key_halves(secret: bytes) -> tuple[np.uint64, np.uint64]:
-    """Return a tier's 16-byte hash key in the form in which kernels take it: its two little-endian halves (k0, k1). Raises ValueError if
-    ``secret`` has another length.
-    """
+    """Return a tier's 16-byte hash key as its two little-endian halves (k0, k1). Raises ValueError if it has another length."""
     if len(secret) != 16:
         raise ValueError("a hash key has 16 bytes")
     return np.uint64(int.from_bytes(secret[:8], "little")), np.uint64(int.from_bytes(secret[8:], "little"))
@@ -152,9 +137,7 @@ BloomFilterBits = npt.NDArray[np.uint8]
 
 
 def bit_position_in_slice(h0: int, h1: int, slice_number: int, bits_per_slice: int) -> int:
-    """Return the position of a key's bit within one slice of a Bloom filter: a number from 0 to ``bits_per_slice`` - 1, mixed (as in
-    splitmix64) from the key hash and the number of the slice.
-
+    """Return a key's bit in one slice of a filter, from 0 to ``bits_per_slice`` - 1, mixed as in splitmix64.
     :param h0, h1: the two 64-bit halves of the key hash.
     """
     tag = (h0 & 0xFFFFFFFF) or 1
@@ -166,7 +149,7 @@ def bit_position_in_slice(h0: int, h1: int, slice_number: int, bits_per_slice: i
 
 
 class KeyFilter(BloomFilter):  # type: ignore[misc]
-    """A Bloom filter over key hashes. ``add`` and ``in`` take the 16 bytes of a hash (``row.tobytes()``)."""
+    """Bloom filter over key hashes. ``add`` and ``in`` take the 16 bytes of a hash (``row.tobytes()``)."""
 
     def _setup(self, error_rate: float, num_slices: int, bits_per_slice: int, capacity: int, count: int) -> None:
         super()._setup(error_rate, num_slices, bits_per_slice, capacity, count)
@@ -179,8 +162,8 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         return (bit_position_in_slice(h0, h1, number, self.bits_per_slice) for number in range(self.num_slices))
 
     def add_record_key_hashes(self, hashes: Hashes) -> None:
-        """Add key hashes, an array of shape (n, 2), and count the new ones. Raises IndexError, before any bit is set, if the filter already
-        contains more keys than its capacity.
+        """Add key hashes, shape (n, 2), and count the new ones. Raises IndexError, before any bit is set, if the filter contains more
+        keys than its capacity already.
         """
         if self.count > self.capacity:
             raise IndexError("BloomFilter is at capacity")
@@ -189,13 +172,13 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         self.count += int(np.count_nonzero(fresh))
 
     def flag_possibly_contained_key_hashes(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Return a flag for each of n key hashes, an array of shape (n, 2): whether the filter may contain the key. False is certain."""
+        """Return a flag per key hash of an array of shape (n, 2): whether the filter may contain the key. False is certain."""
         answer = np.zeros(len(hashes), dtype=np.bool_)
         _flag_possibly_contained_hashes(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, np.arange(len(hashes)), answer)
         return answer
 
     def copy(self) -> KeyFilter:
-        """Return a copy of the filter. The inherited method would return pybloom-live's class, which computes other positions."""
+        """Return a copy. The inherited method would return pybloom-live's class, which computes other positions."""
         twin = type(self)(self.capacity, self.error_rate)
         twin.bitarray = self.bitarray.copy()
         twin.count = self.count
@@ -206,16 +189,13 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         self.make_hashes = self._bit_positions_of_key_hash
 
     def _bit_array(self) -> BloomFilterBits:
-        """Return the filter's bits as an array that kernels can change."""
         return np.frombuffer(self.bitarray, dtype=np.uint8)
 
 
 @inline_kernel
 def _bit_position_in_filter(h0: np.uint64, h1: np.uint64, slice_number: int, bits_per_slice: int) -> np.uint64:
-    """Return the position of a key's bit in a slice of a Bloom filter, counted from the first bit of the first slice. The type is unsigned,
-    because indexes that may be negative cost an extra test in kernels.
-
-    :param h0, h1: the two 64-bit halves of the key hash.
+    """Return a key's bit in a slice, counted from the first bit of the first slice. Unsigned, because indexes that may be negative cost
+    an extra test in kernels.
     """
     x = h1 + np.uint64(slice_number + 1) * (np.uint64(nonzero_32_bit_tag_of_key_hash(h0)) * np.uint64(GOLDEN) | np.uint64(1))
     x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX_1)
@@ -229,9 +209,7 @@ def _bit_position_in_filter(h0: np.uint64, h1: np.uint64, slice_number: int, bit
 def _add_hashes_to_filter(
     bits: BloomFilterBits, slice_count: int, bits_per_slice: int, hashes: Hashes, out_is_new: npt.NDArray[np.bool_]
 ) -> None:
-    """Set the bits of key hashes, an array of shape (n, 2), in a filter. Set ``out_is_new`` to True for each key of which at least one bit
-    was not set before, so that the filter cannot have contained it.
-    """
+    """Set the bits of key hashes, and ``out_is_new`` of each key of which at least one bit was not set before."""
     for number in range(slice_count):
         for row in range(len(hashes)):
             bit = _bit_position_in_filter(hashes[row, 0], hashes[row, 1], number, bits_per_slice)
@@ -250,10 +228,9 @@ def _flag_possibly_contained_hashes(
     candidate_rows: npt.NDArray[np.int64],
     out_flags: npt.NDArray[np.bool_],
 ) -> None:
-    """Set ``out_flags`` to True for the keys that the filter may contain. Other flags are not changed.
-
-    :param candidate_rows: row numbers in ``hashes`` of the keys to test. Its content is overwritten: after each slice the rows that are
-        still possible are moved to the front.
+    """Set ``out_flags`` of the keys that the filter may contain. Other flags are not changed. One slice after the other is tested, so that
+    a slice stays in the processor's cache.
+    :param candidate_rows: row numbers in ``hashes`` of the keys to test. Overwritten: rows still possible after a slice move to the front.
     """
     rows = len(candidate_rows)
     for number in range(slices):

@@ -1,13 +1,8 @@
 """Sidecar of a remote segment: its keys, its producers and markers, and what makes it due for cleaning even if no dirty key occurs in it.
-
     magic:8 version:4 key fingerprint:8 head length:4 filter length:8 | head MAC:16 filter MAC:16 | head | filter
-
-The head is a JSON object, preceded by its length, followed by the tables BATCH_RUNS and MARKERS and a HyperLogLog sketch. The filter is
-in pybloom-live's file format. All numbers are little-endian. The MACs are BLAKE2b under the tier's hash key, so that damage and forgery are
-detected.
-
-Planning needs the head only: ``sidecar_head_size_bytes`` tells how many bytes to fetch, and ``decode_sidecar_head`` parses them. A sidecar
-can be deleted at any time. If it is missing or unusable, its segment is read, and no record is lost.
+The head is a JSON object, preceded by its length, followed by the tables BATCH_RUNS and MARKERS and a HyperLogLog sketch. The filter is in
+pybloom-live's file format. All numbers are little-endian; the MACs are BLAKE2b under the tier's hash key. Planning reads the head only.
+A sidecar can be deleted at any time: a segment without a usable sidecar is read, and no record is lost.
 """
 
 from __future__ import annotations
@@ -44,13 +39,12 @@ HyperLogLogRegisters = npt.NDArray[np.uint8]
 
 
 def empty_hyperloglog_sketch() -> HyperLogLogRegisters:
-    """Return a HyperLogLog sketch without keys."""
     return np.zeros(REGISTERS, dtype=np.uint8)
 
 
 @kernel
 def add_hashes_to_hyperloglog_sketch(sketch: HyperLogLogRegisters, hashes: npt.NDArray[np.uint64]) -> None:
-    """Add key hashes of shape (n, 2) to a HyperLogLog sketch, in place. Keys that it already has change nothing."""
+    """Add key hashes of shape (n, 2) to a HyperLogLog sketch, in place."""
     for row in range(len(hashes)):
         h1 = hashes[row, 1]
         rest = h1 << np.uint64(PRECISION)
@@ -63,7 +57,7 @@ def add_hashes_to_hyperloglog_sketch(sketch: HyperLogLogRegisters, hashes: npt.N
 
 
 def merge_hyperloglog_sketches(sketches: Iterable[HyperLogLogRegisters]) -> HyperLogLogRegisters:
-    """Return a new HyperLogLog sketch of all keys that are in any of the sketches."""
+    """Return the HyperLogLog sketch of all keys that are in any of the sketches."""
     merged = empty_hyperloglog_sketch()
     for sketch in sketches:
         np.maximum(merged, sketch, out=merged)
@@ -71,7 +65,7 @@ def merge_hyperloglog_sketches(sketches: Iterable[HyperLogLogRegisters]) -> Hype
 
 
 def estimate_distinct_keys(sketch: HyperLogLogRegisters) -> int:
-    """Return the estimated number of distinct keys in a HyperLogLog sketch, with a standard error of 1.6 %."""
+    """Return the estimated number of distinct keys in a HyperLogLog sketch; standard error 1.6 %."""
     counts = np.bincount(sketch, minlength=LONGEST + 1)
     if counts[0] == REGISTERS:
         return 0
@@ -83,9 +77,7 @@ def estimate_distinct_keys(sketch: HyperLogLogRegisters) -> int:
 
 
 def _hyperloglog_sigma_correction(x: float) -> float:
-    """Return Ertl's sigma(x), the correction for registers of a HyperLogLog sketch that are still empty. ``x``: share of these registers,
-    less than 1.
-    """
+    """Return Ertl's sigma(x). ``x``: share of the registers that are still empty, less than 1."""
     power, total = 1.0, x
     while True:
         x *= x
@@ -97,9 +89,7 @@ def _hyperloglog_sigma_correction(x: float) -> float:
 
 
 def _hyperloglog_tau_correction(x: float) -> float:
-    """Return Ertl's tau(x), the correction for registers of a HyperLogLog sketch that have reached their maximum. ``x``: share of the other
-    registers.
-    """
+    """Return Ertl's tau(x). ``x``: share of the registers that have not reached their maximum."""
     if x in (0.0, 1.0):
         return 0.0
     power, total = 1.0, 1 - x
@@ -157,7 +147,7 @@ MARKERS = np.dtype(
 
 
 class SidecarUnusableReason(StrEnum):
-    """Reasons why a sidecar cannot be used, so that its segment is read instead."""
+    """Reasons to ignore a sidecar and read its segment."""
 
     NOT_A_SIDECAR = "it is not a sidecar"
     FUTURE_VERSION = "it is of another version"
@@ -177,13 +167,10 @@ class SidecarUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RemovableRecordCounts:
-    """Counts of the records in a segment that a later round must remove or change, and the earliest delete horizon among the segment's
-    tombstones. Because of such records a clean segment may have to be read although its filter contains no dirty key.
-
-    tombstones_without_horizon: tombstones that get a delete horizon when the segment is next read; v0/v1 tombstones count as such.
-    keyless_records: records without a key, which are removed when the segment is next read, unless the topic's rules keep them.
-
-    Transaction markers are not counted here (see compactor.records.producers).
+    """Counts of a segment's records that a later round must remove or change, so that a clean segment is read although its filter contains
+    no dirty key. Transaction markers are not counted (see compactor.records.producers).
+    tombstones_without_horizon: tombstones that get a delete horizon when the segment is next read; all of v0/v1 count.
+    keyless_records: removed when the segment is next read, unless the topic's rules keep them.
     """
 
     tombstones: int = 0
@@ -192,11 +179,7 @@ class RemovableRecordCounts:
     keyless_records: int = 0
 
     def reason_to_read_despite_filter(self, now_ms: int, *, drops_keyless: bool = True) -> str:
-        """Return why the segment must be read at this time although its filter contains no dirty key; an empty string if nothing requires
-        it.
-
-        :param drops_keyless: whether a round removes records without a key.
-        """
+        """Return why the segment must be read now although its filter contains no dirty key; empty if nothing requires it."""
         if self.tombstones_without_horizon:
             return f"{self.tombstones_without_horizon} tombstones have no delete horizon yet"
         if self.earliest_tombstone_horizon_ms <= now_ms:
@@ -209,13 +192,10 @@ class RemovableRecordCounts:
 @dataclass(frozen=True, slots=True, eq=False)
 class Sidecar:
     """Contents of a segment's sidecar.
-
-    :param records: number of records in the segment.
-    :param distinct_keys: number of distinct keys: exact if there is a filter or no key, otherwise within about 2 %. If keys were not hashed
-        (``sketch`` is all zeros), the number of records with a key.
-    :param due: counts of the records that a later round must remove or change.
+    :param distinct_keys: exact if there is a filter or no key, otherwise within about 2 %. If keys were not hashed (``sketch`` is all
+    zeros), the number of records with a key.
     :param producer_runs, markers: tables with the columns BATCH_RUNS and MARKERS.
-    :param made_for: parameters of the filter; None if the segment has no key, or if a filter would cost more than it saves.
+    :param made_for: None if the segment has no key, or if a filter would cost more than it saves.
     :param filter: None if there is no filter, and in the result of ``decode_sidecar_head``.
     :param inherited: whether filter and sketch were copied from the segment that this one replaces; they may contain keys that are gone.
     """
@@ -232,8 +212,8 @@ class Sidecar:
     inherited: bool = False
 
     def useless_read_probability(self, probed_keys: int) -> float:
-        """Return the probability that the segment is read in vain, because it has none of ``probed_keys`` keys but the filter gives a false
-        positive. 1 if there is no filter, 0 if the segment has no key.
+        """Return the probability that the segment has none of ``probed_keys`` keys but its filter gives a false positive. 1 if there is
+        no filter, 0 if the segment has no key.
         """
         if self.distinct_keys == 0:
             return 0.0
@@ -241,13 +221,11 @@ class Sidecar:
 
 
 class SidecarKeyHashCollector:
-    """Collector of a segment's key hashes for its sidecar. Hashes may be added in any order, in any number of calls, and more than once."""
+    """Collector of a segment's key hashes for its sidecar, in any order and with repetitions."""
 
     def __init__(self, filter_design: FilterDesign | None) -> None:
         """Create an empty collector.
-
-        :param filter_design: parameters of the filter, for at least as many distinct keys as will be added; None for no filter (see
-            bloom.sizing).
+        :param filter_design: for at least as many distinct keys as will be added; None for no filter.
         """
         self._made_for = filter_design
         self._filter = KeyFilter(filter_design.keys, filter_design.rate) if filter_design else None
@@ -255,9 +233,7 @@ class SidecarKeyHashCollector:
         self._rows = 0
 
     def add_record_key_hashes(self, hashes: Hashes) -> None:
-        """Add key hashes, an array of shape (n, 2). Raises IndexError if earlier calls have added more distinct keys than the filter was
-        designed for.
-        """
+        """Add key hashes, shape (n, 2). Raises IndexError if earlier calls added more distinct keys than the filter is designed for."""
         add_hashes_to_hyperloglog_sketch(self._sketch, hashes)
         self._rows += len(hashes)
         if self._filter is not None:
@@ -272,10 +248,7 @@ class SidecarKeyHashCollector:
         markers: ProducerRunOrMarkerTable,
     ) -> Sidecar:
         """Return the sidecar of the segment whose keys were added.
-
-        :param record_count: number of records in the segment. If it has keys but no hash was added, each record with a key counts as a
-            distinct key.
-        :param removable_counts: counts of the records that a later round must remove or change.
+        :param record_count: number of records in the segment. If no hash was added, each record with a key counts as a distinct key.
         :param producer_runs, markers: tables with the columns BATCH_RUNS and MARKERS.
         """
         if self._filter is not None:
@@ -288,8 +261,8 @@ class SidecarKeyHashCollector:
 
 
 def estimate_distinct_keys_of_all(sidecars: Iterable[Sidecar]) -> int:
-    """Return the estimated number of distinct keys in several segments together, within about 2 %. If the keys of a segment were not
-    hashed, each of its records with a key counts as a distinct key, and the result is too high.
+    """Return the estimated number of distinct keys in several segments together, within about 2 %. Too high if a segment's keys were not
+    hashed: each of its records with a key then counts as a distinct key.
     """
     sketched, rest = [], 0
     for sidecar in sidecars:
@@ -306,8 +279,7 @@ def hash_key_fingerprint(hash_key: bytes) -> bytes:
 
 
 def mac_of_sidecar_or_directory_parts(hash_key: bytes, purpose: bytes, *parts: bytes | memoryview) -> bytes:
-    """Return the MAC, under the tier's hash key, of the parts of a sidecar or key directory joined together.
-
+    """Return the MAC of the joined parts of a sidecar or key directory.
     :param purpose: at most 16 bytes, different for each kind of object, so that one object cannot pass as another kind.
     """
     digest = hashlib.blake2b(key=hash_key, digest_size=16, person=purpose)
@@ -317,7 +289,7 @@ def mac_of_sidecar_or_directory_parts(hash_key: bytes, purpose: bytes, *parts: b
 
 
 def encode_sidecar(sidecar: Sidecar, hash_key: bytes) -> bytes:
-    """Serialize a sidecar, with MACs under the tier's hash key. Equal contents give equal bytes."""
+    """Serialize a sidecar. Equal contents give equal bytes."""
     about = {
         "segment_id": sidecar.segment_id,
         "records": sidecar.records,
@@ -345,19 +317,15 @@ def encode_sidecar(sidecar: Sidecar, hash_key: bytes) -> bytes:
 
 
 def sidecar_head_size_bytes(data: bytes) -> int:
-    """Return how many bytes from the start of a serialized sidecar ``decode_sidecar_head`` needs.
-
-    :param data: the first 64 bytes of the sidecar, or more.
-
-    Raises SidecarUnusable if they are not the start of a sidecar of this version.
+    """Return the number of bytes, from the start of a serialized sidecar, that ``decode_sidecar_head`` needs.
+    :param data: the first 64 bytes of the sidecar, or more. Raises SidecarUnusable if they are not the start of a sidecar of this version.
     """
     return _FIXED.size + _parse_sidecar_fixed_part(data).head_size
 
 
 def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
-    """Parse the head of a serialized sidecar. The result has no filter. Raises SidecarUnusable if the head is damaged or was written for
+    """Parse the head of a serialized sidecar; the result has no filter. Raises SidecarUnusable if the head is damaged or was written for
     another segment or hash key.
-
     :param data: the first ``sidecar_head_size_bytes`` bytes of the sidecar, or more.
     """
     found_key, head_size, _, head_mac, _ = _parse_sidecar_fixed_part(data)
@@ -375,9 +343,7 @@ def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sideca
 
 
 def decode_sidecar(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
-    """Parse a serialized sidecar. Raises SidecarUnusable if it is damaged or was written for another segment or hash key; the caller then
-    reads the segment instead.
-    """
+    """Parse a serialized sidecar. Raises SidecarUnusable if it is damaged or was written for another segment or hash key."""
     sidecar = decode_sidecar_head(data, segment_id, hash_key)
     _, head_size, filter_size, head_mac, filter_mac = _parse_sidecar_fixed_part(data)
     filter_bytes = memoryview(data)[_FIXED.size + head_size :]
@@ -389,8 +355,6 @@ def decode_sidecar(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
 
 
 class _SidecarFixedPart(NamedTuple):
-    """Fixed part of a serialized sidecar: the fingerprint of the hash key, the sizes of head and filter in bytes, and their MACs."""
-
     key_fingerprint: bytes
     head_size: int
     filter_size: int
@@ -410,7 +374,7 @@ def _parse_sidecar_fixed_part(data: bytes) -> _SidecarFixedPart:
 
 
 def _parse_sidecar_head(head: memoryview) -> Sidecar:
-    """Parse the head of a sidecar. The caller has checked its MAC."""
+    """Parse a head whose MAC has been checked."""
     (size,) = _COUNT.unpack_from(head)
     about = json.loads(bytes(head[_COUNT.size : _COUNT.size + size]))
     at = _COUNT.size + size

@@ -1,9 +1,7 @@
 """Size of a segment's Bloom filter, and whether it pays to have one.
-
-A filter with 1 % false positives per *key* is useless to a cleaner: with N dirty keys, a segment without any of them is skipped only with
-probability 0.99 ** N, which is almost never above 458 keys. Therefore the guarantee is given per segment: of the segments without any dirty
-key, at most the share USELESS_RATE (or the configured one) is read. The rate per key follows from the number of dirty keys: 1 % per segment
-with 5 million keys is 2e-9 per key, which takes about 42 bits per key.
+A filter with 1 % false positives per *key* is useless to a cleaner: with N dirty keys, a segment without any of them is skipped with
+probability 0.99 ** N, which is almost never above 458 keys. Therefore the guarantee is per segment: of the segments without any dirty key,
+at most the share USELESS_RATE is read. 1 % per segment with 5 million keys is 2e-9 per key, about 42 bits per key.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ TRIAL = 50
 @dataclass(frozen=True)
 class FilterDesign:
     """Parameters of a Bloom filter.
-
     keys: number of distinct keys for which it is made.
     probes: number of distinct keys that a round is expected to look up in it.
     rate: probability of a false positive per key looked up.
@@ -45,15 +42,12 @@ def false_positive_rate_per_key(probed_keys: int, useless_read_probability: floa
 
 
 def useless_read_probability_of_filter(false_positive_rate_per_key: float, probed_keys: int) -> float:
-    """Return the probability of at least one false positive when ``probed_keys`` keys that the filter does not contain are looked up.
-
-    :param false_positive_rate_per_key: probability of a false positive per key.
-    """
+    """Return the probability of at least one false positive when ``probed_keys`` absent keys are looked up."""
     return -math.expm1(probed_keys * math.log1p(-false_positive_rate_per_key))
 
 
 def filter_size_bytes(key_count: int, false_positive_rate_per_key: float) -> int:
-    """Return the size in bytes of the bit array of a pybloom-live filter for ``key_count`` keys, by the library's own formula."""
+    """Return the size of a pybloom-live filter's bit array, by the library's own formula."""
     slices = math.ceil(math.log2(1 / false_positive_rate_per_key))
     return (slices * math.ceil(key_count * abs(math.log(false_positive_rate_per_key)) / (slices * math.log(2) ** 2)) + 7) // 8
 
@@ -61,13 +55,10 @@ def filter_size_bytes(key_count: int, false_positive_rate_per_key: float) -> int
 def is_filter_worthwhile(
     filter_bytes: int, false_positive_rate: float, probed_keys: int, segment_bytes: int, segment_skip_rate: float = SKIP_RATE
 ) -> bool:
-    """Return whether a filter is expected to save more bytes in one round than it costs: the filter is written once and fetched once.
-
-    The saving is the download of the segment, which is not needed if the segment contains no dirty key (probability ``segment_skip_rate``)
-    and the filter shows that. Further savings, by smaller rewrites and in later rounds, are not counted.
-
-    :param filter_bytes: size of the filter in bytes.
-    :param false_positive_rate: probability of a false positive per key.
+    """Return whether a filter is expected to save more bytes in one round than it costs: it is written once and fetched once. It saves the
+    segment's download if no dirty key is in the segment (probability ``segment_skip_rate``) and there is no false positive. Savings by
+    smaller rewrites and in later rounds are not counted.
+    :param false_positive_rate: per key.
     :param probed_keys: number of dirty keys that are looked up in a round.
     """
     return segment_bytes * segment_skip_rate * (1 - useless_read_probability_of_filter(false_positive_rate, probed_keys)) > 2 * filter_bytes
@@ -82,13 +73,12 @@ def design_filter_if_worthwhile(
     max_useless_read_rate: float = USELESS_RATE,
     max_bytes: int | None = None,
 ) -> FilterDesign | None:
-    """Return the parameters of a filter for a segment of ``segment_bytes`` with ``key_count`` distinct keys, or None if a filter would cost
-    more than it saves or exceed ``max_bytes``.
-
+    """Return the parameters of a filter for a segment with ``key_count`` distinct keys, or None if a filter would cost more than it saves
+    or exceed ``max_bytes``.
     :param probed_keys: number of keys that a later round is expected to look up.
     :param segment_skip_rate: expected share of segments without any dirty key.
     :param max_useless_read_rate: share of the segments without a dirty key that may be downloaded in vain.
-    :param max_bytes: largest size of a filter; None for no limit.
+    :param max_bytes: None for no limit.
     """
     if key_count <= 0:
         return None
@@ -100,7 +90,7 @@ def design_filter_if_worthwhile(
 
 
 def should_partition_keep_using_filters(filters_tried: int, filter_bytes_read: int, segment_bytes_saved: int) -> bool:
-    """Return whether a partition should continue to use filters. True for the first TRIAL filters that are used; afterwards only if they
-    have saved more bytes of segments than were read of filters.
+    """Return whether a partition should use filters: True for its first TRIAL filters; afterwards only if they have saved more bytes of
+    segments than were read of filters.
     """
     return filters_tried < TRIAL or segment_bytes_saved > filter_bytes_read

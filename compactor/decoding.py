@@ -1,4 +1,6 @@
-"""Client of a schema registry: schemas by id and by subject, as Confluent's registry and those that speak its API serve them."""
+"""Decoding of keys and values, and a client of a schema registry that speaks the API of Confluent's.
+Confluent's wire format is one zero byte, the id of the schema (four bytes, big-endian), and the encoded value.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,6 @@ from compactor.config.settings import Settings
 from compactor.errors import NotFound, Refused, StoreError, Unavailable, UsageError
 from compactor.extras import require_pip_extra
 
-# Decoding of keys and values.
-#
-# Confluent's wire format is one zero byte, the id of the schema (four bytes, big-endian), and the encoded value.
-
-
 FieldFormat = Literal["auto", "avro", "json", "text", "bytes"]
 FORMATS: Final[tuple[FieldFormat, ...]] = ("auto", "avro", "json", "text", "bytes")
 """Formats that a key or value can be read as.
@@ -47,13 +44,11 @@ AvroValue = object
 @dataclass(frozen=True, slots=True)
 class DecodedKeyOrValue:
     """Result of decoding a key or a value.
-
     value: text, or a JSON value in which bytes, times and decimals are texts. None if the bytes are null or were not decoded; ``error``
-        tells which.
+    tells which.
     is_json: whether ``value`` is a JSON value rather than a text.
-    schema_id: id of the schema in the registry; None if the bytes name no schema that the registry has.
-    is_avro: whether ``value`` was decoded with an Avro schema.
-    error: reason why the bytes were not decoded, or an empty string.
+    schema_id: None if the bytes name no schema that the registry has.
+    error: reason why the bytes were not decoded, or empty.
     """
 
     value: Any = None
@@ -64,19 +59,16 @@ class DecodedKeyOrValue:
 
     @property
     def is_decoded(self) -> bool:
-        """Return whether ``value`` is the decoded value. True for null, too, whose ``value`` is None."""
+        """Return whether ``value`` is the decoded value. True for null, too."""
         return not self.error
 
     def format_value_as_text(self) -> str | None:
-        """Return the decoded value as one text, JSON for a JSON value. None if ``value`` is None and not JSON's null."""
+        """Return the decoded value as text, JSON for a JSON value. None if ``value`` is None and not JSON's null."""
         return to_json_text(self.value) if self.is_json else self.value
 
 
 class KeyAndValueDecoder:
-    """Decoder of record keys and values. The schema registry is contacted when the first key or value needs it.
-
-    :param settings: section [registry] names the schema registry.
-    """
+    """Decoder of record keys and values. The schema registry is contacted when the first key or value needs it."""
 
     def __init__(self, settings: Settings) -> None:
         self._registry = SchemaRegistry(settings.registry) if settings.registry.url else None
@@ -84,17 +76,15 @@ class KeyAndValueDecoder:
 
     @property
     def is_schema_registry_configured(self) -> bool:
-        """Return whether a schema registry is configured."""
         return self._registry is not None
 
     def decode_key_or_value(
         self, data: bytes | None, field_format: FieldFormat = "auto", *, keeps_python_types: bool = False
     ) -> DecodedKeyOrValue:
         """Decode a key or value. Bytes that do not have the format give a result with an ``error``.
-
         :param field_format: ``auto`` decodes by the schema registry if the bytes begin with the id of a schema, otherwise as text.
         :param keeps_python_types: whether Avro values keep the Python types of fastavro (bytes, times, decimals). Otherwise they become
-            JSON.
+        JSON.
         :raises StoreError: if the registry is needed and cannot be reached.
         :raises UsageError: if the format is ``avro`` and no registry is configured.
         """
@@ -115,12 +105,9 @@ class KeyAndValueDecoder:
         return _parse_json_text(text) if field_format == "json" else DecodedKeyOrValue(text)
 
     def encode_avro_key(self, topic: str, key_text: str) -> bytes:
-        """Return the bytes of a key that is given as ``avro:JSON`` or ``avro@ID:JSON``. It is encoded with the schema of that id, or
-        without an id with the key schema of the topic.
-
-        Kafka compares the bytes of keys, so the same value encoded with two schemas gives two keys. Therefore the id is required if several
-        key schemas of the topic can encode the value.
-
+        """Return the bytes of a key that is given as ``avro:JSON`` or ``avro@ID:JSON``, by the schema of that id or the topic's key schema.
+        Kafka compares the bytes of keys, so a value encoded with two schemas gives two keys: the id is required if several key schemas of
+        the topic can encode the value.
         :raises UsageError: if the text is not valid, the schema does not match it, or several encodings are possible.
         """
         registry = self._require_configured_schema_registry()
@@ -145,14 +132,13 @@ class KeyAndValueDecoder:
         return next(iter(found.values()))
 
     def _require_configured_schema_registry(self) -> SchemaRegistry:
-        """Return the client of the schema registry. Raises UsageError if none is configured."""
         if self._registry is None:
             raise UsageError("Avro needs a schema registry", hint="Set url under [registry]")
         return self._registry
 
     def fetch_avro_schema(self, schema_id: int) -> ParsedSchemaAndNamedTypes:
-        """Return a pair: the Avro schema with this id as fastavro has parsed it, and the schemas of its named types. Raises KeyError if the
-        registry has no such schema, ValueError if it is not valid, StoreError if the registry cannot be reached.
+        """Return the Avro schema with this id. Raises KeyError if the registry has no such schema, ValueError if it is not valid,
+        StoreError if the registry cannot be reached.
         """
         schema = self._require_configured_schema_registry().schema(schema_id)
         if schema is None:
@@ -160,9 +146,8 @@ class KeyAndValueDecoder:
         return self._parsed(schema)
 
     def _decode_by_schema_id(self, data: bytes, registry: SchemaRegistry, *, keeps_python_types: bool) -> DecodedKeyOrValue:
-        """Decode bytes in the wire format of the schema registry, which begins with the id of a schema.
-
-        The result has an ``error`` and no ``schema_id`` if the bytes have another format, or if the registry does not have the schema.
+        """Decode bytes in the registry's wire format. The result has an ``error`` and no ``schema_id`` if the bytes have another format
+        or the registry lacks the schema.
         """
         if len(data) < _HEADER.size or data[0] != 0:
             return DecodedKeyOrValue(error="not in the wire format of a schema registry")
@@ -181,7 +166,6 @@ class KeyAndValueDecoder:
         return self._decode_avro(schema, payload, keeps_python_types=keeps_python_types)
 
     def _decode_avro(self, schema: RegisteredSchema, payload: bytes, *, keeps_python_types: bool) -> DecodedKeyOrValue:
-        """Decode an Avro value with the schema by which it was written."""
         from fastavro import schemaless_reader
 
         stream = io.BytesIO(payload)
@@ -210,9 +194,8 @@ class KeyAndValueDecoder:
 
 
 def parse_text_or_base64_key(key_text: str) -> bytes:
-    """Return the bytes of a key that is given as text or as ``base64:...``, the two forms in which `segments dump` prints keys.
-
-    :raises UsageError: if the text after ``base64:`` is not base64.
+    """Return the bytes of a key given as text or as ``base64:...``, as `segments dump` prints keys. Raises UsageError if it is not
+    base64.
     """
     if not key_text.startswith("base64:"):
         return key_text.encode()
@@ -223,9 +206,8 @@ def parse_text_or_base64_key(key_text: str) -> bytes:
 
 
 def parse_key_with_topic_schema(key_text: str, topic: str, decoder: KeyAndValueDecoder) -> bytes:
-    """Return the bytes of a key that is given as text, as ``base64:...``, or in Avro as ``avro:JSON`` or ``avro@ID:JSON``.
-
-    If no schema registry is configured, a text that begins with ``avro`` is the key itself. Raises UsageError if the text is not valid.
+    """Return the bytes of a key given as text, as ``base64:...``, or in Avro as ``avro:JSON`` or ``avro@ID:JSON``. Without a schema
+    registry, a text that begins with ``avro`` is the key itself. Raises UsageError if the text is not valid.
     """
     is_avro = decoder.is_schema_registry_configured and (
         key_text.startswith("avro:") or key_text.partition(":")[0].removeprefix("avro@").isdigit()
@@ -234,8 +216,9 @@ def parse_key_with_topic_schema(key_text: str, topic: str, decoder: KeyAndValueD
 
 
 def to_json_text(value: object) -> str:
-    """Return a value as compact JSON. Values that JSON does not have become strings: bytes (as base64), times (ISO 8601), decimals, and
-    numbers such as NaN.
+    """Return a value as compact JSON. Values that JSON lacks become strings: bytes (base64), times (ISO 8601), decimals, and numbers such
+    as NaN.
+    - _replace_bytes_by_base64 _replace_uuids_by_text _parse_json_text
     """
     from pydantic_core import to_json
 
@@ -269,7 +252,7 @@ def _parse_json_text(text: str) -> DecodedKeyOrValue:
 
 
 def _describe_decoding_error(error: Exception) -> str:
-    """Return what an exception of a decoder says about the bytes, for people who do not know the decoder."""
+    """Describe a decoder's exception for people who do not know the decoder."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, EOFError | IndexError | struct.error | StopIteration):
@@ -278,9 +261,7 @@ def _describe_decoding_error(error: Exception) -> str:
 
 
 def _parse_avro_schema(schema: RegisteredSchema) -> ParsedSchemaAndNamedTypes:
-    """Parse an Avro schema for fastavro. Return a pair: the parsed schema, and the schemas of its named types. Raises ValueError if it is
-    not valid.
-    """
+    """Parse an Avro schema for fastavro. Raises ValueError if it is not valid."""
     require_pip_extra("avro", "Avro")
     from fastavro.schema import SchemaParseException, UnknownType, parse_schema
 
@@ -303,7 +284,6 @@ JsonDocument = Any
 @dataclass(frozen=True)
 class RegisteredSchema:
     """A schema of the registry.
-
     kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
     references: texts of the schemas whose types this schema uses, directly or indirectly; each comes after the texts that it uses itself.
     """
@@ -315,12 +295,10 @@ class RegisteredSchema:
 
 
 class SchemaRegistry:
-    """Client that reads schemas from the schema registry. Each schema is requested once per process, because the schema of an id never
-    changes.
-    """
+    """Client of the schema registry. Each schema is requested once per process, because the schema of an id never changes."""
 
     def __init__(self, settings: RegistrySettings) -> None:
-        """Create a client of the registry that ``settings`` name. Raises UsageError if the file with the credentials cannot be read."""
+        """Create a client. Raises UsageError if the file with the credentials cannot be read."""
         self._url = settings.url.rstrip("/")
         # Requests are few, and no socket is left open that nobody closes.
         headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json", "Connection": "close"}
@@ -330,7 +308,7 @@ class SchemaRegistry:
         self.schema = lru_cache(maxsize=10_000)(self._fetch_schema)
 
     def _fetch_schema(self, schema_id: int) -> RegisteredSchema | None:
-        """Return the schema with this id, or None if the registry has none. Raises StoreError if the registry cannot be queried."""
+        """Return a schema, or None if the registry has none with this id."""
         try:
             return self._parse_schema_document(schema_id, self._request_json(f"/schemas/ids/{schema_id}"))
         except NotFound:
@@ -345,7 +323,7 @@ class SchemaRegistry:
             return []
 
     def _parse_schema_document(self, schema_id: int, document: JsonDocument) -> RegisteredSchema:
-        """Return the schema that a JSON document of the registry describes. Schemas to which it refers are fetched from the registry."""
+        """Return the schema that a JSON document of the registry describes, with the schemas to which it refers."""
         references: dict[str, None] = {}
         for each in document.get("references") or ():
             found = self._request_json(f"/subjects/{quote(each['subject'], safe='')}/versions/{each['version']}")
@@ -355,7 +333,6 @@ class SchemaRegistry:
 
     def _request_json(self, path: str) -> JsonDocument:
         """Request a path of the registry, and return the JSON document.
-
         :raises NotFound: if the registry does not have the path.
         :raises Refused: if the credentials are refused.
         :raises Unavailable: if the registry does not answer.
@@ -379,9 +356,7 @@ class SchemaRegistry:
 
 
 def _read_credentials_file(credentials_file: str) -> str:
-    """Return the content of a credentials file: one line ``USER:PASSWORD``. Raises UsageError if the file cannot be read or contains
-    anything else.
-    """
+    """Return the line ``USER:PASSWORD`` of a credentials file. Raises UsageError if it cannot be read or contains anything else."""
     try:
         text = Path(credentials_file).read_text(encoding="utf-8").strip()
     except OSError as error:

@@ -1,13 +1,9 @@
-"""The offset map on local disk: for when the keys of one round do not fit the map budget.
-
-Rows of (key, ordinal), 16 bytes each, are written in the order of the scan, newest record first, to a ``HashRangeRowFile``. Afterwards one
-range of the hash at a time is read back, again newest first, into a small KeyHashSet; the first row of a key survives. A range is chosen by
-the key's tag, the part of the hash that a KeyHashSet does not take its homes from.
-
-    row:   tag:4  hash:8  ordinal:4
-
-Memory is bounded: a range whose keys exceed the budget is read several times, a part of it each time. Where the disk share is too small for
-all the rows, the scan is made in several passes, each of which takes only its part of the tags.
+"""The offset map on local disk, for rounds whose keys do not fit the map budget.
+1. Rows of (key, ordinal), ``tag:4 hash:8 ordinal:4``, are written in the order of the scan, newest record first, to a HashRangeRowFile.
+2. One range of the hash at a time is read back, again newest first, into a small KeyHashSet; the first row of a key survives. A range is
+   chosen by the key's tag, the part of the hash that a KeyHashSet does not take its homes from.
+Memory is bounded: a range whose keys exceed the budget is read several times, a part of it each time. If the disk share is too small for
+all rows, the scan is made in several passes, each of which takes its part of the tags.
 """
 
 from __future__ import annotations
@@ -53,8 +49,7 @@ from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records.batches import Int64s
 from compactor.records.rows import BatchChunk, RecordRows
 
-# Rows sorted by hash range in a file on local disk: for when the keys of a round do not fit the memory.
-#
+# ---- rows sorted by hash range in a file on local disk -------------------------------------------------------------------------
 #     file:   block 0 [range 0 | range 1 | ..]  block 1 [range 0 | range 1 | ..]  ..
 #
 # A row is some words of one numpy type; the first word is from the hash of the key and chooses the range. Rows are sorted into ranges
@@ -77,7 +72,9 @@ class DiskReservation(Protocol):
     """Reservation of bytes of the disk budget. It grows before bytes are written and shrinks after they are deleted."""
 
     def reserve_bytes_on_disk(self, byte_count: int, /) -> None:
-        """Reserve bytes before they are written. Raises OutOfBudget if the disk budget does not have them."""
+        """Reserve bytes before they are written. Raises OutOfBudget if the disk budget does not have them.
+        - DiskReservation.release_bytes_on_disk _UnlimitedDiskReservation
+        """
 
     def release_bytes_on_disk(self, byte_count: int, /) -> None:
         """Release the reservation of bytes that were deleted from the disk."""
@@ -112,14 +109,14 @@ class HashRangeSpan:
 
     @staticmethod
     def hash_ranges_of_key_part(ranges_per_part: int, part_number: int, part_count: int) -> HashRangeSpan:
-        """Return the hash ranges of one of several equal parts of the keys. ``ranges_per_part``: number of ranges in each part."""
+        """Return the hash ranges of one of several equal parts of the keys."""
         return HashRangeSpan(ranges_per_part, part_number * ranges_per_part, part_count * ranges_per_part)
 
 
 @dataclass(frozen=True, slots=True)
 class _SortedRowBlock:
-    """Location of a block of rows that are sorted by hash range of their keys. position: byte position of the block in the file. begins:
-    index of the first row of each hash range, followed by the number of rows. crcs: a CRC per hash range.
+    """Block of rows sorted by hash range. position: byte position in the file. begins: index of the first row of each hash range,
+    followed by the number of rows. crcs: a CRC per hash range.
     """
 
     position: int
@@ -127,17 +124,14 @@ class _SortedRowBlock:
     crcs: tuple[int, ...]
 
     def row_count_of_hash_range(self, range_number: int) -> int:
-        """Return the number of rows of this block in a hash range."""
         return int(self.begins[range_number + 1] - self.begins[range_number])
 
 
 class HashRangeRowFile:
-    """File that sorts rows by hash range. Rows are added to numbered sections (rows that are read together), and the rows of a section are
-    read range by range. The file exists until ``close``. Can be used as a context manager.
-
+    """File that sorts rows by hash range. Rows are added to numbered sections, and the rows of a section are read range by range. The file
+    exists until ``close``.
     :param disk_reservation: reserves the bytes of every write.
     :param words_per_row, dtype: number and type of a row's words; at least three words.
-    :param row_name_for_messages: name of the rows in error messages.
     """
 
     def __init__(
@@ -164,12 +158,11 @@ class HashRangeRowFile:
 
     @property
     def row_count(self) -> int:
-        """Return the number of rows that were added so far."""
         return self.size // self._row_bytes + self._fill
 
     def add_rows_to_section(self, section_number: int, rows: SpoolRows) -> None:
-        """Add rows to a section (rows that are read together). Rows of hash ranges that this file does not hold are skipped. Raises
-        OutOfBudget if the disk budget, or the disk, is used up.
+        """Add rows to a section. Rows of hash ranges that this file does not hold are skipped. Raises OutOfBudget if the disk budget, or
+        the disk, is used up.
         """
         if section_number != self._section:
             self.write_buffered_rows()
@@ -186,7 +179,7 @@ class HashRangeRowFile:
                 self.write_buffered_rows()
 
     def count_rows_of_section_and_hash_range(self, section_number: int, range_number: int) -> int:
-        """Return the number of rows of a section in one hash range; ranges are counted from 0, the first range of the file."""
+        """Return the number of rows of a section in one hash range, counted from 0, the first range of the file."""
         self.write_buffered_rows()
         return sum(block.row_count_of_hash_range(range_number) for block in self._blocks.get(section_number, ()))
 
@@ -201,15 +194,15 @@ class HashRangeRowFile:
                 yield self._read_rows_of_hash_ranges_of_block(block, range_number, range_number + 1)
 
     def read_rows_of_section(self, section_number: int) -> Iterator[SpoolRows]:
-        """Yield all rows of a section, block by block. An array is valid until the next one is requested. Raises StoreError if a checksum
-        does not match.
+        """Yield all rows of a section, block by block. An array is valid until the next one is requested. Raises StoreError if a
+        checksum does not match.
         """
         self.write_buffered_rows()
         for block in self._blocks.get(section_number, ()):
             yield self._read_rows_of_hash_ranges_of_block(block, 0, self.ranges.count)
 
     def write_buffered_rows(self) -> None:
-        """Sort the rows that are still in memory, and write them to the file as a block."""
+        """Sort the rows that are in memory, and write them to the file as a block."""
         if not self._fill:
             return
         out = self._sorted if self._sorted is not None else np.empty_like(self._buffer)
@@ -235,7 +228,6 @@ class HashRangeRowFile:
         self.close()
 
     def _reserve_and_append_bytes(self, data: memoryview) -> None:
-        """Append bytes to the file, after reserving them. Raises OutOfBudget."""
         self._disk.reserve_bytes_on_disk(len(data))
         self._reserved += len(data)
         written = 0
@@ -250,9 +242,7 @@ class HashRangeRowFile:
         self.size += len(data)
 
     def _read_rows_of_hash_ranges_of_block(self, block: _SortedRowBlock, first_range: int, end_range: int) -> SpoolRows:
-        """Read the rows of a block in the ranges from ``first_range`` up to ``end_range`` (exclusive) into the buffer. The buffer must have
-        no rows that are not written to the file yet, because they would be lost.
-        """
+        """Read the rows of ranges [first_range, end_range) into the buffer. Rows in the buffer that are not written yet would be lost."""
         begin, end = int(block.begins[first_range]), int(block.begins[end_range])
         rows = self._buffer[: end - begin]
         data, done = view_as_bytes(rows), 0
@@ -271,7 +261,6 @@ class HashRangeRowFile:
 
 
 def view_as_bytes(rows: SpoolRows) -> memoryview:
-    """Return a view of the bytes of rows, without copying them."""
     return rows.reshape(-1).view(np.uint8).data
 
 
@@ -280,8 +269,8 @@ def view_as_bytes(rows: SpoolRows) -> memoryview:
 
 @inline_kernel
 def hash_range_number_of_row_first_word(first_word: np.uint64, range_count: int) -> HashRangeNumber:
-    """Return the number of a row's hash range, of ``range_count`` equal ranges. It is computed from the lower half of the row's first word,
-    because hash tables take their cells from the upper half.
+    """Return the number of a row's hash range. It is computed from the lower half of the first word, because hash tables take their
+    cells from the upper half.
     """
     return np.int64(upper_64_bits_of_product((first_word << np.uint64(32)) | (first_word >> np.uint64(32)), np.uint64(range_count)))  # type: ignore[return-value]
 
@@ -301,13 +290,9 @@ def _copy_row(source_rows: SpoolRows, row: int, target_rows: SpoolRows, target_r
 def _copy_rows_in_hash_ranges(
     rows: SpoolRows, first_row: int, range_count: int, first_range: int, copied_range_count: int, out_rows: SpoolRows, out_row_count: int
 ) -> NextRowAndOutRowCount:
-    """Append rows to ``out_rows`` whose hash lies in the wanted ranges, until ``out_rows`` is full. Return the number of the next row to
-    read, and the number of rows now in ``out_rows``.
-
-    :param first_row: row to begin with.
+    """Append rows whose hash lies in the wanted ranges to ``out_rows``, from ``first_row`` on, until it is full. Return the number of the
+    next row to read, and the number of rows now in ``out_rows``.
     :param range_count: number of equal ranges of the hash.
-    :param first_range, copied_range_count: first wanted range, and how many of them there are.
-    :param out_row_count: number of rows in ``out_rows`` before the call.
     """
     row = first_row
     while row < len(rows) and out_row_count < len(out_rows):
@@ -322,11 +307,10 @@ def _copy_rows_in_hash_ranges(
 def sort_rows_by_hash_range(
     rows: SpoolRows, row_count: int, range_count: int, first_range: int, sorted_range_count: int, out_rows: SpoolRows
 ) -> npt.NDArray[np.int64]:
-    """Sort the first ``row_count`` rows by hash range into ``out_rows``, keeping their order within a range. Return one array: the index in
-    ``out_rows`` of each range's first row, and ``row_count`` at its end.
-
+    """Sort the first ``row_count`` rows by hash range into ``out_rows``, keeping their order within a range. Return the index of each
+    range's first row, and ``row_count`` at its end.
     :param range_count: number of equal ranges of the hash.
-    :param first_range, sorted_range_count: first range, and number of ranges, to which all these rows belong.
+    :param first_range, sorted_range_count: the ranges to which all these rows belong.
     """
     begins = np.zeros(sorted_range_count + 1, dtype=np.int64)
     for row in range(row_count):
@@ -358,8 +342,8 @@ RowBitmap = npt.NDArray[np.uint8]
 
 
 def count_log_scans_to_fit_disk(row_count: int, available_disk_bytes: int) -> int:
-    """Return how many scans of the log are needed so that the rows on disk fit ``available_disk_bytes``. Each scan takes an equal part of
-    the keys. A tenth of these bytes stays free, because the parts do not have exactly the same size.
+    """Return the number of scans of the log, each for an equal part of the keys, with which the rows fit the disk. A tenth stays free,
+    because the parts are not exactly equal.
     """
     return max(1, -(-row_count * KEY_ROW_BYTES * 11 // (max(1, available_disk_bytes) * 10)))
 
@@ -371,8 +355,8 @@ def stored_key_hashes_of_rows(rows: KeyRows) -> Hashes:
 
 
 class DiskOffsetMap:
-    """Offset map on local disk, for more keys than memory has space for. It finds the newest record of each key in the dirty range, and the
-    records below that range whose key the range does not have. ``close`` removes its file. Can be used as a context manager.
+    """Offset map on local disk. It finds the newest record of each key in the dirty range, and the records below that range whose key
+    the range does not have. ``close`` removes its file.
     """
 
     def __init__(
@@ -386,12 +370,10 @@ class DiskOffsetMap:
         key_part_count: int = 1,
     ) -> None:
         """Create the map's file.
-
-        :param path: path of the file, which exists until ``close``.
         :param map_budget_bytes: memory for the keys of one hash range.
         :param expected_row_count: estimated number of rows with a key; it sizes the hash ranges.
-        :param key_part_number, key_part_count: the map takes only this part of the keys. A row survives if the bitmap of any part
-            has its bit set.
+        :param key_part_number, key_part_count: the map takes only this part of the keys. A row survives if the bitmap of any part has its
+        bit set.
         :raises OutOfBudget: if the map budget is less than the smallest hash table needs.
         """
         KeyHashSet(map_budget_bytes)  # a budget that no set can use is refused before the scan, not after it
@@ -410,15 +392,14 @@ class DiskOffsetMap:
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
     def add_keys_of_dirty_rows(self, hashes: Hashes, ordinals: RowOrdinals) -> None:
         """Add rows of the dirty range, newest first over all calls. Raises OutOfBudget if the disk budget, or the disk, is used up.
-
-        :param hashes: key hashes, shape (n, 2).
+        :param hashes: shape (n, 2).
         :param ordinals: the rows' numbers, less than 2^32 - 1, under which ``survivor_bitmap`` reports them.
         """
         self._add_key_rows(DIRTY, hashes, self._require_ordinals_within_bitmap(ordinals))
 
     def add_keys_with_known_newest_record(self, hashes: Hashes) -> None:
-        """Add keys whose newest records are known already, from a full KeyHashSet. Rows that are added later with such a key do not
-        survive. Must be called before ``add_keys_of_dirty_rows``.
+        """Add keys whose newest records are known: rows that are added later with such a key do not survive. Must be called before
+        ``add_keys_of_dirty_rows``.
         """
         self._add_key_rows(DIRTY, hashes, np.full(len(hashes), SEEN, dtype=np.uint32))
 
@@ -429,7 +410,6 @@ class DiskOffsetMap:
 
     @property
     def bytes_written_to_map_file(self) -> int:
-        """Return the number of bytes that the map has written to its file so far."""
         return self._spool.size
 
     def flag_keys_assigned_to_map(self, hashes: Hashes) -> Flags:
@@ -439,16 +419,14 @@ class DiskOffsetMap:
         return answer
 
     def iterate_dirty_key_hashes(self) -> Iterator[Hashes]:
-        """Yield, in chunks of shape (n, 2), the key hashes that were added from the dirty range so far. A hash may occur more than once.
-        The caller looks them up in Bloom filters.
-        """
+        """Yield the key hashes of the dirty range, shape (n, 2). A hash may occur more than once."""
         for rows in self._spool.read_rows_of_section(DIRTY):
             yield stored_key_hashes_of_rows(rows)
 
     @measure_stage(SegmentWorkStage.MAP)
     def survivor_bitmap(self, row_count: int) -> RowBitmap:
-        """Return a bitmap with one bit for each row number (ordinal) below ``row_count``, in the bit order of ``np.packbits``: set if a
-        row with that ordinal survives.
+        """Return a bitmap of the ordinals below ``row_count``, in the bit order of ``np.packbits``: set if a row with that ordinal
+        survives.
         """
         if self._most >= row_count:
             raise ValueError(f"ordinal {self._most} was added, the bitmap is for {row_count}")
@@ -458,7 +436,7 @@ class DiskOffsetMap:
         return bitmap
 
     def close(self) -> None:
-        """Remove the file and release its reservation of disk space. A second call does nothing."""
+        """Remove the file and release its reservation. A second call does nothing."""
         self._spool.close()
 
     def __enter__(self) -> Self:
@@ -468,9 +446,7 @@ class DiskOffsetMap:
         self.close()
 
     def _require_ordinals_within_bitmap(self, ordinals: RowOrdinals) -> RowOrdinals:
-        """Return the row numbers (ordinals) after checking that they lie within the bitmap, because compiled code does not check
-        indexes.
-        """
+        """Check that ordinals lie within the bitmap, because compiled code does not check indexes."""
         most = int(np.max(ordinals)) if len(ordinals) else -1
         if most >= SEEN:
             raise ValueError(f"an ordinal is at most {SEEN - 1}")
@@ -483,9 +459,7 @@ class DiskOffsetMap:
         self._spool.add_rows_to_section(section_number, rows)
 
     def _mark_survivors_in_hash_range(self, range_number: int, subrange_count: int, subrange_number: int, out_bitmap: RowBitmap) -> None:
-        """Set the bits of the surviving rows of one hash range of the file. Only rows in one part of that range are processed: part
-        ``subrange_number``, counted from 0, of ``subrange_count`` equal parts.
-        """
+        """Set the bits of the surviving rows of part ``subrange_number`` of ``subrange_count`` equal parts of one hash range."""
         if subrange_count > 2**32:
             raise OutOfBudget("more keys than the map budget holds share one tag: the key hashes are not uniform")
         keys = KeyHashSet(self._map_budget_bytes, expected_key_count=self._guess)
@@ -514,7 +488,6 @@ class DiskOffsetMap:
 
 @inline_kernel
 def second_key_hash_half_of_row(rows: KeyRows, row: int) -> np.uint64:
-    """Return the second half of the key hash of a row."""
     return np.uint64(rows[row, 1]) | (np.uint64(rows[row, 2]) << np.uint64(32))
 
 
@@ -543,10 +516,8 @@ def mark_newest_row_of_each_key(
 ) -> RowCount:
     """Set the bit of the newest row of each key, which is its first one because rows come newest first, and add the keys to the key set.
     Return ``len(rows)``, or the number of the first row for which the key set has no space.
-
     :param first_row: row to begin with, when the call continues an earlier one.
     :param range_count, range_number: only rows in range ``range_number`` of ``range_count`` equal ranges of the key hash are processed.
-    :param out_bitmap: a bit for each row number (ordinal).
     """
     for row in range(first_row, len(rows)):
         if row + AHEAD < len(rows):
@@ -564,11 +535,7 @@ def mark_newest_row_of_each_key(
 def mark_rows_with_absent_keys(
     key_set_table: HashTable, state: KeySetState, rows: KeyRows, range_count: int, range_number: int, out_bitmap: RowBitmap
 ) -> None:
-    """Set the bits of the rows whose key is not in the key set.
-
-    :param range_count, range_number: only rows in range ``range_number`` of ``range_count`` equal ranges of the key hash are processed.
-    :param out_bitmap: a bit for each row number (ordinal).
-    """
+    """Set the bits of the rows in hash range ``range_number`` of ``range_count`` whose key is not in the key set."""
     for row in range(len(rows)):
         if row + AHEAD < len(rows):
             prefetch(key_set_table, 3 * first_cell_to_probe(second_key_hash_half_of_row(rows, row + AHEAD), state[CAPACITY]))
@@ -578,8 +545,7 @@ def mark_rows_with_absent_keys(
             out_bitmap[rows[row, 3] >> 3] |= np.uint8(128 >> (rows[row, 3] & 7))
 
 
-# Pass 1 within bounded memory: a set of keys while they fit, rows on local disk from then on.
-#
+# ---- pass 1 within bounded memory: a set of keys while they fit, rows on local disk from then on -------------------------------
 # The answers are those of BackwardSurvivorScan, record by record. What the set has answered stays answered; its keys go to the disk before
 # the rows that come after them. Rows below the dirty range are looked up in pass 1 too, because no set of all keys is left.
 #
@@ -593,13 +559,12 @@ FirstRowOrdinal = int
 
 class KeyScanSpillingToDisk(BackwardSurvivorScan):
     """Backward scan for surviving records whose keys move to disk when they do not fit in memory.
-
     For each part of the keys the caller scans the dirty segments in descending order (``scan_dirty_segment_keys``), then the clean segments
     with rows to look up, in any order (``scan_clean_segment_keys``), and calls ``mark_survivors_and_end_key_part``. Between the two scans
     ``iterate_dirty_key_hashes`` yields the keys for Bloom filters. The survivors are known after the last part.
-
-    :param key_set: set in memory for the keys at first; None to keep all keys on disk. Several parts require None.
-    :param open_disk_map: function that opens the offset map on disk, given the number of the part and the number of parts.
+    :param key_set: None to keep all keys on disk. Several parts require None.
+    :param open_disk_map: (number of the part, number of parts) -> offset map.
+    - KeyScanSpillingToDisk.key_count KeyScanSpillingToDisk.peak_bytes
     """
 
     def __init__(
@@ -632,21 +597,19 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
 
     @property
     def key_scan(self) -> KeyScanParameters:
-        """Return the parameters of the scan. After the first part of the keys they have no second reader (the gate, which checks the
-        round), because it has read all keys by then.
+        """Return the parameters of the scan, after the first part without the gate as second reader, because it has read all keys by
+        then.
         """
         return self._scan
 
     @property
     def are_rows_on_disk(self) -> bool:
-        """Return whether the rows of the current part of the keys are on disk. If so, rows below the dirty range must be looked up
-        during the scan.
-        """
+        """Return whether the rows of the current part are on disk, so that rows below the dirty range must be looked up during the scan."""
         return self._map is not None
 
     @property
     def has_moved_keys_to_disk(self) -> bool:
-        """Return whether keys are or were on disk, because memory did not suffice for all of them."""
+        """Return whether keys are or were on disk."""
         return self._map is not None or self._entries > 0
 
     @override
@@ -654,10 +617,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads, *, cleans_chunks_while_reading: bool = True
     ) -> None:
         """Read the keys of one dirty segment. Segments are passed in descending order. Raises BadData, OutOfBudget, StoreError.
-
         :param wanted_batch_flags: a flag per batch: whether it may have rows of the dirty range.
-        :param cleans_chunks_while_reading: whether compressed chunks may be cleaned at once, because the outcomes of their transactions are
-            known.
         """
         before = self._bits.pop(source.ordinal, None)
         self._places[source.ordinal] = self._next
@@ -682,15 +642,12 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         return survives, False
 
     def iterate_dirty_key_hashes(self) -> Iterator[Hashes]:
-        """Yield arrays of hashes, shape (n, 2), of the dirty range's keys that belong to the current part of the keys. A key may occur more
-        than once.
-        """
+        """Yield hashes, shape (n, 2), of the dirty range's keys in the current part. A key may occur more than once."""
         return self._set.iterate_key_hashes() if self._map is None else self._map.iterate_dirty_key_hashes()
 
     def scan_clean_segment_keys(self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads) -> None:
-        """Read the rows of a segment below the dirty range and add them to the disk map. Do nothing if the set in memory holds all keys,
-        because pass 2 looks such rows up in it. Raises BadData, OutOfBudget.
-
+        """Add the rows of a segment below the dirty range to the disk map, if there is one; pass 2 looks such rows up in a set in memory.
+        Raises BadData, OutOfBudget.
         :param wanted_batch_flags: a flag per batch: whether it may have rows below the dirty range.
         """
         if self._map is None:
@@ -723,9 +680,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         self._clean_places[source.ordinal] = (begins, np.concatenate(added) if added else np.empty(0, np.uint8))
 
     def mark_survivors_and_end_key_part(self) -> None:
-        """Finish the current part of the keys: find which of its rows on disk survive, and continue with the next part. Raises OutOfBudget,
-        StoreError.
-        """
+        """Find which rows of the current part survive, and continue with the next part. Raises OutOfBudget, StoreError."""
         self._scan = replace(self._scan, second_reader=None)  # it has seen all keys
         if self._map is None:
             return
@@ -745,12 +700,14 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         self._map = self._open(self._part, self._parts) if self._part < self._parts else None
 
     def close(self) -> None:
-        """Remove the file of the disk map if it is still open, which it is after a failed scan. A second call does nothing."""
+        """Remove the file of the disk map if it is open after a failed scan. A second call does nothing."""
         if self._map is not None:
             self._map.close()
 
     def free_key_set(self) -> None:
-        """Free the memory of the key set. Afterwards no key can be looked up."""
+        """Free the memory of the key set. Afterwards no key can be looked up.
+        - _current_disk_map _reserve_consecutive_row_ordinals _move_keys_to_disk
+        """
         self._entries, self._peak = self.key_count, self.peak_bytes
         self._set = KeyHashSet(MIN_MAP_BYTES)
 

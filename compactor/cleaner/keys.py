@@ -73,17 +73,15 @@ KeySetState = npt.NDArray[np.int64]
 
 @inline_kernel
 def first_cell_to_probe(h1: KeyHashHalf, capacity: int) -> int:
-    """Return the cell of a hash table where the search for a key begins: its hash scaled to the capacity."""
+    """Return the cell where the search for a key begins: its hash scaled to the capacity."""
     return np.int64(upper_64_bits_of_product(h1, np.uint64(capacity)))
 
 
 @inline_kernel
 def find_key_cell_or_empty_cell_complement(table: HashTable, capacity: int, tag: np.uint32, h1: KeyHashHalf) -> CellOrComplementOfEmptyCell:
     """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored.
-
     :param capacity: number of cells in which a search can begin.
     :param tag: 32 bits of the first half of the key's hash, never 0.
-    :param h1: second half of the key's hash, which determines where the search begins.
     """
     low = np.uint32(h1 & np.uint64(0xFFFFFFFF))
     high = np.uint32(h1 >> np.uint64(32))
@@ -99,7 +97,7 @@ def find_key_cell_or_empty_cell_complement(table: HashTable, capacity: int, tag:
 
 @inline_kernel
 def put_key_if_absent(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: KeyHashHalf) -> PutResult:
-    """Add a key to the set. Return 1 if it was added, 0 if the set has it already, -1 if there is no space for it."""
+    """Return 1 if the key was added, 0 if the set has it already, -1 if there is no space for it."""
     tag = nonzero_32_bit_tag_of_key_hash(h0)
     cell = find_key_cell_or_empty_cell_complement(table, state[CAPACITY], tag, h1)
     if cell >= 0:
@@ -116,7 +114,6 @@ def put_key_if_absent(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1:
 
 @inline_kernel
 def is_key_in_table(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: KeyHashHalf) -> bool:
-    """Return whether the set holds a key."""
     return find_key_cell_or_empty_cell_complement(table, state[CAPACITY], nonzero_32_bit_tag_of_key_hash(h0), h1) >= 0
 
 
@@ -124,8 +121,9 @@ def is_key_in_table(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: K
 def put_keys_until_full(
     table: HashTable, state: KeySetState, hashes: Hashes, first_row: int, out_first_seen: npt.NDArray[np.bool_]
 ) -> RowCount:
-    """Add keys in order, from row ``first_row`` on, and set ``out_first_seen[row]`` to whether the row's key was absent. Return
+    """Add keys in order, from ``first_row`` on, and set ``out_first_seen[row]`` to whether the row's key was absent. Return
     ``len(hashes)``, or the number of the first row for which there is no space.
+    - flag_keys_in_table longest_run_of_filled_cells
     """
     rows = len(hashes)
     capacity = state[CAPACITY]
@@ -162,11 +160,9 @@ def longest_run_of_filled_cells(table: HashTable, cell_count: int) -> int:
 
 @kernel
 def enlarge_table_in_place(table: HashTable, old_capacity: int, new_capacity: int, scratch: HashTable) -> None:
-    """Move the entries of the first ``old_capacity`` cells to their places in a table of the larger ``new_capacity``. Runs of filled
-    cells are moved from the last to the first. That needs no second table, because the place where the search for a key begins never
-    moves towards the start.
-
-    :param scratch: temporary array with as many cells as the longest run of filled cells.
+    """Move the entries of the first ``old_capacity`` cells to their places in a table of the larger ``new_capacity``. Runs of filled cells
+    are moved from the last to the first: the place where the search for a key begins never moves towards the start.
+    :param scratch: as many cells as the longest run of filled cells.
     """
     cell = old_capacity - 1
     while cell >= 0:
@@ -192,7 +188,6 @@ class KeyHashSet:
 
     def __init__(self, budget_bytes: int, *, expected_key_count: int = 0) -> None:
         """Create an empty set.
-
         :param expected_key_count: number of keys for which the set is sized at first.
         :raises OutOfBudget: if the budget is less than MIN_MAP_BYTES, or the system cannot provide so much memory.
         """
@@ -208,18 +203,17 @@ class KeyHashSet:
 
     @property
     def key_count(self) -> int:
-        """Return the number of keys in the set."""
         return int(self.state[ENTRIES])
 
     @property
     def peak_bytes(self) -> int:
-        """Return the memory of the set in bytes. It is the largest size so far, because a set never shrinks."""
+        """Return the memory of the set in bytes, which is the largest so far, because a set never shrinks."""
         return int(self.state[CELLS]) * ENTRY_BYTES
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def insert_keys_until_full(self, hashes: Hashes, out_first_seen: npt.NDArray[np.bool_], first_row: int = 0) -> RowCount:
-        """Insert key hashes of shape (n, 2) in order, and set ``out_first_seen[row]`` to whether the row's key was absent. Return n, or the
-        number of the first row for which the budget has no space; the rows before it are inserted.
+        """Insert key hashes of shape (n, 2) in order, and set ``out_first_seen[row]`` to whether the row's key was absent. Return n, or
+        the number of the first row for which the budget has no space.
         """
         while True:
             first_row = put_keys_until_full(self.table, self.state, hashes, first_row, out_first_seen)
@@ -232,7 +226,7 @@ class KeyHashSet:
         flag_keys_in_table(self.table, self.state, hashes, out_flags)
 
     def enlarge_key_set_if_budget_allows(self) -> bool:
-        """Enlarge the set, so that more keys fit. Return True, or False if the budget is used up. ``table`` stays the same array."""
+        """Enlarge the set. Return False if the budget is used up. ``table`` stays the same array."""
         capacity = min(int(self.state[CAPACITY] * GROWTH), self._most_homes)
         if capacity <= self.state[CAPACITY]:
             return False
@@ -242,9 +236,8 @@ class KeyHashSet:
         return True
 
     def iterate_key_hashes(self, max_rows: int = 1 << 16) -> Iterator[Hashes]:
-        """Yield all keys as hashes of shape (n, 2), in chunks of ``max_rows`` rows.
-
-        Hash bits that neither sets nor Bloom filters use are zero.
+        """Yield all keys as hashes of shape (n, 2), in chunks of ``max_rows`` rows. Bits that neither sets nor Bloom filters use are
+        zero.
         """
         cells = self.table[: 3 * int(self.state[CELLS])].reshape(-1, 3)
         for begin in range(0, len(cells), max_rows):
@@ -277,15 +270,15 @@ def find_key_cell_in_bounded_map(table: Hashes, cell_count: int, h0: KeyHashHalf
 
 @inline_kernel
 def nonzero_hash_half(h0: KeyHashHalf) -> np.uint64:
-    """Return a half of a key hash, with 0 replaced by another value, because 0 marks an empty cell."""
+    """Return a half of a key hash; 0 becomes 1, because 0 marks an empty cell."""
     return h0 if h0 != 0 else np.uint64(1)
 
 
 @kernel
 def put_rows_until_full(table: Hashes, state: KeySetState, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> RowCount:
-    """Add keys in ascending order of their offsets, as Kafka's pass 1 does, keeping the latest offset of each key, until the map is full.
-    Return the number of rows taken. As in Kafka, the first row that comes when the map is full ends the pass, even if its key is in the
-    map.
+    """Add keys in ascending order of their offsets, as Kafka's pass 1 does, keeping the latest offset of each key, until the map is
+    full. Return the number of rows taken. As in Kafka, the first row that comes when the map is full ends the pass, even if its key is
+    in the map.
     """
     cells = state[CELLS]
     for row in range(len(hashes)):
@@ -319,9 +312,9 @@ class BoundedOffsetMap:
 
     def __init__(self, max_keys: int, *, max_record_count: int) -> None:
         """Create an empty map.
-
         :param max_record_count: upper bound of the rows that will be put; memory is allocated for no more keys than that.
         :raises OutOfBudget: if the system cannot provide the memory.
+        - BoundedOffsetMap.key_count BoundedOffsetMap.peak_bytes
         """
         cells = min(max_keys, max_record_count) * 4 // 3 + 2
         try:
@@ -344,8 +337,8 @@ class BoundedOffsetMap:
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def put_rows_until_full(self, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> RowCount:
-        """Add rows in ascending order of their offsets until the map is full, and return the number of rows taken. If that is less than
-        the number given, no more rows may be added.
+        """Add rows in ascending order of their offsets, and return the number of rows taken. If that is less than the number given, the
+        map is full.
         """
         return put_rows_until_full(self.table, self.state, hashes, offsets)
 
@@ -364,9 +357,8 @@ HashesAndRowNumbers = tuple[Hashes, Int64s]
 
 @dataclass(frozen=True, slots=True)
 class SurvivorCountsByBatch:
-    """Number of survivors (records without a later record of their key) for each batch of a segment, as pass 1 found them.
-
-    kept: number of survivors, -1 if unknown.
+    """Number of survivors for each batch of a segment, as pass 1 found them.
+    kept: -1 if unknown.
     tombstones: whether there are tombstones among the survivors.
     keyless: number of records without a key in the dirty range; ``kept`` counts them only if the rules keep them.
     """
@@ -377,11 +369,11 @@ class SurvivorCountsByBatch:
 
 
 class SurvivorLookup(Protocol):
-    """Result of pass 1 in the form that pass 2 uses: shows which records have a later record of the same key."""
+    """Result of pass 1 for pass 2: which records have a later record of the same key."""
 
     @property
     def last_offset_covered_by_map(self) -> int:
-        """Return the last offset that the offset map covers. Records after this offset stay."""
+        """Return the last offset that the offset map covers. Records after it stay."""
 
     @property
     def key_count(self) -> int:
@@ -395,17 +387,15 @@ class SurvivorLookup(Protocol):
         """Return the number of survivors per batch, -1 if records must be read to know it; None if no batch has a known number."""
 
     def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> Flags:
-        """Return a flag per row of a chunk: whether a later record within the offsets that the map covers has the row's key."""
+        """Return a flag per row: whether a later record within the offsets that the map covers has its key."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyScanParameters:
-    """Parameters of the scan for keys in pass 1: segments, outcomes of their transactions (verdicts), offset range [first_dirty, end), hash
-    key and limits.
-
+    """Parameters of pass 1: segments, verdicts of their transactions, offset range [first_dirty, end), hash key and limits.
     rules: if given, the backward scan cleans a compressed chunk at once if it knows which of its records survive, and stores the result in
-        ``finished``.
-    second_reader: second reader, which receives the chunks that were decompressed.
+    ``finished``.
+    second_reader: receives the chunks that were decompressed.
     """
 
     sources: Sequence[SourceSegment]
@@ -424,12 +414,12 @@ class KeyScanParameters:
         return [(source, self.flag_batches_for_offset_map(source)) for source in dirty]
 
     def flag_batches_for_offset_map(self, source: SourceSegment) -> Flags:
-        """Return a flag per batch of a segment: whether it may have records that enter the offset map."""
+        """Return a flag per batch: whether it may have records that enter the offset map."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.last_offset >= self.first_dirty)
 
     def flag_batches_below_dirty_range(self, source: SourceSegment) -> Flags:
-        """Return a flag per batch of a segment: whether it may have records below the dirty range, which are looked up in the map."""
+        """Return a flag per batch: whether it may have records below the dirty range, which are looked up in the map."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.base_offset < self.first_dirty)
 
@@ -444,12 +434,9 @@ class KeyScanParameters:
         is_backwards: bool,
         hashes_rows_below_dirty_range: bool = False,
     ) -> list[HashedChunkKeys]:
-        """Hash the keys of the batches from ``first_batch`` up to ``end_batch`` (exclusive), chunk by chunk. The results use the thread's
-        buffers.
-
-        :param wanted_batch_flags: a flag per batch of this range: whether its keys are hashed.
-        :param is_backwards: return chunks, and rows within a chunk, in descending order of offsets.
-        :param hashes_rows_below_dirty_range: whether rows below the dirty range are hashed, instead of those that may enter the map.
+        """Hash the keys of the batches from ``first_batch`` up to ``end_batch`` (exclusive), chunk by chunk, into the thread's buffers.
+        :param is_backwards: chunks, and rows within a chunk, in descending order of offsets.
+        :param hashes_rows_below_dirty_range: instead of the rows that may enter the map.
         """
         low, high = (-1, self.first_dirty) if hashes_rows_below_dirty_range else (self.first_dirty, _END)
         found = []
@@ -473,9 +460,8 @@ class KeyScanParameters:
 
 @dataclass(frozen=True, slots=True)
 class HashedChunkKeys:
-    """Key hashes of the records of one chunk (consecutive batches). hashes: shape (n, 2). picked: for each hash, the number of its row in
-    the chunk.
-    rows: all columns of the records; None if the batches came in several chunks, because the next chunk overwrites these columns.
+    """Key hashes of the records of one chunk. hashes: shape (n, 2). picked: for each hash, the number of its row in the chunk.
+    rows: all columns; None if the batches came in several chunks, because the next chunk overwrites these columns.
     """
 
     chunk: BatchChunk
@@ -528,9 +514,6 @@ class SegmentSurvivorBitmap:
         drops_keyless: bool = True,
     ) -> None:
         """Record which rows of a chunk survive.
-
-        :param survives_flags: a flag per row.
-        :param first_dirty_offset: first offset that is cleaned in this round.
         :param are_flags_final: whether the flags will not change, so that the survivors of whole batches can be counted now.
         :param drops_keyless: whether records without a key are removed; if not, they count as survivors.
         """
@@ -559,14 +542,14 @@ class SegmentSurvivorBitmap:
         self._size += len(self._parts[-1])
 
     def join_chunk_flags_to_segment_bitmap(self) -> None:
-        """Join the flags of all chunks to the segment's bitmap. Called after the last chunk was added."""
+        """Join the flags of all chunks, after the last one was added."""
         if self._parts:
             self.packed = np.concatenate(self._parts)
         self._parts = []
 
     @measure_stage(SegmentWorkStage.DECIDE)
     def flag_superseded_rows_of_chunk(self, chunk: BatchChunk, first_row: FirstRowByBatch) -> Flags:
-        """Return a flag per row of the chunk: whether a later record has its key."""
+        """Return a flag per row: whether a later record has its key."""
         out = np.zeros(int(first_row[-1]), np.bool_)
         _unpack_superseded_flags(self.packed, self.begin[chunk.first : chunk.last], first_row, out)
         return out
@@ -574,7 +557,7 @@ class SegmentSurvivorBitmap:
 
 @dataclass(frozen=True, slots=True)
 class _SegmentScanState:
-    """State of the scan of one segment. ``decisions``: what batch headers decide; None if no chunk may be cleaned during the scan."""
+    """Scan of one segment. ``decisions``: by batch headers; None if no chunk may be cleaned during the scan."""
 
     source: SourceSegment
     bits: SegmentSurvivorBitmap
@@ -583,8 +566,6 @@ class _SegmentScanState:
 
 @dataclass(frozen=True, slots=True)
 class _BatchRangeToHash:
-    """A range of batches of one dirty segment, to be hashed by a worker thread."""
-
     scanned: _SegmentScanState
     first: int
     last: int
@@ -596,8 +577,8 @@ ChunkWithKnownSurvivors = tuple[_SegmentScanState, HashedChunkKeys, Flags]
 
 
 class BackwardSurvivorScan:
-    """Scan of a log from its end to its beginning for the newest record of each key. Afterwards a bitmap tells which records of the dirty
-    range survive. An earlier record survives if the key set does not have its key.
+    """Scan of a log from its end to its beginning for the newest record of each key. Afterwards a bitmap tells which records of the
+    dirty range survive. An earlier record survives if the key set does not have its key.
     """
 
     def __init__(self, key_scan: KeyScanParameters, key_set: KeyHashSet) -> None:
@@ -607,7 +588,6 @@ class BackwardSurvivorScan:
 
     @property
     def last_offset_covered_by_map(self) -> int:
-        """Return the last offset that the offset map covers."""
         return self._scan.end - 1
 
     @property
@@ -623,9 +603,8 @@ class BackwardSurvivorScan:
     ) -> None:
         """Read the keys of one dirty segment and find its surviving records. Segments are passed in descending order. Raises BadData;
         OutOfBudget if the set is full.
-
         :param cleans_chunks_while_reading: whether compressed chunks may be cleaned at once, as the outcomes of their transactions are
-            known.
+        known.
         """
         self.scan_keys_of_dirty_segments([(source, wanted_batch_flags)], workers, cleans_chunks_while_reading=cleans_chunks_while_reading)
 
@@ -636,8 +615,8 @@ class BackwardSurvivorScan:
         *,
         cleans_chunks_while_reading: bool = True,
     ) -> None:
-        """Read the keys of several dirty segments, in descending order, and find the surviving records. Workers begin the next segment
-        while the last chunks of one are being processed. ``cleans_chunks_while_reading``: whether compressed chunks may be cleaned at once.
+        """Read the keys of several dirty segments, in descending order. Workers begin the next segment while the last chunks of one are
+        processed.
         """
         key_scan = self._scan
         begun: list[_SegmentScanState] = []
@@ -683,7 +662,6 @@ class BackwardSurvivorScan:
             scanned.bits.join_chunk_flags_to_segment_bitmap()
 
     def _prepare_segment_scan(self, source: SourceSegment, cleans_chunks_while_reading: bool) -> _SegmentScanState:
-        """Return the scan's initial state: an empty bitmap, and the decisions on batches if chunks may be cleaned during the scan."""
         key_scan = self._scan
         if key_scan.second_reader is not None:
             key_scan.second_reader.begin_checks_of_segment_chunks(source)
@@ -696,8 +674,8 @@ class BackwardSurvivorScan:
         return _SegmentScanState(source, bits, decisions)
 
     def _clean_chunk_with_known_survivors(self, buffers: ReusableJobBuffers, decided: ChunkWithKnownSurvivors | None) -> None:
-        """Clean a compressed chunk now, while its records are decompressed, and store the result for pass 2. Do nothing if ``decided`` is
-        None (its survivors are not known yet), or if the chunk cannot be cleaned before all keys are known.
+        """Clean a compressed chunk while its records are decompressed, and store the result for pass 2. Do nothing if its survivors are
+        not known yet.
         """
         key_scan = self._scan
         if decided is None or key_scan.rules is None or decided[0].decisions is None or not key_scan.finished.has_cache_space_left:
@@ -717,9 +695,7 @@ class BackwardSurvivorScan:
         key_scan.finished.store_chunk_within_budget(source, chunk, clean)
 
     def _flag_newest_row_of_each_key(self, hashed: HashedChunkKeys) -> FlagsAndWhetherTheyAreFinal:
-        """Return a flag per row of the chunk, set if the row is the first one with its key (the newest, because the log is read backwards),
-        and whether the flags are final.
-        """
+        """Return a flag per row, set if it is the first one with its key, and whether the flags are final."""
         seen = np.empty(len(hashed.hashes), np.bool_)
         if self._set.insert_keys_until_full(hashed.hashes, seen) < len(seen):
             raise OutOfBudget(
@@ -760,7 +736,6 @@ def count_keyless_records_of_rows(
     offset: Int64s, key_length: Int32s, first_offset: int, keyless_count: int | None = None
 ) -> KeylessRecords:
     """Return how many of the rows from ``first_offset`` on have no key. Offsets ascend.
-
     :param keyless_count: the number of those without a key, if it is known.
     """
     first = int(np.searchsorted(offset, first_offset)) if len(offset) and offset[0] < first_offset else 0
@@ -772,14 +747,14 @@ def count_keyless_records_of_rows(
 
 
 def find_survivors_backwards(key_scan: KeyScanParameters, key_set: KeyHashSet, workers: WorkerThreads) -> BackwardSurvivorScan:
-    """Read the dirty range from its end to its beginning, and return the survivors. Raises BadData; OutOfBudget if the key set is full."""
+    """Read the dirty range backwards, and return the survivors. Raises BadData; OutOfBudget if the key set is full."""
     found = BackwardSurvivorScan(key_scan, key_set)
     found.scan_keys_of_dirty_segments(reversed(key_scan.dirty_segments_and_wanted_batch_flags()), workers)
     return found
 
 
 class BoundedMapSurvivors:
-    """Survivors found with Kafka's own offset map: a table from key to latest offset, limited to a number of keys."""
+    """Survivors found with Kafka's own offset map."""
 
     def __init__(self, key_scan: KeyScanParameters, bounded_map: BoundedOffsetMap) -> None:
         self._scan = key_scan
@@ -806,7 +781,7 @@ class BoundedMapSurvivors:
         return superseded
 
     def try_to_add_all_keys_of_chunk(self, source: SourceSegment, hashed: HashedChunkKeys) -> bool:
-        """Add the rows of a chunk to the map, and return whether all were added. If not, the map is full, and the scan must end."""
+        """Add the rows of a chunk, and return whether all were added. If not, the map is full, and the scan must end."""
         offsets = hashed.offset[hashed.picked]
         taken = self._table.put_rows_until_full(hashed.hashes, offsets)
         chunk = hashed.chunk
@@ -822,16 +797,14 @@ class BoundedMapSurvivors:
         return False
 
     def _set_last_offset_covered_by_map(self, last_offset: int) -> None:
-        """Set the last offset that the map covers to ``last_offset``, unless that is below the dirty range. As in Kafka the value can
-        decrease, because an old v0/v1 wrapper can state an end offset below those of its records.
+        """Set it unless it is below the dirty range. As in Kafka it can decrease, because an old v0/v1 wrapper can state an end offset
+        below those of its records.
         """
         if last_offset >= self._scan.first_dirty:
             self.last_offset_covered_by_map = last_offset
 
     def extend_mapped_range_to_end_of_segment(self, source: SourceSegment) -> None:
-        """Set the last offset that the map covers to the end of this segment's range, so that a gap before the next segment counts as
-        covered (KAFKA-8764).
-        """
+        """Extend the covered range to the end of this segment, so that a gap before the next segment counts as covered (KAFKA-8764)."""
         self._set_last_offset_covered_by_map(min(source.end, self._scan.end) - 1)
 
 
@@ -863,9 +836,7 @@ def _hash_keys_of_chunk(
     hash_key: bytes,
     is_backwards: bool,
 ) -> HashesAndRowNumbers:
-    """Return the key hashes of the rows with offsets from ``first_offset`` up to ``end_offset`` (exclusive) that have a key, and the
-    numbers of these rows.
-    """
+    """Hash the rows with a key and an offset from ``first_offset`` up to ``end_offset`` (exclusive)."""
     hashes, picked = buffers.hashes.hash_and_row_number_buffers(
         _count_rows_with_key(rows.offset, rows.key_length, first_offset, end_offset)
     )
@@ -886,7 +857,6 @@ def _hash_keys_of_chunk(
 
 @measure_stage(SegmentWorkStage.HASH, lambda chunk, rows, row_numbers, _: int(rows.key_length[row_numbers].sum()))
 def _hash_keys_of_rows(chunk: BatchChunk, rows: RecordRows, row_numbers: Int64s, hash_key: bytes) -> Hashes:
-    """Return the key hashes of the rows with the numbers ``row_numbers``, shape (n, 2)."""
     return _hash_keys_of_selected_rows(chunk.buf, row_numbers, rows.key_start, rows.key_length, *siphash_key_halves(hash_key))
 
 
@@ -895,7 +865,7 @@ def _hash_keys_of_rows(chunk: BatchChunk, rows: RecordRows, row_numbers: Int64s,
 
 @kernel
 def _count_rows_with_key(offset: Int64s, key_length: Int32s, first_offset: int, end_offset: int) -> int:
-    """Return the number of rows with a key and an offset from ``first_offset`` up to ``end_offset`` (exclusive)."""
+    """Count rows with a key and an offset from ``first_offset`` up to ``end_offset`` (exclusive)."""
     count = 0
     for row in range(offset.size):
         if key_length[row] >= 0 and first_offset <= offset[row] < end_offset:
@@ -939,7 +909,6 @@ def _hash_keys_of_selected_rows(
 
 @kernel
 def _row_numbers_with_key_below_offset(offset: Int64s, key_length: Int32s, end_offset: int) -> Int64s:
-    """Return the numbers of the rows that have a key and an offset less than ``end_offset``."""
     found = np.empty(offset.size, np.int64)
     count = 0
     for row in range(offset.size):
@@ -963,9 +932,8 @@ def _count_survivors_by_batch(
     out_tombstone_flags: Flags,
     out_keyless_counts: Int32s,
 ) -> None:
-    """Set in ``out_survivor_counts`` the number of survivors of each batch flagged in ``complete_flags`` (-1 for the others), in
-    ``out_tombstone_flags`` whether there are tombstones among the survivors, and in ``out_keyless_counts`` the number of records without a
-    key from ``first_dirty_offset`` on. The last are survivors unless ``drops_keyless``.
+    """Set, for each batch flagged in ``complete_flags``, the number of survivors (-1 for the others), whether there are tombstones among
+    them, and the number of records without a key from ``first_dirty_offset`` on, which are survivors unless ``drops_keyless``.
     """
     for batch in range(out_survivor_counts.size):
         count = 0
@@ -986,9 +954,7 @@ def _count_survivors_by_batch(
 def _unpack_superseded_flags(
     packed_survivor_bits: npt.NDArray[np.uint8], first_bit_by_batch: Int64s, first_row: FirstRowByBatch, out_superseded_flags: Flags
 ) -> None:
-    """Set ``out_superseded_flags`` for each row of a chunk to whether its bit among the survivors is 0. Rows of batches whose
-    ``first_bit_by_batch`` is -1 (not in the bitmap) keep their flags.
-    """
+    """Flag each row whose bit among the survivors is 0. Rows of batches that are not in the bitmap (-1) keep their flags."""
     for batch in range(first_bit_by_batch.size):
         if first_bit_by_batch[batch] >= 0:
             for row in range(first_row[batch], first_row[batch + 1]):

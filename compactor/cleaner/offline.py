@@ -41,8 +41,7 @@ _KEY_BYTES: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class OfflineCleanOptions:
-    """Options of ``clean``, in milliseconds and bytes. None means Kafka's default for a log whose segments are all sealed.
-
+    """Options of ``clean``. None means Kafka's default for a log whose segments are all sealed.
     hash_key: 16 secret bytes for the offset map; the results do not depend on it.
     """
 
@@ -67,7 +66,6 @@ class OfflineCleanOptions:
 @dataclass(frozen=True, slots=True)
 class OfflineCleanSummary:
     """Result of ``clean``.
-
     segments: (base offset, bytes) of each segment written.
     next_dirty_offset: the first offset that is not clean yet.
     """
@@ -86,8 +84,7 @@ def clean_log_directory(
     log_dir: Path, out_dir: Path, request: OfflineCleanOptions, report_phase: Callable[[str], None] = lambda phase: None
 ) -> OfflineCleanSummary:
     """Clean ``log_dir`` into ``out_dir``, which must not exist and appears complete or not at all.
-
-    :param report_phase: called with the name of each phase when it begins: "index", "rewrite", "done".
+    :param report_phase: called when a phase begins: "index", "rewrite", "done".
     :raises UsageError: if ``log_dir`` is missing, ``out_dir`` exists or cannot be written, or the range is not valid.
     :raises BadData: if Kafka refuses the log, or it fails further checks (docs/compatibility.md).
     :raises OutOfBudget: if the disk is full.
@@ -113,8 +110,8 @@ def clean_log_directory(
 
 @dataclass(frozen=True, slots=True)
 class LogDirectoryWithRangeToClean:
-    """Opened log directory: all segments, the range of offsets to clean from ``first_dirty`` up to ``upper`` (exclusive), and the rules
-    that apply if the map covers all of that range.
+    """Opened log directory: all segments, the range to clean from ``first_dirty`` up to ``upper`` (exclusive), and the rules that apply
+    if the map covers all of it.
     """
 
     sources: list[SourceSegment]
@@ -126,8 +123,9 @@ class LogDirectoryWithRangeToClean:
 def open_log_directory_for_round(
     log_dir: Path, request: OfflineCleanOptions, workers: WorkerThreads | None = None
 ) -> LogDirectoryWithRangeToClean:
-    """Open a log directory and determine the range of offsets to clean. Raises UsageError if the directory is missing or the range is not
-    valid, and BadData if the log is not valid.
+    """Open a log directory and determine the range to clean. Raises UsageError if the directory is missing or the range is not valid, and
+    BadData if the log is not valid.
+    - _clean_log _create_gate_that_checks_output _find_survivors
     """
     sources = open_log_directory(log_dir, request.index_interval_bytes, request.max_decompressed_batch_bytes, workers)
     log_start = sources[0].base
@@ -235,11 +233,8 @@ def _check_cleaned_groups(
     max_inflated_bytes: int,
     balance_key: BalanceDigestKey | None,
 ) -> None:
-    """Check every group of cleaned segments with the gate, and check that its balance (sums over all batches and records) adds up. Raises
-    GateFailed, BadData.
-
-    :param source_groups: for each cleaned segment, its source segments.
-    :param balance_key: key of the balance's sums; None for no balance.
+    """Check every cleaned group with the gate, and that its balance adds up. Raises GateFailed, BadData.
+    :param balance_key: None for no balance.
     """
     for members, segment in zip(source_groups, cleaned_segments, strict=True):
         tally = None if balance_key is None else NewSegmentBalanceBuilder(segment, balance_key, max_inflated_bytes)
@@ -262,8 +257,8 @@ def open_log_directory(
 
 
 def list_segment_base_offsets(log_dir: Path, *, is_written_by_broker: bool = False) -> list[int]:
-    """Return the base offsets of the segments in a log directory, ascending. ``is_written_by_broker``: whether a broker may be writing
-    there, so that unfinished files are no error. Raises UsageError, BadData.
+    """Return the base offsets of the segments in a log directory, ascending. Raises UsageError, BadData.
+    :param is_written_by_broker: whether a broker may be writing there, so that unfinished files are no error.
     """
     if not log_dir.is_dir():
         raise UsageError(f"{log_dir} is not a directory", hint="Name a Kafka log directory, such as /var/lib/kafka/orders-0")
@@ -290,8 +285,7 @@ def open_segments_of_directory(
     read_file: Callable[[Path], Bytes] = memory_map_file,
     workers: WorkerThreads | None = None,
 ) -> list[SourceSegment]:
-    """Open neighbouring segments by their base offsets, and return them with their batch tables. Raises UsageError, BadData.
-
+    """Open neighbouring segments by their base offsets. Raises UsageError, BadData.
     :param end_offset: base offset of the segment after them; None if the last one is the newest.
     :param read_file: returns the bytes of a file, mapped or copied.
     :param workers: threads that parse the headers; None for the caller's thread.
@@ -351,7 +345,6 @@ def open_segments_of_directory(
 
 
 def _is_first_batch_after_offset(table: BatchTable, previous_last_offset: int) -> bool:
-    """Return whether a segment's first batch begins after an offset."""
     if not len(table):
         return True
     base = int(table.base_offset[0])
@@ -359,8 +352,8 @@ def _is_first_batch_after_offset(table: BatchTable, previous_last_offset: int) -
 
 
 def _usable_sizes_of_offset_and_time_index(path: Path, source: SourceSegment, index_interval_bytes: int) -> tuple[int, int]:
-    """Return the sizes in bytes of a segment's offset index and time index, rounded down to whole entries. As in
-    Kafka, if the offset index is missing, the sizes are those after a rebuild of both; a missing time index alone counts as empty.
+    """Return the sizes of both indexes, rounded down to whole entries. As in Kafka, if the offset index is missing, the sizes are those
+    after a rebuild of both; a missing time index alone counts as empty.
     """
     index, timeindex = path.with_suffix(".index"), path.with_suffix(".timeindex")
     if index.exists():
@@ -371,27 +364,24 @@ def _usable_sizes_of_offset_and_time_index(path: Path, source: SourceSegment, in
 
 
 def _base_offset_of_segment_containing(sources: list[SourceSegment], offset: int) -> int:
-    """Return ``offset`` moved down to the base offset of the segment that contains it (Kafka's
-    LogCleanerManager.calculateCleanableBytes).
-    """
+    """Return the base offset of the segment that contains an offset (Kafka: LogCleanerManager.calculateCleanableBytes)."""
     if offset >= sources[-1].end:
         return offset
     return max((source.base for source in sources if source.base <= offset), default=sources[0].base)
 
 
 def _tombstone_horizon_of_legacy_segments_ms(sources: list[SourceSegment], first_dirty: int, delete_retention_ms: int) -> int:
-    """Return the legacy horizon, in milliseconds: v0/v1 tombstones stay in segments that were modified after this time. It is the
-    modification time of the last segment below ``first_dirty``, minus the retention; 0 if there is no such segment.
+    """Return the legacy horizon: v0/v1 tombstones stay in segments that were modified after it. It is the modification time of the last
+    segment below ``first_dirty``, minus the retention; 0 without such a segment.
     """
     clean = [source for source in sources if source.base < first_dirty]
     return clean[-1].mtime_ms - delete_retention_ms if clean else 0
 
 
 def _producer_states_at_offset(log_dir: Path, sources: list[SourceSegment], end_offset: int) -> ProducerStates:
-    """Return the producer states at ``end_offset`` from the newest readable snapshot and the log after it, or from the whole log. States of
-    idle producers are kept, because no producer id expires here.
-
-    As in Kafka, only snapshots at the base offset of a segment other than the first, or at ``end_offset``, are used.
+    """Return the producer states at ``end_offset`` from the newest readable snapshot and the log after it, or from the whole log. No
+    producer id expires here. As in Kafka, only snapshots at the base offset of a segment other than the first, or at ``end_offset``, are
+    used.
     """
     places = {source.base for source in sources[1:]} | {end_offset}
     found = sorted((int(m[1]), path) for path in log_dir.iterdir() if (m := _SNAPSHOT_NAME.fullmatch(path.name)))

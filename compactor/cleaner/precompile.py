@@ -1,7 +1,4 @@
-"""Compilation of the kernels that nearly every log needs, or loading them from the cache, before a log has to wait for them.
-
-The other kernels (for message formats v0 and v1, snappy, and a bounded offset map) are compiled when a log first needs them.
-"""
+"""Compilation of the kernels that nearly every log needs, or loading them from the cache, before a log has to wait for them."""
 
 from __future__ import annotations
 
@@ -28,9 +25,8 @@ KERNELS: Final = 41
 
 
 def precompile_kernels(report: ReportKernel | None = None) -> None:
-    """Compile the numba kernels, or load them from their cache, by cleaning a small log. If several processes call this at the same time,
-    one compiles and the others wait for it.
-
+    """Compile the numba kernels, or load them from their cache, by cleaning a small log. Of several processes at the same time, one
+    compiles and the others wait for it.
     :param report: called before each kernel that is compiled, with its name and the number of kernels compiled so far.
     """
     folder = kernel_cache_folder()

@@ -36,9 +36,7 @@ from compactor.records.indexes import TXN_ENTRY, TxnEntries
 from compactor.records.producers import ProducerStates
 from compactor.records.rows import BatchChunk, RecordRows
 
-# Outcomes of transactions: whether data is committed or aborted is decided by the next marker of its producer (Kafka:
-# CleanedTransactionMetadata).
-#
+# ---- outcomes of transactions: the next marker of its producer decides whether data is committed (CleanedTransactionMetadata) --
 # One fold from the end of the log is used by the cleaner, by pass 1 of a long log, by readers and by searches. The gate has a rule of its
 # own, because a check must not share the mistakes of what it checks.
 
@@ -52,9 +50,8 @@ UNDECIDED: Final = -1
 def find_txn_outcomes_and_update_next_outcomes(table: BatchTable, next_outcome_by_producer: dict[int, int]) -> TxnOutcomes:
     """Return the outcome of each batch's transaction: ABORT, COMMIT or UNDECIDED. Segments of a log are passed from the last to the first,
     because a later marker decides about earlier data.
-
     :param next_outcome_by_producer: by producer id, the outcome of the producer's first marker after this segment. Updated in place for the
-        call with the previous segment, so that markers of this segment are included.
+    call with the previous segment.
     """
     kinds = np.full(len(table), UNDECIDED, np.int8)
     transactional = table.transactional_flags
@@ -75,12 +72,9 @@ def find_txn_outcomes_and_update_next_outcomes(table: BatchTable, next_outcome_b
 def find_txn_outcomes_in_columns_and_update_next(
     control_kind: TxnOutcomes, transactional_flags: Flags, producer: Int64s, next_outcome_by_producer: Int64s
 ) -> TxnOutcomes:
-    """Return, for each batch of transactional data, the outcome of its transaction: ABORT, COMMIT or UNDECIDED. Other batches are
-    UNDECIDED.
-
+    """Return the outcome of each batch of transactional data: ABORT, COMMIT or UNDECIDED. Other batches are UNDECIDED.
     :param producer: for each batch, the index of its producer.
-    :param next_outcome_by_producer: by producer index, the outcome of the producer's first marker after these batches. Updated in place, so
-        that the markers of these batches are included.
+    :param next_outcome_by_producer: by producer index, the outcome of the producer's first marker after these batches. Updated in place.
     """
     kinds = np.full(control_kind.size, UNDECIDED, np.int8)
     for i in range(control_kind.size - 1, -1, -1):
@@ -91,9 +85,7 @@ def find_txn_outcomes_in_columns_and_update_next(
     return kinds
 
 
-# Transaction verdicts of all batches, as one ordered fold over batch headers (Kafka: CleanedTransactionMetadata; docs/kafka-rules.md 2.5
-# and 4.3).
-#
+# ---- verdicts of all batches, as one ordered fold over batch headers (docs/kafka-rules.md 2.5 and 4.3) -------------------------
 # The fold runs once, before the passes. With its verdicts, everything after it can process segments in any order. Outcomes come from the
 # control records; the transaction index is only carried along.
 
@@ -104,8 +96,7 @@ TransactionStateByBatch = tuple[Flags, Flags, Int64s, Int64s]
 
 @dataclass(frozen=True, slots=True)
 class TransactionVerdicts:
-    """Outcomes of transactions for the batches of one segment, as flags per batch.
-
+    """Outcomes of transactions per batch of one segment.
     aborted: data of a transaction whose marker is ABORT.
     discardable: aborted data, or a marker whose transaction has no data left in the log.
     indexed: an ABORT marker that stays in the transaction index because data of its transaction is left.
@@ -121,11 +112,9 @@ class TransactionVerdicts:
 def transaction_verdicts_by_source(
     sources: list[SourceSegment], open_txn_offset_by_producer: Mapping[int, int] | None = None
 ) -> list[TransactionVerdicts]:
-    """Return the outcomes of all transactions of a log, from its first segment on, one TransactionVerdicts per segment. Segments after the
-    round's range are given only because later markers decide about earlier data.
-
-    :param open_txn_offset_by_producer: by producer id, the first offset of the transaction that was open where these segments begin; None
-        if there is none.
+    """Return the outcomes of all transactions of a log, per segment, from its first on. Segments after the round's range are given only
+    because later markers decide about earlier data.
+    :param open_txn_offset_by_producer: first offsets of transactions that were open where these segments begin.
     """
     before = open_txn_offset_by_producer or {}
     # Batches without a part in a transaction need no verdict: most logs have no others.
@@ -169,7 +158,6 @@ def _concatenate_columns(columns: list[npt.NDArray[Any]], dtype: type[np.generic
 
 
 def _expand_flags_to_all_batches(batch_count: int, batch_numbers: Int64s, flags_of_numbers: Flags) -> Flags:
-    """Return flags of ``batch_count`` batches, given the flags of those with the numbers ``batch_numbers``; the others are False."""
     whole = np.zeros(batch_count, np.bool_)
     whole[batch_numbers] = flags_of_numbers
     return whole
@@ -178,8 +166,8 @@ def _expand_flags_to_all_batches(batch_count: int, batch_numbers: Int64s, flags_
 def _txn_index_entries_of_markers(
     source: SourceSegment, marker_numbers: Int64s, first_offset: Int64s, last_stable_offset: Int64s
 ) -> TxnEntries:
-    """Return the transaction index entries of the markers that stay. The segment's own entries are used if they cover their transactions;
-    other entries are made from the batch headers.
+    """Return the transaction index entries of the markers that stay: the segment's own if they cover their transactions, else made from
+    the batch headers.
     """
     entries = np.zeros(len(marker_numbers), TXN_ENTRY)
     entries["producer_id"] = source.table.producer_id[marker_numbers]
@@ -190,8 +178,8 @@ def _txn_index_entries_of_markers(
 
 
 def replace_computed_by_existing_txn_entries(computed_entries: TxnEntries, existing_entries: TxnEntries) -> TxnEntries:
-    """Replace computed entries of a transaction index, in place, by the segment's existing entries for the same transactions, and return
-    the result. An existing entry that begins after remaining data of its transaction is not used: a broker without the producer's state
+    """Replace computed transaction index entries, in place, by the segment's existing entries for the same transactions, and return the
+    result. An existing entry that begins after remaining data of its transaction is not used: a broker without the producer's state
     wrote it, and readers would take that data for committed.
     """
     existing_entries = existing_entries[np.argsort(existing_entries["last_offset"], kind="stable")]
@@ -205,9 +193,9 @@ def replace_computed_by_existing_txn_entries(computed_entries: TxnEntries, exist
 
 
 def reason_txn_index_is_invalid(index_entries: TxnEntries, source: SourceSegment) -> ReasonOrEmpty:
-    """Return why ``index_entries`` cannot be the transaction index of a segment, or an empty string. An entry must cover the remaining
-    data of its
-    transaction, and no data of the transaction before. With an invalid index, readers would hide committed records or return aborted ones.
+    """Return why ``index_entries`` cannot be the transaction index of a segment; empty if they can. An entry must cover the remaining
+    data of its transaction, and no data of the transaction before. With an invalid index, readers would hide committed records or return
+    aborted ones.
     """
     if not len(index_entries):
         return ""
@@ -231,9 +219,7 @@ def reason_txn_index_is_invalid(index_entries: TxnEntries, source: SourceSegment
 
 
 def _previous_marker_offset_by_batch(table: BatchTable) -> Int64s:
-    """Return a value per batch: for a transaction marker, the offset of the previous marker of its producer; -1 if there is none, and for
-    other batches.
-    """
+    """Return for each transaction marker the offset of the previous marker of its producer; -1 for other batches."""
     markers = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT))
     by_producer = markers[np.argsort(table.producer_id[markers], kind="stable")]
     same = table.producer_id[by_producer[1:]] == table.producer_id[by_producer[:-1]]
@@ -254,12 +240,8 @@ def _transaction_state_by_batch(
     base_offset: Int64s,
     last_offset: Int64s,
 ) -> TransactionStateByBatch:
-    """Return four columns, one row per batch: whether it may be discarded, whether it is a marker that stays in the transaction index, and,
-    for such markers, first offset and last stable offset of the index entry.
-
-    :param is_aborted: a flag per batch: whether its transaction was aborted.
-    :param producer_index: number of each batch's producer.
-    :param next_outcome_by_producer: outcome of each producer's first marker in these batches.
+    """Return per batch: whether it may be discarded, whether it is a marker that stays in the transaction index, and first offset and last
+    stable offset of the index entry.
     :param open_txn_offset_by_producer: first offset of each producer's transaction that was open before these batches, or -1.
     :param producers_with_open_txn: producers with such a transaction, in the order in which the transactions began.
     """
@@ -319,11 +301,10 @@ LAST_MS = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class RetentionRules:
-    """Values on which the retention rules depend, besides batches and records. Times are in milliseconds.
-
+    """Values on which the retention rules depend, besides batches and records.
     latest_offset: last offset that the offset map covers.
     legacy_horizon_ms: tombstones of v0/v1 stay in segments that were modified after this time.
-    balance_key: key of the balance's sums; None for no balance.
+    balance_key: None for no balance.
     drops_keyless: whether records without a key are removed, as by Kafka's cleaner. If not, each of them stays.
     """
 
@@ -338,8 +319,8 @@ class RetentionRules:
 
     @property
     def new_delete_horizon_ms(self) -> int:
-        """Return the delete horizon, in milliseconds, of tombstones and markers that get one in this round: now plus
-        delete.retention.ms, limited to LAST_MS because a larger sum would overflow.
+        """Return the delete horizon of tombstones and markers that get one in this round: now plus delete.retention.ms, limited to
+        LAST_MS because a larger sum would overflow.
         """
         return min(self.now_ms + self.delete_retention_ms, LAST_MS)
 
@@ -347,10 +328,9 @@ class RetentionRules:
 @dataclass(frozen=True, slots=True)
 class BatchRetentionDecisions:
     """Decisions about batches as far as their headers allow them, one row per batch.
-
     action: DROP, COPY or EMPTY if the header is enough, FILTER if the records decide.
     retain_empty: whether the header stays, because the batch is the last of a live producer or ends at the high watermark (KAFKA-8335,
-        KAFKA-20452).
+    KAFKA-20452).
     discarded: whether the batch must be removed, because its transaction was aborted or has no data left.
     """
 
@@ -359,7 +339,6 @@ class BatchRetentionDecisions:
     discarded: Flags
 
     def decisions_of_batch_slice(self, batch_slice: slice) -> BatchRetentionDecisions:
-        """Return the decisions on the batches in a slice of rows."""
         return BatchRetentionDecisions(self.action[batch_slice], self.retain_empty[batch_slice], self.discarded[batch_slice])
 
 
@@ -367,7 +346,7 @@ class BatchRetentionDecisions:
 def decide_batch_retention_by_headers(
     table: BatchTable, verdicts: TransactionVerdicts, retention_rules: RetentionRules, segment_name: str
 ) -> BatchRetentionDecisions:
-    """Return the decision on each batch of a segment, as far as its header allows one. Raises BadData for a marker that cannot be read."""
+    """Decide each batch of a segment as far as its header allows. Raises BadData for a marker that cannot be read."""
     malformed = np.flatnonzero(table.control == MALFORMED)
     if len(malformed):
         at = int(malformed[0])
@@ -434,10 +413,8 @@ def decide_batch_retention_by_records(
     segment_mtime_ms: int,
 ) -> CleaningDecisions:
     """Decide the FILTER batches of a chunk by their records. Return the decisions on all batches and records of the chunk.
-
     :param superseded_flags: a flag per row: whether a later record of the key exists in the mapped range.
-    :param header_decisions: decisions on the chunk's batches by their headers.
-    :param segment_mtime_ms: modification time of the segment; v0/v1 tombstones stay only if it is later than the legacy horizon.
+    :param segment_mtime_ms: v0/v1 tombstones stay only if it is later than the legacy horizon.
     """
     batches = table.select_rows(slice(chunk.first, chunk.last))
     horizon = np.full(len(batches), NO_HORIZON, np.int64)
@@ -508,8 +485,7 @@ def _decide_kept_records_and_delete_horizons(
                 decisions.horizon[batch] = new_horizon_ms
 
 
-# Cleaning of one chunk: takes parsed rows with their survivor flags, and returns the bytes of new batches.
-#
+# ---- cleaning of one chunk: parsed rows with their survivor flags become the bytes of new batches ------------------------------
 # Pass 2 does this for every chunk. Pass 1 does it for a compressed chunk whose survivors it knows already, and stores the result
 # (``CleanedChunkCache``), so that nothing is decompressed, parsed or looked up twice.
 
@@ -517,7 +493,6 @@ def _decide_kept_records_and_delete_horizons(
 @dataclass(frozen=True, slots=True)
 class CleanedChunk:
     """Cleaned batches of a chunk, ready to be written, with its number of records before and after cleaning.
-
     sums: digest sums of the chunk's batches and records for the round's balance; None if no balance is computed.
     """
 
@@ -535,7 +510,6 @@ class CleanedChunk:
         return CleanedChunk(moved, self.records_read, self.records_kept, self.sums)
 
     def copy_chunk(self) -> CleanedChunk:
-        """Return the chunk with a copy of its bytes."""
         return self.copy_chunk_into(memoryview(bytearray(len(self.encoded.data))))
 
 
@@ -549,11 +523,9 @@ def clean_batches_of_chunk(
     decisions: BatchRetentionDecisions,
     retention_rules: RetentionRules,
 ) -> CleanedChunk:
-    """Clean the batches of a chunk: decide which records stay, and encode the batches. The result uses the thread's buffers. Raises BadData
-    if Kafka would refuse a batch.
-
+    """Decide which records of a chunk stay, and encode its batches into the thread's buffers. Raises BadData if Kafka would refuse a batch.
     :param superseded_flags: a flag per row: whether a later record has its key.
-    :param decisions: decisions that the batch headers alone allow, one row per batch of the chunk.
+    :param decisions: by batch headers alone, one row per batch of the chunk.
     """
     if chunk.wanted.any() and int(source.table.magic[chunk.first]) < 2:
         _reject_overlapping_v0_v1_wrappers(source, chunk, rows, first_row)
@@ -600,8 +572,8 @@ def _reject_markers_without_value(source: SourceSegment, chunk: BatchChunk, rows
 
 
 def _reject_overlapping_v0_v1_wrappers(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> None:
-    """Raise BadData if the records of a v0/v1 wrapper overlap the offsets of the batches before or after it. The wrapper's header does not
-    state its first offset, so that this shows only now.
+    """Raise BadData if the records of a v0/v1 wrapper overlap neighbouring batches. Its header does not state its first offset, so that
+    this shows only now.
     """
     table = source.table
     for i in np.flatnonzero(np.diff(first_row) > 0).tolist():
@@ -630,9 +602,7 @@ def _reject_overlapping_v0_v1_wrappers(source: SourceSegment, chunk: BatchChunk,
 
 
 class CleanedChunkCache:
-    """Chunks that pass 1 has cleaned for pass 2, within a budget in bytes. A chunk is identified by segment and first
-    batch. Thread-safe.
-    """
+    """Chunks that pass 1 has cleaned for pass 2, by segment and first batch, within a budget in bytes. Thread-safe."""
 
     _BLOCK: Final = 1 << 25  # large pages are cheaper to get; the memory goes back when the last chunk in a block is written
 
@@ -644,7 +614,6 @@ class CleanedChunkCache:
 
     @property
     def has_cache_space_left(self) -> bool:
-        """Return whether the budget has bytes left for another chunk."""
         return self._left > 0
 
     @measure_stage(SegmentWorkStage.KEEP, lambda self, source, chunk, cleaned: len(cleaned.encoded.data))
@@ -667,5 +636,5 @@ class CleanedChunkCache:
         self._chunks.clear()
 
     def pop_cleaned_chunk(self, source: SourceSegment, first_batch: int) -> CleanedChunk | None:
-        """Remove and return the cleaned chunk that begins at batch ``first_batch``, or return None if it was not stored."""
+        """Remove and return the cleaned chunk that begins at ``first_batch``, or None if it was not stored."""
         return self._chunks.pop((source.ordinal, first_batch), None)

@@ -53,14 +53,14 @@ from compactor.records.indexes import encode_offset_and_time_index
 from compactor.records.producers import batch_table_from_runs_and_markers, extract_producer_runs_and_markers
 from compactor.records.rows import BatchChunk, RecordRows, parse_records
 
-# Grouping of neighbouring segments into one new segment (Kafka: Cleaner.groupSegmentsBySize; docs/kafka-rules.md 3).
+# ---- grouping of neighbouring segments into one new segment (Kafka: Cleaner.groupSegmentsBySize; docs/kafka-rules.md 3) ---------
 
 
 BaseOffset = int
 
 
 class GroupableSegment(Protocol):
-    """A segment that can be grouped: its base offset, and its size and the sizes of its indexes in bytes."""
+    """A segment that can be grouped. Sizes are in bytes."""
 
     @property
     def base(self) -> BaseOffset: ...
@@ -76,7 +76,6 @@ S = TypeVar("S", bound=GroupableSegment)
 
 
 def _allow_every_segment_to_join(group: list[S], segment: S) -> bool:
-    """Return True, so that only size limits decide whether a segment joins a group."""
     return True
 
 
@@ -89,10 +88,9 @@ def group_segments(
 ) -> list[list[S]]:
     """Return groups of neighbouring segments, each filled in order until the next segment does not fit. A segment larger than
     ``segment_bytes`` is a group of its own. An empty segment is not subject to the limit of offsets per segment.
-
     :param segment_bytes, segment_index_bytes: most bytes of a group's segments, and of each kind of their indexes.
     :param end_offset: offset after the last one of the last segment.
-    :param may_join_group: returns whether a segment may join a group, in addition to these limits.
+    :param may_join_group: decides in addition to these limits.
     """
     groups: list[list[S]] = []
     for i, segment in enumerate(segments):
@@ -109,9 +107,6 @@ def group_segments(
 
 
 def _fits_group_limits(group: list[S], segment: S, last_offset: int, segment_bytes: int, segment_index_bytes: int) -> bool:
-    """Return whether a group with one more segment stays within the limits of size, index size and offset range. ``last_offset``: last
-    offset of that segment.
-    """
     return (
         sum(s.size for s in group) + segment.size <= segment_bytes
         and sum(s.index_bytes for s in group) + segment.index_bytes <= segment_index_bytes
@@ -120,9 +115,8 @@ def _fits_group_limits(group: list[S], segment: S, last_offset: int, segment_byt
     )
 
 
-# Sidecars made from segments, and stand-ins made from sidecars.
-#
-# In the transaction fold, a stand-in replaces a segment that is not read: its batches are the sidecar's producer runs and markers. If the
+# ---- sidecars made from segments, and substitutes made from sidecars -----------------------------------------------------------
+# In the transaction fold, a substitute replaces a segment that is not read: its batches are the sidecar's producer runs and markers. If the
 # segment is read later, ``txn_verdicts_from_substitute_segment`` converts the verdicts.
 
 
@@ -132,12 +126,11 @@ NO_BYTES = read_only_view(np.empty(0, np.uint8))
 @dataclass(frozen=True, slots=True)
 class ChunkSummaryForSidecar:
     """Facts about the batches of a chunk that a sidecar needs.
-
     hashes: key hashes of the records, shape (n, 2).
     first: number of the first of these batches.
-    keys, flags: per batch, its number of keys and its flags in the segment's key directory; empty if no directory is wanted.
+    keys, flags: per batch, for the segment's key directory; empty if no directory is wanted.
     undated: number of tombstones without a delete horizon.
-    earliest_ms: earliest delete horizon of a tombstone, in milliseconds; NEVER_MS if there is none.
+    earliest_ms: earliest delete horizon of a tombstone; NEVER_MS if there is none.
     """
 
     hashes: npt.NDArray[np.uint64]
@@ -151,9 +144,7 @@ class ChunkSummaryForSidecar:
 
 
 class SidecarBuilder:
-    """Builder of a segment's sidecar (Bloom filter, delete horizons, producer runs) that is filled while the segment is read or written.
-    Batches come in any order, each once.
-    """
+    """Builder of a segment's sidecar that is filled while the segment is read or written. Batches come in any order, each once."""
 
     def __init__(
         self,
@@ -165,9 +156,7 @@ class SidecarBuilder:
         collects_key_directory: bool = False,
     ) -> None:
         """Create an empty builder. Keys are hashed only if a filter, the number of distinct keys or a key directory is wanted.
-
-        :param filter_design: parameters of the Bloom filter, for at least as many keys as the segment has records; None for no filter.
-        :param counts_distinct_keys: whether the number of distinct keys is wanted.
+        :param filter_design: for at least as many keys as the segment has records; None for no filter.
         :param collects_key_directory: whether ``build_key_directory`` will be called; all batches must be of v2 then.
         """
         self._source = source
@@ -181,7 +170,7 @@ class SidecarBuilder:
         self.due = RemovableRecordCounts()
 
     def summarize_chunk(self, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> ChunkSummaryForSidecar:
-        """Summarize a chunk while its rows are valid, leaving out control records. May be called in any thread."""
+        """Summarize a chunk while its rows are valid, without control records. May be called in any thread."""
         table = self._table
         keyed = rows.key_length >= 0
         records = len(rows)
@@ -208,10 +197,8 @@ class SidecarBuilder:
     def _key_counts_and_directory_flags_by_batch(
         self, rows: RecordRows, first_row: FirstRowByBatch, chunk: BatchChunk, has_key_flags: npt.NDArray[np.bool_]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-        """Return two arrays for the key directory: the number of records with a key in each batch, and flags for batches that have
-        tombstones or records without a key.
-
-        :param has_key_flags: a flag per row: whether it is a data record with a key.
+        """Return for the key directory: the number of records with a key in each batch, and flags of batches that have tombstones or
+        records without a key.
         """
         keys = _count_flagged_rows_by_batch(has_key_flags, first_row)
         keyless = self._data[chunk.first : chunk.last] & (keys < np.diff(first_row))
@@ -219,7 +206,7 @@ class SidecarBuilder:
         return keys.astype(np.int32), (keyless * np.uint8(HAS_KEYLESS_RECORD) | buried * np.uint8(HAS_TOMBSTONE)).astype(np.uint8)
 
     def add_chunk_summary(self, summary: ChunkSummaryForSidecar) -> None:
-        """Add the summary of a chunk. Must be called by one thread at a time."""
+        """Must be called by one thread at a time."""
         self._sidecar.add_record_key_hashes(summary.hashes)
         if self._summaries is not None:
             self._summaries.append(summary)
@@ -236,8 +223,8 @@ class SidecarBuilder:
         return self._sidecar.build_sidecar(segment_id, int(self._table.count[self._data].sum()), self.due, runs, markers)
 
     def build_key_directory(self, segment_id: str) -> KeyDirectory:
-        """Return the segment's key directory, which tells which batches may hold a key. Called after all batches with records were added,
-        and while the segment's bytes can still be read.
+        """Return the segment's key directory. Called after all batches with records were added, while the segment's bytes can still be
+        read.
         """
         table, summary = self._table, sorted(self._summaries or (), key=lambda one: one.first)
         keys, flags = np.zeros(len(table), np.int32), np.zeros(len(table), np.uint8)
@@ -255,7 +242,6 @@ _NO_DIRECTORY = np.empty(0, np.int32), np.empty(0, np.uint8)
 
 
 def _count_flagged_rows_by_batch(row_flags: npt.NDArray[np.bool_], first_row: FirstRowByBatch) -> Int64s:
-    """Return for each batch the number of its rows whose flag in ``row_flags`` is set."""
     before: Int64s = np.concatenate((np.zeros(1, np.int64), np.cumsum(row_flags, dtype=np.int64)))
     counted: Int64s = before[first_row[1:]] - before[first_row[:-1]]
     return counted
@@ -272,10 +258,7 @@ def build_sidecar(
     counts_distinct_keys: bool,
 ) -> Sidecar:
     """Read a whole segment and return its sidecar. Raises BadData if the segment cannot be read.
-
-    :param filter_design: parameters of the Bloom filter, for at least as many keys as the segment has records; None for no filter.
-    :param hash_key: secret key of the key hashes, 16 bytes.
-    :param counts_distinct_keys: whether the number of distinct keys is estimated, too.
+    :param filter_design: for at least as many keys as the segment has records; None for no filter.
     """
     return add_segment_to_sidecar_builder(
         SidecarBuilder(source, filter_design, hash_key, counts_distinct_keys=counts_distinct_keys), source, max_inflated_bytes, workers
@@ -305,9 +288,8 @@ def add_segment_to_sidecar_builder(
 def create_substitute_segment_from_sidecar(
     ordinal: SegmentOrdinal, name: str, base_offset: int, end_offset: int, mtime_ms: int, sidecar: Sidecar
 ) -> SourceSegment:
-    """Return a substitute for a segment, made from its sidecar, to compute outcomes of transactions without reading the segment.
-
-    It has no bytes; its batches are the sidecar's producer runs and markers.
+    """Return a substitute for a segment, with which outcomes of transactions are computed without reading the segment. It has no bytes;
+    its batches are the sidecar's producer runs and markers.
     """
     table = batch_table_from_runs_and_markers(sidecar.producer_runs, sidecar.markers)
     return SourceSegment(ordinal, name, base_offset, end_offset, mtime_ms, NO_BYTES, table)
@@ -316,16 +298,13 @@ def create_substitute_segment_from_sidecar(
 def txn_verdicts_from_substitute_segment(
     source: SourceSegment, substitute: SourceSegment, verdicts: TransactionVerdicts
 ) -> TransactionVerdicts:
-    """Convert the outcomes of transactions (verdicts) of a segment's substitute, which ``create_substitute_segment_from_sidecar`` made, to
-    those of the segment itself.
-
-    In the substitute, each marker has a batch of its own, and the next batch of the same producer stands for a data batch.
+    """Convert the verdicts of a segment's substitute to those of the segment itself. In the substitute, each marker has a batch of its
+    own, and the next batch of the same producer stands for a data batch.
     """
     producers = np.unique(substitute.table.producer_id)
     offsets = np.unique(np.concatenate((substitute.table.base_offset, source.table.base_offset)))
 
     def producer_and_offset_sort_values(table: BatchTable) -> npt.NDArray[np.int64]:
-        """Return one number per batch that sorts by producer and base offset."""
         return np.searchsorted(producers, table.producer_id) * len(offsets) + np.searchsorted(offsets, table.base_offset)
 
     events_at = producer_and_offset_sort_values(substitute.table)
@@ -343,10 +322,9 @@ def txn_verdicts_from_substitute_segment(
 @dataclass(frozen=True, slots=True)
 class CleanedSegment:
     """A new segment: files ``<20 digits>.log``, ``.index``, ``.timeindex`` and, unless empty, ``.txnindex``.
-
     anew: a flag per batch: whether it is not a copy of a source batch.
     sources: number and digest sum of all source batches, for the balance.
-    sums: number and digest sum of the batches and records that are not copied, one row per account (reason for which they are counted).
+    sums: number and digest sum of the batches and records that are not copied, one row per account.
     """
 
     base: int
@@ -363,8 +341,6 @@ class CleanedSegment:
 
 @dataclass(slots=True)
 class _NewSegmentProgress:
-    """Progress of writing a group's new segment: the batches and sums written so far."""
-
     sizes: list[Int64s] = field(default_factory=list)
     last_offsets: list[Int64s] = field(default_factory=list)
     max_timestamps: list[Int64s] = field(default_factory=list)
@@ -392,8 +368,8 @@ GroupMember = Callable[[], AbstractContextManager[tuple[SourceSegment, Transacti
 
 @dataclass(frozen=True, slots=True)
 class GroupSourceOpener:
-    """Callable that opens one source segment of a group (segments that are rewritten together). The segment's bytes stay available until
-    its last chunk is written, although the next source may be opened before.
+    """Callable that opens one source segment of a group. The segment's bytes stay available until its last chunk is written, although
+    the next source may be opened before.
     """
 
     source: SourceSegment
@@ -405,8 +381,6 @@ class GroupSourceOpener:
 
 @dataclass(frozen=True, slots=True)
 class _BatchRangeWithDecisions:
-    """Range of batches of a source segment, from ``first`` up to ``last`` (exclusive), with the decisions on them."""
-
     source: SourceSegment
     first: int
     last: int
@@ -415,7 +389,7 @@ class _BatchRangeWithDecisions:
 
 @dataclass(frozen=True, slots=True)
 class GroupRewriter:
-    """Pass 2 of a round: writes the new segment of each of its groups."""
+    """Pass 2 of a round: writes the new segment of each group."""
 
     survivors: SurvivorLookup
     rules: RetentionRules
@@ -435,12 +409,11 @@ class GroupRewriter:
         filler_epoch: int = -1,
         disk_reservation: DiskReservation = NO_LIMIT,
     ) -> CleanedSegment:
-        """Write the new segment of a group into ``folder``, and return it.
-
-        :param base_offset: base offset of the first source.
+        """Write the new segment of a group into ``folder``.
+        :param base_offset: of the first source.
         :param group: functions that open the sources with their verdicts, in order.
-        :param end_offset: last offset of a published segment, inclusive (coverage, I1): a filler batch is added if the last batch would end
-            before it. None if the segment may end earlier, or be empty, as with Kafka's cleaner.
+        :param end_offset: last offset of a published segment, inclusive (coverage, I1): a filler is added if the last batch would end
+        before it. None if the segment may end earlier, or be empty, as with Kafka's cleaner.
         :param filler_epoch: leader epoch of the filler if no batch of the last source shows it.
         :param disk_reservation: reserves the bytes of each write before it is done.
         :raises BadData: if a source cannot be cleaned. Files written so far are left to the caller.
@@ -487,8 +460,8 @@ class GroupRewriter:
     def _iterate_batch_ranges_and_barriers(
         self, group: Sequence[GroupMember], progress: _NewSegmentProgress
     ) -> Generator[_BatchRangeWithDecisions | JobBarrier, None, None]:
-        """Yield every range of batches of every source, in order. After a source that cannot stay open while the next one is read, yield a
-        barrier. There the caller waits until all ranges of that source are written.
+        """Yield every range of batches of every source, in order, and a barrier after a source that cannot stay open while the next one
+        is read.
         """
         for member in group:
             with member() as (source, verdicts):
@@ -518,8 +491,8 @@ class GroupRewriter:
     def _clean_chunks_of_range(
         self, buffers: ReusableJobBuffers, source: SourceSegment, first_batch: int, end_batch: int, decisions: BatchRetentionDecisions
     ) -> list[CleanedChunk]:
-        """Return the cleaned chunks of one range of batches: from the cache if the first pass has cleaned them, from the batch headers
-        alone if these decide, else by reading the records now.
+        """Return the cleaned chunks of one range: from the cache of pass 1, from the batch headers alone if these decide, else by
+        reading the records.
         """
         action = decisions.action
         finished = self.finished.pop_cleaned_chunk(source, first_batch)
@@ -562,7 +535,7 @@ class GroupRewriter:
 def _append_cleaned_chunk(
     file: BinaryIO, cleaned: CleanedChunk, source: SourceSegment, progress: _NewSegmentProgress, disk_reservation: DiskReservation
 ) -> None:
-    """Append a cleaned chunk to the new segment's file, and add it to ``progress``. Raises BadData if the segment would exceed 2 GiB."""
+    """Append a cleaned chunk to the file and to ``progress``. Raises BadData if the segment would exceed 2 GiB."""
     if progress.written + len(cleaned.encoded.data) > MAX_SEGMENT:
         raise BadData(
             "the cleaned segment would exceed 2 GiB",
@@ -581,9 +554,6 @@ def _append_cleaned_chunk(
 def _append_filler_batch_if_needed(
     file: BinaryIO, progress: _NewSegmentProgress, base_offset: int, end_offset: int, disk_reservation: DiskReservation
 ) -> None:
-    """Append a filler (an empty batch at ``end_offset``) to the file if the segment would end before that offset, and add it to
-    ``progress``.
-    """
     last = max((int(lasts[-1]) for lasts in reversed(progress.last_offsets) if len(lasts)), default=base_offset - 1)
     if last >= end_offset:
         return
@@ -597,9 +567,9 @@ def _append_filler_batch_if_needed(
 def _decide_batch_retention_by_survivor_count(
     table: BatchTable, decisions: BatchRetentionDecisions, survivor_counts: SurvivorCountsByBatch, now_ms: int
 ) -> None:
-    """Change ``decisions`` for the batches whose survivor count from pass 1 is decisive, so that these batches are not read again. A batch
-    without survivors is dropped or emptied. A batch whose records all survive is copied, unless it has tombstones that are due or have no
-    delete horizon yet. A batch that has records without a key is read, so that the balance counts them as such.
+    """Decide the batches whose survivor count from pass 1 is decisive, so that they are not read again: one without survivors is dropped
+    or emptied, one whose records all survive is copied, unless it has tombstones that are due or have no delete horizon yet. A batch
+    that has records without a key is read, so that the balance counts them as such.
     """
     action, retain_empty = decisions.action, decisions.retain_empty
     open_ = (action == FILTER) & (survivor_counts.kept >= 0) & (survivor_counts.keyless == 0)
@@ -612,6 +582,5 @@ def _decide_batch_retention_by_survivor_count(
 
 @measure_stage(SegmentWorkStage.WRITE, lambda file, data: len(data))
 def _write_unbuffered(file: BinaryIO, data: memoryview) -> None:
-    """Write all of ``data``, past Python's buffer because chunks are large."""
     while data:
         data = data[os.write(file.fileno(), data) :]

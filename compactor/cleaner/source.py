@@ -37,8 +37,6 @@ from compactor.records.encode import DROP, REWRITE, CleaningDecisions, EncodedBa
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
 from compactor.records.rows import BatchChunk, RecordRowBuffers, chunk_of_uncompressed_batches, parse_records
 
-# Port through which the cleaner passes decompressed chunks to a second reader (the gate), so that nothing is decompressed twice.
-
 
 @dataclass(frozen=True, slots=True)
 class KeyTableRowsAndBatchCount:
@@ -49,37 +47,31 @@ class KeyTableRowsAndBatchCount:
 
 
 class SecondReader(Protocol):
-    """A second, independent reader of the batches that a round reads. The gate implements it to check the round.
-
-    ``extract_key_table_rows_of_chunk`` and ``add_fingerprints_of_rewrite_chunk`` run in worker threads,
-    the other methods in the order of the log.
+    """A second, independent reader of the batches that a round reads, so that nothing is decompressed twice. The gate implements it.
+    ``extract_key_table_rows_of_chunk`` and ``add_fingerprints_of_rewrite_chunk`` run in worker threads, the other methods in the order
+    of the log.
     """
 
     def begin_checks_of_segment_chunks(self, source: SourceSegment) -> None:
-        """Tell the second reader that the next chunks belong to this segment."""
+        """Announce that the next chunks belong to this segment."""
 
     def extract_key_table_rows_of_chunk(
         self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk
     ) -> KeyTableRowsAndBatchCount:
-        """Read a chunk of pass 1 (the search for survivors), in which every batch that may enter the offset map is decompressed. Return
-        the rows for ``add_rows_to_key_table``.
+        """Read a chunk of pass 1, in which every batch that may enter the offset map is decompressed. Return the rows for
+        ``add_rows_to_key_table``.
         """
 
-    def add_rows_to_key_table(self, source: SourceSegment, chunk_rows: KeyTableRowsAndBatchCount) -> None:
-        """Add the rows that ``extract_key_table_rows_of_chunk`` returned to the second reader's table."""
+    def add_rows_to_key_table(self, source: SourceSegment, chunk_rows: KeyTableRowsAndBatchCount) -> None: ...
 
     def add_fingerprints_of_rewrite_chunk(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
-        """Read a chunk of pass 2 (the rewrite), in which the batches that may lose some of their records are decompressed."""
-
-
-# Facts about a segment's content for its metadata, read from its batches.
+        """Read a chunk of pass 2, in which the batches that may lose some of their records are decompressed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentTimestampsAndRecordCount:
     """Timestamps and number of records of a segment.
-
-    max_timestamp_ms: largest timestamp, without control records, whose timestamps come from the broker's clock; -1 for none.
+    max_timestamp_ms: without control records, whose timestamps come from the broker's clock; -1 for none.
     first_timestamp_ms: maximum timestamp of the first batch; -1 for none.
     """
 
@@ -89,10 +81,9 @@ class SegmentTimestampsAndRecordCount:
 
 
 def summarize_timestamps_and_record_count(table: BatchTable, log_start: int = 0) -> SegmentTimestampsAndRecordCount:
-    """Return the timestamps and the number of records of a segment, computed from its batch table.
-
+    """Return the timestamps and the number of records of a segment.
     :param log_start: batches that end below it do not count for the largest timestamp. Brokers search one segment only, the first whose
-        largest timestamp is late enough: if all such records lie below the log start, they answer with a later offset than the right one.
+    largest timestamp is late enough: if all such records lie below the log start, they answer with a later offset than the right one.
     """
     data = table.max_timestamp[(table.control == NOT_CONTROL) & ((table.count > 0) | (table.magic < 2)) & (table.last_offset >= log_start)]
     return SegmentTimestampsAndRecordCount(
@@ -103,8 +94,8 @@ def summarize_timestamps_and_record_count(table: BatchTable, log_start: int = 0)
 
 
 def read_earliest_delete_horizon_ms(source: SourceSegment, inflate_limit: int) -> int:
-    """Return the earliest delete horizon of the markers and tombstones of a segment, in milliseconds, or -1 if none has one. Reads the
-    records of batches that have a horizon. Raises BadData.
+    """Return the earliest delete horizon of markers and tombstones, or -1 if none has one. Reads the records of batches that have a
+    horizon. Raises BadData.
     """
     table = source.table
     due = _earliest_delete_horizon_of_markers_ms(table)
@@ -124,29 +115,26 @@ def read_earliest_delete_horizon_ms(source: SourceSegment, inflate_limit: int) -
 
 
 def earliest_delete_horizon_ms(table: BatchTable, removable_counts: RemovableRecordCounts) -> int:
-    """Return the earliest delete horizon of the markers and tombstones of a segment, in milliseconds, or -1 if none has one. Reads no
-    record.
-
-    :param removable_counts: summary of the segment's tombstones, as it is stored in the sidecar.
+    """Return the earliest delete horizon of markers and tombstones, or -1 if none has one. Reads no record.
+    :param removable_counts: from the segment's sidecar.
     """
     due = min(_earliest_delete_horizon_of_markers_ms(table), removable_counts.earliest_tombstone_horizon_ms)
     return due if due != NEVER_MS else NO_TIMESTAMP
 
 
 def _flag_batches_with_delete_horizon(table: BatchTable) -> npt.NDArray[np.bool_]:
-    """Return a flag per batch: whether it has a delete horizon."""
     dated: npt.NDArray[np.bool_] = ((table.attributes & np.int16(HORIZON)) != 0) & (table.magic == 2) & (table.count > 0)
     return dated
 
 
 def _earliest_delete_horizon_of_markers_ms(table: BatchTable) -> int:
-    """Return the earliest delete horizon of a transaction marker, in milliseconds, or NEVER_MS if no marker has one."""
+    """Return the earliest delete horizon of a marker, or NEVER_MS."""
     return int(table.base_timestamp[_flag_batches_with_delete_horizon(table) & (table.control != NOT_CONTROL)].min(initial=NEVER_MS))
 
 
 def read_offset_of_last_record(source: SourceSegment, inflate_limit: int) -> int:
-    """Return the offset of a segment's last record, including control records, or -1 if it has no record. Records must be read, because a
-    batch may end after its last record. Raises BadData.
+    """Return the offset of the last record, including control records, or -1. Records must be read, because a batch may end after its
+    last record. Raises BadData.
     """
     table, buffers = source.table, RecordRowBuffers()
     for batch in np.flatnonzero((table.count > 0) | (table.magic < 2))[::-1].tolist():
@@ -158,15 +146,15 @@ def read_offset_of_last_record(source: SourceSegment, inflate_limit: int) -> int
 
 
 def count_negative_timestamps(source: SourceSegment, inflate_limit: int) -> int:
-    """Return the number of records with a negative timestamp other than -1, which means no timestamp. Cleaners refuse to rewrite a batch in
-    which such a record stays.
+    """Return the number of records with a negative timestamp other than -1, which means no timestamp. Cleaners refuse to rewrite a batch
+    in which such a record stays.
     """
     return count_implausible_timestamps(source, inflate_limit, NEVER_MS).negative
 
 
 class ImplausibleTimestamps(NamedTuple):
-    """Number of records with a negative timestamp other than -1, number of records that are later than a limit, and the latest timestamp
-    in milliseconds.
+    """Number of records with a negative timestamp other than -1, number of records that are later than a limit, and the latest
+    timestamp.
     """
 
     negative: int
@@ -175,7 +163,7 @@ class ImplausibleTimestamps(NamedTuple):
 
 
 def count_implausible_timestamps(source: SourceSegment, inflate_limit: int, limit_ms: int) -> ImplausibleTimestamps:
-    """Count the records of a segment whose timestamps cannot be times: negative ones other than -1, and those after ``limit_ms``."""
+    """Count the records whose timestamps cannot be times: negative ones other than -1, and those after ``limit_ms``."""
     buffers, negative, late, latest_ms = RecordRowBuffers(), 0, 0, NO_TIMESTAMP
     for first, last in source.split_batches_by_magic_and_compression():
         for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), inflate_limit, None):
@@ -187,7 +175,7 @@ def count_implausible_timestamps(source: SourceSegment, inflate_limit: int, limi
 
 
 def leader_epoch_lineage_from_batch_tables(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
-    """Return the leader epochs of the batches, each with its first offset. v0/v1 batches have no leader epoch and count as epoch 0."""
+    """Return the leader epochs of the batches, each with its first offset. v0/v1 batches count as epoch 0."""
     found: list[EpochEntry] = []
     for table in tables:
         epochs = np.maximum(table.leader_epoch, 0)
@@ -200,8 +188,8 @@ def leader_epoch_lineage_from_batch_tables(tables: list[BatchTable]) -> tuple[Ep
 
 
 def leader_epoch_lineage_of_offset_range(lineage: tuple[EpochEntry, ...], start_offset: int, end_offset: int) -> tuple[EpochEntry, ...]:
-    """Return the leader epochs of the offsets from ``start_offset`` to ``end_offset``, both inclusive. The result has at least one entry,
-    and the first one begins at ``start_offset``.
+    """Return the leader epochs of the offsets from ``start_offset`` to ``end_offset``, both inclusive: at least one, the first of which
+    begins at ``start_offset``.
     """
     inside = [entry for entry in lineage if start_offset < entry.start_offset <= end_offset]
     before = [entry for entry in lineage if entry.start_offset <= start_offset]
@@ -221,11 +209,9 @@ INFLATED_CHUNK: Final = 1 << 26
 @dataclass(slots=True)
 class SourceSegment:
     """Segment to be cleaned: its bytes and batch table.
-
-    base: base offset of the segment.
-    end: base offset of the next segment, that is, the exclusive end of its offsets.
+    end: base offset of the next segment, the exclusive end of its offsets.
     index_bytes, timeindex_bytes: sizes of its indexes, which grouping adds up; 8 and 12 bytes per entry.
-    is_last: whether it is the last one, so that no other segment determines where it ends.
+    is_last: whether no other segment determines where it ends.
     """
 
     ordinal: SegmentOrdinal
@@ -249,10 +235,8 @@ class SourceSegment:
         return len(self.buf)
 
     def split_batches_by_magic_and_compression(self) -> list[FirstAndEndBatch]:
-        """Return ranges of batches of one kind (magic, compressed or not) and bounded size, in file order.
-
-        Markers, which are never compressed, join the compressed batches around them if they would otherwise cut these into many small
-        ranges.
+        """Return ranges of batches of one kind (magic, compressed or not) and bounded size, in file order. Markers, which are never
+        compressed, join the compressed batches around them if they would otherwise cut these into many small ranges.
         """
         table = self.table
         if not len(table):
@@ -289,9 +273,7 @@ class SourceSegment:
         return int(np.where(table.count > 0, np.minimum(table.count, 2 * table.size), table.size).sum())
 
     def verify_batch_crcs_unless_verified(self, first_batch: int, end_batch: int) -> None:
-        """Verify the CRCs of the batches from ``first_batch`` up to ``end_batch`` (exclusive), unless that was done before. Raises
-        BadData.
-        """
+        """Verify the CRCs of the batches [first_batch, end_batch) that were not verified yet. Raises BadData."""
         if not self.verified[first_batch:end_batch].all():
             verify_crcs_of_batches(self.buf, self.table, first_batch, end_batch, self.name)
             self.verified[first_batch:end_batch] = True
@@ -307,10 +289,8 @@ class SourceSegment:
         is_backwards: bool = False,
     ) -> Iterator[BatchChunk]:
         """Yield the batches from ``first_batch`` up to ``end_batch`` (exclusive) as chunks, with the bodies of the wanted batches.
-
-        :param wanted_flags: a flag per batch of the range.
         :param max_body_bytes: most bytes that one body may inflate to.
-        :param inflate_buffer: buffer for inflated bodies; a chunk is valid until the next one is requested.
+        :param inflate_buffer: a chunk in it is valid until the next one is requested.
         :raises BadData: if a CRC does not match, or a body cannot be inflated or exceeds ``max_body_bytes``.
         """
         self.verify_batch_crcs_unless_verified(first_batch, end_batch)
@@ -338,7 +318,7 @@ class SourceSegment:
     def _inflate_wanted_bodies_if_they_fit(
         self, first_batch: int, end_batch: int, wanted_flags: Flags, max_body_bytes: int, inflate_buffer: codecs.GrowingByteBuffer
     ) -> Int64s | None:
-        """Inflate the wanted batches into ``inflate_buffer``. Return where each body ends, or None if all together are too large."""
+        """Return where each inflated body ends, or None if all together are too large."""
         inflate_buffer.clear()
         table, some = self.table, slice(first_batch, end_batch)
         start, end = table.position[some] + HEADER, table.position[some] + table.size[some]
@@ -372,7 +352,6 @@ class SourceSegment:
         return start, start + length
 
     def _unreadable_batch_error(self, batch_number: int, cause: str, *, hint: str = "") -> BadData:
-        """Return the error for a batch of this segment that cannot be read, with its position and offset."""
         offset = self.table.last_offset[batch_number] if self.table.magic[batch_number] < 2 else self.table.base_offset[batch_number]
         return BadData(cause, segment=self.name, position=int(self.table.position[batch_number]), offset=int(offset), hint=hint)
 
@@ -390,12 +369,10 @@ def open_source_segment(
     read_bytes: Callable[[Path], Bytes] = memory_map_file,
 ) -> SourceSegment:
     """Map a segment and read its batch headers. Raises BadData.
-
     :param end_offset: base offset of the next segment, None for the last segment.
-    :param previous_last_offset: last offset of the segment before.
     :param max_body_bytes: most bytes that a compressed control batch may inflate to; its body must be read.
     :param txn_entries: entries of the segment's transaction index; None for none.
-    :param read_bytes: returns the bytes of a file; given if the file may shrink, so that it must not be mapped.
+    :param read_bytes: given if the file may shrink, so that it must not be mapped.
     """
     buf = read_bytes(path)
     table = parse_batch_headers_of_segment(buf, path.name, max(previous_last_offset, base_offset - 1))
@@ -417,8 +394,8 @@ def open_source_segment(
 
 
 def segment_of_batch_range(source: SourceSegment, first_batch: int, end_batch: int, base_offset: int, end_offset: int) -> SourceSegment:
-    """Return the batches from ``first_batch`` up to ``end_batch`` (exclusive) as a segment of their own that covers the offsets from
-    ``base_offset`` up to ``end_offset`` (exclusive).
+    """Return the batches from ``first_batch`` up to ``end_batch`` (exclusive) as a segment that covers the offsets from ``base_offset``
+    up to ``end_offset`` (exclusive).
     """
     table = source.table
     begin = int(table.position[first_batch]) if first_batch < len(table) else source.size
@@ -433,8 +410,8 @@ def segment_of_batch_range(source: SourceSegment, first_batch: int, end_batch: i
 
 
 def segment_cut_after_offset(source: SourceSegment, end_offset: int) -> SourceSegment:
-    """Return a segment without the batches after ``end_offset``, an offset before the segment's last one. A batch that lies on both sides
-    of the cut is left out if it has no records. Raises BadData if it has some.
+    """Return a segment without the batches after ``end_offset``, an offset before the segment's last one. A batch that lies on both
+    sides of the cut is left out if it has no records. Raises BadData if it has some.
     """
     table = source.table
     last = int(np.searchsorted(table.last_offset, end_offset, side="right"))
@@ -450,8 +427,8 @@ def segment_cut_after_offset(source: SourceSegment, end_offset: int) -> SourceSe
 
 
 def batch_bytes_from_offset(source: SourceSegment, offset: int, inflate_limit: int) -> bytes:
-    """Return the bytes of a segment's batches from ``offset`` (inclusive) on. A batch that holds records on both sides of ``offset`` is
-    rewritten without the earlier ones, as a round would do it. Raises BadData if a batch cannot be read or written.
+    """Return the bytes of the batches from ``offset`` (inclusive) on. A batch that holds records on both sides of it is rewritten
+    without the earlier ones, as by a round. Raises BadData if a batch cannot be read or written.
     """
     table = source.table
     first = int(np.searchsorted(table.last_offset, offset))
@@ -470,9 +447,7 @@ def batch_bytes_from_offset(source: SourceSegment, offset: int, inflate_limit: i
 
 
 def set_control_types_of_compressed_markers(source: SourceSegment, max_body_bytes: int) -> None:
-    """Set the control type of compressed control batches in the segment's table. No known client writes such batches, but Kafka reads
-    them.
-    """
+    """Set the control type of compressed control batches. No known client writes such batches, but Kafka reads them."""
     table = source.table
     for batch in np.flatnonzero(table.control == PACKED).tolist():
         wanted = np.ones(1, np.bool_)

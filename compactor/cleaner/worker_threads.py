@@ -1,4 +1,4 @@
-"""Worker threads for chunks: several threads work in parallel, and results are returned in order. Kernels and codecs release the GIL."""
+"""Worker threads for chunks: several work in parallel, and results are returned in order. Kernels and codecs release the GIL."""
 
 from __future__ import annotations
 
@@ -59,18 +59,12 @@ BARRIER: Final = JobBarrier()
 
 
 class _JobQueueWithBarriers(Generic[J]):
-    """Iterator over jobs that runs in the caller's thread and stops at barriers."""
-
     def __init__(self, jobs: Iterable[J | JobBarrier]) -> None:
         self._jobs = iter(jobs)
         self._draining = False
 
     def next_startable_job(self, *, are_all_results_taken: bool) -> J | None:
-        """Return the next job; None if there is none, or if a barrier blocks it until the results of all earlier jobs were taken.
-
-        :param are_all_results_taken: whether the results of all earlier jobs were taken. If so, no barrier blocks, and None means that
-            there is no more job.
-        """
+        """Return the next job; None if there is none, or if a barrier blocks it until the results of all earlier jobs were taken."""
         if self._draining and not are_all_results_taken:
             return None
         for job in self._jobs:
@@ -84,9 +78,7 @@ class _JobQueueWithBarriers(Generic[J]):
 
 @dataclass(frozen=True, slots=True)
 class _JobAwaitingDecision(Generic[A, R]):
-    """Job whose first step is done and whose second step (decision) is not. ``prepared``: result of the first step; None if the job was
-    cancelled.
-    """
+    """Job whose first step is done. ``prepared``: result of that step; None if the job was cancelled."""
 
     buffers: ReusableJobBuffers
     prepared: A | None
@@ -94,8 +86,8 @@ class _JobAwaitingDecision(Generic[A, R]):
 
 
 class _OrderedDecisionRunner(Generic[A, D, R]):
-    """Runner of the decision step of jobs, one job after the other in their order. A job is prepared, decided and finished. The thread that
-    finishes the preparation of the earliest undecided job runs its decision, so that no thread waits for another one.
+    """Runner of the decision step of jobs in their order. The thread that finishes the preparation of the earliest undecided job runs
+    its decision, so that no thread waits for another one.
     """
 
     def __init__(self, decide_job: Callable[[A], D]) -> None:
@@ -109,9 +101,8 @@ class _OrderedDecisionRunner(Generic[A, D, R]):
     def add_prepared_job_and_decide_jobs_in_order(
         self, job_number: int, job: _JobAwaitingDecision[A, R]
     ) -> list[tuple[_JobAwaitingDecision[A, R], D]]:
-        """Add a job whose first step is done, and run the second step (decision) of all jobs that are next in order. Return these jobs with
-        their decisions. The list is empty if an earlier job's first step is not done yet, or if another thread is running decisions; that
-        thread then decides this job, too.
+        """Add a prepared job, and decide all jobs that are next in order. Return these: none if an earlier job is not prepared yet, or
+        if another thread is running decisions; that thread then decides this job, too.
         """
         with self._lock:
             self._waiting[job_number] = job
@@ -128,7 +119,6 @@ class _OrderedDecisionRunner(Generic[A, D, R]):
         return decided
 
     def cancel_undecided_jobs(self) -> None:
-        """Cancel the jobs whose decision step has not run. Decided jobs go on."""
         with self._lock:
             self.stopped = True
             self._cancel_waiting_jobs()
@@ -150,9 +140,7 @@ class _OrderedDecisionRunner(Generic[A, D, R]):
 
 
 class WorkerThreads:
-    """Pool of worker threads that run jobs and return their results in order. A pool of one thread runs everything in the thread of the
-    caller.
-    """
+    """Pool of worker threads. A pool of one thread runs everything in the thread of the caller."""
 
     def __init__(self, thread_count: int) -> None:
         self._pool = ThreadPoolExecutor(thread_count, "buffers") if thread_count > 1 else None
@@ -190,8 +178,9 @@ class WorkerThreads:
         complete_job: Callable[[ReusableJobBuffers, D], R],
         jobs: Iterable[J | JobBarrier],
     ) -> Generator[R, None, None]:
-        """Yield, in the order of the jobs, the results of jobs that consist of three steps. Several workers run ``prepare_job`` and
-        ``complete_job`` at the same time; ``decide_job_in_order`` runs for one job after the other, in their order.
+        """Yield, in order, the results of jobs of three steps. Several workers run ``prepare_job`` and ``complete_job`` at the same time;
+        ``decide_job_in_order`` runs for one job after the other, in their order.
+        - _run_in_caller_thread _wait_for_jobs_and_release_buffers
         """
         if self._pool is None:
             yield from self._run_in_caller_thread(

@@ -1,4 +1,6 @@
-"""Sections of the settings that describe outputs: compacted views for readers that do not know the tier."""
+"""Sections of the settings: how stores and registries are reached, and outputs, the compacted views for readers that do not know the
+tier.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,13 @@ from compactor.config.units import parse_duration_or_size_if_text
 from compactor.model.segment import StrictFrozenModel
 from compactor.storage.schemes import NO_CREDENTIALS, StorePrices
 
-# Sections of the settings that say how stores and registries on servers are reached.
-
-
 MAX_MS = 2**63 - 1
 
 Milliseconds = Annotated[int, Field(ge=0, le=MAX_MS)]
 
 
 class SettingsSection(StrictFrozenModel):
-    """Base class of the sections of the settings.
-
-    Values must have exactly the declared types, except that durations and sizes may be texts such as ``10m``.
-    """
+    """Base class of the sections. Values have exactly the declared types, except that durations and sizes may be texts such as ``10m``."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -37,9 +33,7 @@ class SettingsSection(StrictFrozenModel):
 
 class SegmentReplacementCosts(NamedTuple):
     """Costs of replacing segments in a store, from which an automatic dirty ratio is computed.
-
-    prices: what the store charges for requests and storage.
-    replaced_ms: time in milliseconds for which replaced segments stay in the store before they are deleted.
+    replaced_ms: time for which replaced segments stay in the store before they are deleted.
     """
 
     prices: StorePrices
@@ -66,9 +60,7 @@ def validate_storage_class(name: str) -> str:
 
 
 class S3Settings(SettingsSection):
-    """[s3]: how S3 is reached. Credentials come from the usual AWS chain (environment, ~/.aws, instance role), never from the
-    configuration.
-    """
+    """[s3]. Credentials come from the usual AWS chain (environment, ~/.aws, instance role), never from the configuration."""
 
     endpoint_url: Annotated[str, AfterValidator(_validate_endpoint_url)] = ""
     region: str = ""
@@ -77,19 +69,15 @@ class S3Settings(SettingsSection):
 
 
 class GcsSettings(SettingsSection):
-    """[gcs]: how Google Cloud Storage is reached.
-
-    Credentials are a file or the default ones (environment, gcloud, service account of the machine).
-    """
+    """[gcs]. Credentials are a file or the default ones (environment, gcloud, service account of the machine)."""
 
     endpoint_url: Annotated[str, AfterValidator(_validate_endpoint_url)] = ""
     credentials_file: str = ""
 
 
 class AzureSettings(SettingsSection):
-    """[azure]: how Azure Blob Storage is reached. Credentials are a file, the variables of Azure's own tools, or the default ones
-    (environment, workload identity,
-    managed identity).
+    """[azure]. Credentials are a file, the variables of Azure's own tools, or the default ones (environment, workload or managed
+    identity).
     """
 
     endpoint_url: Annotated[str, AfterValidator(_validate_endpoint_url)] = ""
@@ -97,7 +85,7 @@ class AzureSettings(SettingsSection):
 
 
 class HdfsSettings(SettingsSection):
-    """[hdfs]: how HDFS is reached, by the WebHDFS of its namenode. Tickets of Kerberos come from the usual cache or client keytab."""
+    """[hdfs], by the WebHDFS of its namenode. Tickets of Kerberos come from the usual cache or client keytab."""
 
     webhdfs_url: Annotated[str, AfterValidator(_validate_endpoint_url)] = ""
     user: str = ""
@@ -105,7 +93,7 @@ class HdfsSettings(SettingsSection):
 
 
 class RegistrySettings(SettingsSection):
-    """[registry]: how the schema registry with the schemas of keys and values is reached."""
+    """[registry]: the schema registry with the schemas of keys and values."""
 
     url: Annotated[str, AfterValidator(_validate_endpoint_url)] = ""
     credentials_file: str = ""
@@ -130,10 +118,8 @@ DecodedFormat = Literal["bytes", "text", "json", "avro"]
 
 
 class IcebergTableSettings(SettingsSection):
-    """[outputs.iceberg.topics."orders-.*"]: the Iceberg table of topics whose whole name matches. A value that is
-    empty is taken from [outputs.iceberg].
-
-    key_format, value_format: how keys and values are decoded into typed columns. ``bytes`` leaves them undecoded in a binary column.
+    """[outputs.iceberg.topics."orders-.*"]: the table of topics whose whole name matches. Empty values are taken from [outputs.iceberg].
+    key_format, value_format: decoding into typed columns. ``bytes`` leaves keys or values undecoded in a binary column.
     """
 
     table: str = ""
@@ -144,15 +130,12 @@ class IcebergTableSettings(SettingsSection):
 
     @property
     def decoded_format_by_field(self) -> dict[str, DecodedFormat]:
-        """Return the formats to decode: by the name of the field (``key`` or ``value``) its format. Fields with the format ``bytes`` are
-        left out.
-        """
+        """Return the format of each field (``key``, ``value``) that is decoded, whose format is not ``bytes``."""
         formats: dict[str, DecodedFormat] = {"key": self.key_format, "value": self.value_format}
         return {field: each for field, each in formats.items() if each != "bytes"}
 
 
 def _validate_iceberg_topics(topics: dict[str, Any]) -> dict[str, IcebergTableSettings]:
-    """Return the settings of the Iceberg tables by topic pattern. Raises ValueError for an invalid pattern or an unknown setting."""
     validate_regular_expressions(tuple(topics))
     return {pattern: IcebergTableSettings(**table) if isinstance(table, dict) else table for pattern, table in topics.items()}
 
@@ -169,9 +152,8 @@ def _validate_iceberg_table_name(name: str) -> str:
 
 class IcebergSettings(SettingsSection):
     """[outputs.iceberg]: Iceberg tables with the compacted view of topics.
-
-    topics: settings of the tables by a regular expression that topics match; no tables by default. A topic's literal name means that topic
-        alone: ``orders.v1`` does not match ``orders-v1``.
+    topics: by a regular expression that topics match. A topic's literal name means that topic alone: ``orders.v1`` does not match
+    ``orders-v1``.
     """
 
     table: Annotated[str, AfterValidator(_validate_iceberg_table_name)] = "kafka.{topic}"
@@ -188,11 +170,8 @@ class IcebergSettings(SettingsSection):
         return self
 
     def iceberg_table_settings(self, topic: str) -> IcebergTableSettings | None:
-        """Return the settings of a topic's Iceberg table, or None if it has none. The topic's literal name applies, or else the first
-        pattern that matches the topic.
-
-        Values that the topic's table leaves empty are taken from [outputs.iceberg].
-
+        """Return the settings of a topic's Iceberg table, or None if it has none: those of its literal name, or else of the first pattern
+        that matches. Empty values are taken from [outputs.iceberg].
         ``{topic}`` in the table's name stands for the topic, with ``_`` in place of characters that names in SQL cannot have.
         """
         patterns = (pattern for pattern in self.topics if not _TOPIC_NAME.fullmatch(pattern) and re.fullmatch(pattern, topic))
@@ -204,8 +183,8 @@ class IcebergSettings(SettingsSection):
         return own.model_copy(update=given)
 
     def find_shared_tables(self, topics: Iterable[str]) -> dict[str, list[str]]:
-        """Return the tables that several topics would have, because their names differ in ``.``, ``-`` and ``_`` only, or because a
-        pattern for several topics names one table: by the name of the table, the topics in order.
+        """Return the tables that several topics would have (names that differ in ``.``, ``-`` and ``_`` only, or a pattern with a fixed
+        table), with their topics in order.
         """
         tables: dict[tuple[str, str], list[str]] = {}
         for topic in sorted(set(topics)):

@@ -45,7 +45,7 @@ from compactor.model.plan import MAX32, CleanerPolicy, KeylessPolicy
 from compactor.model.segment import StrictFrozenModel
 from compactor.storage.schemes import DIRECTORY, store_kind_of_scheme, url_problem
 
-# Values of settings in the syntax of TOML, and their allowed values in words, from the types and bounds of their pydantic model.
+# ---- values in the syntax of TOML, and their allowed values in words -----------------------------------------------------------
 
 
 def format_toml_value(value: object) -> str:
@@ -76,7 +76,6 @@ def describe_allowed_values(section_type: type[BaseModel], key: str) -> str:
 
 
 def _describe_allowed_values_of_type(annotation: Any, metadata: list[Any]) -> str:
-    """Return the values that a type with these constraints allows, in words."""
     origin = get_origin(annotation)
     if origin is Annotated:
         inner, *extra = get_args(annotation)
@@ -165,8 +164,8 @@ def _validate_encryption_key_pairs(files: dict[str, str]) -> dict[str, str]:
 
 
 class AivenSettings(SettingsSection):
-    """[tier.aiven]: settings for ``layout = "aiven"``. They must match the brokers' ``rsm.config``, so that each side can read the
-    other's objects.
+    """[tier.aiven]: for ``layout = "aiven"``. They must match the brokers' ``rsm.config``, so that each side can read the other's
+    objects.
     """
 
     key_prefix: str = ""
@@ -191,7 +190,7 @@ def _validate_cluster_name(name: str) -> str:
 
 
 def _validate_pinterest_output_url(url: str) -> str:
-    """Return the URL of an output if Pinterest's consumers (S3StorageServiceEndpoint) accept it. Raises ValueError otherwise."""
+    """Return the URL. Raises ValueError if Pinterest's consumers (S3StorageServiceEndpoint) do not accept it."""
     url = _validate_store_url(url)
     kind = store_kind_of_scheme(url)
     if kind is not None and not kind.pinterest:
@@ -202,7 +201,7 @@ def _validate_pinterest_output_url(url: str) -> str:
 
 
 class PinterestSettings(SettingsSection):
-    """[tier.pinterest]: settings for ``layout = "pinterest"``, and for the output (``target``) that consumers of that layout read."""
+    """[tier.pinterest]: for ``layout = "pinterest"``, and for the output (``target``) that consumers of that layout read."""
 
     cluster: Annotated[str, AfterValidator(_validate_cluster_name)] = ""
     entropy_bits: int = Field(0, ge=0, le=128)
@@ -226,7 +225,7 @@ class TierSettings(SettingsSection):
 
 
 class KafkaSettings(SettingsSection):
-    """[kafka]: how brokers are reached and which topics are compacted, for ``kind = "kafka"``."""
+    """[kafka]: brokers and the topics to compact, for ``kind = "kafka"``."""
 
     bootstrap_servers: str = "127.0.0.1:9092"
     topics: Annotated[
@@ -243,9 +242,7 @@ class KafkaSettings(SettingsSection):
 
 
 class CleanerSettings(SettingsSection):
-    """[cleaner]: how partitions are cleaned. Names and defaults are those of Kafka's topic and broker settings if Kafka has such a
-    setting.
-    """
+    """[cleaner]. Names and defaults are those of Kafka's topic and broker settings if Kafka has such a setting."""
 
     disk_budget_bytes: ByteBudget | Literal["auto"] = 4 << 30
     map_budget_bytes: ByteBudget = 512 << 20
@@ -285,7 +282,7 @@ class CleanerSettings(SettingsSection):
         return self._store_costs
 
     def with_segment_replacement_costs(self, costs: SegmentReplacementCosts) -> CleanerSettings:
-        """Return these settings with the costs of the tier's store added, from which an automatic dirty ratio is computed."""
+        """Return a copy with the costs of the tier's store."""
         copy = self.model_copy()
         copy._store_costs = costs
         return copy
@@ -334,7 +331,7 @@ _HostNames = tuple[Annotated[str, AfterValidator(_validate_host_name)], ...]
 
 
 class DaemonSettings(SettingsSection):
-    """[daemon]: settings of the `daemon` command."""
+    """[daemon]."""
 
     interval_ms: int = Field(15_000, ge=100, le=MAX_MS)
     listen: Annotated[str, AfterValidator(_validate_listen_address)] = "127.0.0.1:8080"
@@ -344,7 +341,7 @@ class DaemonSettings(SettingsSection):
 
 
 class AgentSettings(SettingsSection):
-    """[agent]: settings of the `agent` command."""
+    """[agent]."""
 
     listen: Annotated[str, AfterValidator(_validate_listen_address)] = "127.0.0.1:8081"
     host_names: _HostNames = Field((), strict=False)
@@ -372,7 +369,7 @@ def _validate_listen_address_or_empty(listen: str) -> str:
 
 
 class ServeSettings(SettingsSection):
-    """[serve]: settings of the `serve` command."""
+    """[serve]."""
 
     listen: Annotated[str, AfterValidator(_validate_listen_address)] = "127.0.0.1:9192"
     pages_listen: Annotated[str, AfterValidator(_validate_listen_address)] = "127.0.0.1:8082"
@@ -395,7 +392,7 @@ class ServeSettings(SettingsSection):
 
 
 class SparkSettings(SettingsSection):
-    """[spark]: settings of the `spark` map engine and of the `recompact` command."""
+    """[spark]: the `spark` map engine and the `recompact` command."""
 
     master: Annotated[str, AfterValidator(_validate_text_not_empty)] = "local[*]"
     above_bytes: int = Field(0, ge=0, le=_MAX_BYTES)
@@ -413,8 +410,7 @@ class SparkSettings(SettingsSection):
 
 class Settings(StrictFrozenModel):
     """All settings, a field per section.
-
-    topics: by the expression of each [topics] table, the cleaner settings of matching topics: [cleaner], overridden by the table.
+    topics: by the expression of each [topics] table, the settings of matching topics: [cleaner], overridden by the table.
     """
 
     tier: TierSettings = TierSettings()
@@ -438,13 +434,11 @@ class Settings(StrictFrozenModel):
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def cleaner_settings_for_topic(self, topic: str, topic_settings: Mapping[str, str] | None = None) -> CleanerSettings:
-        """Return the cleaner settings of a topic: [cleaner], overridden by the first [topics] table whose expression matches the topic's
-        whole name.
-
-        A minimum lag above the maximum lag, which Kafka refuses, would stop all topics of a tier here. The one of the two that has
-        precedence holds, and the other one is set to it.
-
-        :param topic_settings: settings of the topic in Kafka, by Kafka's names. They override [cleaner] and are overridden by [topics].
+        """Return the cleaner settings of a topic: [cleaner], overridden by the topic's settings in Kafka, overridden by the first [topics]
+        table whose expression matches the topic's whole name.
+        A minimum lag above the maximum lag, which Kafka refuses, would stop all topics of a tier here. The one that has precedence holds,
+        and the other one is set to it.
+        :param topic_settings: by Kafka's names.
         :raises UsageError: if a value is invalid.
         """
         pattern = self.matching_topic_pattern(topic)
@@ -473,8 +467,7 @@ class Settings(StrictFrozenModel):
     def source_of_topic_setting(self, topic: str, key: str, topic_settings: Mapping[str, str]) -> str:
         """Return where a topic's cleaner setting is set: a file, an environment variable, ``topic NAME`` (on the brokers), or ``default``.
         For a lag that is set to the other lag, the name of the latter.
-
-        :param topic_settings: settings of the topic in Kafka, by Kafka's names.
+        :param topic_settings: by Kafka's names.
         """
         pattern = self.matching_topic_pattern(topic)
         if pattern is not None and key in self.overridden_setting_names(pattern):
@@ -489,7 +482,7 @@ class Settings(StrictFrozenModel):
         return self.source_of_setting(f"cleaner.{key}")
 
     def settings_of_section(self, name: str) -> StrictFrozenModel:
-        """Return the settings of a section by its name, such as ``tier`` or ``tier.aiven``."""
+        """Return a section by its name, such as ``tier`` or ``tier.aiven``."""
         found: StrictFrozenModel = reduce(getattr, name.split("."), self)
         return found
 
@@ -535,7 +528,6 @@ def setting_keys(section_type: type[StrictFrozenModel]) -> list[str]:
 
 def load_settings(file: str | None = None, environ: Mapping[str, str] | None = None) -> Settings:
     """Load the settings from the configuration file and the environment.
-
     :param file: value of ``--config``; None to search the default locations.
     :param environ: None for the environment of the process.
     :raises UsageError: if anything is invalid. The message names the file or variable, the key and the allowed values.
@@ -560,7 +552,9 @@ _TEXTS_OF_PIPES: dict[Path, str] = {}
 
 
 def _read_config_file(path: Path) -> str:
-    """Return the text of a configuration file. A pipe, as of ``--config <(...)``, can be read once: its text is kept for this process."""
+    """Return the text of a configuration file. A pipe, as of ``--config <(...)``, can be read only once, so its text is cached for the
+    process.
+    """
     if path in _TEXTS_OF_PIPES:
         return _TEXTS_OF_PIPES[path]
     text = path.read_text(encoding="utf-8")
@@ -570,7 +564,7 @@ def _read_config_file(path: Path) -> str:
 
 
 class _UncheckedSettings:
-    """Settings as they are written in files and environment variables, each with its source, before they are validated."""
+    """Settings as written in files and environment variables, each with its source, before validation."""
 
     def __init__(self) -> None:
         self.values: dict[str, dict[str, Any]] = {name: {} for name in SECTION_TYPES}
@@ -609,7 +603,7 @@ class _UncheckedSettings:
             self.add_values_of_section_table(name, value, path)
 
     def add_values_of_environment(self, environ: Mapping[str, str]) -> None:
-        """Read the variables of the environment whose names begin with TIERED_COMPACTOR_. Raises UsageError for unknown ones."""
+        """Read the variables whose names begin with TIERED_COMPACTOR_. Raises UsageError for unknown ones."""
         for variable in sorted(name for name in environ if name.startswith(ENV_PREFIX[:-1])):
             if not variable.startswith(ENV_PREFIX):
                 if variable not in _NO_SETTINGS and not _OF_KUBERNETES.search(variable):
@@ -675,7 +669,6 @@ class _UncheckedSettings:
         return settings
 
     def _validate_section(self, section: str, section_type: type[SettingsSection], values: Mapping[str, Any]) -> SettingsSection:
-        """Validate a section and return it. Raises UsageError that names the key, its source and the allowed values."""
         try:
             value = section_type(**values)
         except ValidationError as error:
@@ -723,7 +716,9 @@ def _all_section_and_key_pairs() -> Iterator[tuple[str, str]]:
 def _unknown_setting_error(
     message: str, name: str, format_key: Callable[[str, str], str] = _format_setting_name, near_section: str = ""
 ) -> UsageError:
-    """Return the error for an unknown setting or variable. Its hint names the most similar setting, preferably of section ``within``."""
+    """Return the error for an unknown setting or variable. Its hint names the most similar setting, preferably of section
+    ``near_section``.
+    """
     for candidates in ([pair for pair in _all_section_and_key_pairs() if pair[0] == near_section], list(_all_section_and_key_pairs())):
         near = difflib.get_close_matches(name, [key for _, key in candidates], n=1)
         if near:
@@ -734,6 +729,5 @@ def _unknown_setting_error(
 
 
 def _unknown_section_error(message: str, name: str) -> UsageError:
-    """Return the error for an unknown section. Its hint names the most similar known section."""
     near = difflib.get_close_matches(name, [*SECTION_TYPES, "topics"], n=1)
     return UsageError(message, hint=f"Did you mean [{near[0]}]?") if near else _unknown_setting_error(message, name)

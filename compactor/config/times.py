@@ -11,12 +11,12 @@ _GREGORIAN_CYCLE_MS = 146_097 * DAY_MS
 
 
 def format_ago(at_ms: int, now_ms: int) -> str:
-    """Return the time between ``at_ms`` and the later ``now_ms`` as text, such as ``12 min ago``. Both are in milliseconds."""
+    """Return the time from ``at_ms`` to the later ``now_ms``, such as ``12 min ago``."""
     return "just now" if now_ms - at_ms < 1000 else f"{format_duration(now_ms - at_ms)} ago"
 
 
 def format_until(at_ms: int, now_ms: int) -> str:
-    """Return the time between ``now_ms`` and the later ``at_ms`` as text, such as ``in 12 min``. Both are in milliseconds."""
+    """Return the time from ``now_ms`` to the later ``at_ms``, such as ``in 12 min``."""
     return "now" if at_ms - now_ms < 1000 else f"in {format_duration(at_ms - now_ms)}"
 
 
@@ -26,16 +26,15 @@ def format_utc_time(at_ms: int) -> str:
 
 
 def format_clock_time(at_ms: int, now_ms: int) -> str:
-    """Return a time as ``18:51 UTC`` if it is on the same UTC day as ``now_ms``, else with its date. Both times are in milliseconds."""
+    """Return a time as ``18:51 UTC`` if it is on the same UTC day as ``now_ms``, else with its date."""
     day, _, clock = format_utc_time(at_ms).partition(" ")
     today = day == format_utc_time(now_ms).partition(" ")[0]
     return f"{clock[:5]} UTC" if today else f"{day} {clock[:5]} UTC"
 
 
 def format_iso_time(at_ms: int, timespec: str = "seconds") -> str:
-    """Return a time in milliseconds as ISO 8601 in UTC. Years beyond 9999 or before 1 are written in full: clients that count
-    microseconds give times like ``58878-11-27T09:40:29Z``.
-
+    """Return a time as ISO 8601 in UTC. Years beyond 9999 or before 1 are written in full: clients that count microseconds give times like
+    ``58878-11-27T09:40:29Z``.
     :param timespec: ``seconds`` or ``milliseconds``.
     """
     cycles, rest_ms = divmod(at_ms, _GREGORIAN_CYCLE_MS)  # the calendar repeats every 400 years, and so do its days of the week

@@ -27,9 +27,8 @@ def parse_size_bytes(text: str) -> int | None:
 
 
 def parse_duration_or_size_if_text(key: str, value: object) -> object:
-    """Return a setting's value with a text that is a duration or a size replaced by its number; any other value unchanged.
-
-    :param key: name of the setting. Its ending says what the value is: ``_ms``, ``_bytes`` or ``_bytes_per_s``.
+    """Return a setting's value, with a text that is a duration or a size replaced by its number.
+    :param key: name of the setting, whose ending tells the kind: ``_ms``, ``_bytes`` or ``_bytes_per_s``.
     """
     if not isinstance(value, str):
         return value
@@ -71,12 +70,12 @@ def format_duration(milliseconds: float) -> str:
 
 
 def count_noun(count: int, singular: str, plural: str = "") -> str:
-    """Return a count with its noun in singular or plural, such as ``1 partition`` or ``2 partitions``."""
+    """Return a count with its noun, such as ``1 partition`` or ``2 partitions``."""
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
 def format_setting(key: str, value: object) -> str:
-    """Return the value of the setting ``key`` as text. A size or duration is followed by the same value in larger units, in parentheses."""
+    """Return the value of a setting as text; a size or duration is followed by the same value in larger units, in parentheses."""
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         return str(value).lower() if isinstance(value, bool) else str(value)
     is_size = key.endswith(("_bytes", "_bytes_per_s"))

@@ -1,4 +1,4 @@
-"""Types of arrays and constants that kernels and their callers share. Importing this module does not load numba."""
+"""Array types and constants that kernels and their callers share. Importing this module does not load numba."""
 
 from __future__ import annotations
 

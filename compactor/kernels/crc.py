@@ -1,5 +1,4 @@
-"""CRC-32C for kernels, so that the checksums of many batches are computed without going back to Python between batches.
-
+"""CRC-32C for kernels.
 Processors that have the CRC-32C instruction (x86-64 with SSE 4.2, 64-bit ARM) work on three streams at once, which hides the latency of the
 instruction. A table then combines the three checksums: it gives the effect of appending zero bytes. Other processors use tables only.
 """
@@ -40,9 +39,7 @@ _SHORT: Final = 256
 
 
 def _supported_crc32c_instruction() -> Literal["x86", "arm", ""]:
-    """Return the processor family whose CRC-32C instruction can be used: "x86" or "arm". An empty string if the processor has no such
-    instruction or numba's settings forbid it.
-    """
+    """Return the processor family whose CRC-32C instruction can be used; empty if there is none or numba's settings forbid it."""
     features = config.CPU_FEATURES  # what the environment allows numba comes before what the processor has
     if features is None:
         features = binding.get_host_cpu_features().flatten()
@@ -60,8 +57,8 @@ _NAMES: Final = {("x86", 64): "llvm.x86.sse42.crc32.64.64", ("x86", 8): "llvm.x8
 
 
 def _define_crc32c_step_intrinsic(bits: int) -> NumbaIntrinsic:
-    """Return a numba intrinsic ``advance_crc32c_state(crc, data)``, which returns the CRC-32C state ``crc`` advanced by ``bits`` bits of
-    data (64 or 8). It uses the processor's instruction.
+    """Return a numba intrinsic ``advance_crc32c_state(crc, data)``: the state advanced by ``bits`` (64 or 8) bits of data by the
+    processor's instruction.
     """
 
     def advance_crc32c_state(typing_context: TypingContext, crc: NumbaType, data: NumbaType) -> IntrinsicDefinition:
@@ -84,9 +81,8 @@ def _define_crc32c_step_intrinsic(bits: int) -> NumbaIntrinsic:
 
 
 def _crc_table_to_append_zero_bytes(byte_count: int) -> CrcTable:
-    """Return a table with which a CRC-32C state is advanced by ``byte_count`` zero bytes. Shape (4, 256): the new state is the xor of one
-    entry from each row, chosen by one byte of the old state.
-
+    """Return a table that advances a CRC-32C state by ``byte_count`` zero bytes. Shape (4, 256): the new state is the xor of one entry from
+    each row, chosen by one byte of the old state.
     Advancing is linear over bits, so the table for 2n bytes is the table for n bytes applied to itself (as in zlib's crc32_combine).
     """
     byte = np.arange(256, dtype=np.uint64)
@@ -114,8 +110,7 @@ def crc_tables_for_power_of_two_zero_bytes() -> CrcTable:
 
 def combine_crc32c(first_crc: int, second_crc: int, second_size_bytes: int) -> int:
     """Return the CRC-32C of two adjacent byte ranges together, given the CRC-32C of each.
-
-    :param second_size_bytes: length of the second range in bytes.
+    - _advance_crcs_by_zero_bytes _advance_crc_by_zero_bytes
     """
     table = _crc_table_to_append_zero_bytes(second_size_bytes)
     for byte in range(4):
@@ -146,10 +141,8 @@ def _advance_crc_by_zero_bytes(table: CrcTable, crc: np.uint64) -> np.uint64:
 @inline_kernel
 def crc_after_zero_bytes(tables_by_power: CrcTable, crc: np.uint64, byte_count: int) -> np.uint64:
     """Return the CRC-32C state ``crc`` advanced by ``byte_count`` zero bytes, fewer than 2^32.
-
     The CRC of two adjacent ranges is the CRC of the first, advanced by as many zero bytes as the second has, xor the CRC of the second.
-
-    :param tables_by_power: the tables that ``crc_tables_for_power_of_two_zero_bytes`` returns.
+    :param tables_by_power: as ``crc_tables_for_power_of_two_zero_bytes`` returns them.
     """
     power = 0
     while byte_count > 0:
@@ -171,12 +164,10 @@ _AFTER: Final = np.stack(
 
 @inline_kernel
 def _extend_crc_over_three_streams(buf: Bytes, start: int, stream_bytes: int, zero_bytes_table: CrcTable, crc: np.uint64) -> np.uint64:
-    """Return the CRC-32C state ``crc`` advanced by the 3 * ``stream_bytes`` bytes of ``buf`` from position ``start`` on.
-
-    The bytes are divided into three adjacent streams whose CRCs are computed at the same time, because the processor can execute three
-    independent CRC instructions at once.
-
-    :param zero_bytes_table: table that advances a state by ``stream_bytes`` zero bytes; with it the results of the streams are combined.
+    """Advance ``crc`` by 3 * ``stream_bytes`` bytes, as three adjacent streams at once: the processor executes three independent CRC
+    instructions in parallel.
+    :param zero_bytes_table: advances a state by ``stream_bytes`` zero bytes; combines the results of the streams.
+    - _extend_crc_by_eight_bytes _extend_crc_by_instruction
     """
     second = np.uint64(0)
     third = np.uint64(0)
@@ -219,7 +210,7 @@ def _extend_crc_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int)
 
 @inline_kernel
 def extend_crc_by_eight_bytes_with_tables(crc: np.uint64, eight_bytes: np.uint64) -> np.uint64:
-    """Return the CRC-32C state ``crc`` advanced by eight bytes, using tables. For processors without a CRC-32C instruction."""
+    """Return the CRC-32C state ``crc`` advanced by eight bytes, without the processor's instruction."""
     eight_bytes ^= crc
     crc = np.uint64(0)
     for i in range(8):
@@ -229,7 +220,7 @@ def extend_crc_by_eight_bytes_with_tables(crc: np.uint64, eight_bytes: np.uint64
 
 @kernel
 def extend_crc_by_tables(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uint64:
-    """Return the CRC-32C state ``crc`` advanced by ``buf[start:end]``, using tables. For processors without a CRC-32C instruction."""
+    """Return the CRC-32C state ``crc`` advanced by ``buf[start:end]``, without the processor's instruction."""
     at = start
     while end - at >= 8:
         crc = extend_crc_by_eight_bytes_with_tables(crc, load_u64(buf, at))

@@ -1,5 +1,4 @@
 """Access to byte arrays in kernels: unaligned loads and stores, block copies, prefetches, varints, and calls of C functions.
-
 Nothing here checks bounds. The caller must have compared positions with the end of the array.
 """
 
@@ -41,9 +40,7 @@ def _element_pointer(
 
 
 def _define_load_intrinsic(bits: int, result_type: NumbaType, *, is_big_endian: bool = True) -> NumbaIntrinsic:
-    """Return a numba intrinsic ``load_number(array, position)`` that reads a number of ``bits`` bits, big-endian or little-endian, at any
-    byte position of a byte array.
-    """
+    """Return a numba intrinsic ``load_number(array, position)`` that reads ``bits`` bits at any byte position."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def load_number(typing_context: TypingContext, array: NumbaType, position: NumbaType) -> IntrinsicDefinition:
@@ -57,9 +54,7 @@ def _define_load_intrinsic(bits: int, result_type: NumbaType, *, is_big_endian: 
 
 
 def _define_store_intrinsic(bits: int, value_type: NumbaType, *, is_big_endian: bool = True) -> NumbaIntrinsic:
-    """Return a numba intrinsic ``store_number(array, position, value)`` that writes a number of ``bits`` bits, big-endian or little-endian,
-    at any byte position of a byte array.
-    """
+    """Return a numba intrinsic ``store_number(array, position, value)`` that writes ``bits`` bits at any byte position."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def store_number(typing_context: TypingContext, array: NumbaType, position: NumbaType, value: NumbaType) -> IntrinsicDefinition:
@@ -109,9 +104,7 @@ def copy_bytes(
 
 
 def _define_copy_intrinsic(bits: int) -> NumbaIntrinsic:
-    """Return a numba intrinsic ``copy_word(target, target_position, source, source_position)`` that copies ``bits`` bits from one byte
-    array to another.
-    """
+    """Return a numba intrinsic ``copy_word(target, target_position, source, source_position)`` that copies ``bits`` bits."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def copy_word(
@@ -135,7 +128,7 @@ copy_8, copy_16 = _define_copy_intrinsic(64), _define_copy_intrinsic(128)
 
 @intrinsic  # type: ignore[untyped-decorator]
 def memory_address_of_element(typing_context: TypingContext, array: NumbaType, position: NumbaType) -> IntrinsicDefinition:
-    """Return the memory address of ``array[position]``. It is valid as long as the array exists."""
+    """Return the memory address of ``array[position]``, valid as long as the array exists."""
 
     def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
         return builder.ptrtoint(_element_pointer(context, builder, signature.args[0], args[0], args[1]), ir.IntType(64))
@@ -145,11 +138,8 @@ def memory_address_of_element(typing_context: TypingContext, array: NumbaType, p
 
 @intrinsic  # type: ignore[untyped-decorator]
 def call_c_function(typing_context: TypingContext, function_address: NumbaType, *arguments: NumbaType) -> IntrinsicDefinition:
-    """Call the C function at the address ``function_address`` with at most six integers or addresses as arguments, and return its ``int``
-    result. Only for 64-bit processors.
-
-    The function is given by its address at run time, so that cached machine code remains valid if the library is loaded elsewhere. Each
-    argument is passed as 64 bits, of which the function uses as many as it declares.
+    """Call a C function with at most six integers or addresses, each passed as 64 bits, and return its ``int`` result. Only for 64-bit
+    processors. The address is a run-time value, so that cached machine code remains valid if the library is loaded elsewhere.
     """
 
     def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
@@ -163,9 +153,7 @@ def call_c_function(typing_context: TypingContext, function_address: NumbaType, 
 
 
 def _define_prefetch_intrinsic(write_flag: int) -> NumbaIntrinsic:
-    """Return a numba intrinsic that loads the cache line of an array element before it is used; ``write_flag`` is 1 if the element will be
-    written.
-    """
+    """Return a numba intrinsic that loads the cache line of an array element; ``write_flag`` is 1 if the element will be written."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def prefetch_array_element_into_cpu_cache(typing_context: TypingContext, array: NumbaType, index: NumbaType) -> IntrinsicDefinition:
@@ -188,8 +176,8 @@ prefetch, prefetch_read = _define_prefetch_intrinsic(1), _define_prefetch_intrin
 
 @intrinsic  # type: ignore[untyped-decorator]
 def upper_64_bits_of_product(typing_context: TypingContext, factor_a: NumbaType, factor_b: NumbaType) -> IntrinsicDefinition:
-    """Return the upper 64 bits of the 128-bit product of two unsigned 64-bit numbers. If ``factor_a`` is uniformly distributed, the result
-    is uniformly distributed from 0 to ``factor_b`` - 1.
+    """Return the upper 64 bits of the product of two unsigned 64-bit numbers: uniform from 0 to ``factor_b`` - 1 if ``factor_a`` is
+    uniform.
     """
 
     def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
@@ -202,8 +190,8 @@ def upper_64_bits_of_product(typing_context: TypingContext, factor_a: NumbaType,
 
 @inline_kernel
 def read_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
-    """Read the zigzag varint at ``position``. Return its value and the position after it. If the varint has more than ten bytes or does not
-    end before ``end``, return 0 and -1.
+    """Read a zigzag varint. Return its value and the position after it; 0 and -1 if it has more than ten bytes or does not end before
+    ``end``.
     """
     if position < end and buf[position] < 128:
         byte = np.int64(buf[position])
@@ -222,7 +210,7 @@ def read_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
 
 @inline_kernel
 def varint_size_bytes(value: int) -> int:
-    """Return the number of bytes that the shortest zigzag varint of ``value`` takes."""
+    """Return the size of the shortest zigzag varint of ``value``."""
     raw = np.uint64((value << 1) ^ (value >> 63))
     size = 1
     while raw >= np.uint64(128):
@@ -233,7 +221,7 @@ def varint_size_bytes(value: int) -> int:
 
 @inline_kernel
 def write_varint(buf: Bytes, position: int, value: int) -> BytePosition:
-    """Write ``value`` as the shortest zigzag varint at ``position``, and return the position after it."""
+    """Write ``value`` as the shortest zigzag varint, and return the position after it."""
     raw = np.uint64((value << 1) ^ (value >> 63))
     while raw >= np.uint64(128):
         buf[position] = np.uint8((raw & np.uint64(127)) | np.uint64(128))

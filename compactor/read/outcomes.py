@@ -1,5 +1,4 @@
-"""Outcomes of transactions for readers that see only a part of the log.
-
+"""Outcomes of transactions for readers that see only a part of the log, and damage and changes of the log that such readers meet.
 The outcome of a batch is that of its producer's first marker after it. Within a piece, the cleaner's own rule finds it. For transactions
 that are open at the end of the piece, later pieces are read until the markers are found.
 """
@@ -28,7 +27,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.read.pieces import PiecePrefetcher, SegmentGone, SegmentPiece, SegmentReader
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL
 
-# Damage that a reader meets in a live segment: which offsets cannot be read, and where reading can go on.
+# ---- damage in a live segment: which offsets cannot be read, and where reading can go on ---------------------------------------
 
 
 _LOG = logging.getLogger(__name__)
@@ -46,7 +45,6 @@ class BatchPositionAndFirstOffset(NamedTuple):
 
 class DamagedOffsetRange(NamedTuple):
     """Range of offsets that cannot be read, with the reason.
-
     first, last: both inclusive.
     segment: name of the object.
     position: byte position of the damage in the object; -1 if unknown.
@@ -59,7 +57,7 @@ class DamagedOffsetRange(NamedTuple):
     position: int = -1
 
     def to_bad_data_error(self, partition: TopicPartition) -> BadData:
-        """Return the BadData to raise for this range if damage is not skipped."""
+        """Return the BadData to raise if damage is not skipped."""
         hint = (
             f"`verify {partition}` names all damage, `explain {partition}` what helps. The other records are read with --skip-damaged "
             "(cat, export), skip_damaged (consumer) or skipDamaged (Spark)"
@@ -70,14 +68,13 @@ class DamagedOffsetRange(NamedTuple):
 
 
 def write_damage_warning_to_log(damage: DamagedOffsetRange) -> None:
-    """Write a warning to the log about offsets that are skipped because they cannot be read."""
+    """Log a warning about offsets that are skipped."""
     _LOG.warning("offsets %d to %d of %s are skipped: %s", *damage[:2], damage.segment, damage.reason)
 
 
 def flag_damaged_batches(piece: SegmentPiece, wanted_batches: Flags) -> Flags:
-    """Return a flag for each batch of a piece (whole batches of a segment): whether its CRC is known not to match its bytes.
-
-    The CRCs of the wanted batches, and of batches between them, are checked unless they were checked before. Other batches are not flagged.
+    """Return a flag for each batch of a piece: whether its CRC is known not to match. The CRCs of the wanted batches, and of batches
+    between them, are checked unless they were checked before. Other batches are not flagged.
     """
     source, found = piece.source, piece.damaged
     for first, last in source.split_batches_by_magic_and_compression():
@@ -88,7 +85,6 @@ def flag_damaged_batches(piece: SegmentPiece, wanted_batches: Flags) -> Flags:
 
 
 def _has_valid_crcs(source: SourceSegment, first_batch: int, end_batch: int) -> bool:
-    """Return whether the CRCs of all batches from ``first_batch`` up to ``end_batch`` (exclusive) match."""
     try:
         source.verify_batch_crcs_unless_verified(first_batch, end_batch)
     except BadData:
@@ -116,9 +112,8 @@ def damaged_offset_ranges(
 
 def read_whole_batches_before_damage(reader: SegmentReader, position: int, error: BadData) -> SegmentPiece | None:
     """Return the whole batches from byte ``position`` up to the damage that ``error`` reports, or None if there are none.
-
-    If the damaged batch's base offset is not greater than the offsets of the batch before it, the batch before it is left out, too: no CRC
-    covers base offsets, so either of the two may be the damaged one.
+    If the damaged batch's base offset is not greater than the offsets of the batch before it, that batch is left out, too: no CRC covers
+    base offsets, so either of the two may be the damaged one.
     """
     if error.position <= position:
         return None
@@ -135,9 +130,8 @@ def read_whole_batches_before_damage(reader: SegmentReader, position: int, error
 def find_next_readable_batch_after_damage(
     reader: SegmentReader, damaged_position: int, first_unread_offset: int
 ) -> BatchPositionAndFirstOffset:
-    """Return byte position and first offset of the next readable batch after a damaged one, found through the offset index. If no later
-    batch can be read, return the segment's end.
-
+    """Return the next readable batch after a damaged one, found through the offset index, or the segment's end if no later batch can be
+    read.
     :param damaged_position: byte position of the damaged batch.
     :param first_unread_offset: first offset that was not read yet.
     """
@@ -153,10 +147,8 @@ def find_next_readable_batch_after_damage(
     return BatchPositionAndFirstOffset(metadata.size_bytes, metadata.end_offset + 1)
 
 
-# Comparison of a log with what a reader has read before, by topic ids and leader epochs (KIP-320).
-#
-# A position says more than an offset: the topic id, and the leader epoch of the record before the offset. After an unclean election, or
-# after a topic was deleted and created again, other records can have the same offsets.
+# ---- comparison of a log with what a reader has read before, by topic ids and leader epochs (KIP-320) --------------------------
+# After an unclean election, or after a topic was deleted and created again, other records can have the same offsets.
 
 
 class LeaderEpochEnd(NamedTuple):
@@ -169,11 +161,10 @@ class LeaderEpochEnd(NamedTuple):
 @dataclass(frozen=True)
 class ConsumedLogHistory:
     """Description of the records that a reader has read of a log.
-
-    topic_id: id of the topic; empty if unknown.
+    topic_id: empty if unknown.
     epochs: leader epochs of records that were read, ascending; empty if unknown. Of a position restored after a restart, only the last
-        epoch is known.
-    end: position of the reader: everything below this offset was read.
+    epoch is known.
+    end: everything below this offset was read.
     """
 
     topic_id: TopicId
@@ -196,8 +187,7 @@ class ConsumedLogHistory:
 @dataclass(frozen=True)
 class LogIdentity:
     """Topic id, leader epochs and end of a log, by which two logs can be compared without reading their records.
-
-    topic_id: id of the topic; empty if unknown.
+    topic_id: empty if unknown.
     lineage: leader epochs with their first offsets; empty if unknown.
     end: end offset, exclusive.
     """
@@ -218,9 +208,8 @@ class LogIdentity:
 @dataclass(frozen=True)
 class HistoryMismatchReason:
     """Reason why a log does not continue what was read.
-
     reason: ``topic``: the log is another topic's; ``older``: the log ends in an earlier leader epoch than what was read, so that a later
-        leader has replaced its end; ``truncated``: a later leader has discarded records that were read.
+    leader has replaced its end; ``truncated``: a later leader has discarded records that were read.
     agreed_offset: for ``truncated``: the log holds what was read up to this offset (exclusive); -1 for other reasons.
     """
 
@@ -235,7 +224,6 @@ def log_identity(tier: Tier, state: PartitionState) -> LogIdentity:
 
 def consumed_history_before_position(offset: int, leader_epoch: int | None, topic_id: str) -> ConsumedLogHistory:
     """Return the history of a reader of which only a position is known, as after a restart.
-
     :param leader_epoch: epoch of the record before ``offset``; None or negative if unknown.
     """
     known = leader_epoch is not None and leader_epoch >= 0 and offset > 0
@@ -243,16 +231,14 @@ def consumed_history_before_position(offset: int, leader_epoch: int | None, topi
 
 
 def are_topic_ids_known_to_differ(first_id: TopicId, second_id: TopicId) -> bool:
-    """Return whether two topic ids are known to differ. An empty id is unknown and differs from none."""
+    """Return whether two topic ids are known to differ. An empty id is unknown."""
     return bool(first_id and second_id and first_id != second_id)
 
 
 def find_log_mismatch(consumed_history: ConsumedLogHistory, log: LogIdentity) -> HistoryMismatchReason | None:
-    """Compare a reader's history with a log. Return why ``log`` does not continue the records that were read, or None if ``log`` does, or
-    if too little is known to compare them.
-
+    """Return why ``log`` does not continue the records that were read, or None if it does, or if too little is known to compare them.
     Records of one leader epoch are the same in all logs of a partition, and so are all records before them. Therefore two logs agree up to
-    the end of the largest epoch that both have. In ``log``, an epoch ends where the next one begins (OffsetsForLeaderEpoch). The last epoch
+    the end of the largest epoch that both have. An epoch of ``log`` ends where the next one begins (OffsetsForLeaderEpoch). The last epoch
     has no known end, because the tier ends earlier than the broker's log from which it is uploaded.
     """
     if are_topic_ids_known_to_differ(consumed_history.topic_id, log.topic_id):
@@ -274,9 +260,7 @@ def find_log_mismatch(consumed_history: ConsumedLogHistory, log: LogIdentity) ->
 
 
 def first_diverging_offset(old_log: LogIdentity, new_log: LogIdentity, end_offset: int) -> int | None:
-    """Return the first offset below ``end_offset`` (exclusive) at which ``new_log`` holds other records than ``old_log``, or None if there
-    is none.
-    """
+    """Return the first offset below ``end_offset`` (exclusive) at which ``new_log`` holds other records than ``old_log``, or None."""
     if are_topic_ids_known_to_differ(old_log.topic_id, new_log.topic_id):
         return 0
     return first_divergent_offset(old_log.lineage, end_offset, new_log.lineage, new_log.end)
@@ -293,11 +277,9 @@ BatchOutcomes = npt.NDArray[np.int8]
 
 
 class TransactionOutcomeFinder:
-    """Finder of transaction outcomes for a reader that reads a log piece by piece (some MiB of whole batches), in one direction. Reads
-    transaction markers after the current piece where they are needed.
-
+    """Finder of transaction outcomes for a reader that reads a log in pieces, in one direction. Reads transaction markers after the current
+    piece where they are needed.
     :param list_segments_from: reads the control log again and returns the live segments that end at or after an offset.
-    :param open_segment: returns a reader of a segment.
     :param pieces: source of pieces, which may prefetch them.
     """
 
@@ -318,21 +300,17 @@ class TransactionOutcomeFinder:
         self._is_damaged_ahead = False
 
     def read_piece_at_byte_position(self, reader: SegmentReader, position: int) -> SegmentPiece:
-        """Return the piece (whole batches) at a byte position of a segment. A piece that was read to find transaction markers is not
-        fetched again.
-        """
+        """Return a piece. One that was read to find transaction markers is not fetched again."""
         held = self._held.pop((reader.metadata.id, position), None)
         return held or self._pieces.take_prefetched_or_fetch_piece(reader, position)
 
     def is_segment_piece_loaded(self, reader: SegmentReader, position: int) -> bool:
-        """Return whether the batches (piece) at a position of a segment are in memory already."""
+        """Return whether the piece at a byte position is in memory."""
         return (reader.metadata.id, position) in self._held
 
     def find_transaction_outcomes_of_batches(self, piece: SegmentPiece) -> BatchOutcomes:
-        """Return for each batch the outcome of its transaction: ABORT, COMMIT, UNDECIDED (open, or no transaction), or UNKNOWN (the marker
-        is damaged or lost).
-
-        Raises NotFound if a needed segment was deleted meanwhile.
+        """Return for each batch the outcome of its transaction: ABORT, COMMIT, UNDECIDED (open, or no transaction), or UNKNOWN (the
+        marker is damaged or lost). Raises NotFound if a needed segment was deleted meanwhile.
         """
         table = piece.source.table
         if not len(table):
@@ -356,8 +334,8 @@ class TransactionOutcomeFinder:
         return kinds
 
     def drop_markers_unneeded_before_piece(self, piece: SegmentPiece) -> None:
-        """Drop transaction markers that a backward reader no longer needs when it goes on from this piece to the data before it. Of each
-        producer that has markers in the piece, only its first marker there is kept.
+        """Drop transaction markers that a backward reader no longer needs when it goes on from this piece to the data before it: of each
+        producer that has markers in the piece, all but its first marker there.
         """
         table = piece.source.table
         markers = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT))
@@ -367,13 +345,13 @@ class TransactionOutcomeFinder:
             self._markers[int(table.producer_id[batch])] = deque([(int(table.last_offset[batch]), int(table.control[batch]))])
 
     def drop_pieces_prefetched_to_find_markers(self) -> None:
-        """Drop the batches that were read in advance to find transaction markers, because a segment was replaced."""
+        """Drop the pieces that were read in advance to find transaction markers, because a segment was replaced."""
         self._ahead = None
         self._held.clear()
 
     def _find_outcome_of_open_transaction(self, piece: SegmentPiece, producer_id: int) -> TransactionOutcome:
-        """Return the outcome of the transaction that a producer has open at the end of a piece, from its next marker: ABORT or COMMIT;
-        UNDECIDED if there is none up to the log's end; UNKNOWN if a damaged segment may hold it.
+        """Return the outcome of the transaction that a producer has open at the end of a piece, from its next marker. UNDECIDED if there
+        is none up to the log's end; UNKNOWN if a damaged segment may hold it.
         """
         last_offset = int(piece.source.table.last_offset[-1])
         if self._frontier <= last_offset:
@@ -393,19 +371,19 @@ class TransactionOutcomeFinder:
                 return UNKNOWN
 
     def record_that_some_later_segment_is_lost(self) -> None:
-        """Record that a segment after the current position is lost. Outcomes that depend on transaction markers in or after that segment
-        are UNKNOWN until the reader has passed it.
+        """Record that a segment after the current position is lost: outcomes that depend on markers in or after it are UNKNOWN until the
+        reader has passed it.
         """
         self._is_damaged_ahead = True
 
     def _start_reading_markers_after(self, piece: SegmentPiece) -> None:
-        """Begin to search for transaction markers at the first batch after this piece; markers that were found before stay known."""
+        """Begin to search for markers at the first batch after this piece; markers that were found before stay known."""
         self._is_damaged_ahead = False
         self._frontier = int(piece.source.table.last_offset[-1]) + 1
         self._ahead = self._pieces_not_yet_searched_for_markers(piece.metadata.id, piece.end_byte_position)
 
     def _try_read_next_markers(self) -> bool:
-        """Read the transaction markers of the next batches of the log and return True, or return False at the end of the log."""
+        """Read the markers of the next batches; False at the end of the log."""
         if self._ahead is None:
             self._ahead = self._pieces_not_yet_searched_for_markers("", 0)
         piece = next(self._ahead, None)
@@ -425,10 +403,8 @@ class TransactionOutcomeFinder:
         return True
 
     def _pieces_not_yet_searched_for_markers(self, segment_id: str, position: int) -> Iterator[SegmentPiece]:
-        """Yield the pieces of the log, ascending, from the first offset whose transaction markers have not been read yet.
-
-        :param segment_id: id of the segment that is read from byte ``position`` on; later segments are read from the first offset that is
-            needed.
+        """Yield the pieces, ascending, from the first offset whose markers have not been read yet.
+        :param segment_id: id of the segment that is read from byte ``position`` on; later segments are read from the first needed offset.
         """
         for metadata in self._list_segments_from(self._frontier):
             reader = self._open_segment_reader(metadata)

@@ -39,7 +39,6 @@ PieceLocation = tuple["SegmentReader", int]
 @dataclass(frozen=True)
 class SegmentPiece:
     """Piece of a segment's log: consecutive whole batches in memory.
-
     position: byte position in the segment's log at which they begin.
     damaged: a flag for each batch: whether its CRC was found not to match.
     """
@@ -79,7 +78,6 @@ class SegmentReader:
         """Whether reads begin where the offset index says. If not, they begin at the segment's beginning."""
 
     def is_segment_log_key(self, object_key: str) -> bool:
-        """Return whether this object key is that of the segment's log."""
         return object_key == self._object_key_of_file("log")
 
     def ignore_offset_index(self) -> None:
@@ -99,23 +97,21 @@ class SegmentReader:
         return SegmentPiece(self.metadata, position, self._parse_batches(self._object_key_of_file("log"), buf))
 
     def offset_index_positions_after(self, position: int) -> list[int]:
-        """Return the byte positions after ``position`` that the offset index contains, ascending; an empty list if the index is missing."""
+        """Return the byte positions after ``position`` that the offset index contains, ascending; none if the index is missing."""
         known = self.offset_entries()["position"].astype(np.int64)
         after: list[int] = known[known > position].tolist()
         return after
 
     def read_pieces(self, position: int = 0, piece_bytes: int = FETCH_BYTES) -> Iterator[SegmentPiece]:
-        """Read a segment from ``position``, where a batch begins, to its end, and yield its batches in pieces of about ``piece_bytes``
-        bytes.
-        """
+        """Yield the batches from ``position``, where a batch begins, to the segment's end, in pieces of about ``piece_bytes`` bytes."""
         while position < self.metadata.size_bytes:
             piece = self.read_piece_at_byte_position(position, piece_bytes)
             yield piece
             position = piece.end_byte_position
 
     def find_piece_end_by_offset_index(self, position: int, piece_bytes: int = FETCH_BYTES) -> int | None:
-        """Return the byte position at which a piece of about ``piece_bytes`` bytes from ``position`` on should end: the first batch of the
-        offset index after these bytes, else the segment's end. Return None if the index is empty and the segment is longer.
+        """Return the byte position at which a piece of about ``piece_bytes`` bytes should end: the first batch of the offset index after
+        these bytes, else the segment's end. None if the index is empty and the segment is longer.
         """
         if self.metadata.size_bytes - position <= piece_bytes:
             return self.metadata.size_bytes
@@ -125,7 +121,7 @@ class SegmentReader:
 
     def byte_position_after_offset(self, offset: int) -> int:
         """Return a byte position after all batches with offsets up to ``offset``: that of a later entry of the offset index, or the
-        segment's end if the index has none.
+        segment's end.
         """
         entries = self._offset_index_entries_unless_ignored()
         # An entry is of the last offset in its batch: the first one above may be of the batch that holds the offset.
@@ -133,9 +129,7 @@ class SegmentReader:
         return int(entries["position"][after]) if after < len(entries) else self.metadata.size_bytes
 
     def piece_positions_and_sizes_last_first(self, piece_bytes: int = FETCH_BYTES) -> list[PositionAndSize]:
-        """Divide the segment into pieces that begin at batches in the offset index. Return byte position and size of each piece, the last
-        one first.
-        """
+        """Divide the segment into pieces that begin at batches in the offset index, the last one first."""
         known = self._offset_index_entries_unless_ignored()["position"].astype(np.int64)
         size = self.metadata.size_bytes
         at = np.searchsorted(known, np.arange(piece_bytes, size, piece_bytes))
@@ -184,15 +178,15 @@ class SegmentReader:
         return int(entries["position"][after - 1]) if after else 0
 
     def lower_bound_of_offset_for_time(self, timestamp_ms: int) -> int:
-        """Return an offset below which all records of the segment are older than ``timestamp_ms``, from its time index; without a matching
-        entry, the segment's first offset.
+        """Return an offset below which all records of the segment are older than ``timestamp_ms``, from its time index; without a
+        matching entry, the segment's first offset.
         """
         entries = self._read_index("timeindex", TIME_ENTRY)
         after = int(np.searchsorted(entries["timestamp"].astype(np.int64), timestamp_ms, side="left"))
         return self.metadata.start_offset + (int(entries["offset"][after - 1]) if after else 0)
 
     def _offset_index_entries_unless_ignored(self) -> npt.NDArray[Any]:
-        """Return the entries of the segment's offset index, read once; none if it is missing or ignored."""
+        """Return the entries of the offset index, read once; none if it is missing or ignored."""
         if self._offset_entries is None:
             self._offset_entries = self._offset_index_entries_if_valid()
         return self._offset_entries
@@ -206,9 +200,9 @@ class SegmentReader:
         return entries if sound else entries[:0]
 
     def _read_index(self, index_kind: str, entry_type: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return the entries of the segment's index of this kind (``index``, ``timeindex``); none if the segment has no such index.
-
-        Raises SegmentGone if the object is missing, because the segment was replaced.
+        """Return the entries of an index (``index``, ``timeindex``); none if the segment has no such index. Raises SegmentGone if the
+        object is missing, because the segment was replaced.
+        - _read_segment_file _object_key_of_file _parse_batches
         """
         try:
             if index_kind not in self._layout.segment_files(self._partition, self.metadata):
@@ -240,8 +234,8 @@ class SegmentReader:
 
 
 class PiecePrefetcher:
-    """Prefetcher of pieces (whole batches of a segment): other threads fetch up to ``max_pieces`` of them before a reader needs them. If
-    ``max_pieces`` is 0, nothing is fetched in advance.
+    """Prefetcher of pieces: other threads fetch up to ``max_pieces`` of them before a reader needs them. If ``max_pieces`` is 0, nothing
+    is fetched in advance.
     """
 
     def __init__(self, max_pieces: int) -> None:
@@ -250,22 +244,20 @@ class PiecePrefetcher:
         self._fetches: dict[tuple[str, int], Future[SegmentPiece]] = {}
 
     def take_prefetched_or_fetch_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
-        """Return the piece at a byte position of a segment, from memory if it was prefetched, and remove it from memory. Raises the errors
-        of SegmentReader.
-        """
+        """Return a piece, and remove it from memory if it was prefetched. Raises the errors of SegmentReader."""
         fetch = self._fetches.pop((reader.metadata.id, position), None)
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
     def peek_prefetched_or_fetch_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
-        """Return the piece (whole batches) at a byte position of a segment. A prefetched piece stays in memory for
-        ``take_prefetched_or_fetch_piece``; a piece that is fetched now is not stored.
+        """Return a piece. A prefetched one stays in memory for ``take_prefetched_or_fetch_piece``; one that is fetched now is not
+        stored.
         """
         fetch = self._fetches.get((reader.metadata.id, position))
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
     def prefetch_pieces(self, positions: Iterable[PieceLocation]) -> None:
-        """Begin to fetch the pieces at the first ``max_pieces`` of these byte positions of segments, which will be needed next. Pieces that
-        earlier calls fetched for other positions are dropped.
+        """Begin to fetch the first ``max_pieces`` of these pieces, which will be needed next. Others that earlier calls fetched are
+        dropped.
         """
         if self._pool is None:
             return
@@ -278,20 +270,17 @@ class PiecePrefetcher:
             left.cancel()
 
     def close(self) -> None:
-        """End prefetching: make no more requests, and wait for those that are running."""
+        """Make no more requests, and wait for those that are running."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
     def _fetch_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
-        """Return a piece, fetched by the calling thread."""
         cut = reader.find_piece_end_by_offset_index(position) if self._pool is not None else None
         return reader.read_piece_at_byte_position(position) if cut is None else reader.read_piece_at_byte_position(position, cut - position)
 
 
 def prefetch_results(fetches: Iterable[Callable[[], T]], max_in_advance: int) -> Iterator[T]:
-    """Yield the results of calling ``fetches``, in their order. Other threads call up to ``max_in_advance`` of them before their results
-    are requested.
-    """
+    """Yield the results of calling ``fetches``, in their order. Other threads call up to ``max_in_advance`` of them ahead."""
     if not max_in_advance:
         for fetch in fetches:
             yield fetch()
@@ -324,15 +313,15 @@ class SegmentGone(NotFound):
 
 
 def _error_with_shifted_position(error: BadData, shift_bytes: int) -> BadData:
-    """Return a copy of the error whose byte position is increased by ``shift_bytes``, unless the position is unknown."""
+    """Return a copy of the error whose byte position is increased, unless the position is unknown."""
     at = error.position + shift_bytes if error.position >= 0 else -1
     return BadData(error.cause, segment=error.segment, position=at, offset=error.offset, hint=error.hint)
 
 
 @kernel
 def position_and_size_of_cut_off_batch(buf: Bytes) -> PositionAndSize:
-    """Return two values: the byte position after the last whole batch in ``buf``, and the full size in bytes of the batch that is cut off
-    there. The size is 0 if no batch is cut off, or if not even its length field is complete.
+    """Return the byte position after the last whole batch in ``buf``, and the full size in bytes of the batch that is cut off there: 0
+    if no batch is cut off, or if not even its length field is complete.
     """
     position = np.int64(0)
     while position + FRAME <= buf.size:
@@ -343,13 +332,12 @@ def position_and_size_of_cut_off_batch(buf: Bytes) -> PositionAndSize:
     return int(position), 0
 
 
-# Transactions that are open at the end of a listed tier, whose segments are not described by metadata.
+# ---- transactions that are open at the end of a listed tier, whose metadata does not describe segments -------------------------
 
 
 def first_open_transaction_offset_or_end(tier: Tier, listed: ListedTier, state: PartitionState) -> int:
-    """Return the first offset of the oldest transaction that is open at the end of a partition in a listed tier (another program uploads
-    its segments), or the end offset (exclusive) if none is open.
-
+    """Return the first offset of the oldest transaction that is open at the end of a partition in a listed tier, or the end offset
+    (exclusive) if none is open.
     Segments that were uploaded more than ``producer_id_expiration_ms`` before the newest one are not read: a transaction that began there
     counts as abandoned. Raises BadData, StoreError.
     """
@@ -379,9 +367,7 @@ def first_open_transaction_offset_or_end(tier: Tier, listed: ListedTier, state: 
 def _segments_uploaded_within_ms_of_newest(
     live_segments: Sequence[RemoteLogSegmentMetadata], within_ms: int
 ) -> Sequence[RemoteLogSegmentMetadata]:
-    """Return the first segment that was uploaded at most ``within_ms`` milliseconds before the last one, and all segments after it.
-    ``live_segments`` are in offset order.
-    """
+    """Return the first segment, in offset order, that was uploaded at most ``within_ms`` before the last one, and all after it."""
     if not live_segments:
         return ()
     begin = next(at for at, segment in enumerate(live_segments) if segment.mtime_ms >= live_segments[-1].mtime_ms - within_ms)
@@ -390,8 +376,7 @@ def _segments_uploaded_within_ms_of_newest(
 
 def update_open_transactions_with_batches(first_offset_by_producer: dict[int, int], table: BatchTable, last_offset: int) -> None:
     """Update the table of open transactions with the batches up to ``last_offset`` (inclusive).
-
-    :param first_offset_by_producer: first offset of the open transaction of each producer id; entries are added and removed.
+    :param first_offset_by_producer: by producer id; entries are added and removed.
     """
     inside = (table.producer_id >= 0) & (table.last_offset <= last_offset)
     ends = ((table.control == ABORT) | (table.control == COMMIT)) & inside

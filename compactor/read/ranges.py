@@ -1,4 +1,6 @@
-"""Records of a range of offsets as the tier holds them now, in blocks, in order. Used for output and for scans."""
+"""Records of a range of offsets as the tier holds them now, in blocks, in order; last values of all keys; and an estimate of what
+compaction would save.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# Last values of all keys of a partition, from the tier alone: an application restores its state without reading superseded values.
-#
-# The log is read backwards, so that the first record met of a key is its last one. The hashes of keys met are kept in a set. If the set is
-# full, the remaining keys are read in two halves of the hash range, each from the end again, without those that were returned already.
+# ---- last values of all keys of a partition ------------------------------------------------------------------------------------
+# The log is read backwards, so that the first record found of a key is its last one. If the set of key hashes is full, the remaining keys
+# are read in two halves of the hash range, each from the end again, without those that were returned already.
 
 
 PREFETCHED_PIECES = 3
@@ -49,7 +50,7 @@ MAX_HALVINGS = 20
 @dataclass(frozen=True)
 class LastValueOfEachKey:
     """Last records of all keys of a partition, without tombstones, as the tier held them when this object was made. Each iteration reads
-    the records from the tier. A reader that continues at ``next_offset`` misses no change.
+    the tier. A reader that continues at ``next_offset`` misses no change.
     """
 
     tier: Tier
@@ -59,12 +60,12 @@ class LastValueOfEachKey:
 
     @property
     def next_offset(self) -> int:
-        """Return the offset after the last record that was taken into account. An application continues to read there."""
+        """Return the offset after the last record that was taken into account."""
         return self.extent.last + 1
 
     @property
     def next_place(self) -> Place:
-        """Return ``next_offset`` as a Place, which also holds the log's topic id and the leader epoch of the record before it."""
+        """Return ``next_offset`` with the log's topic id and the leader epoch of the record before it."""
         read = self.log_identity.consumed_history_below_offset(self.next_offset)
         return Place(*self.extent.partition, self.next_offset, read.last_read_leader_epoch, read.topic_id)
 
@@ -80,8 +81,7 @@ class LastValueOfEachKey:
 
     def arrow(self, *columns: str) -> Iterator[pa.RecordBatch]:
         """Yield the last record of each key, in Arrow batches.
-
-        :param columns: names from ``compactor.read.columns.COLUMNS``; all of them by default.
+        :param columns: names from ``compactor.read.columns.MESSAGE_COLUMNS``; all of them by default.
         """
         from compactor.read.columns import arrow_schema_of_columns, to_arrow_batch
 
@@ -95,7 +95,7 @@ class LastValueOfEachKey:
         return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
 
     def read_selected_records(self) -> Iterator[SelectedRecords]:
-        """Yield the last record of each key as selected rows of parsed chunks. Each selection is valid until the next one is requested."""
+        """Yield the last record of each key as selected rows. Each selection is valid until the next one is requested."""
         cleaner = self.tier.cleaner_settings_for_topic(self.extent.partition.topic)
         left = [(0, 1, MAX_OFFSET)]
         while left:
@@ -124,10 +124,7 @@ def last_value_of_each_key_in_partition(
     hash_key: bytes = b"",
 ) -> LastValueOfEachKey:
     """Return the last values of a partition's keys, as the tier holds them now.
-
-    :param first_offset: first offset to read, inclusive.
-    :param last_offset: last offset to read, inclusive.
-    :param read_committed: use the isolation level read_committed.
+    :param first_offset, last_offset: both inclusive.
     :param hash_key: the tier's hash key; empty to read it from the tier, which only one thread at a time may do.
     :raises BadData: if the tier's data is damaged.
     :raises StoreError: if the tier cannot be read.
@@ -161,8 +158,6 @@ def read_record_blocks(
     on_damage: Callable[[DamagedOffsetRange], None] | None = None,
 ) -> Iterator[RecordBlock]:
     """Yield the records with offsets from ``first_offset`` to ``last_offset`` (inclusive), ascending. Raises StoreError, BadData.
-
-    :param read_committed: use the isolation level read_committed.
     :param latest_only: only the last record of each key in the range, without keys whose last record is a tombstone.
     :param key: only records with this key; a segment whose Bloom filter excludes the key is not read.
     :param on_damage: called with offsets that cannot be read, which are then left out; None to raise BadData.
@@ -186,7 +181,7 @@ def read_record_blocks(
 
 
 def _exclude_segments_without_key(tier: Tier, read_range: OffsetRangeToRead, key: bytes) -> OffsetRangeToRead:
-    """Return the range without those segments whose Bloom filter shows that they do not contain the key. Segments without a filter stay."""
+    """Return the range without those segments whose Bloom filter excludes the key."""
     if not tier.kind.compacts:
         return read_range
     inside = [
@@ -202,7 +197,6 @@ def _exclude_segments_without_key(tier: Tier, read_range: OffsetRangeToRead, key
 
 
 def _select_records_with_key(selection: SelectedRecords, key: Bytes) -> SelectedRecords:
-    """Return those selected rows whose key equals ``key``."""
     rows = selection.rows
     same = np.empty(len(selection), np.bool_)
     _flag_rows_with_key(selection.chunk.buf, rows.key_start, rows.key_length, selection.picked, key, same)
@@ -222,8 +216,7 @@ def _flag_rows_with_key(buf: Bytes, start: Int64s, length: Int32s, selected_rows
             out_is_equal[i] = buf[at + byte] == key[byte]
 
 
-# Estimate of what compaction would save, from a sample of a partition's bytes.
-#
+# ---- estimate of what compaction would save, from a sample of a partition's bytes ----------------------------------------------
 # Half of the sample are the newest bytes that a round could clean: superseded records in them are counted. The other half are windows
 # spread evenly over all older bytes: in each, the records that the newest half supersedes are counted. Records superseded by others that
 # were not read do not count, so the estimate is a lower bound. Its error comes from the differences between the windows.
@@ -245,9 +238,8 @@ KeyHashesAndSizes = tuple[Hashes64, Sizes]
 
 @dataclass(frozen=True)
 class CompactionSavingEstimate:
-    """Estimate, from a sample of the log, of the bytes that a round of compaction would save.
-
-    at_least_bytes: estimated lower bound of the bytes that would be saved.
+    """Estimate of the bytes that a round of compaction would save.
+    at_least_bytes: estimated lower bound.
     error_bytes: half width of the 95 % confidence interval of ``at_least_bytes``; 0 if all bytes were read.
     read_bytes: bytes of segments that were read.
     of_bytes: bytes of all segments that a round could clean.
@@ -262,7 +254,7 @@ class CompactionSavingEstimate:
 
     @property
     def is_saving_exact(self) -> bool:
-        """Return whether the saving is exact rather than estimated, because all bytes that a round could clean were read."""
+        """Return whether all bytes that a round could clean were read."""
         return self.read_bytes >= self.of_bytes
 
     @override
@@ -274,10 +266,7 @@ class CompactionSavingEstimate:
 
 
 def estimate_saving_from_samples(tier: Tier, state: PartitionState, sample_bytes: int) -> CompactionSavingEstimate:
-    """Return an estimate of the bytes that a round of compaction would save. About ``sample_bytes`` bytes are read.
-
-    Raises BadData, StoreError.
-    """
+    """Return an estimate from about ``sample_bytes`` bytes. Raises BadData, StoreError."""
     # In a broker-managed tier the newest segment is never cleaned, and its keys clean nothing.
     live = state.live[:-1] if state.mirrored else state.live
     total = sum(segment.size_bytes for segment in live)
@@ -310,7 +299,7 @@ def estimate_saving_from_samples(tier: Tier, state: PartitionState, sample_bytes
 
 
 class _SampleWindow(NamedTuple):
-    """Range of offsets to read for a sample (both inclusive), with its approximate size in bytes."""
+    """Range of offsets to read for a sample (both inclusive), with its approximate size."""
 
     first: int
     last: int
@@ -318,8 +307,6 @@ class _SampleWindow(NamedTuple):
 
 
 class _SampleReader:
-    """Reader of the committed records in ranges of offsets, by which a saving is estimated."""
-
     def __init__(self, tier: Tier, state: PartitionState, live_segments: Sequence[RemoteLogSegmentMetadata]) -> None:
         self._tier = tier
         self._state = state
@@ -331,7 +318,7 @@ class _SampleReader:
         """Of the records read so far from the first dirty offset on, those without a key."""
 
     def read_key_hashes_and_sizes(self, first_offset: int, last_offset: int) -> KeyHashesAndSizes:
-        """Return the key hash (0 without a key) and the approximate size in bytes of each record from ``first_offset`` to ``last_offset``
+        """Return the key hash (0 without a key) and the approximate size of each record from ``first_offset`` to ``last_offset``
         (inclusive), in offset order.
         """
         parts = list(self._read_key_hash_blocks(first_offset, last_offset))
@@ -341,7 +328,6 @@ class _SampleReader:
         return np.concatenate(hashes), np.concatenate(sizes)
 
     def _read_key_hash_blocks(self, first_offset: int, last_offset: int) -> Iterator[KeyHashesAndSizes]:
-        """Yield key hashes and sizes of the records from ``first_offset`` to ``last_offset`` (inclusive), block by block."""
         segments = tuple(segment for segment in self._live if segment.end_offset >= first_offset and segment.start_offset <= last_offset)
         for selection in OffsetRangeReader(
             self._tier, OffsetRangeToRead(self._state.topic_partition, first_offset, last_offset, segments), self._wanted
@@ -357,8 +343,8 @@ class _SampleReader:
 
 
 def _superseded_share_of_bytes(hashes: Hashes64, sizes: Sizes, *, drops_keyless: bool) -> float:
-    """Return the share, by size, of records that are followed by a record with the same key hash, or have no key if ``drops_keyless``.
-    ``hashes`` and ``sizes`` are in offset order.
+    """Return the share, by size, of records that are followed by one with the same key hash, or have no key if ``drops_keyless``. Both
+    arrays are in offset order.
     """
     if not len(hashes):
         return 0.0
@@ -370,9 +356,7 @@ def _superseded_share_of_bytes(hashes: Hashes64, sizes: Sizes, *, drops_keyless:
 
 
 def _locate_log_tail(live_segments: Sequence[RemoteLogSegmentMetadata], wanted_bytes: int) -> FirstOffsetAndBytes:
-    """Return two values for the last part of the log, of about ``wanted_bytes`` bytes: its first offset, and its size in bytes. The size is
-    smaller than ``wanted_bytes`` if the whole log is.
-    """
+    """Return first offset and size of the last part of the log, of about ``wanted_bytes`` bytes; of the whole log if that is smaller."""
     taken = 0
     for segment in reversed(live_segments):
         if taken + segment.size_bytes >= wanted_bytes:
@@ -386,8 +370,8 @@ def _locate_log_tail(live_segments: Sequence[RemoteLogSegmentMetadata], wanted_b
 def _sample_windows(
     live_segments: Sequence[RemoteLogSegmentMetadata], end_offset: int, older_bytes: int, sample_bytes: int
 ) -> Iterator[_SampleWindow]:
-    """Yield windows of offsets, evenly spread over the ``older_bytes`` bytes below ``end_offset``
-    (exclusive), without overlap, with ``sample_bytes`` bytes in all.
+    """Yield windows with ``sample_bytes`` bytes in all, evenly spread over the ``older_bytes`` bytes below ``end_offset`` (exclusive),
+    without overlap.
     """
     count = max(1, min(WINDOWS, sample_bytes // LEAST_WINDOW))
     size = max(1, sample_bytes // count)

@@ -1,8 +1,6 @@
-"""Reading a range of offsets of one partition from the tier: the work of one task of the data source, and of one turn of a consumer.
-
+"""Reading a range of offsets of one partition from the tier.
 A range is given in offsets, which compaction keeps, and not in bytes. If an object has been replaced since the read was planned, the reader
 reads the control log again and continues after the last offset that it has returned.
-
 read_committed has the meaning of Kafka's consumer: no records of aborted transactions, and none at or above the last stable offset.
 """
 
@@ -75,8 +73,8 @@ BatchesToCopy = tuple[SegmentPiece, Flags]
 
 
 class _PieceToRead(NamedTuple):
-    """Batches of a segment, of which offsets ``first`` to ``last`` (inclusive) are read. Flags for each batch: ``wanted``, whether its
-    records are to be read; ``left_out``, whether they are not because of damage.
+    """Piece of which offsets ``first`` to ``last`` (inclusive) are read. Flags for each batch: ``wanted``, whether its records are to be
+    read; ``left_out``, whether they are not because of damage.
     """
 
     piece: SegmentPiece
@@ -89,10 +87,9 @@ class _PieceToRead(NamedTuple):
 @dataclass(frozen=True)
 class OffsetRangeToRead:
     """Offsets of one partition that are to be read.
-
     first, last: both inclusive.
     segments: live segments that held these offsets when the read was planned.
-    log: topic id and leader epochs at that time; None if changes of them need not be noticed.
+    log: identity at that time; None if changes of it need not be noticed.
     """
 
     partition: TopicPartition
@@ -120,9 +117,8 @@ class LogBeginningDeleted(LogChanged):
 
 @dataclass(frozen=True)
 class DiskKeySortRequest:
-    """Request to find the last record of each key by sorting key hashes on the local disk, if memory does not suffice. Needs 16 bytes of
-    disk for each record; values are read in a second pass.
-
+    """Request to find the last record of each key by sorting key hashes on the local disk, 16 bytes for each record; values are read in a
+    second pass.
     records: largest number of records that the range can hold.
     disk_bytes: limit of bytes on disk; 0 for no limit.
     """
@@ -134,7 +130,6 @@ class DiskKeySortRequest:
 @dataclass(frozen=True)
 class LastRecordOfEachKeyRequest:
     """Request for the last record of each key in a range, without keys whose last record is a tombstone.
-
     key_ranges: number of equal ranges into which key hashes are divided.
     key_range: number of the range, from 0, whose keys are wanted.
     map_budget_bytes: memory for key hashes.
@@ -152,13 +147,11 @@ class LastRecordOfEachKeyRequest:
 @dataclass(frozen=True)
 class ReadOptions:
     """Options for reading a range.
-
-    read_committed: use the isolation level read_committed.
     inflate_limit: largest size of an uncompressed batch, in bytes.
     last_records_only: set to read only the last record of each key.
     requests_in_advance: number of requests, of 16 MiB each, that are made before their data is needed.
     skip_damaged: whether offsets that cannot be read are reported and skipped. Not allowed with ``last_records_only``, because an older
-        value of a key would take the place of one that cannot be read.
+    value of a key would take the place of one that cannot be read.
     """
 
     read_committed: bool
@@ -170,9 +163,8 @@ class ReadOptions:
 
 def last_stable_offset(tier: Tier, state: PartitionState) -> int:
     """Return the first offset of the oldest transaction that is open at the tier's end, or the end offset (exclusive) if none is open.
-
-    The offset comes from the metadata of the last segment; in a broker-managed tier from that segment's producer snapshot, and in a listed
-    tier (another program uploads its segments) from the batches. Raises StoreError, BadData.
+    It comes from the metadata of the last segment; in a broker-managed tier from that segment's producer snapshot, and in a listed tier
+    from the batches. Raises StoreError, BadData.
     """
     if not state.has_segments:
         return state.end_offset + 1
@@ -185,8 +177,6 @@ def last_stable_offset(tier: Tier, state: PartitionState) -> int:
 
 
 class RecordAtTime(NamedTuple):
-    """Offset and timestamp of a record that was looked for."""
-
     offset: int
     timestamp_ms: int
 
@@ -199,9 +189,7 @@ def find_record_for_time(
     max_batch_bytes: int,
     first_offset: int = 0,
 ) -> RecordAtTime | None:
-    """Return the first record in ``live_segments`` whose timestamp is ``timestamp_ms`` or later, or None if there is none (Kafka:
-    offsetsForTimes).
-
+    """Return the first record whose timestamp is ``timestamp_ms`` or later, or None if there is none (Kafka: offsetsForTimes).
     :param max_batch_bytes: largest size of an uncompressed batch, in bytes.
     :param first_offset: records with lower offsets are left out.
     :raises SegmentGone: if a segment was replaced meanwhile.
@@ -225,13 +213,10 @@ def find_record_for_time(
 
 
 def offset_for_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int | None:
-    """Return the offset of the first live record whose timestamp is ``timestamp_ms`` or later, or None if there is none. Raises BadData,
-    StoreError.
-    """
+    """Return the offset of the first live record whose timestamp is ``timestamp_ms`` or later, or None. Raises BadData, StoreError."""
     limit = tier.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
 
     def find_offset_for_timestamp_in_live_segments() -> int | None:
-        """Return the first readable offset in the live segments whose timestamp is ``timestamp_ms`` or later, or None."""
         state = tier.open_control_log_of_partition(partition).refresh()
         found = find_record_for_time(tier, partition, state.live, timestamp_ms, limit, tier.first_readable_offset(state))
         return None if found is None else found.offset
@@ -240,15 +225,13 @@ def offset_for_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) ->
 
 
 def offset_for_time_or_end(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int:
-    """Return the offset of the first record whose timestamp is ``timestamp_ms`` or later, or the end offset (exclusive) if there is no such
-    record. Raises BadData, StoreError.
-    """
+    """Return ``offset_for_time``, or the end offset (exclusive) if there is no such record. Raises BadData, StoreError."""
     found = offset_for_time(tier, partition, timestamp_ms)
     return tier.open_control_log_of_partition(partition).refresh().end_offset + 1 if found is None else found
 
 
 class _ParseBuffers:
-    """Buffers into which each chunk of batches is decompressed and parsed; they are reused for the next chunk."""
+    """Buffers into which each chunk of batches is decompressed and parsed, reused for the next chunk."""
 
     def __init__(self) -> None:
         self._rows = RecordRowBuffers()
@@ -257,10 +240,7 @@ class _ParseBuffers:
     def parse_flagged_batches(
         self, piece: SegmentPiece, batch_flags: Flags, max_batch_bytes: int, *, backwards: bool = False
     ) -> Iterator[SelectedRecords]:
-        """Parse a piece of a segment chunk by chunk, and yield each chunk that holds any of the flagged batches, with all its rows
-        selected.
-
-        :param batch_flags: flag for each batch of the piece.
+        """Yield each chunk of a piece that holds any of the flagged batches, with all its rows selected.
         :param max_batch_bytes: largest size of an uncompressed batch, in bytes.
         :param backwards: last chunk first.
         """
@@ -289,7 +269,6 @@ class OffsetRangeReader:
         on_damage: Callable[[DamagedOffsetRange], None] = write_damage_warning_to_log,
     ) -> None:
         """Create a reader; nothing is read yet.
-
         :param folder: where keys are sorted on disk, if that is needed; None for the system's folder of temporary files.
         :param on_damage: called with offsets that are skipped (``ReadOptions.skip_damaged``).
         """
@@ -308,8 +287,8 @@ class OffsetRangeReader:
     def read_selected_records(self) -> Iterator[SelectedRecords]:
         """Yield the wanted records as selected rows of parsed chunks, at least one row at a time. Each selection is valid until the next
         one is requested.
-
         Raises BadData, StoreError, OutOfBudget; LogChanged if the range was truncated, or its beginning deleted.
+        - _read_forwards_and_end_prefetching _read_records_forwards
         """
         latest = self._wanted.last_records_only
         if latest is None:
@@ -332,10 +311,9 @@ class OffsetRangeReader:
                     yield replace(selection, picked=inside)
 
     def read_intact_batches(self) -> Iterator[BatchesToCopy]:
-        """Yield the range's batches in pieces, in ascending order, each with a flag for each batch: whether a copy of the log may have it.
-
-        It may not if readers with these options (``skip_damaged``) do not get its records because of damage, or if its CRC does not match.
-        Intact markers and aborted batches are flagged. Damage is reported to ``on_damage``, in no certain order.
+        """Yield the range's batches in pieces, ascending, each with a flag for each batch: whether a copy of the log may have it. It may
+        not if readers with these options do not get its records because of damage, or if its CRC does not match. Intact markers and
+        aborted batches are flagged. Damage is reported to ``on_damage``, in no certain order.
         """
         for piece, _, left_out, first, last in self._read_pieces_forwards():
             inside = (piece.source.table.last_offset >= first) & (piece.source.table.base_offset <= last)
@@ -345,8 +323,8 @@ class OffsetRangeReader:
             yield piece, inside & ~damaged & ~left_out
 
     def _read_pieces_forwards(self) -> Iterator[_PieceToRead]:
-        """Yield the range in pieces, in ascending order, and report damage. Where a segment was replaced meanwhile, read the control log
-        again and continue with its replacement.
+        """Yield the range in pieces, ascending, and report damage. Where a segment was replaced meanwhile, read the control log again
+        and continue with its replacement.
         """
         extent = self._extent
         first, retries = extent.first, 0
@@ -397,8 +375,8 @@ class OffsetRangeReader:
     def _flag_readable_batches_and_list_damage(
         self, piece: SegmentPiece, first_offset: int, last_offset: int
     ) -> tuple[Flags, Flags, list[DamagedOffsetRange]]:
-        """Return a flag for each batch of a piece, whether it is to be read; another one, whether it is left out because of damage; and the
-        damaged ranges of offsets. Unless damage is skipped, no batch from the first damaged one on is to be read.
+        """Return a flag for each batch, whether it is to be read; another one, whether it is left out because of damage; and the damaged
+        ranges. Unless damage is skipped, no batch from the first damaged one on is to be read.
         """
         wanted, unknown = self._flag_wanted_and_undecidable_batches(piece, first_offset, last_offset)
         bad = flag_damaged_batches(piece, wanted) & wanted
@@ -413,7 +391,7 @@ class OffsetRangeReader:
         return wanted, left_out, sorted(damage)
 
     def _report_damage_or_raise(self, damage: DamagedOffsetRange) -> None:
-        """Report offsets that cannot be read to ``on_damage``. Raises BadData unless damage is skipped."""
+        """Report offsets that cannot be read. Raises BadData unless damage is skipped."""
         if not self._wanted.skip_damaged:
             raise damage.to_bad_data_error(self._extent.partition)
         self._on_damage(damage)
@@ -421,8 +399,8 @@ class OffsetRangeReader:
     def _report_or_raise_lost_segment(
         self, gone: SegmentGone, error: BadData, readers: dict[str, SegmentReader], first_offset: int, last_offset: int
     ) -> NextOffset:
-        """Report that an object of a live segment is lost, and return the offset at which reading continues. Raises BadData if damage is
-        not skipped. ``readers``: open readers by segment id. The offsets cannot be read if the log is lost; a lost index is ignored.
+        """Report that an object of a live segment is lost, and return the offset at which reading continues: after the segment if its
+        log is lost; a lost index is ignored. Raises BadData if damage is not skipped. ``readers``: by segment id.
         """
         if isinstance(error, LogChanged):
             raise error
@@ -439,9 +417,7 @@ class OffsetRangeReader:
         return last_offset + 1
 
     def _positions_of_next_pieces(self, readers: Sequence[SegmentReader], position: int) -> Iterator[PieceLocation]:
-        """Yield reader and byte position of each piece that will be read next, as far as the offset indexes show them.
-
-        :param readers: readers of the segments that will be read, in this order.
+        """Yield each piece that will be read next, as far as the offset indexes show them.
         :param position: byte position in the first of these segments from which reading continues.
         """
         for reader in readers:
@@ -455,9 +431,7 @@ class OffsetRangeReader:
             position = 0
 
     def _read_last_records(self, request: LastRecordOfEachKeyRequest) -> Iterator[SelectedRecords]:
-        """Yield the last record of each key. The log is read backwards, so that the first record found of a key is its last one; the hashes
-        of the keys that were found are held in memory.
-        """
+        """Yield the last record of each key. The log is read backwards, so that the first record found of a key is its last one."""
         keys, halves = (
             KeyHashSet(request.map_budget_bytes),
             siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_unstored_hashes()),
@@ -468,7 +442,7 @@ class OffsetRangeReader:
                 yield replace(selection, picked=picked)
 
     def _read_last_records_using_disk(self, request: LastRecordOfEachKeyRequest, spill: DiskKeySortRequest) -> Iterator[SelectedRecords]:
-        """Yield the last record of each key in two passes: find the offsets of these records with key hashes on disk, then read them."""
+        """Yield the last record of each key in two passes: find their offsets with key hashes on disk, then read them."""
         extent, halves = self._extent, siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_unstored_hashes())
         space = _KeySortDiskBudget(spill.disk_bytes)
         with tempfile.TemporaryDirectory(prefix="tiered-compactor-", dir=self._folder) as folder:
@@ -487,7 +461,7 @@ class OffsetRangeReader:
                 yield replace(selection, picked=found)
 
     def _read_record_chunks_newest_first(self) -> Iterator[SelectionAndLastOffset]:
-        """Yield (rows of a chunk, last offset that is still wanted of them), newest chunk first. Rows after that offset are done."""
+        """Yield chunks, the newest first, each with the last offset that is still wanted of them. Rows after that offset are done."""
         extent = self._extent
         last, retries = extent.last, 0
         while last >= extent.first:
@@ -509,15 +483,14 @@ class OffsetRangeReader:
                 return
 
     def _read_pieces_backwards(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[SegmentPiece]:
-        """Yield the batches of segments in pieces, from the end to the beginning. ``segments`` are given newest first."""
+        """Yield the pieces of segments, which are given newest first, from the end to the beginning."""
         readers = map(self._open_segment_reader, segments)
         fetches = (partial(it.read_piece_of_exact_size, *cut) for it in readers for cut in it.piece_positions_and_sizes_last_first())
         return prefetch_results(fetches, self._wanted.requests_in_advance)
 
     def _flag_wanted_and_undecidable_batches(self, piece: SegmentPiece, first_offset: int, last_offset: int) -> tuple[Flags, Flags]:
-        """Return two arrays with a flag for each batch of a piece: whether its records are wanted, and whether it is wanted but its
-        transaction's outcome cannot be read. Batches outside ``first_offset`` to ``last_offset`` (inclusive) and aborted ones are not
-        wanted.
+        """Return two flags for each batch: whether its records are wanted, and whether it is wanted but its transaction's outcome cannot
+        be read. Batches outside ``first_offset`` to ``last_offset`` (inclusive) and aborted ones are not wanted.
         """
         table = piece.source.table
         # The base offset of a compressed v0/v1 wrapper is not known before it is inflated; it is -1 here.
@@ -533,8 +506,8 @@ class OffsetRangeReader:
         return mine, unknown
 
     def _reread_log_after_missing_object(self, error: SegmentGone, retries: int) -> RetryCount:
-        """Read the control log again after an object was missing, and return ``retries + 1``, the number of retries so far. Raises BadData
-        if the segment is still live, or if ``retries`` has reached MAX_RETRIES.
+        """Read the control log again after an object was missing, and return ``retries + 1``. Raises BadData if the segment is still
+        live, or if ``retries`` has reached MAX_RETRIES.
         """
         self._segments = tuple(self._reread_live_segments_from(self._extent.first))
         self._outcomes.drop_pieces_prefetched_to_find_markers()
@@ -543,13 +516,11 @@ class OffsetRangeReader:
         return retries + 1
 
     def _open_segment_reader(self, metadata: RemoteLogSegmentMetadata) -> SegmentReader:
-        """Return a reader of one segment of the range."""
         return SegmentReader(self._tier.ports.layout, self._extent.partition, metadata, self._wanted.inflate_limit)
 
     def _reread_live_segments_from(self, offset: int) -> Sequence[RemoteLogSegmentMetadata]:
-        """Read the control log again and return the live segments that end at or above ``offset``.
-
-        Raises LogChanged if the log was truncated meanwhile, or the topic created again.
+        """Read the control log again and return the live segments that end at or above ``offset``. Raises LogChanged if the log was
+        truncated meanwhile, or the topic created again.
         """
         extent, state = self._extent, self._tier.open_control_log_of_partition(self._extent.partition).refresh()
         changed = (
@@ -565,7 +536,7 @@ class OffsetRangeReader:
 
 
 def _rows_with_offsets_between(offsets: Int64s, first_offset: int, last_offset: int) -> Int64s:
-    """Return the numbers of rows whose offsets lie between ``first_offset`` and ``last_offset`` (inclusive)."""
+    """Return the numbers of rows with offsets between these (inclusive)."""
     return np.flatnonzero((offsets >= first_offset) & (offsets <= last_offset))
 
 
@@ -576,8 +547,8 @@ def hash_keys_of_rows(
     request: LastRecordOfEachKeyRequest,
     hash_key_halves: HashKeyHalves,
 ) -> KeyHashesAndRows:
-    """Return two arrays, key hashes and row numbers, of the rows that have a key in the key range of ``request`` and an offset from
-    ``first_offset`` to ``last_offset`` (inclusive), last row first.
+    """Return key hashes and row numbers of the rows that have a key in the key range of ``request`` and an offset from ``first_offset``
+    to ``last_offset`` (inclusive), last row first.
     """
     rows = selection.rows
     hashes, picked = np.empty((len(rows), 2), np.uint64), np.empty(len(rows), np.int64)
@@ -596,8 +567,8 @@ def _add_keys_and_select_new_rows(
     keys: KeyHashSet,
     hash_key_halves: HashKeyHalves,
 ) -> Int64s:
-    """Add to ``keys`` the keys of rows with offsets from ``first_offset`` to ``last_offset`` (inclusive) in the requested key range. Return
-    the numbers of rows, ascending, whose key was new and whose value is not null. Raises OutOfBudget if ``keys`` is full.
+    """Add to ``keys`` the requested keys of rows with offsets from ``first_offset`` to ``last_offset`` (inclusive). Return the numbers
+    of rows, ascending, whose key was new and whose value is not null. Raises OutOfBudget if ``keys`` is full.
     """
     hashes, picked = hash_keys_of_rows(selection, first_offset, last_offset, request, hash_key_halves)
     seen = np.empty(len(hashes), np.bool_)
@@ -611,21 +582,20 @@ def _add_keys_and_select_new_rows(
 
 
 class _KeySortDiskBudget:
-    """Limit of the disk space that one read may use to sort keys. Counts the bytes in use."""
+    """Limit of the disk space that one read may use to sort keys."""
 
     def __init__(self, max_bytes: int) -> None:
         self._most = max_bytes
         self._used = 0
 
     def reserve_bytes_on_disk(self, nbytes: int) -> None:
-        """Add bytes to those in use. Raises OutOfBudget above the limit."""
+        """Raises OutOfBudget above the limit."""
         self._used += nbytes
         if 0 < self._most < self._used:
             hint = f"Set disk_budget_bytes to more than {self._most}, or give keyRanges a number: each task then reads everything"
             raise OutOfBudget(f"view = latest: the keys need more than {format_size(self._most)} of local disk", hint=hint)
 
     def release_bytes_on_disk(self, nbytes: int) -> None:
-        """Subtract bytes from those in use."""
         self._used -= nbytes
 
 
@@ -634,9 +604,8 @@ def _hash_keys_from_last_row_to_first(
     buf: Bytes, offsets: Int64s, key_start: Int64s, key_length: Int32s, first_offset: int, last_offset: int, k0: np.uint64, k1: np.uint64,
     range_count: int, wanted_range: int, out_hashes: Hashes, out_rows: Int64s,
 ) -> RowCount:  # fmt: skip
-    """Fill ``out_hashes`` and ``out_rows`` with key hash and number of each row that has a key in hash range ``wanted_range`` of
-    ``range_count`` and an offset from ``first_offset`` to ``last_offset`` (inclusive), last row first. Return their number. ``k0``, ``k1``:
-    halves of the hash key.
+    """Fill ``out_hashes`` and ``out_rows`` for each row that has a key in hash range ``wanted_range`` of ``range_count`` and an offset
+    from ``first_offset`` to ``last_offset`` (inclusive), last row first. Return their number.
     """
     count = 0
     for row in range(offsets.size - 1, -1, -1):

@@ -1,7 +1,5 @@
-"""Messages of a consumer, with the methods of confluent_kafka.Message.
-
-Messages are made when they are returned, many at a time without Python code for each. Until then records are kept as a RecordBlock: columns
-of numbers, and arrays of key and value bytes.
+"""Records as columns (RecordBlock), and as messages of a consumer with the methods of confluent_kafka.Message.
+Messages are made when they are returned, many at a time without Python code for each.
 """
 
 from __future__ import annotations
@@ -23,14 +21,13 @@ from compactor.model.ids import TopicPartition
 from compactor.records.batches import LOG_APPEND, BatchTable, Bytes, Int64s
 from compactor.records.rows import HAS_HEADERS, BatchChunk, Int32s, RecordRows
 
-# Copies of keys, values and headers from a parsed chunk, as offsets and bytes: no Python object per record.
+# ---- copies of keys, values and headers from a parsed chunk: no Python object per record ---------------------------------------
 
 
 @dataclass(frozen=True)
 class SelectedRecords:
     """Records selected from one chunk of parsed batches, in which each record is a numbered row.
-
-    table: batches of the piece of a segment (some MiB of whole batches) to which the chunk belongs.
+    table: batches of the piece to which the chunk belongs.
     rows: all records of the chunk.
     first_row: number of each batch's first row; one more entry for the end of the last batch.
     picked: numbers of the selected rows, ascending.
@@ -52,7 +49,7 @@ class SelectedRecords:
 
 @dataclass(frozen=True, slots=True)
 class ConcatenatedByteStrings:
-    """Byte strings stored one after the other in one array: number i is ``data[begins[i]:begins[i + 1]]``, or null unless ``valid[i]``."""
+    """Byte strings in one array: number i is ``data[begins[i]:begins[i + 1]]``, or null unless ``valid[i]``."""
 
     begins: Int32s
     valid: Flags
@@ -64,9 +61,7 @@ class ConcatenatedByteStrings:
 
 @dataclass(frozen=True, slots=True)
 class RecordHeaderArrays:
-    """Headers of several records, as an array of names and an array of values: the headers of record i have the indexes ``begins[i]`` to
-    ``begins[i + 1]`` (exclusive).
-    """
+    """Headers of several records: those of record i have the indexes ``begins[i]`` to ``begins[i + 1]`` (exclusive)."""
 
     begins: Int32s
     names: ConcatenatedByteStrings
@@ -74,8 +69,8 @@ class RecordHeaderArrays:
 
 
 def copy_byte_strings(buf: Bytes, start: Int64s, length: Int32s, selected_rows: Int64s) -> ConcatenatedByteStrings:
-    """Copy the byte strings of the selected rows out of ``buf``. ``start`` and ``length``: position and length in bytes per row of the
-    chunk; a negative length is null.
+    """Copy the byte strings of the selected rows out of ``buf``. ``start`` and ``length``: per row of the chunk; a negative length is
+    null.
     """
     begins = np.empty(len(selected_rows) + 1, np.int32)
     valid = np.empty(len(selected_rows), np.bool_)
@@ -85,7 +80,7 @@ def copy_byte_strings(buf: Bytes, start: Int64s, length: Int32s, selected_rows: 
 
 
 def copy_record_headers(selection: SelectedRecords) -> RecordHeaderArrays:
-    """Return copies of the record headers (names and values) of the selected rows."""
+    """Return copies of the record headers of the selected rows."""
     rows, picked, buf = selection.rows, selection.picked, selection.chunk.buf
     begins = np.empty(len(picked) + 1, np.int32)
     total = _count_headers_of_rows(buf, rows.value_start, rows.value_length, rows.end, rows.flags, picked, begins)
@@ -102,10 +97,8 @@ def copy_record_headers(selection: SelectedRecords) -> RecordHeaderArrays:
 
 @kernel
 def _compute_byte_string_offsets(length: Int32s, selected_rows: Int64s, out_offsets: Int32s, out_valid: Flags) -> ByteCount:
-    """Compute where the byte strings of the selected rows lie in a copy that holds them one after the other. Return their total length in
-    bytes.
-
-    :param length: length in bytes of each row's byte string; negative for null.
+    """Compute where the byte strings of the selected rows lie in a copy. Return their total length.
+    :param length: length of each row's byte string; negative for null.
     :param out_offsets: receives the start of each selected row's string in the copy, and the end of the last one.
     :param out_valid: receives for each selected row whether its string is not null.
     """
@@ -122,9 +115,7 @@ def _compute_byte_string_offsets(length: Int32s, selected_rows: Int64s, out_offs
 
 @kernel
 def _copy_selected_byte_strings(buf: Bytes, start: Int64s, selected_rows: Int64s, offsets: Int32s, out_data: Bytes) -> None:
-    """Copy the byte strings of the selected rows from ``buf`` to ``out_data``.
-
-    :param start: position in ``buf`` of each row's byte string.
+    """Copy the byte strings of the selected rows to ``out_data``.
     :param offsets: position in ``out_data`` of each selected row's byte string, and the end of the last one.
     """
     for i in range(selected_rows.size):
@@ -142,13 +133,8 @@ def _count_headers_of_rows(
     out_first_header: Int32s,
 ) -> int:
     """Count the record headers of each selected row, and return their total number.
-
-    :param buf: bytes of the parsed records.
-    :param value_start, value_length: by row, position and length of the value in ``buf``, in bytes; the headers follow the value.
-    :param end: by row, position after the record in ``buf``.
-    :param flags: by row, flags of the record; HAS_HEADERS tells whether it has headers.
-    :param out_first_header: receives for each selected row the number of headers of the selected rows before it, and at last the number of
-        all.
+    :param value_start, value_length, end, flags: by row; the headers follow the value, if HAS_HEADERS is set.
+    :param out_first_header: receives for each selected row the number of headers before it, and at last the number of all.
     """
     total = 0
     for i in range(selected_rows.size):
@@ -165,12 +151,10 @@ def _count_headers_of_rows(
 def _locate_headers_of_rows(
     buf: Bytes, value_start: Int64s, value_length: Int32s, end: Int64s, selected_rows: Int64s, first_header: Int32s, out_positions: Int64s
 ) -> None:
-    """Fill ``out_positions`` with four lines: name start, name length, value start and value length of each header, in bytes. Lengths below
-    0 mean null.
-
+    """Fill ``out_positions`` with four lines: name start, name length, value start and value length of each header. Lengths below 0 mean
+    null.
     :param buf: bytes of the parsed records, whose headers ``parse_records`` has checked.
-    :param value_start, value_length: by row, position and length of the value in ``buf``, in bytes; the headers follow the value.
-    :param end: by row, position after the record in ``buf``.
+    :param value_start, value_length, end: by row; the headers follow the value.
     :param first_header: number of each selected row's first header, and the number of all headers.
     """
     for i in range(selected_rows.size):
@@ -222,12 +206,10 @@ class _TopicPartitionOffsetTuple(NamedTuple):
 
 class Place(_TopicPartitionOffsetTuple):
     """Position in a partition: a tuple of topic, partition and offset. Functions accept confluent_kafka.TopicPartition in its place.
-
     leader_epoch: epoch of the record before ``offset``; None if unknown.
-    topic_id: id of the topic; empty if unknown.
-
-    Epoch and topic id identify the log that the offset was taken from. Both are left out of the tuple: positions are equal if topic,
-    partition and offset are.
+    topic_id: empty if unknown.
+    Epoch and topic id identify the log of the offset. They are no part of the tuple: positions are equal if topic, partition and offset
+    are.
     """
 
     leader_epoch: int | None = None
@@ -248,7 +230,9 @@ class Place(_TopicPartitionOffsetTuple):
 
 
 class HasTopicPartitionAndOffset(Protocol):
-    """A position in a partition: this module's Place, or a confluent_kafka.TopicPartition."""
+    """A position in a partition: this module's Place, or a confluent_kafka.TopicPartition.
+    - HasTopicPartitionAndOffset.topic HasTopicPartitionAndOffset.partition
+    """
 
     @property
     def topic(self) -> str:
@@ -264,9 +248,7 @@ class HasTopicPartitionAndOffset(Protocol):
 
 
 class PartitionReadError:
-    """Error that a consumer returns, inside a message, for a partition that cannot be read at its position. The consumer then retries.
-    Codes and names of errors are Kafka's.
-    """
+    """Error inside a message, for a partition that cannot be read at its position. The consumer retries. Codes and names are Kafka's."""
 
     __slots__ = ("_code", "_name", "_text")
 
@@ -294,23 +276,17 @@ class PartitionReadError:
 
 
 def offset_out_of_range_error(reason: str) -> PartitionReadError:
-    """Return the error for a position that neither tier nor broker holds, or that belonged to another topic.
-
-    :param reason: text of the error, for people.
-    """
+    """Return the error for a position that neither tier nor broker holds, or that belonged to another topic."""
     return PartitionReadError(1, "OFFSET_OUT_OF_RANGE", reason)
 
 
 def log_truncation_error(reason: str) -> PartitionReadError:
-    """Return the error for a log whose end was discarded after it had been read. ``reason``: text of the error, for people."""
+    """Return the error for a log whose end was discarded after it had been read."""
     return PartitionReadError(-139, "_LOG_TRUNCATION", reason)
 
 
 def no_committed_offset_error(reason: str) -> PartitionReadError:
-    """Return the error for a partition that has no committed offset while ``auto.offset.reset`` is ``error``.
-
-    :param reason: text of the error, for people.
-    """
+    """Return the error for a partition that has no committed offset while ``auto.offset.reset`` is ``error``."""
     return PartitionReadError(-168, "_NO_OFFSET", reason)
 
 
@@ -413,7 +389,6 @@ MessageLike = TierMessage | BrokerMessage
 @dataclass(frozen=True, slots=True)
 class RecordBlock:
     """Records of one partition, ascending by offset, as columns of equal length.
-
     timestamp_type: TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME or TIMESTAMP_NOT_AVAILABLE.
     leader_epoch: -1 if unknown.
     headers: None if no record has any.
@@ -440,7 +415,7 @@ class RecordBlock:
         return len(self.keys.data) + len(self.values.data) + inside + 40 * len(self.offset)
 
     def messages(self) -> Iterator[TierMessage]:
-        """Yield each record of the block as a TierMessage."""
+        """Yield each record as a TierMessage."""
         topic, partition = self.partition
         epochs = self.leader_epoch.tolist()
         if len(epochs) and self.leader_epoch.min() < 0:
@@ -476,7 +451,6 @@ def _describe_message(message: MessageLike) -> str:
 
 
 def _shortened_text_of_bytes(data: bytes | None) -> str:
-    """Return bytes as text of at most REPR_BYTES characters, for logs; "None" for None."""
     if data is None or len(data) <= REPR_BYTES:
         return repr(data)
     return f"{data[:REPR_BYTES]!r}... ({len(data)} bytes)"
@@ -502,7 +476,7 @@ def copy_to_record_block(partition: TopicPartition, selection: SelectedRecords, 
 
 
 def iterate_byte_strings(strings: ConcatenatedByteStrings) -> Iterator[bytes | None]:
-    """Yield each byte string as a Python bytes object; None for null."""
+    """Yield each byte string; None for null."""
     data, places = strings.data.tobytes(), strings.begins.tolist()
     contents = map(data.__getitem__, map(slice, places, islice(places, 1, None)))
     if strings.valid.all():

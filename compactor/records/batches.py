@@ -39,8 +39,7 @@ from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i16, load_i32, load_i64, load_u32, load_u64, read_varint
 from compactor.profiling import SegmentWorkStage, measure_stage
 
-# Digests and checksums of a log computed from its batch headers alone.
-#
+# ---- digests and checksums of a log computed from its batch headers alone ------------------------------------------------------
 # A v2 header contains the CRC-32C of the rest of its batch. If all CRCs match, a digest over the headers therefore detects accidental
 # changes anywhere in the file: flipped bits, and batches that are missing, moved or from another log. It does not protect against intent,
 # because another payload with the same CRC can be constructed. Logs with v0/v1 batches have no such digest.
@@ -61,8 +60,8 @@ _STATE: Final = 2
 
 
 def copy_batch_headers(buf: Bytes, position: Int64s) -> HeaderBytes:
-    """Return a copy of the v2 batch headers at these byte positions, shape (batches, 61). Raises IndexError if one is
-    not within ``buf``.
+    """Return a copy of the v2 batch headers at these byte positions, shape (batches, 61). Raises IndexError if one is not within
+    ``buf``.
     """
     if not len(position):
         return np.empty((0, HEADER_BYTES), np.uint8)
@@ -73,18 +72,14 @@ def copy_batch_headers(buf: Bytes, position: Int64s) -> HeaderBytes:
 
 
 def sha256_of_batch_headers(headers: HeaderBytes) -> Sha256Hex:
-    """Return the SHA-256 of batch headers in hexadecimal. Because a header contains the CRC of its batch, the digest stands for the
-    payloads, too, if the CRCs were verified.
-    """
+    """Return the SHA-256 of batch headers in hexadecimal. It stands for the payloads, too, if the CRCs were verified."""
     digest = hashlib.sha256(_PREFIX)
     digest.update(np.ascontiguousarray(headers).reshape(-1).data)
     return digest.hexdigest()
 
 
 def crc32c_of_batches_from_headers(headers: HeaderBytes) -> int:
-    """Return the CRC-32C of all bytes of consecutive batches, computed from their headers alone. It is valid if the batches match their
-    stored CRCs.
-    """
+    """Return the CRC-32C of all bytes of consecutive batches. It is valid if the batches match their stored CRCs."""
     return int(_combine_batch_crcs(read_only_view(np.ascontiguousarray(headers).reshape(-1)), crc_tables_for_power_of_two_zero_bytes()))
 
 
@@ -100,7 +95,6 @@ class BatchHeaderDigestBuilder:
         self._is_sound = True
 
     def add_log_bytes_to_digest(self, data: bytes | Bytes) -> None:
-        """Process the next bytes of the log."""
         if not self._is_sound:
             return
         buf = read_only_view(np.frombuffer(data, np.uint8))
@@ -111,13 +105,13 @@ class BatchHeaderDigestBuilder:
             self._digest.update(out[: done * HEADER_BYTES].data)
 
     def batch_header_digest_or_empty(self) -> Sha256Hex:
-        """Return the digest, or an empty string if the bytes so far are not complete v2 batches whose CRCs match."""
+        """Return the digest; empty if the bytes so far are not complete v2 batches whose CRCs match."""
         return self._digest.hexdigest() if self._is_sound and not self._between[_HAVE] else ""
 
 
 def verified_batch_header_digest_or_empty(path: Path) -> Sha256Hex:
-    """Return the SHA-256 of all batch headers of a file, in hexadecimal, after verifying the CRC of every batch. The result is empty if a
-    CRC does not match, if the file holds anything but v2 batches, or if it ends within a batch.
+    """Return the SHA-256 of all batch headers of a file, in hexadecimal, after verifying the CRC of every batch. Empty if a CRC does not
+    match, if the file holds anything but v2 batches, or if it ends within a batch.
     """
     buf, digest = memory_map_file(path), BatchHeaderDigestBuilder()
     for start in range(0, len(buf), SCAN_BYTES):
@@ -127,8 +121,8 @@ def verified_batch_header_digest_or_empty(path: Path) -> Sha256Hex:
 
 @kernel
 def _combine_batch_crcs(headers: Bytes, zero_byte_tables: CrcTable) -> int:
-    """Return the CRC-32C of all bytes of consecutive batches, from their headers. ``zero_byte_tables``: the tables of
-    ``crc_tables_for_power_of_two_zero_bytes``.
+    """Return the CRC-32C of all bytes of consecutive batches. ``zero_byte_tables``: as ``crc_tables_for_power_of_two_zero_bytes``
+    returns them.
     """
     crc = np.uint64(0)
     for at in range(0, headers.size, HEADER):
@@ -140,11 +134,10 @@ def _combine_batch_crcs(headers: Bytes, zero_byte_tables: CrcTable) -> int:
 
 @kernel
 def _collect_batch_headers(partial_batch_state: Int64s, partial_header: Bytes, buf: Bytes, out_headers: Bytes) -> RowCount:
-    """Write the headers of the batches whose last byte is in ``buf`` to ``out_headers``. Return the number of these headers, or -1 if a
-    batch is not v2 or its CRC does not match.
-
+    """Write the headers of the batches whose last byte is in ``buf`` to ``out_headers``. Return their number, or -1 if a batch is not v2 or
+    its CRC does not match.
     :param partial_batch_state: state between two calls: bytes of the current header, bytes of its batch still to come, and the CRC so far.
-        Updated in place.
+    Updated in place.
     :param partial_header: the current header as far as it was received. Updated in place.
     """
     have, left, crc = partial_batch_state[_HAVE], partial_batch_state[_LEFT], np.uint64(partial_batch_state[_STATE])
@@ -222,10 +215,8 @@ _PROBLEMS: Final = (
 
 class BatchTable(NamedTuple):
     """Batch headers of one segment as columns: one row per batch, in file order.
-
     ``size`` includes the 12 bytes of offset and size. The header of a compressed v0/v1 wrapper does not state its first offset: its
     ``base_offset`` is UNKNOWN_OFFSET and its ``count`` 0. v0/v1 batches have no producer, epoch or sequence (-1).
-
     Kernels take a table as one argument. It is a tuple of columns, but ``len`` returns the number of batches; in kernels, use the size of a
     column.
     """
@@ -248,7 +239,6 @@ class BatchTable(NamedTuple):
 
     @override
     def __len__(self) -> int:
-        """Return the number of batches."""
         return len(self.position)
 
     @staticmethod
@@ -261,7 +251,6 @@ class BatchTable(NamedTuple):
         return BatchTable(*(column[batches] for column in self))
 
     def replace_columns(self, **columns: npt.NDArray[Any]) -> BatchTable:
-        """Return a copy of the table in which the named columns are replaced."""
         return BatchTable(**{**self._asdict(), **columns})
 
     @property
@@ -308,9 +297,6 @@ def read_only_view(array: Bytes) -> Bytes:
 @measure_stage(SegmentWorkStage.CHECK)
 def parse_batch_headers_of_segment(buf: Bytes, segment_name: str, previous_last_offset: int = -1) -> BatchTable:
     """Parse the batch headers of a segment. Bodies are not read and CRCs are not checked.
-
-    :param buf: bytes of the segment.
-    :param segment_name: name of the segment for error messages.
     :param previous_last_offset: last offset before this segment; the first base offset must be greater.
     :raises BadData: if the bytes are not batches with ascending offsets.
     """
@@ -327,7 +313,6 @@ def parse_batch_headers_of_segment(buf: Bytes, segment_name: str, previous_last_
 @measure_stage(SegmentWorkStage.CHECK, lambda buf, table, first_batch, end_batch, _: int(table.size[first_batch:end_batch].sum()))
 def verify_crcs_of_batches(buf: Bytes, table: BatchTable, first_batch: int, end_batch: int, segment_name: str) -> None:
     """Verify the stored CRCs of the batches [first_batch, end_batch). Raises BadData for the first mismatch.
-
     In v2, a CRC-32C covers byte 21 to the end of the batch; in v0 and v1, a CRC-32 covers byte 16 to the end. Kafka's cleaner does not
     verify them; see docs/compatibility.md.
     """
@@ -342,7 +327,6 @@ def verify_crcs_of_batches(buf: Bytes, table: BatchTable, first_batch: int, end_
 
 
 def _raise_crc_mismatch(buf: Bytes, position: int, segment_name: str) -> None:
-    """Raise BadData for a batch whose CRC does not match."""
     offset = int.from_bytes(buf[position : position + 8].tobytes(), "big", signed=True)
     raise BadData(
         "the CRC does not match the bytes",
@@ -354,7 +338,7 @@ def _raise_crc_mismatch(buf: Bytes, position: int, segment_name: str) -> None:
 
 
 def _raise_invalid_header(buf: Bytes, position: int, problem: ProblemNumber, segment_name: str) -> None:
-    """Raise BadData for a batch with an invalid header. ``problem`` is an index of _PROBLEMS."""
+    """Raise BadData. ``problem`` is an index of _PROBLEMS."""
     offset = int.from_bytes(buf[position : position + 8].tobytes(), "big", signed=True) if position + 8 <= len(buf) else -1
     cause = _PROBLEMS[problem]
     if problem == 4:
@@ -370,7 +354,9 @@ def _raise_invalid_header(buf: Bytes, position: int, problem: ProblemNumber, seg
 
 @kernel
 def _count_complete_batches(buf: Bytes) -> CountAndEndPosition:
-    """Return the number of complete batches in a segment, and the byte position after the last one."""
+    """Return the number of complete batches in a segment, and the byte position after the last one.
+    - _problem_of_incomplete_batch _first_batch_with_invalid_crc
+    """
     end = buf.size
     position = 0
     count = 0
@@ -414,7 +400,7 @@ def _first_batch_with_invalid_crc(buf: Bytes, position: Int64s, size: Int64s, ma
 
 @inline_kernel
 def _control_type_and_coordinator_epoch(buf: Bytes, position: int, end: int, record_count: int) -> ControlTypeAndEpoch:
-    """Return kind and coordinator epoch of an uncompressed control batch. The key of its record is ``version:int16 | type:int16``."""
+    """Parse an uncompressed control batch. The key of its record is ``version:int16 | type:int16``."""
     if record_count == 0:
         return EMPTIED, -1
     _, at = read_varint(buf, position + HEADER, end)
@@ -440,9 +426,7 @@ def _control_type_and_coordinator_epoch(buf: Bytes, position: int, end: int, rec
 
 @kernel
 def _parse_headers_until_first_problem(buf: Bytes, previous_last_offset: int, out_table: BatchTable) -> ProblemAndPosition:
-    """Fill the columns of a BatchTable from a segment's bytes. Return the number of a problem (0 for none) and the byte position of the
-    batch that has it.
-    """
+    """Fill ``out_table``. Return the number of a problem (0 for none) and the byte position of the batch that has it."""
     position = 0
     for i in range(out_table.position.size):
         size = np.int64(load_i32(buf, position + 8)) + FRAME
@@ -527,8 +511,7 @@ _HEADER_FIELDS: Final = np.dtype(
 
 
 def batch_table_from_headers(headers: Bytes, control_kind: npt.NDArray[np.int8], coordinator_epoch: npt.NDArray[np.int32]) -> BatchTable:
-    """Return the BatchTable of consecutive v2 batches from their headers alone, equal to that of the complete batches.
-
+    """Return the BatchTable of consecutive v2 batches, equal to that of the complete batches.
     :param headers: shape (batches, 61).
     :param control_kind, coordinator_epoch: columns of the table that headers do not contain.
     """
@@ -555,6 +538,6 @@ def batch_table_from_headers(headers: Bytes, control_kind: npt.NDArray[np.int8],
 
 
 def select_batches_of_table(table: BatchTable, batch_numbers: Int64s) -> BatchTable:
-    """Return the BatchTable that a file of only these batches would have. ``batch_numbers``: numbers of the batches, ascending."""
+    """Return the BatchTable that a file of only these batches would have. ``batch_numbers``: ascending."""
     selected = table.select_rows(batch_numbers)
     return selected.replace_columns(position=np.cumsum(selected.size) - selected.size)

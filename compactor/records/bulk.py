@@ -1,8 +1,7 @@
-"""Many batches through their codec at once: what ``codecs`` does for one batch, without Python in between, without the GIL.
-
-The lz4 package's library is called from kernels, by the addresses of its own functions. Snappy bodies are decompressed by a kernel of our
-own, because no package exports its library's functions. ``codecs`` does the work where lz4 exports none (a build against another library
-may hide them), and for every body that is not the plain case. Both ways give the same bytes.
+"""Compression and decompression of many batches at once: what ``codecs`` does for one batch, without Python in between and without the GIL.
+Kernels call the lz4 package's library by the addresses of its functions. A kernel decompresses snappy bodies, because no package exports
+its library's functions. ``codecs`` does the work where lz4 exports none (a build against another library may hide them), and for every body
+that is not the plain case. Both ways give the same bytes.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ _MAGIC: Final = np.uint64(int.from_bytes(codecs.XERIAL_HEADER[:8], "little"))
 def _decompress_snappy_block(
     buf: Bytes, position: int, end: int, out: Bytes, out_position: int, max_out_position: int
 ) -> BytePositionOrMinusOne:
-    """Decompress a raw snappy block into ``out``. Return the position in ``out`` where its content ends, or -1 if the block is corrupt or
-    of a form that is left to the library, ends after ``max_out_position``, or does not fit.
+    """Decompress a raw snappy block into ``out``. Return the position where its content ends, or -1 if the block is corrupt or of a form
+    that is left to the library, ends after ``max_out_position``, or does not fit.
     """
     size = shift = 0
     byte = 128
@@ -114,8 +113,8 @@ def _decompress_snappy_block(
 def _decompress_snappy_body(
     buf: Bytes, position: int, end: int, out: Bytes, out_position: int, max_content_bytes: int
 ) -> BytePositionOrMinusOne:
-    """Decompress a snappy body, a Xerial stream or a raw block, into ``out``. Return the position in ``out`` where its content ends, or
-    -1 if the body is corrupt, too large or of an unusual form, so that the slower code in ``codecs`` must decompress it.
+    """Decompress a Xerial stream or a raw block into ``out``. Return the position where its content ends, or -1 if the body is corrupt,
+    too large or of an unusual form, so that ``codecs`` must decompress it.
     """
     most = out_position + max_content_bytes
     if end - position < 8 or end + _WIDE > buf.size:
@@ -151,9 +150,7 @@ _STREAM_BYTES: Final = (1 << 14) + 32  # LZ4_STREAM_MINSIZE
 
 
 class BatchUnreadableError(Exception):
-    """Raised for a batch whose body cannot be decompressed, or that decompresses to more bytes than allowed. ``batch_number``: its
-    number.
-    """
+    """Raised for a batch whose body cannot be decompressed, or that decompresses to more bytes than allowed."""
 
     def __init__(self, batch_number: int, message: str) -> None:
         super().__init__(message)
@@ -169,8 +166,8 @@ def _lz4_function_address(function_name: str) -> int:
 
 
 class Lz4FunctionAddresses:
-    """Addresses of the C functions of the lz4 package; all are 0 unless all are exported. They are the functions that
-    ``lz4.block.compress`` calls, so both ways of compressing give the same bytes (determinism, I7).
+    """Addresses of the C functions of the lz4 package; all are 0 unless all are exported. ``lz4.block.compress`` calls them, too, so
+    both ways of compressing give the same bytes (determinism, I7).
     """
 
     def __init__(self, function_names: Sequence[str] = ("LZ4_decompress_safe", "LZ4_resetStream", "LZ4_compress_fast_continue")) -> None:
@@ -194,11 +191,8 @@ def decompress_batch_bodies(
 ) -> Int64s:
     """Decompress the bodies ``buf[start:end]`` of the wanted batches, append them to ``out``, and return the position in ``out`` where each
     one ends.
-
-    Stops after the body with which ``out`` exceeds ``max_total_bytes`` bytes. The result then ends with this body, so that it may be
-    shorter than ``wanted_flags``.
-
-    :param codec, magic: codec and message format of each batch.
+    Stops after the body with which ``out`` exceeds ``max_total_bytes`` bytes, so that the result may be shorter than ``wanted_flags``.
+    :param codec, magic: of each batch.
     :param max_body_bytes: most bytes that one body may have.
     :raises BatchUnreadableError: if a body is corrupt or too large. The caller must clear ``out`` then.
     """
@@ -239,9 +233,9 @@ def compress_bodies_into(
     plain_bodies: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: Bytes, out_start: Int64s, out_capacity: Int64s
 ) -> Int64s:
     """Compress each body ``plain_bodies[start:start + size]`` to its place in ``out``, and return the compressed sizes in bytes.
-
     :param out_start, out_capacity: where each compressed body begins in ``out``, and how many bytes it may have there, as
-        ``codecs.max_compressed_size`` returns them.
+    ``codecs.max_compressed_size`` returns them.
+    - _read_little_endian_u32 _write_little_endian_u32
     """
     packed = np.empty(len(size), np.int64)
     kinds = np.unique(codec)
@@ -289,11 +283,9 @@ def _write_little_endian_u32(buf: Bytes, position: int, word: int) -> None:
 def _decompress_lz4_frame(
     decompress_address: int, buf: Bytes, start: int, end: int, out: Bytes, out_position: int, max_content_bytes: int
 ) -> BytePositionOrMinusOne:
-    """Decompress an lz4 frame into ``out`` from position ``out_position`` on. Return the position where its content ends, or -1 if the
-    frame has optional fields, is corrupt, or does not fit.
-
+    """Decompress an lz4 frame into ``out``. Return the position where its content ends, or -1 if the frame has optional fields, is corrupt,
+    or does not fit.
     :param decompress_address: address of LZ4_decompress_safe.
-    :param max_content_bytes: most bytes of the content.
     """
     at = start + _FRAME_BYTES
     if at + 4 > end:
@@ -332,7 +324,6 @@ def decompress_lz4_and_snappy_bodies(
 ) -> NextBatchAndPosition:  # fmt: skip
     """Decompress the wanted lz4 and snappy bodies ``buf[start:end]`` from batch ``first_batch`` on, until one is met that ``codecs`` must
     decompress. Return the number of that batch (or the number of batches) and the position in ``out`` after the content.
-
     :param decompress_address: address of LZ4_decompress_safe, or 0 if lz4 bodies are left to ``codecs``.
     :param max_body_bytes, max_total_bytes: most bytes of one decompressed body; total after which no further body is begun.
     :param out_ends: receives the position in ``out`` where each body ends.
@@ -367,10 +358,7 @@ def _compress_lz4_bodies(
     out_size: Int64s,
 ) -> None:
     """Compress bodies with lz4, in independent blocks, and store their compressed sizes in ``out_size``.
-
     :param reset_address, compress_address: addresses of LZ4_resetStream and LZ4_compress_fast_continue.
-    :param lz4_state: memory for the state of the lz4 library.
-    :param out_start: where each compressed body begins in ``out``.
     """
     for body in range(size.size):
         at = out_start[body]

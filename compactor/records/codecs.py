@@ -1,9 +1,7 @@
 """The five compression codecs of record batches, in every framing that clients write (KIP-98; docs/kafka-rules.md 5.6).
-
 Decompression accepts everything that Kafka's Java client accepts: gzip with several members, raw snappy and Xerial frames, lz4 frames with
 or without checksums and content size (and with the invalid header checksum of message format v0), zstd with or without content size and in
-several frames. Compression writes what that client accepts, at Kafka's default levels; lz4 in independent blocks of 64 KiB.
-
+several frames. Compression is at Kafka's default levels; lz4 in independent blocks of 64 KiB.
 Decompressed size is limited everywhere: a decompression bomb raises an error before memory is allocated for it.
 """
 
@@ -47,8 +45,8 @@ _ZSTD_WINDOW_LOG_MAX: Final = 27  # zstd's own default for decoders: 128 MiB
 
 
 def _lz4_frame_header(block_size_code: int) -> bytes:
-    """Return the header of an lz4 frame with independent blocks, without checksums and content size, as Java clients and librdkafka write
-    it.
+    """Return the header of an lz4 frame with independent blocks, without checksums and content size, as Java clients and librdkafka
+    write it.
     """
     descriptor = bytes([0x60, block_size_code << 4])
     return _LZ4_MAGIC + descriptor + bytes([(xxhash.xxh32_intdigest(descriptor) >> 8) & 0xFF])
@@ -75,7 +73,6 @@ class GrowingByteBuffer:
     """Growing byte array that is reused, because new memory for every body would cost more than decompressing it. Not thread-safe."""
 
     def __init__(self, capacity: int = 1 << 20) -> None:
-        """Create an empty buffer with space for ``capacity`` bytes."""
         self.array = np.empty(capacity, np.uint8)
         self._view = self.array.data
         self.size = 0
@@ -85,8 +82,8 @@ class GrowingByteBuffer:
         self.size = 0
 
     def reserve_space(self, nbytes: int) -> memoryview:
-        """Return a view of at least ``nbytes`` bytes after the content. Bytes written there belong to the content once ``size`` is
-        increased. The view is invalid after the next call.
+        """Return a view of at least ``nbytes`` bytes after the content, valid until the next call. Bytes written there belong to the
+        content once ``size`` is increased.
         """
         if self.size + nbytes > len(self.array):
             most = max(self.size + nbytes, 2 * len(self.array))
@@ -98,13 +95,12 @@ class GrowingByteBuffer:
         return self._view[self.size : self.size + nbytes]
 
     def append_bytes(self, data: Buffer) -> None:
-        """Append bytes to the content."""
         self.reserve_space(len(data))[:] = data
         self.size += len(data)
 
 
 class _CompressionContextsOfThread(threading.local):
-    """Compression contexts of one thread. Creating one costs more than a small batch, and threads cannot share them."""
+    """Contexts of one thread. Creating one costs more than a small batch, and threads cannot share them."""
 
     def __init__(self) -> None:
         self.zstd_compressor = zstandard.ZstdCompressor(level=3, write_content_size=False)
@@ -124,7 +120,7 @@ def codec_library_versions() -> str:
 
 
 def compress_body(codec: CodecId, data: Buffer) -> bytes:
-    """Compress the records of one batch at Kafka's default level. ``codec`` is the low three bits of the batch attributes."""
+    """Compress the records of one batch at Kafka's default level."""
     out = memoryview(bytearray(max_compressed_size(len(data))))
     return bytes(out[: compress_body_into(codec, memoryview(data), out)])
 
@@ -157,7 +153,6 @@ ZSTD_IN_BULK: Final = {"buffer_types", "multi_compress_to_buffer"} <= set(zstand
 
 def compress_zstd_bodies(data: memoryview, positions_and_sizes: bytes) -> Sequence[Buffer]:
     """Compress several bodies with zstd in one call that releases the GIL. The results equal those of ``compress_body_into``.
-
     :param positions_and_sizes: for each body, its position in ``data`` and its size, which must not be 0, as 64-bit numbers.
     """
     made: Any = _contexts.zstd_compressor.multi_compress_to_buffer(zstandard.BufferWithSegments(data, positions_and_sizes))
@@ -165,7 +160,6 @@ def compress_zstd_bodies(data: memoryview, positions_and_sizes: bytes) -> Sequen
 
 
 def _copy_uncompressed(data: Buffer, out: memoryview) -> ByteCount:
-    """Copy ``data`` to the beginning of ``out`` and return its size."""
     out[: len(data)] = data
     return len(data)
 
@@ -203,8 +197,6 @@ def _compress_snappy_xerial_stream(data: memoryview, out: memoryview) -> ByteCou
 
 def decompress_body_into(codec: CodecId, data: memoryview, out: GrowingByteBuffer, max_decompressed_bytes: int, magic: int = 2) -> None:
     """Decompress the body of one batch and append it to ``out``. After an error the caller must clear ``out``.
-
-    :param max_decompressed_bytes: most bytes that the body may decompress to.
     :param magic: message format of the batch.
     :raises CodecError: if the body is corrupt, too large, or its codec is unknown.
     """
@@ -228,7 +220,6 @@ def decompress_body_into(codec: CodecId, data: memoryview, out: GrowingByteBuffe
 
 
 def _decompressed_too_large_error(codec: CodecId, max_bytes: int) -> CodecError:
-    """Return the error for a body that decompresses to more than ``max_bytes`` bytes."""
     return CodecError(f"{CODEC_NAMES[codec]} data inflates beyond {max_bytes} bytes (max_decompressed_batch_bytes)")
 
 
@@ -274,8 +265,8 @@ def _decompress_snappy(data: memoryview, out: GrowingByteBuffer, max_decompresse
 
 
 def _decompress_snappy_block(block: memoryview, out: GrowingByteBuffer, max_block_bytes: int, max_bytes: int) -> ByteCount:
-    """Decompress a raw snappy block and return its size. Raises CodecError if that exceeds ``max_block_bytes`` bytes; ``max_bytes`` is
-    for the message.
+    """Decompress a raw snappy block and return its size. Raises CodecError if that exceeds ``max_block_bytes``; ``max_bytes`` is for the
+    message.
     """
     size: int = cramjam.snappy.decompress_raw_len(block)
     if size > max_block_bytes:
@@ -313,9 +304,7 @@ def _decompress_lz4(data: memoryview, out: GrowingByteBuffer, max_decompressed_b
 
 
 def _decompress_unusual_lz4(data: memoryview, max_decompressed_bytes: int, magic: int) -> bytes:
-    """Decompress an lz4 frame of a less common kind: with checksums, with content size, or with the header checksum of
-    message format v0.
-    """
+    """Decompress an lz4 frame with checksums, with content size, or with the header checksum of message format v0."""
     if bytes(data[:4]) != _LZ4_MAGIC or len(data) < 7:
         raise CodecError("lz4 data has no frame header")
     if not data[4] & 0x20:

@@ -1,7 +1,7 @@
 """Encoder of cleaned batches: writes what Kafka's cleaner writes (MemoryRecords.filterTo, MemoryRecordsBuilder; docs/kafka-rules.md 4.4 to
 4.7).
-
-Each batch of a chunk is dropped, copied unchanged, rewritten with its remaining records, or reduced to its header.
+Each batch of a chunk is dropped, copied unchanged, rewritten with its remaining records, or reduced to its header. A second, simple encoder
+serves ``demo`` and tests.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import crc32c as checksums
-import crc32c as crc32c_of_bytes
 import numpy as np
 import numpy.typing as npt
 
@@ -90,8 +89,8 @@ KeptRowBounds = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatches:
-    """Encoded batches of a chunk: their bytes, and one row per batch that is not dropped. ``anew``: a flag per batch: whether the batch was
-    encoded, instead of being copied from its source.
+    """Encoded batches of a chunk, one row per batch that is not dropped. ``anew``: whether the batch was encoded, instead of being
+    copied.
     """
 
     data: memoryview
@@ -132,8 +131,6 @@ def encode_cleaned_chunk(
     segment_name: str,
 ) -> EncodedBatches:
     """Encode the batches of a chunk as ``decisions`` says. The result is in ``output`` and valid until the next call.
-
-    :param segment_bytes: the segment's bytes, from which unchanged batches are copied.
     :param first_row: number of each batch's first row, as ``parse_records`` returns it.
     :param decisions: DROP, COPY, REWRITE or EMPTY per batch; delete horizons and flags of rows are only used for REWRITE.
     :raises BadData: if Kafka's MemoryRecordsBuilder would refuse a batch.
@@ -188,9 +185,7 @@ def _compress_bodies_and_join_batches(
     output: EncodedBatchBuffer,
 ) -> memoryview:
     """Compress the bodies of the rewritten batches, and return the bytes of all batches in order.
-
-    :param start, size: position and size in bytes of each batch in ``output`` before compression. ``size`` is changed in place to the size
-        after compression.
+    :param start, size: of each batch in ``output`` before compression. ``size`` is changed in place to the size after compression.
     """
     some = slice(chunk.first, chunk.last)
     body = np.where(action_by_batch == REWRITE, size - HEADER, 0)
@@ -212,8 +207,8 @@ def _compress_bodies_and_join_batches(
 
 
 def encode_filler_batch(base_offset: int, last_offset: int, leader_epoch: int, max_timestamp_ms: int = -1) -> bytes:
-    """Return a filler: an empty v2 batch that extends a segment whose last records were removed, so that the segment still ends at the last
-    offset of its sources (coverage, I1).
+    """Return a filler: an empty v2 batch that extends a segment whose last records were removed, so that the segment still ends at the
+    last offset of its sources (coverage, I1).
     """
     after = struct.pack(">hiqqqhii", 0, last_offset - base_offset, -1, max_timestamp_ms, -1, -1, -1, 0)
     return struct.pack(">qiibI", base_offset, HEADER - 12, leader_epoch, 2, checksums.crc32c(after)) + after
@@ -224,9 +219,7 @@ def encode_filler_batch(base_offset: int, last_offset: int, leader_epoch: int, m
 
 @kernel
 def _flag_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: FirstRowByBatch, action_by_batch: Actions, keep_flags: Flags) -> Flags:
-    """Return a flag per row: whether the record stays and its key, value and headers must be re-encoded, because Kafka would encode them
-    differently.
-    """
+    """Return a flag per row: whether the record stays and Kafka would encode its key, value and headers differently."""
     loose = np.zeros(keep_flags.size, np.bool_)
     for batch in range(action_by_batch.size):
         if action_by_batch[batch] == REWRITE:
@@ -236,9 +229,7 @@ def _flag_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: FirstRowByBa
 
 
 def _reencode_keys_values_and_headers_of_rows(buf: Bytes, rows: RecordRows, row_numbers: Int64s) -> tuple[Bytes, RecordRows]:
-    """Return a copy of the chunk's bytes and the rows that refer to it. In the copy, key, value and headers of the rows ``row_numbers`` are
-    encoded as Kafka encodes them.
-    """
+    """Return a copy of the chunk's bytes, in which these rows are encoded as Kafka encodes them, and the rows that refer to it."""
     low, high = int(rows.start[0]), int(rows.end[-1])
     parts = [buf[low:high].tobytes()]
     moved = RecordRows(
@@ -264,7 +255,7 @@ def _reencode_keys_values_and_headers_of_rows(buf: Bytes, rows: RecordRows, row_
 
 
 def _reencode_key_value_and_headers(record_tail: Bytes) -> bytes:
-    """Re-encode key, value and headers of a record: with shortest varints, and header names as Java decodes and encodes them."""
+    """Re-encode a record with shortest varints, and header names as Java decodes and encodes them."""
     out = bytearray()
     at = 0
 
@@ -294,7 +285,6 @@ def _reencode_key_value_and_headers(record_tail: Bytes) -> bytes:
 
 
 def _encode_varint(value: int) -> bytes:
-    """Return the shortest zigzag varint of ``value``."""
     buf = np.empty(10, np.uint8)
     return buf[: write_varint(buf, 0, np.int64(value))].tobytes()
 
@@ -319,7 +309,6 @@ def reencode_as_java_utf8(header_name: bytes) -> bytes:
 @kernel
 def _write_lengths_and_crcs(out: Bytes, read_only_out: Bytes, action_by_batch: Actions, size: Int64s) -> None:
     """Write length and CRC into all batches of ``out`` that are not copies.
-
     :param read_only_out: a read-only view of ``out``, because the CRC kernel is compiled for read-only arrays.
     :param size: size of each batch in bytes; dropped batches are not in ``out``.
     """
@@ -345,11 +334,10 @@ def _write_batches_in_order(
     size: Int64s,
     out: Bytes,
 ) -> None:
-    """Write all batches to ``out`` in order: copies from ``segment_bytes``, headers from ``plain_batches``, and compressed bodies from
+    """Write all batches to ``out`` in order: copies from ``segment_bytes``, headers from ``plain_batches``, and bodies from
     ``compressed_slots``.
-
     :param position, start, slot_position: where each batch, header or compressed body begins in the array named before it.
-    :param size: size of each batch in bytes after compression.
+    :param size: of each batch after compression.
     """
     at = np.int64(0)
     for batch in range(action_by_batch.size):
@@ -378,7 +366,7 @@ def _write_v2_batch_header(
     base_sequence: int,
     record_count: int,
 ) -> None:
-    """Write a v2 batch header at byte ``position`` of ``out``, without length and CRC."""
+    """Write a v2 batch header, without length and CRC."""
     store_i64(out, position, base_offset)
     store_i32(out, position + 12, leader_epoch)
     out[position + 16] = 2
@@ -396,9 +384,7 @@ def _write_v2_batch_header(
 def _write_legacy_record_as_v2(
     buf: Bytes, out: Bytes, out_position: int, key_start: int, key_length: int, value_start: int, value_length: int
 ) -> BytePosition:
-    """Write key, value and an empty header list of a v0/v1 record in format v2 at position ``out_position``. Return the position after
-    it.
-    """
+    """Write key, value and an empty header list of a v0/v1 record in format v2. Return the position after them."""
     out_position = write_varint(out, out_position, key_length)
     if key_length > 0:
         copy_bytes(out, out_position, buf, key_start, key_length)
@@ -413,8 +399,8 @@ def _write_legacy_record_as_v2(
 
 @inline_kernel
 def _problem_of_producer_fields(batch_attributes: int, producer_id: int, producer_epoch: int, base_sequence: int) -> ProblemNumber:
-    """Return the number of the problem for which Kafka's builder would refuse a batch with these fields
-    (MemoryRecordsBuilder.validateProducerState), or 0 for none.
+    """Return the problem for which Kafka's builder would refuse a batch with these fields (MemoryRecordsBuilder.validateProducerState),
+    0 for none.
     """
     if batch_attributes & TRANSACTIONAL and producer_id == -1:
         return 2
@@ -427,8 +413,8 @@ def _problem_of_producer_fields(batch_attributes: int, producer_id: int, produce
 
 @inline_kernel
 def _bounds_of_kept_rows(keep_flags: Flags, timestamp: Int64s, first_row: int, end_row: int) -> KeptRowBounds:
-    """Return five numbers about those rows from ``first_row`` up to ``end_row`` (exclusive) that stay: first row, last row, number of rows,
-    lowest timestamp, highest timestamp. First row, last row and highest timestamp are -1 if no row stays.
+    """Bound the rows from ``first_row`` up to ``end_row`` (exclusive) that stay. First row, last row and highest timestamp are -1 if no
+    row stays.
     """
     first = np.int64(-1)
     last = np.int64(-1)
@@ -459,9 +445,8 @@ def _write_records_that_stay(
     rows: RecordRows,
     keep_flags: Flags,
 ) -> BytePosition:
-    """Write the records of rows [first, last] that stay, from position ``out_position`` on. Return the position after them.
-
-    :param base_offset, base_timestamp: base offset and base timestamp of the new batch.
+    """Write the records of rows [first, last] that stay. Return the position after them.
+    :param base_offset, base_timestamp: of the new batch.
     :param are_records_copied: whether complete records may be copied, because base offset and base timestamp are unchanged.
     """
     row = first_row
@@ -520,7 +505,6 @@ def _encode_batches_until_first_problem(
 ) -> ProblemAndBatch:
     """Encode all batches of a chunk into ``out``, uncompressed. Return the number of a problem (an index of _PROBLEMS, 0 for none) and the
     number of the batch that has it.
-
     :param batches: last offsets and maximum timestamps are changed in place to those of the encoded batches.
     :param has_compressed_bodies: whether some bodies will be compressed, so that batches that are only copied are not written to ``out``.
     :param out_start, out_size: receive position and size of each batch in ``out``; a dropped batch has size 0.
@@ -579,10 +563,7 @@ def _encode_batches_until_first_problem(
     return 0, 0
 
 
-# Encoder of record batches for ``demo`` and tests. It is simple rather than fast (about 3 microseconds per record); the cleaner has its
-# own.
-#
-# It writes only the current message format, v2 (Kafka: DefaultRecordBatch, DefaultRecord, EndTransactionMarker).
+# ---- encoder of v2 batches for ``demo`` and tests: simple rather than fast (about 3 microseconds per record) -------------------
 
 
 NO_PRODUCER_ID = -1
@@ -599,9 +580,7 @@ _HEADER_BYTES_AFTER_LENGTH = 49
 
 
 class RecordToEncode(NamedTuple):
-    """A record to encode. ``timestamp`` is in milliseconds; ``key`` and ``value`` may be null; a header name may be bytes that are not
-    valid UTF-8.
-    """
+    """A record to encode. ``timestamp`` is in milliseconds; a header name may be bytes that are not valid UTF-8."""
 
     offset: int
     timestamp: int
@@ -635,14 +614,14 @@ def encode_batch(
     append_time_ms: int | None = None,
     delete_horizon_ms: int | None = None,
 ) -> bytes:
-    """Encode a data batch as brokers store it. Without records, encode the bare header that the cleaner leaves of an emptied batch.
-
+    """Encode a data batch as brokers store it (Kafka: DefaultRecordBatch, DefaultRecord). Without records, encode the bare header that the
+    cleaner leaves of an emptied batch.
     :param base_offset, last_offset: by default those of the first and last record. A compacted batch may span more offsets than its
-        records.
+    records.
     :param max_timestamp: by default the highest timestamp of the records. An emptied batch keeps its former value.
-    :param append_time_ms: time of a LogAppendTime batch, in milliseconds, which is the timestamp of all its records; None for a CreateTime
-        batch. As brokers do, the records are written with timestamp deltas nevertheless.
-    :param delete_horizon_ms: time in milliseconds, stored in place of the base timestamp (KIP-534); None for no delete horizon.
+    :param append_time_ms: timestamp of all records of a LogAppendTime batch; None for a CreateTime batch. As brokers do, the records are
+    written with timestamp deltas nevertheless.
+    :param delete_horizon_ms: stored in place of the base timestamp (KIP-534); None for no delete horizon.
     """
     if not records and (base_offset is None or last_offset is None):
         raise ValueError("a batch without records needs its base and last offset")
@@ -680,9 +659,7 @@ def encode_txn_marker(
     delete_horizon_ms: int | None = None,
 ) -> bytes:
     """Encode the control batch that ends a transaction with COMMIT or ABORT (Kafka: EndTransactionMarker).
-
-    :param is_log_append_time: whether the batch has the attribute of LogAppendTime.
-    :param delete_horizon_ms: time in milliseconds, stored in place of the base timestamp (KIP-534); None for no delete horizon.
+    :param delete_horizon_ms: stored in place of the base timestamp (KIP-534); None for no delete horizon.
     """
     base_timestamp = timestamp_ms if delete_horizon_ms is None else delete_horizon_ms
     row = RecordToEncode(offset, timestamp_ms, struct.pack(">hh", 0, int(is_commit)), struct.pack(">hi", 0, coordinator_epoch))
@@ -706,13 +683,13 @@ def prepend_batch_header(
     record_count: int,
     body: bytes,
 ) -> bytes:
-    """Prepend a batch header with its CRC-32C to a body that is compressed already. Accepts invalid values, so that tests can write corrupt
-    batches.
+    """Prepend a batch header with its CRC-32C to a body that is compressed already. Accepts invalid values, so that tests can write
+    corrupt batches.
     """
     after = _AFTER_CRC.pack(
         attributes, last_offset_delta, base_timestamp, max_timestamp, producer.id, producer.epoch, producer.sequence, record_count
     )
-    crc = crc32c_of_bytes.crc32c(body, crc32c_of_bytes.crc32c(after))
+    crc = checksums.crc32c(body, checksums.crc32c(after))
     return _TO_CRC.pack(base_offset, _HEADER_BYTES_AFTER_LENGTH + len(body), leader_epoch, 2, crc) + after + body
 
 
@@ -734,7 +711,6 @@ _NULL = encode_varint(-1)
 
 
 def _encode_record(record: RecordToEncode, base_offset: int, base_timestamp: int) -> bytes:
-    """Encode one record of a v2 batch."""
     offset, timestamp, key, value, headers, attributes = record
     parts = [
         _ONE_BYTE[attributes],
@@ -756,15 +732,12 @@ def _encode_length_and_bytes(field_bytes: bytes | None) -> tuple[bytes, bytes]:
 
 
 def _encode_record_headers(headers: Sequence[tuple[str | bytes, bytes | None]]) -> Iterable[bytes]:
-    """Yield the encoded parts of a record's headers."""
     for name, value in headers:
         yield from _encode_length_and_bytes(name.encode() if isinstance(name, str) else name)
         yield from _encode_length_and_bytes(value)
 
 
-# Sums over batches and records for the balance of a round (compactor.model.segment), which shows that no record was lost or
-# added.
-#
+# ---- sums over batches and records for the balance of a round (compactor.model.segment): no record was lost or added -----------
 # Each record contributes a digest of its offset, of the lengths of its key and value, and of the first and last eight bytes of both, mixed
 # with a key of the tier. That is enough to distinguish records, and takes a few nanoseconds. The bytes between are covered by the gate and
 # by checksums. The sums of new segments are computed by other code (compactor.cleaner.gate.gate), so that both sides cannot share a
@@ -785,34 +758,30 @@ class BalanceDigestKey:
     """Secret key of the record digests of a tier, derived from the tier's hash key."""
 
     def __init__(self, hash_key: bytes) -> None:
-        """Derive a key of its own from the tier's 16-byte hash key, so that records that collide in an offset map differ here."""
+        """Derive another key from the tier's 16-byte hash key, so that records that collide in an offset map differ here."""
         self.halves = siphash_key_halves(hashlib.sha256(b"balance" + hash_key).digest()[:16])
 
 
 def allocate_zero_digest_sums_by_reason() -> DigestSumRows:
-    """Return sums of zero, one row for each account. An account is a reason for which batches or records are counted, such as a dropped
-    tombstone.
-    """
+    """Return sums of zero, one row for each account: the reason for which batches or records are counted, such as a dropped tombstone."""
     return np.zeros((len(ACCOUNTS), 3), np.uint64)
 
 
 def digest_sum_from_row(row_of_sums: DigestSumRows) -> CountAndDigestSum:
-    """Convert one row of an array of sums (number of items, and the two halves of the sum of their digests) to a CountAndDigestSum."""
+    """Convert a row of sums: number of items, and the two halves of the sum of their digests."""
     return CountAndDigestSum.from_digest_halves(int(row_of_sums[0]), int(row_of_sums[1]), int(row_of_sums[2]))
 
 
 @measure_stage(SegmentWorkStage.GATE, lambda buf, _: len(buf))
 def batch_digest_sum_of_segment(buf: Bytes, key: BalanceDigestKey) -> CountAndDigestSum:
-    """Return the number of batches in a segment and the sum of their digests, computed from their headers. The bytes must be valid
-    batches.
-    """
+    """Return the number of batches in a segment and the sum of the digests of their headers. The bytes must be valid batches."""
     out = np.zeros(3, np.uint64)
     _add_digests_of_segment_batches(buf, *key.halves, out)
     return digest_sum_from_row(out)
 
 
 def digest_sum_of_headers(headers: Bytes, key: BalanceDigestKey) -> CountAndDigestSum:
-    """Return the number of v2 batches and the sum of their digests, computed from their 61-byte headers, shape (batches, 61)."""
+    """Return the number of v2 batches and the sum of their digests, computed from their headers, shape (batches, 61)."""
     out = np.zeros(3, np.uint64)
     _add_digests_of_batch_headers(read_only_view(np.ascontiguousarray(headers).reshape(-1)), *key.halves, out)
     return digest_sum_from_row(out)
@@ -831,16 +800,12 @@ def digest_sums_of_uncopied_data_by_reason(
     superseded_flags: Flags,
     aborted_flags: Flags,
 ) -> DigestSumRows:
-    """Return the counts and digest sums of those batches and records of a chunk that the cleaner does not copy, one row for each account
-    (reason for which they are counted).
-
+    """Return the counts and digest sums of those batches and records of a chunk that the cleaner does not copy, one row for each account.
     A batch whose records were filtered counts in the account OPENED, and all its records in RECORDS. Dropped batches and records count in
     the account of the reason for which they were dropped. A record that was dropped for no valid reason is in no account of dropped
     records.
-
-    :param segment_bytes: the segment's bytes.
     :param action_by_header: action of each batch as decided by its header.
-    :param decisions: decisions on batches and records after the records were filtered.
+    :param decisions: after the records were filtered.
     :param superseded_flags: a flag per row: whether a later record has its key.
     :param aborted_flags: a flag per batch: whether it is data of an aborted transaction.
     """
@@ -856,7 +821,6 @@ def digest_sums_of_uncopied_data_by_reason(
 
 @inline_kernel
 def _mix_digest(digest_state: np.uint64) -> np.uint64:
-    """Return the state of a digest after one mixing step."""
     return (digest_state ^ (digest_state >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
 
 
@@ -871,7 +835,6 @@ def _finish_digest(digest_state: np.uint64) -> np.uint64:
 @inline_kernel
 def add_batch_digest(segment_bytes: Bytes, position: int, magic: int, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
     """Add the batch at a byte position to a row of sums.
-
     :param magic: message format of the batch.
     :param k0, k1: halves of the balance key.
     :param out_sums: number of batches, and the two halves of the sum of their digests.
@@ -904,7 +867,6 @@ def first_half_of_record_digest(
     buf: Bytes, offset: int, key_start: int, key_length: int, value_start: int, value_length: int, k0: HashKeyHalf
 ) -> np.uint64:
     """Return the first half of a record's digest. A length of -1 means null. ``k0`` is the first half of the balance key.
-
     The timestamp is not included, because rewriting v0 and v1 batches as v2 changes its encoding; the gate checks timestamps.
     """
     state = k0 + _digest_key_or_value(buf, key_start, key_length)
@@ -916,6 +878,7 @@ def first_half_of_record_digest(
 def second_half_of_digest(first_half: np.uint64, k1: HashKeyHalf) -> np.uint64:
     """Return the second half of a record's or batch's digest, computed from its first half. The second half of a sum of digests cannot be
     derived from the sum of first halves. ``k1`` is the second half of the balance key.
+    - _add_digests_of_batch_headers _add_digests_of_segment_batches
     """
     state = (first_half ^ k1) * np.uint64(0x9FB21C651E98DF25)
     return state ^ (state >> np.uint64(31))
@@ -961,13 +924,8 @@ def _add_digests_of_uncopied_data_by_reason(
     key_halves: HashKeyHalves,
     out_sums: DigestSumRows,
 ) -> None:
-    """Add the batches of a chunk that are not copied, and their records, to the sums of their accounts: the reasons for which they are
-    dropped, or OPENED and RECORDS for batches whose records were filtered.
-
+    """Add the batches of a chunk that are not copied, and their records, to the sums of their accounts.
     :param buf: decompressed bytes of the chunk, to which the positions in ``rows`` refer.
-    :param action_by_header: action of each batch as decided by its header.
-    :param superseded_flags: a flag per row: whether a later record has its key.
-    :param aborted_flags: a flag per batch: whether it is data of an aborted transaction.
     """
     k0, k1 = key_halves
     records = np.uint64(0)

@@ -30,14 +30,11 @@ def encode_offset_and_time_index(
     base_offset: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, index_interval_bytes: int
 ) -> tuple[bytes, bytes]:
     """Return the bytes of a segment's offset index and time index.
-
     The offset index has one entry for each batch that begins more than ``index_interval_bytes`` bytes after the batch of the previous
-    entry; the time index has one more entry at the end. A filler (an empty batch that extends the segment) may lie further from the base
-    offset than an entry can express. It gets no entry; readers find it by scanning.
-
-    :param base_offset: base offset of the segment.
+    entry; the time index has one more entry at the end. A filler may lie further from the base offset than an entry can express. It gets no
+    entry; readers find it by scanning.
+    :param base_offset: of the segment.
     :param size, last_offset, max_timestamp: columns of its batches.
-    :param index_interval_bytes: distance of entries in bytes.
     """
     offsets, positions, times, time_offsets, n, m = _select_index_entries(
         base_offset, size, last_offset, max_timestamp, index_interval_bytes
@@ -53,9 +50,7 @@ def encode_offset_and_time_index(
 def _select_index_entries(
     base_offset: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, index_interval_bytes: int
 ) -> IndexColumnsAndCounts:
-    """Return six values: relative offsets and positions of the offset index, timestamps and relative offsets of the time index, and the
-    number of entries of each index. Only that many elements of the four arrays are entries.
-    """
+    """Return the columns of both indexes, and the number of entries of each: only that many elements of the arrays are entries."""
     offsets = np.empty(size.size, np.int64)
     positions = np.empty(size.size, np.int64)
     times = np.empty(size.size + 1, np.int64)
@@ -88,9 +83,7 @@ def _select_index_entries(
 
 
 def reason_offset_index_is_invalid(index_bytes: bytes, base_offset: int, table: BatchTable) -> ReasonOrEmpty:
-    """Return why ``index_bytes`` cannot be the offset index of these batches, or an empty string. ``base_offset``: base offset of the
-    segment.
-    """
+    """Return why ``index_bytes`` cannot be the offset index of these batches; empty if it can. ``base_offset``: of the segment."""
     if len(index_bytes) % OFFSET_ENTRY.itemsize:
         return "it holds no whole number of entries"
     entries = np.frombuffer(index_bytes, OFFSET_ENTRY)
@@ -106,9 +99,8 @@ def reason_offset_index_is_invalid(index_bytes: bytes, base_offset: int, table: 
 
 
 def reason_time_index_is_invalid(index_bytes: bytes, base_offset: int, table: BatchTable) -> ReasonOrEmpty:
-    """Return why ``index_bytes`` cannot be the time index of these batches, or an empty string.
-
-    With an invalid index, a reader that seeks a timestamp would begin after the first matching record.
+    """Return why ``index_bytes`` cannot be the time index of these batches; empty if it can. With an invalid index, a reader that seeks
+    a timestamp would begin after the first matching record.
     """
     if len(index_bytes) % TIME_ENTRY.itemsize:
         return "it holds no whole number of entries"
@@ -132,7 +124,7 @@ def read_txn_index(path: Path) -> TxnEntries:
 
 
 def parse_txn_index(index_bytes: bytes, file_name: str) -> TxnEntries:
-    """Parse the content of a transaction index. Raises BadData; ``file_name`` is the file's name for messages."""
+    """Parse the content of a transaction index. Raises BadData; ``file_name`` is for messages."""
     if len(index_bytes) % TXN_ENTRY.itemsize:
         raise BadData(
             f"a transaction index of {len(index_bytes)} bytes is not a whole number of {TXN_ENTRY.itemsize}-byte entries",

@@ -1,5 +1,4 @@
 """Producer state of a log: sequence numbers and open transactions of its producers, and the ``.snapshot`` file that stores it.
-
 (Kafka: ProducerStateManager, ProducerStateEntry, ProducerAppendInfo with origin REPLICATION; docs/kafka-rules.md 5.11.)
 """
 
@@ -37,7 +36,7 @@ _HEADER: Final = struct.Struct(">hIi")
 
 
 class _ProducerStateColumns(NamedTuple):
-    """Fields of an entry of Kafka's producer snapshots (ENTRY) as columns, one row per producer."""
+    """Fields of ENTRY as columns, one row per producer."""
 
     epoch: npt.NDArray[np.int16]
     last_sequence: Int32s
@@ -50,9 +49,7 @@ class _ProducerStateColumns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProducerStates:
-    """State of all known producers at one offset: an array of entries of Kafka's producer snapshots (ENTRY), one per producer, ascending by
-    producer id.
-
+    """State of all known producers at one offset: entries of Kafka's producer snapshots (ENTRY), ascending by producer id.
     ``last_offset`` and ``last_sequence`` are -1 if only markers were seen since the epoch began; ``txn_first_offset`` is -1 outside a
     transaction.
     """
@@ -71,11 +68,10 @@ class ProducerStates:
         return int(opened.min()) if len(opened) else None
 
     def is_snapshot_consistent_with_replay(self, offset: int, replayed_states: ProducerStates) -> bool:
-        """Return whether these states, read from a snapshot, can be the producer states at ``offset`` of a log. They can if nothing in them
-        lies at or after ``offset``, and the log has no batch of a producer that is later than the producer's state.
-
+        """Return whether these states, read from a snapshot, can be the producer states at ``offset`` of a log: nothing in them lies at or
+        after ``offset``, and the log has no batch of a producer that is later than the producer's state.
         :param replayed_states: states computed from the batches that the log still has before ``offset``. Producers may be missing in them,
-            because cleaning may have removed their batches.
+        because cleaning may have removed their batches.
         """
         if np.any(self.entries["last_offset"] >= offset) or np.any(self.entries["txn_first_offset"] >= offset):
             return False
@@ -87,8 +83,7 @@ class ProducerStates:
     def producer_states_at_earlier_offset(self, end_offset: int, known_states: ProducerStates | None = None) -> ProducerStates:
         """Return the producer states at an earlier offset, as far as they are known. States of producers that have written after
         ``end_offset`` are known only from ``known_states``; the states of the others have not changed since.
-
-        :param end_offset: the earlier offset, inclusive.
+        :param end_offset: inclusive.
         :param known_states: states at that offset that are known already. They take precedence.
         """
         mine = self.entries[(self.entries["last_offset"] <= end_offset) & (self.entries["txn_first_offset"] <= end_offset)]
@@ -99,8 +94,8 @@ class ProducerStates:
         return ProducerStates(both[np.argsort(both["producer_id"], kind="stable")])
 
     def replay_batches(self, table: BatchTable, from_offset: int = 0) -> ProducerStates:
-        """Return the states that result if these batches follow. Batches that end before ``from_offset`` are skipped, because the present
-        states include them already.
+        """Return the states that result if these batches follow. Batches that end before ``from_offset`` are skipped, because the
+        present states include them already.
         """
         mine = np.flatnonzero((table.producer_id >= 0) & (table.last_offset >= from_offset))
         if not len(mine):
@@ -125,7 +120,6 @@ def _apply_batches_to_producer_columns(
     producer: Int64s, batches: BatchTable, seen: npt.NDArray[np.bool_], states: _ProducerStateColumns
 ) -> None:
     """Apply batches to producer states, in order.
-
     :param producer: for each batch, the row of its producer in ``seen`` and ``states``.
     :param seen: a flag per producer: whether it has a state. Set in place for the producers of these batches.
     :param states: changed in place.
@@ -176,8 +170,7 @@ def format_producer_snapshot(states: ProducerStates) -> bytes:
     return struct.pack(">hI", 1, crc32c.crc32c(body)) + body
 
 
-# Summary of a segment's producers and transaction markers, used in place of the segment by computations that go through the log in order.
-#
+# ---- summary of a segment's producers and transaction markers, used in place of the segment ------------------------------------
 # A *run* is all data batches of one producer, epoch and kind between two markers of that producer. Within a run it does not matter how its
 # batches interleave with those of other producers: the transaction fold (Kafka's CleanedTransactionMetadata) only needs to know whether
 # there was transactional data since the last marker, and the producer state (ProducerStateManager) only where the transaction began and
@@ -186,8 +179,8 @@ def format_producer_snapshot(states: ProducerStates) -> bytes:
 
 
 def extract_producer_runs_and_markers(batches: BatchTable) -> tuple[ProducerRunOrMarkerTable, ProducerRunOrMarkerTable]:
-    """Return two tables of a segment: its producer runs, and its transaction markers. A run is all data batches of one producer between two
-    of its markers, as long as producer epoch and transactional flag stay the same.
+    """Return the producer runs and the transaction markers of a segment. A run is all data batches of one producer between two of its
+    markers, as long as producer epoch and transactional flag stay the same.
     """
     owned = np.flatnonzero(batches.producer_id >= 0)
     return _producer_run_table(batches, owned), _marker_table(batches, owned[batches.control[owned] != NOT_CONTROL])
@@ -236,7 +229,6 @@ def _marker_table(batches: BatchTable, marker_batch_numbers: Int64s) -> Producer
 
 
 def _structured_array(dtype: np.dtype[np.void], rows: int, columns: Mapping[str, npt.ArrayLike]) -> ProducerRunOrMarkerTable:
-    """Return a structured array of type ``dtype`` with these columns."""
     table = np.zeros(rows, dtype)
     for name, column in columns.items():
         table[name] = column
@@ -286,12 +278,10 @@ def batch_table_from_runs_and_markers(runs: ProducerRunOrMarkerTable, markers: P
 def reason_to_read_segment_for_its_markers(
     batches: BatchTable, aborted_flags: Flags, discardable_flags: Flags, now_ms: int
 ) -> ReasonOrEmpty:
-    """Return why a segment must be read because of its transaction markers, or an empty string. A marker that may be discarded makes its
+    """Return why a segment must be read because of its transaction markers; empty if it need not. A marker that may be discarded makes its
     segment due if it has no delete horizon, because it gets one, or if its horizon has passed, because then it is removed.
-
     :param batches: the segment's batches, or those rebuilt from its sidecar.
-    :param aborted_flags, discardable_flags: a flag per batch: whether it is data of an aborted transaction; whether it may be removed.
-    :param now_ms: the round's time in milliseconds.
+    :param aborted_flags, discardable_flags: per batch: whether it is data of an aborted transaction; whether it may be removed.
     """
     if np.any(aborted_flags & (batches.control == NOT_CONTROL) & (batches.count > 0)):
         return "it holds records of an aborted transaction"

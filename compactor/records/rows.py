@@ -57,10 +57,8 @@ CountsAndProblemWithBatch = tuple[Int64s, int, int]
 
 class RecordRows(NamedTuple):
     """Parsed records of a chunk as columns, one row per record.
-
     Positions are relative to the chunk's byte array; a length of -1 means null. ``offset`` and ``timestamp`` (milliseconds) are absolute.
     In LogAppendTime batches the timestamp of every record is the batch's maximum.
-
     Kernels take rows as one argument. They are a tuple of columns, but ``len`` returns the number of records; in kernels, use the size of a
     column.
     """
@@ -78,7 +76,6 @@ class RecordRows(NamedTuple):
 
     @override
     def __len__(self) -> int:
-        """Return the number of records."""
         return len(self.offset)
 
 
@@ -92,14 +89,13 @@ class RecordRowBuffers:
         self._arrays = _allocate_record_columns(1 << 14)
 
     def allocate_rows(self, record_count: int) -> RecordRows:
-        """Return uninitialized rows for ``record_count`` records, valid until the next call."""
+        """Return uninitialized rows, valid until the next call."""
         if record_count > len(self._arrays[0]):
             self._arrays = _allocate_record_columns(max(record_count, 2 * len(self._arrays[0])))
         return RecordRows(*(array[:record_count] for array in self._arrays))
 
 
 def _allocate_record_columns(record_count: int) -> tuple[npt.NDArray[Any], ...]:
-    """Return uninitialized columns for ``record_count`` records."""
     return tuple(np.empty(record_count, dtype) for dtype in _ROW_DTYPES)
 
 
@@ -124,10 +120,8 @@ class BatchChunk:
 
 @measure_stage(SegmentWorkStage.PARSE, lambda table, chunk, *_: chunk.body_size_bytes)
 def parse_records(table: BatchTable, chunk: BatchChunk, buffers: RecordRowBuffers, segment_name: str) -> tuple[RecordRows, FirstRowByBatch]:
-    """Parse the records of a chunk. Return its rows, and the number of each batch's first row (one more entry than batches).
-
-    The rows are in ``buffers`` and valid until the next call. Raises BadData, naming the batch; ``segment_name`` is the segment's name for
-    messages.
+    """Parse the records of a chunk. Return its rows, and the number of each batch's first row (one more entry than batches). The rows
+    are in ``buffers`` and valid until the next call. Raises BadData, naming the batch.
     """
     magic = int(table.magic[chunk.first])
     some = slice(chunk.first, chunk.last)
@@ -154,7 +148,6 @@ def parse_records(table: BatchTable, chunk: BatchChunk, buffers: RecordRowBuffer
 
 
 def _unparsable_batch_error(table: BatchTable, batch_number: int, problem: ProblemNumber, segment_name: str) -> BadData:
-    """Return the error for a batch that cannot be parsed. ``problem`` is an index of _PROBLEMS."""
     return BadData(
         _PROBLEMS[problem],
         segment=segment_name,
@@ -180,14 +173,13 @@ def chunk_of_uncompressed_batches(
 
 @inline_kernel
 def _is_overlong_varint(buf: Bytes, start: int, end: int) -> bool:
-    """Return whether the varint at ``start`` is longer than necessary."""
     return end - start > 1 and (buf[end - 1] == 0 or (end - start == 10 and buf[end - 1] > 1))
 
 
 @inline_kernel
 def _skip_record_headers(buf: Bytes, position: int, end: int) -> ProblemPositionAndFlags:
-    """Return three values: a problem (index of _PROBLEMS, 0 for none), the position after the record's headers, and flags: HAS_HEADERS if
-    there are headers, TAIL_LOOSE if Kafka would encode them differently.
+    """Return a problem (index of _PROBLEMS, 0 for none), the position after the record's headers, and flags: HAS_HEADERS if there are
+    headers, TAIL_LOOSE if Kafka would encode them differently.
     """
     before = position
     count, position = read_varint(buf, position, end)
@@ -227,8 +219,8 @@ def _skip_record_headers(buf: Bytes, position: int, end: int) -> ProblemPosition
 
 @inline_kernel
 def _read_key_or_value(buf: Bytes, position: int, end: int) -> ProblemLengthPositionAndFlags:
-    """Return four values for a key or value: a problem (index of _PROBLEMS, 0 for none), its length (-1 for null), the position of its
-    bytes, and flags: TAIL_LOOSE if Kafka would encode the length differently.
+    """Return a problem (index of _PROBLEMS, 0 for none), the length (-1 for null), the position of the bytes, and flags: TAIL_LOOSE if
+    Kafka would encode the length differently.
     """
     before = position
     length, position = read_varint(buf, position, end)
@@ -244,9 +236,7 @@ def _read_key_or_value(buf: Bytes, position: int, end: int) -> ProblemLengthPosi
 def _parse_v2_records(
     buf: Bytes, body_start: Int64s, body_end: Int64s, first_row: FirstRowByBatch, batches: BatchTable, out_rows: RecordRows
 ) -> ProblemAndBatch:
-    """Parse the records of v2 batches into the columns of RecordRows. Return the number of a problem (0 for none) and the batch that has
-    it.
-    """
+    """Parse the records of v2 batches into ``out_rows``. Return the number of a problem (0 for none) and the batch that has it."""
     for batch in range(body_start.size):
         at = body_start[batch]
         limit = body_end[batch]
@@ -330,9 +320,6 @@ def _position_after_legacy_message(buf: Bytes, position: int, end: int) -> Probl
 def _count_legacy_messages_by_wrapper(
     buf: Bytes, body_start: Int64s, body_end: Int64s, wanted_flags: npt.NDArray[np.bool_]
 ) -> CountsAndProblemWithBatch:
-    """Return three values: the number of entries of each v0/v1 wrapper, a problem (index of _PROBLEMS, 0 for none), and the batch that has
-    the problem.
-    """
     counts = np.zeros(body_start.size, np.int64)
     for batch in range(body_start.size):
         if not wanted_flags[batch]:
@@ -354,8 +341,8 @@ def _count_legacy_messages_by_wrapper(
 def _parse_legacy_records(
     buf: Bytes, body_start: Int64s, body_end: Int64s, first_row: FirstRowByBatch, batches: BatchTable, out_rows: RecordRows
 ) -> ProblemAndBatch:
-    """Parse v0/v1 batches into the columns of RecordRows: uncompressed ones (one record each) and decompressed wrappers. Return a problem
-    (index of _PROBLEMS, 0 for none) and the batch that has it.
+    """Parse v0/v1 batches into ``out_rows``: uncompressed ones (one record each) and decompressed wrappers. Return a problem (index of
+    _PROBLEMS, 0 for none) and the batch that has it.
     """
     for batch in range(body_start.size):
         if first_row[batch] == first_row[batch + 1]:

@@ -17,9 +17,8 @@ from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.tier.ports import SegmentLayout, SegmentRef
 
-# Strict parsing of object names in broker-managed tiers. Names that do not match exactly are never guessed.
-#
-# Brokers name objects by topic id, so that a topic which is deleted and created again has other names.
+# Brokers name objects by topic id, so that a topic which is deleted and created again has other names. Parsing is strict: names that
+# do not match exactly are never guessed.
 
 
 TopicIdOfPartition = Callable[[TopicPartition], TopicId]
@@ -36,7 +35,7 @@ def is_topic_id(candidate: str) -> bool:
 
 @dataclass(frozen=True)
 class TopicIdLookup:
-    """Callable partition -> topic id (a TopicIdOfPartition) that can be sent to Spark executors. by_topic: topic name -> topic id."""
+    """TopicIdOfPartition that can be sent to Spark executors. by_topic: topic name -> topic id."""
 
     by_topic: Mapping[str, TopicId]
 
@@ -50,7 +49,7 @@ class TopicIdLookup:
 
 
 class RecognizedLayout(NamedTuple):
-    """The program whose layout the objects below a URL have, and the settings of this program for such a tier."""
+    """The program whose layout the objects below a URL have, and this program's settings for such a tier."""
 
     what: str
     hint: str
@@ -79,19 +78,19 @@ _FOREIGN: Final = (
 
 
 def recognize_layout(keys: Iterable[str]) -> RecognizedLayout | None:
-    """Return which brokers' plug-in has written these object keys, with the settings for its layout, or None if none has."""
+    """Return the layout that one of these object keys has, or None if no brokers' plug-in has written any."""
     return next((who for key in keys for names, who in _FOREIGN if names.fullmatch(key)), None)
 
 
 class SegmentObjectNameStem(NamedTuple):
-    """The common beginning of the names of a segment's objects: its first offset and its id."""
+    """Common beginning of the names of a segment's objects, such as ``00000000000000000042-<id>``."""
 
     start_offset: int
     segment_id: str
 
     @staticmethod
     def parse(name: str) -> SegmentObjectNameStem | None:
-        """Parse the common beginning of object names (such as ``00000000000000000042-<id>``); None for any other text."""
+        """Parse a stem; None for any other text."""
         match = _STEM.fullmatch(name)
         return SegmentObjectNameStem(int(match[1]), match[2]) if match and int(match[1]) < 2**63 else None
 
@@ -114,12 +113,11 @@ READ_BYTES: Final = 8 << 20
 
 
 def open_content(content: FileContent) -> BinaryIO:
-    """Open the content, a local file or bytes in memory, for reading."""
+    """Open the content for reading."""
     return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
 
 
 def content_size_bytes(content: FileContent) -> int:
-    """Return the size of the content in bytes."""
     return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
@@ -139,9 +137,8 @@ def content_sha256(content: FileContent) -> str:
 
 
 class FileStreamDigest:
-    """Digest of a file whose bytes arrive in pieces, to be compared with the digest recorded for the file.
-
-    The digest is a SHA-256 if the file has a recorded SHA-256, else the digest over the log's batch headers (``batches``).
+    """Digest of a file whose bytes arrive in pieces: a SHA-256 if the file has a recorded SHA-256, else the digest over the log's batch
+    headers (``batches``).
     """
 
     def __init__(self, recorded: SegmentFile) -> None:
@@ -154,7 +151,6 @@ class FileStreamDigest:
             self._batches = BatchHeaderDigestBuilder()
 
     def update(self, data: bytes) -> None:
-        """Add the next bytes of the file to the digest."""
         self._size += len(data)
         if self._sha256 is not None:
             self._sha256.update(data)
@@ -162,9 +158,8 @@ class FileStreamDigest:
             self._batches.add_log_bytes_to_digest(data)
 
     def size_and_digest(self) -> SegmentFile:
-        """Return size and digest of all bytes so far.
-
-        The digest is empty if none was recorded, or if the bytes should be a log of v2 batches and are not.
+        """Return size and digest of all bytes so far. The digest is empty if none was recorded, or if the bytes should be a log of v2
+        batches and are not.
         """
         sha256 = self._sha256.hexdigest() if self._sha256 is not None else ""
         return SegmentFile(
@@ -187,8 +182,8 @@ def damaged_object_error(key: str, found: SegmentFile, recorded: SegmentFile) ->
 
 
 def create_object_or_match_existing(store: ObjectStore, key: str, content: FileContent) -> bool:
-    """Create an object with this content and without object metadata. Return True if the key now has this content, also if the object
-    existed with it before; False if an object with other content exists. Raises StoreError.
+    """Create an object without object metadata. Return True if the key now has this content, also if it had it before; False if an
+    object with other content exists. Raises StoreError.
     """
     try:
         if isinstance(content, bytes):
@@ -201,9 +196,8 @@ def create_object_or_match_existing(store: ObjectStore, key: str, content: FileC
 
 
 def digest_stored_file(store: ObjectStore, key: str, size: int, digest_kind_of: SegmentFile) -> SegmentFile:
-    """Read ``size`` bytes of an object, and return their size and a digest of the kind that ``digest_kind_of`` has.
-
-    Raises NotFound, StoreError.
+    """Read ``size`` bytes of an object, and return their size and a digest of the kind that ``digest_kind_of`` has. Raises NotFound,
+    StoreError.
     """
     digests = FileStreamDigest(digest_kind_of)
     for start in range(0, size, READ_BYTES):
@@ -227,9 +221,8 @@ def size_and_digests_from_metadata_or_content(store: ObjectStore, info: ObjectIn
 
 
 def stored_file_problem(store: ObjectStore, key: str, segment: RemoteLogSegmentMetadata, file_kind: str) -> str:
-    """Return why the object with one file of a segment is not as recorded, or an empty string.
-
-    Without a recorded digest only the size is compared.
+    """Return why the object with one file of a segment is not as recorded; empty if it is. Without a recorded digest only the size is
+    compared.
     """
     recorded = segment.files.get(file_kind)
     size = recorded.size if recorded else segment.size_bytes if file_kind == "log" else -1
@@ -264,18 +257,17 @@ def _object_has_content(store: ObjectStore, key: str, content: FileContent) -> b
 
 @dataclass(frozen=True)
 class DownloadedFile:
-    """Result of a download: the file's size and digest. transferred: bytes received in all attempts."""
+    """Size and digest of a downloaded file. transferred: bytes received in all attempts."""
 
     found: SegmentFile
     transferred: int
 
     @property
     def size(self) -> int:
-        """Size of the file in bytes."""
         return self.found.size
 
     def matches_recorded_content(self, file: SegmentFile) -> bool:
-        """Return whether the downloaded bytes match what ``file`` records: the digest, or the size if no digest is recorded."""
+        """Return whether the downloaded bytes have the recorded digest, or the recorded size if no digest is recorded."""
         return file.is_consistent_with_read_file(self.found)
 
     def require_match_with_recorded_content(self, key: str, file: SegmentFile) -> None:
@@ -287,7 +279,9 @@ class DownloadedFile:
 def download_segment_file(
     layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path
 ) -> DownloadedFile:
-    """Download one file of a segment into a new local file. Raises NotFound, StoreError."""
+    """Download one file of a segment into a new local file. Raises NotFound, StoreError, and BadData if it differs from what was
+    recorded.
+    """
     file = segment.recorded_size_and_digests(file_kind)
     arrived = _digest_downloaded_file(layout.download_file(partition, segment, file_kind, path), path, file)
     if not arrived.matches_recorded_content(file):
@@ -307,9 +301,7 @@ def matches_recorded_content(path: Path, recorded: SegmentFile) -> bool:
 def read_and_verify_segment_file(
     layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str
 ) -> bytes:
-    """Return a small file of a segment, verified. Raises BadData if it differs from what was recorded, NotFound if it is missing, and
-    StoreError.
-    """
+    """Return a small file of a segment. Raises BadData if it differs from what was recorded, NotFound if it is missing, and StoreError."""
     file = segment.recorded_size_and_digests(file_kind)
     most = file.size + 1  # for a range the store states what it sends, so that a truncated body is noticed
     data = layout.read_file(partition, segment, file_kind, 0, most)

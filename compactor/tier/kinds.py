@@ -1,5 +1,4 @@
 """Table of tier kinds: capabilities of a tier of each kind and layout. Code asks for a capability, never for the name of a kind or layout.
-
 Modules of layouts are imported on use, because every command imports this one.
 """
 
@@ -20,9 +19,8 @@ from compactor.tier.ports import ListedTier, SegmentLayout
 
 
 class MetadataSource(Enum):
-    """Source of a tier's partitions and live segments: control logs, brokers or object listings. It determines
-    which implementations are used for the tier: the live view and topic ids (compactor.access.metadata), the publisher
-    (compactor.bootstrap), the change feed of the daemon, and the checks of `verify` and `config check`.
+    """Source of a tier's partitions and live segments. It determines the live view and topic ids (compactor.access.metadata), the
+    publisher (compactor.bootstrap), the daemon's change feed, and the checks of `verify` and `config check`.
     """
 
     CONTROL_LOG = "control log"
@@ -34,7 +32,7 @@ class MetadataSource(Enum):
 
 
 class LayoutModule(Protocol):
-    """Interface of the modules of layouts (``TierKind.layout_module`` names them). Its functions make no request."""
+    """Interface of the modules of layouts. Its functions make no request."""
 
     def open_layout(self, settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> SegmentLayout:
         """Return the layout of the tier's objects. Raises UsageError if its settings are incomplete."""
@@ -46,15 +44,14 @@ class LayoutModule(Protocol):
 @dataclass(frozen=True)
 class TierKind:
     """Capabilities of one kind of tier.
-
-    layout_module: name of the module that opens its layout and listing. It is imported on use.
+    layout_module: name of the module that opens its layout and listing.
     owns_root: whether only this program writes below tier.url. Then the tier's identity and, by default, its control store lie there,
-        unknown objects are orphans that `retire` sweeps, segments can be imported, and outputs can be made of the tier.
+    unknown objects are orphans that `retire` sweeps, segments can be imported, and outputs can be made of the tier.
     compacts: whether rounds run. If not, the tier is only read and has no control store.
     describes_segments: whether end offset, leader epochs and open transactions of segments are recorded. If not, they are read from the
-        batches.
-    undo_copies: whether `undo` uploads copies of the replaced segments under new ids, because readers never take up a deleted id again.
-        If not, it restores the segments themselves.
+    batches.
+    undo_copies: whether `undo` uploads copies of the replaced segments under new ids, because readers never take up a deleted id again. If
+    not, it restores the segments themselves.
     brokers_expire: whether brokers expire its segments, so that settings for retention are refused.
     key_prefix: the beginning of every object key below tier.url.
     storage_class: the S3 storage class of new segments; empty for the bucket's default.
@@ -118,9 +115,8 @@ KINDS: Mapping[tuple[str, str], TierKind] = {
 
 
 def tier_kind(settings: Settings) -> TierKind:
-    """Return the capabilities of a tier of the configured kind and layout.
-
-    Raises UsageError if the two cannot be combined with each other or with the settings of retention or on_topic_deletion.
+    """Return the capabilities of the configured kind and layout. Raises UsageError if the two cannot be combined with each other or with
+    the settings of retention or on_topic_deletion.
     """
     tier = settings.tier
     found = KINDS.get((tier.kind, tier.layout))
@@ -142,7 +138,7 @@ def tier_kind(settings: Settings) -> TierKind:
 
 
 def _refuse_settings_of_compactor_managed_tiers(settings: Settings) -> None:
-    """Raise UsageError for settings that apply only to compactor-managed tiers, if the tier is of another kind."""
+    """Raise UsageError for settings that apply only to compactor-managed tiers."""
     for key, value in (("tier.key_entropy_bits", settings.tier.key_entropy_bits), ("s3.storage_class", settings.s3.storage_class)):
         if value:
             section, _, name = key.partition(".")
@@ -152,7 +148,6 @@ def _refuse_settings_of_compactor_managed_tiers(settings: Settings) -> None:
 
 
 def _refuse_retention_settings(settings: Settings) -> None:
-    """Raise UsageError if retention is configured for a tier whose segments this program does not expire."""
     cleaners = {"cleaner": settings.cleaner, **{f"topics.{json.dumps(pattern)}": one for pattern, one in settings.topics.items()}}
     for section, cleaner in cleaners.items():
         for key in ("retention_ms", "retention_bytes"):
@@ -167,16 +162,15 @@ def _refuse_retention_settings(settings: Settings) -> None:
 
 
 def compactor_managed_tier_settings_hint() -> str:
-    """Return the settings that make a tier compactor-managed (only this program writes below its URL), as text for a hint."""
+    """Return the settings that make a tier compactor-managed, as text for a hint."""
     kind, layout = next(names for names, row in KINDS.items() if row.owns_root)
     return f'kind = "{kind}" and layout = "{layout}"'
 
 
 def control_url(settings: Settings) -> str:
-    """Return the URL of the control store, which holds control logs, sidecars and scratch objects.
-
-    Empty if the tier is only read, or if it is broker-managed and [tier] names no control store. Raises UsageError if no tier is set, or if
-    the named control store lies among the brokers' objects.
+    """Return the URL of the control store, which holds control logs, sidecars and scratch objects. Empty if the tier is only read, or if
+    it is broker-managed and [tier] names no control store. Raises UsageError if no tier is set, or if the named control store lies among
+    the brokers' objects.
     """
     root, kind = settings.tier_url.rstrip("/"), tier_kind(settings)
     if not kind.compacts:

@@ -1,5 +1,4 @@
-"""Base classes of layouts that store each file of a segment as one object with exactly the file's bytes.
-
+"""Layouts that store each file of a segment as one object with exactly the file's bytes, among them that of compactor-managed tiers.
 A new layout of this kind only names its objects: ``partition_folder``, ``file_name``, ``parse_file_name`` and
 ``partition_name_in_object_key``. It derives from ``ComposableLogLayout`` if only this program writes the objects, and from
 ``OneObjectPerFileLayout`` if they must look as another program writes them, without object metadata.
@@ -40,7 +39,7 @@ _CreateObject = Callable[[str, Mapping[str, str]], ObjectInfo]
 
 
 class ParsedFileName(NamedTuple):
-    """Parsed name of an object: the segment, and the kind of the segment's file that the object holds."""
+    """Segment and kind of file that an object's name stands for."""
 
     segment_id: str
     start_offset: int
@@ -49,7 +48,6 @@ class ParsedFileName(NamedTuple):
 
 class OneObjectPerFileLayout(WholeLogUploadLayout):
     """Base class of layouts that store each file of a segment as one object, unchanged and without metadata. Thread-safe if the store is.
-
     kinds: the kinds of files that this layout has.
     object_kinds_required_for_reading: the kinds without which a segment cannot be read.
     """
@@ -70,9 +68,7 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
 
     @abstractmethod
     def parse_file_name(self, file: str) -> ParsedFileName | None:
-        """Return the segment and the kind of file that an object's name below the folder stands for, or None if this layout does not make
-        such names.
-        """
+        """Return what an object's name below the folder stands for, or None if this layout does not make such names."""
 
     @abstractmethod
     def partition_name_in_object_key(self, key: str) -> str:
@@ -86,9 +82,8 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
         return self.partition_folder(partition) + self.file_name(segment, file_kind)
 
     def segment_files(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
-        """Return a segment's files by kind.
-
-        If the metadata records none, they are found by a LIST request and have no digests. Raises NotFound if there is no log.
+        """Return a segment's files by kind. If the metadata records none, a LIST request finds them, without digests. Raises NotFound if
+        there is no log.
         """
         if segment.files:
             return segment.files
@@ -126,9 +121,8 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
         return ""
 
     def stored_segment_problem(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        """Return why a stored segment is not as recorded, or an empty string.
-
-        Compares size and digest of each object. An object whose metadata has no digest is read.
+        """Return why a stored segment is not as recorded; empty if it is. Compares size and digest of each object, and reads objects
+        whose metadata has no digest.
         """
         problems = (
             stored_file_problem(self._store, self.object_name(partition, segment, kind), segment, kind)
@@ -147,16 +141,15 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
         return self._list_objects_with_prefix(partition, self.partition_folder(partition))
 
     def _list_objects_with_prefix(self, partition: TopicPartition, prefix: str) -> Iterator[ListedObject]:
-        """Yield the objects under a key prefix, with segment and kind of file if the object's name is one that this layout makes."""
         folder = self.partition_folder(partition)
         for info in self._store.list(prefix):
             yield ListedObject(info.key, info.size, info.modified_ms, *(self.parse_file_name(info.key.removeprefix(folder)) or ()))
 
 
 class ComposableLogLayout(OneObjectPerFileLayout):
-    """Base class of layouts whose objects have their digests in the object metadata. Therefore the store can compose a segment's log of
-    byte ranges of existing objects, and the result can be checked without a download. Object metadata: ``sha256`` and ``batches`` (known
-    digests) and ``mtime_ms`` (the broker's modification time).
+    """Base class of layouts whose objects have their digests in the object metadata: ``sha256`` and ``batches`` (known digests) and
+    ``mtime_ms`` (the broker's modification time). Therefore the store can compose a log of byte ranges of existing objects, and the
+    result can be checked without a download.
     """
 
     should_record_batch_digests = True
@@ -191,8 +184,8 @@ class ComposableLogLayout(OneObjectPerFileLayout):
         log: Sequence[ComposeSource],
         contents: Mapping[str, FileContent],
     ) -> ContentConflictOrEmpty:
-        """Create a segment's objects, and let the store compose the log of copied ranges and new bytes. The log is created first, so that
-        nothing exists yet if the store turns out not to copy ranges.
+        """Create a segment's objects, with a log composed by the store. The log is created first, so that nothing exists yet if the
+        store turns out not to copy ranges.
         """
         beside = {kind: partial(self._write_object, content) for kind, content in contents.items()}
         return self._create_segment_objects(partition, segment, {"log": lambda key, about: self._store.compose(key, log, about), **beside})
@@ -202,7 +195,6 @@ class ComposableLogLayout(OneObjectPerFileLayout):
     ) -> ContentConflictOrEmpty:
         """Create an object for each file of a segment. Return a message that names an existing object with other content, or an empty
         string.
-
         :param writes: kind of file -> function (key, object metadata) that creates the object.
         """
         for kind, write in writes.items():
@@ -216,16 +208,13 @@ class ComposableLogLayout(OneObjectPerFileLayout):
         return ""
 
     def _write_object(self, content: FileContent, key: str, object_metadata: Mapping[str, str]) -> ObjectInfo:
-        """Create one object with this content and object metadata, and return the store's description of it."""
         if isinstance(content, bytes):
             return self._store.create(key, content, object_metadata)
         return self._store.create_from_file(key, content, object_metadata)
 
     def _is_existing_object_equal(self, key: str, file: SegmentFile) -> bool:
-        """Return whether the object that exists under this key has the content of ``file``.
-
-        An object whose metadata state a SHA-256 is compared by its metadata. Any other object was composed by the store from parts, and is
-        read: the process that composed it may have died before it checked the copied bytes.
+        """Return whether the object under this key has the content of ``file``. An object whose metadata lacks a SHA-256 was composed by
+        the store, and is read: the process that composed it may have died before it checked the copied bytes.
         """
         try:
             info = self._store.head(key)
@@ -236,19 +225,13 @@ class ComposableLogLayout(OneObjectPerFileLayout):
             return False
 
 
-# Layout of compactor-managed tiers: each file of a segment is one object, such as ``orders-0/00000000000000000042-<id>.log``.
-#
-# With ``[tier] key_entropy_bits`` binary digits of a hash of the partition's name come first: ``0110/orders-0/...``.
-
-
 _OBJECT: Final = re.compile(rf"(\d{{20}})-([A-Za-z0-9_-]{{22}})\.({'|'.join(FILE_KINDS)})")
 _FOLDER: Final = re.compile(rf"([^/]+-\d+(?:{INCARNATION_SUFFIX})?)/[^/]+")
 
 
 class NativeLayout(ComposableLogLayout):
-    """SegmentLayout of compactor-managed tiers: each file of a segment is one object, such as ``orders-0/00000000000000000042-<id>.log``.
-
-    entropy_bits: number of binary digits in front of each partition's folder; 0 for none.
+    """SegmentLayout of compactor-managed tiers: ``orders-0/00000000000000000042-<id>.log``; with entropy bits ``0110/orders-0/...``.
+    entropy_bits: number of binary digits of a hash of the partition's name in front of its folder; 0 for none.
     """
 
     def __init__(self, store: ObjectStore, entropy_bits: int = 0) -> None:

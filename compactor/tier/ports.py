@@ -1,7 +1,6 @@
 """The two ports of a tier: where the bytes of segments lie (SegmentLayout), and how readers are switched to them (SegmentPublisher).
-
-A new kind of tier is a layout in ``tier/layouts``, a publisher in ``tier/publishers.py`` and a row in ``tier/kinds.py``. Only layouts make
-object keys, and only publishers switch readers. Neither knows control logs: appends to them are passed in as callables.
+A new kind of tier is a layout, a publisher and a row in ``tier/kinds.py``. Only layouts make object keys, and only publishers switch
+readers. Neither knows control logs: appends to them are passed in as callables.
 Every implementation passes tests/contract/test_segment_layout.py or test_segment_publisher.py.
 """
 
@@ -29,7 +28,8 @@ TransferredBytes = int
 
 class SegmentRef(Protocol):
     """The part of a segment that names its objects. Implemented by RemoteLogSegmentMetadata, SegmentIdAndStartOffset and
-    AnnouncedSegment."""
+    AnnouncedSegment.
+    """
 
     @property
     def id(self) -> str:
@@ -41,7 +41,7 @@ class SegmentRef(Protocol):
 
 @dataclass(frozen=True)
 class SegmentIdAndStartOffset:
-    """A segment of which only id and start offset are known, because a plan named it and it was never uploaded completely."""
+    """A segment that a plan named and that was never uploaded completely."""
 
     id: str
     start_offset: int
@@ -61,9 +61,8 @@ class ListedObject:
 
 class SegmentLayout(Protocol):
     """Port that names, reads and writes the objects of a tier's segments, including chunking, compression and encryption.
-
-    ``kind`` is one of model.segment.FILE_KINDS. Sizes and positions refer to the plain file, not to the stored object.
-    All methods raise NotFound, Unavailable or Refused (compactor.errors), and BadData if an object is not what was recorded.
+    ``file_kind`` is one of model.segment.FILE_KINDS. Sizes and positions refer to the plain file, not to the stored object. All methods
+    raise NotFound, Unavailable or Refused (compactor.errors), and BadData if an object is not what was recorded.
     """
 
     @property
@@ -95,23 +94,21 @@ class SegmentLayout(Protocol):
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]
     ) -> ContentConflictOrEmpty:
         """Create a segment's objects. Objects that exist with equal content are left as they are.
-
         Returns a message that names an existing object with other content, or an empty string. The caller's task then fails, because equal
         tasks must create equal objects (determinism, I7).
         """
 
     @property
     def should_record_batch_digests(self) -> bool:
-        """Return whether the digest over batch headers (``batches``) is recorded, which is the only digest that a composed log can have."""
+        """Return whether the digest over batch headers (``batches``) is recorded, the only digest that a composed log can have."""
 
     @property
     def log_file_copy_limits(self) -> CopyLimits | None:
         """Return the limits of server-side copies that ``compose_segment`` may use now, or None if logs can only be uploaded whole."""
 
     def log_object_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        """Return the version (ObjectInfo.etag) of the log's object, for ObjectRangeToCopy.
-
-        :raises BadData: if the object differs from what was recorded, as far as the store can tell without reading it.
+        """Return the version (ObjectInfo.etag) of the log's object, for ObjectRangeToCopy. Raises BadData if the object differs from
+        what was recorded, as far as the store can tell without reading it.
         """
 
     def compose_segment(
@@ -121,12 +118,9 @@ class SegmentLayout(Protocol):
         log: Sequence[ComposeSource],
         contents: Mapping[str, Path | bytes],
     ) -> ContentConflictOrEmpty:
-        """Create a segment's objects, with a log that the store composes of copied ranges and new bytes (ObjectStore.compose). Objects that
-        exist with equal content are left as they are.
-
+        """Create a segment's objects as ``upload_segment`` does, with a log that the store composes of copied ranges and new bytes.
         :param log: the pieces of the log in order; the keys of copied ranges are those that ``object_name`` returns.
         :param contents: the segment's other files.
-        :return: message that names an existing object with other content; empty if there is none.
         :raises CannotCopy: before anything is created, if the store does not copy ranges.
         :raises NotFound: if a source is gone.
         :raises Unavailable: if a source has changed.
@@ -142,9 +136,8 @@ class SegmentLayout(Protocol):
         """Read every object of the segment back, and return why one is not as recorded, or an empty string."""
 
     def delete_segments(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Delete all objects of these segments, including those of unfinished uploads. Absent objects are ignored.
-
-        The caller has checked with ``control.ordering`` that they may be deleted.
+        """Delete all objects of these segments, including those of unfinished uploads. Absent objects are ignored. The caller has
+        checked with ``control.ordering`` that they may be deleted.
         """
 
     def list_objects(self, partition: TopicPartition) -> Iterator[ListedObject]:
@@ -156,11 +149,9 @@ class SegmentLayout(Protocol):
 
 @dataclass(frozen=True)
 class AnnouncedSegment:
-    """A segment that was announced, by a plan or in the brokers' metadata topic, before readers can use it, with the fields needed to
-    withdraw it.
-
+    """A segment that a plan or the brokers' metadata topic announced before readers can use it, with the fields needed to withdraw it.
     end_offset: inclusive.
-    cut_off_ms: when DELETE_SEGMENT_STARTED was written for the segment, in milliseconds by the writer's clock; -1 if it was not written.
+    cut_off_ms: when DELETE_SEGMENT_STARTED was written, by the writer's clock; -1 if it was not written.
     """
 
     id: str
@@ -172,7 +163,6 @@ class AnnouncedSegment:
 
 class MetadataRecordRateLimitDelay(NamedTuple):
     """Answer that a round must wait because of the rate limit of metadata records.
-
     until_ms: when to ask again, by this machine's clock. records: number of metadata records that the round would write.
     """
 
@@ -181,17 +171,14 @@ class MetadataRecordRateLimitDelay(NamedTuple):
 
 
 class SegmentPublisher(Protocol):
-    """Port that switches readers from replaced segments to new ones.
-
-    On a compactor-managed tier a record of the control log makes the new segments visible; on a broker-managed tier records in
-    ``__remote_log_metadata`` do. Every method can be repeated after a crash without a further effect. All raise Unavailable and Refused.
+    """Port that switches readers from replaced segments to new ones: by a record of the control log on a compactor-managed tier, by
+    records in ``__remote_log_metadata`` on a broker-managed tier. Every method can be repeated after a crash without a further effect.
+    All raise Unavailable and Refused.
     """
 
     @property
     def max_late_metadata_delivery_ms(self) -> int:
-        """Return how long metadata records of a process may still reach readers after the process has ended, in milliseconds; 0 if they
-        cannot.
-        """
+        """Return how long metadata records of a process may still reach readers after the process has ended; 0 if they cannot."""
 
     def check_publishing_allowed(self, partition: TopicPartition) -> None:
         """Raise Refused if the segments that readers of this partition see must not be replaced. Called before a round is planned."""
@@ -202,21 +189,17 @@ class SegmentPublisher(Protocol):
     def reserve_metadata_records(
         self, partition: TopicPartition, record_count: int, max_records_per_hour: int
     ) -> MetadataRecordRateLimitDelay | None:
-        """Reserve the metadata records of a round and return None, or return until when the round has to wait.
-
-        May be called again when the number of records is known more exactly.
-
-        :param record_count: number of metadata records that the round will write.
+        """Reserve the metadata records of a round and return None, or return until when the round has to wait. May be called again when the
+        number of records is known more exactly.
         :param max_records_per_hour: cap for all partitions together; 0 for no cap.
         """
 
     def release_reserved_metadata_records(self, partition: TopicPartition) -> None:
-        """Release the metadata records that were reserved for a round and not written, because the round has ended or is no longer due."""
+        """Release the reserved metadata records that a round, ended or no longer due, has not written."""
 
     def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
-        """Announce a finished rewrite before its first object is uploaded (COPY_SEGMENT_STARTED).
-
-        Its size and largest timestamp are final.
+        """Announce a finished rewrite before its first object is uploaded (COPY_SEGMENT_STARTED). Its size and largest timestamp are
+        final.
         """
 
     def publish_replacements(
@@ -231,13 +214,12 @@ class SegmentPublisher(Protocol):
         is_begun_recorded: bool = False,
     ) -> None:
         """Switch readers to the replacements, then call ``record_published``.
-
         :param record_begun: appends *publish begun*. Called before the first step if switching takes several steps; from then on the round
-            must be completed.
+        must be completed.
         :param record_published: appends *round published*. Its argument is the ids of new segments that were not published, because brokers
-            had deleted their sources.
-        :param find_segments_expired_by_brokers: function segment ids -> those of them that brokers have expired. If all sources of a group
-            have expired, later groups are switched all the same.
+        had deleted their sources.
+        :param find_segments_expired_by_brokers: segment ids -> those of them that brokers have expired. If all sources of a group have
+        expired, later groups are switched all the same.
         :param last_group_first: switch groups in descending order of offsets, because the round restores earlier values.
         :param is_begun_recorded: whether *publish begun* is in the log already, so that rules which apply only before it are skipped.
         """
@@ -251,7 +233,6 @@ class SegmentPublisher(Protocol):
     ) -> None:
         """Undo ``publish_replacements``: switch readers from ``withdrawn`` to ``restored``, then call ``record_undone``, which appends
         *round undone*.
-
         :raises UsageError: before anything is changed, if readers cannot be switched back.
         """
 
@@ -259,9 +240,8 @@ class SegmentPublisher(Protocol):
         self, partition: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False
     ) -> None:
         """Make sure that these segments are never published.
-
         :param include_unannounced: withdraw also segments that were never announced, so that announcements which arrive late have no
-            effect.
+        effect.
         """
 
     def record_finished_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
@@ -273,24 +253,22 @@ class SegmentPublisher(Protocol):
     def find_segments_unknown_to_control_log(
         self, partition: TopicPartition, recorded_ids: Collection[str]
     ) -> Sequence[AnnouncedSegment] | None:
-        """Return segments that a dead compactor announced to brokers and that are not in ``recorded_ids``.
-
-        Returns None on a tier whose readers use the control log alone, so that objects of other segments in the store are orphans.
-
+        """Return segments that a dead compactor announced to brokers and that are not in ``recorded_ids``. None on a tier whose readers use
+        the control log alone, so that objects of other segments in the store are orphans.
         :param recorded_ids: ids of all segments that the control log names.
         """
 
     def withdraw_segments_unknown_to_control_log(
         self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
     ) -> SegmentCount:
-        """Withdraw the segments that ``find_segments_unknown_to_control_log`` returns, and return the number of these segments. Live
-        segments that brokers stopped reading because of them are made readable again first.
+        """Withdraw the segments that ``find_segments_unknown_to_control_log`` returns, and return their number. Live segments that
+        brokers stopped reading because of them are made readable again first.
         """
 
 
 class WholeLogUploadLayout:
-    """Methods of SegmentLayout for layouts whose logs the store cannot compose, because the objects have no digests in their metadata or
-    are not plain logs.
+    """Methods of SegmentLayout for layouts whose logs the store cannot compose: objects without digests in their metadata, or not plain
+    logs.
     """
 
     should_record_batch_digests = False
@@ -316,23 +294,21 @@ def _cannot_compose_error() -> CannotCopy:
     return CannotCopy("this tier's layout cannot compose logs of copied ranges", hint="This is a bug; please report it")
 
 
-# Publishers of tiers whose readers take no part: compactor-managed tiers, and tiers that are only read.
-#
-# The publisher of broker-managed tiers is in ``compactor.adapters.brokers.publisher``.
+# ---- publishers of tiers whose readers take no part; that of broker-managed tiers is in ``compactor.adapters.brokers.publisher`` ----
 
 
 class ControlLogPublisher:
-    """SegmentPublisher of compactor-managed tiers. Readers see exactly the segments that the control log names, so appending the record
-    *round published* is all that publishing takes. Most methods do nothing.
+    """SegmentPublisher of compactor-managed tiers. Readers see exactly the segments that the control log names, so appending *round
+    published* is all that publishing takes.
     """
 
     max_late_metadata_delivery_ms: int = 0
 
     def check_publishing_allowed(self, partition: TopicPartition) -> None:
-        """Permit every round: only this program decides what readers of the tier see."""
+        """Permit every round."""
 
     def check_deletion_allowed(self) -> None:
-        """Permit every deletion: readers see what the control log says."""
+        """Permit every deletion."""
 
     def reserve_metadata_records(
         self, partition: TopicPartition, record_count: int, max_records_per_hour: int
@@ -340,10 +316,10 @@ class ControlLogPublisher:
         return None
 
     def release_reserved_metadata_records(self, partition: TopicPartition) -> None:
-        """Do nothing, because this kind of tier has no rate limit."""
+        """Do nothing: there is no rate limit."""
 
     def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
-        """Do nothing, because the plan in the control log names the segment's id already."""
+        """Do nothing: the plan in the control log names the segment's id."""
 
     def publish_replacements(
         self,
@@ -356,7 +332,6 @@ class ControlLogPublisher:
         last_group_first: bool = False,
         is_begun_recorded: bool = False,
     ) -> None:
-        """Call ``record_published``, which appends *round published* to the control log: by that all readers see the new segments."""
         record_published(())
 
     def restore_segments(
@@ -371,10 +346,10 @@ class ControlLogPublisher:
     def withdraw_segments(
         self, partition: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False
     ) -> None:
-        """Do nothing, because the control log's record that closed the plan has withdrawn the segments already."""
+        """Do nothing: the record of the control log that closed the plan has withdrawn the segments."""
 
     def record_finished_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Do nothing, because a record of the control log follows, and readers need no other."""
+        """Do nothing: a record of the control log follows."""
 
     def find_segments_deleted_by_brokers(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         return frozenset()
@@ -395,7 +370,7 @@ class RefusingPublisherOfReadOnlyTier(ControlLogPublisher):
 
     @override
     def check_publishing_allowed(self, partition: TopicPartition, *args: Any, **options: Any) -> NoReturn:
-        """Raise UsageError, because this tier is only read."""
+        """Raise UsageError."""
         raise UsageError(
             f"{partition} was opened for reading only",
             hint="Nothing was changed. Listed tiers and snapshots of a broker-managed tier are only read",
@@ -412,7 +387,6 @@ class RefusingPublisherOfReadOnlyTier(ControlLogPublisher):
 @dataclass(frozen=True)
 class OpenTransactionsAtSegmentEnd:
     """Transactions that are open at the end of a segment: producer id -> first offset of its transaction.
-
     base, size: base offset and size in bytes of the segment.
     """
 
@@ -421,14 +395,13 @@ class OpenTransactionsAtSegmentEnd:
     first_offsets: Mapping[int, int]
 
     def is_transaction_state_of_segment_end(self, segment: RemoteLogSegmentMetadata) -> bool:
-        """Return whether these are the open transactions at the end of the given segment."""
+        """Return whether these transactions are those of the given segment."""
         return (segment.start_offset, segment.size_bytes) == (self.base, self.size)
 
 
 class ListedTier(Protocol):
     """Tier whose partitions and live segments are found by listing objects, because no log records them. Every method makes LIST requests.
-
-    transactions: cache of the transactions open at a segment's end, for code that reads batches; uploaded segments never change.
+    transactions: cache for code that reads batches; uploaded segments never change.
     """
 
     transactions: dict[TopicPartition, OpenTransactionsAtSegmentEnd]

@@ -1,8 +1,6 @@
-"""Sidecars in the control store: ``partitions/<topic-partition>/sidecars/<segment id>.bloom``, at most one per segment.
-
-Beside it, ``<segment id>.keys`` is the segment's key directory, so that a later round can read only parts of the segment. Both can be
-deleted at any time: an absent or unusable one costs reading the segment, never a record. Modules that decode sidecars are imported late,
-because they import numba.
+"""Sidecars in the control store: ``partitions/<topic-partition>/sidecars/<segment id>.bloom``, and key directories, ``<segment id>.keys``.
+Both can be deleted at any time: an absent or unusable one costs reading the segment, never a record. Modules that decode sidecars are
+imported late, because they import numba.
 """
 
 from __future__ import annotations
@@ -42,11 +40,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SidecarHead:
-    """The first part of a segment's sidecar (all but the Bloom filter), or the reason why the sidecar cannot be used.
-
+    """All of a segment's sidecar but the Bloom filter, or the reason why the sidecar cannot be used.
     sidecar: None if the sidecar is missing or cannot be used.
-    problem: why the sidecar cannot be used; empty if it can.
-    bytes: number of bytes that were fetched for this part.
+    problem: empty if the sidecar can be used.
+    bytes: number of bytes that were fetched.
     """
 
     sidecar: Sidecar | None
@@ -64,16 +61,13 @@ WrittenBytes = int
 
 
 class SidecarObjectKeys(NamedTuple):
-    """Object keys of a segment's sidecar and of its key directory."""
-
     sidecar: str
     key_directory: str
 
 
 class SegmentsThatMayHoldKeys(NamedTuple):
     """Segments that may hold wanted keys, and the number of bytes of Bloom filters fetched to find them.
-
-    reasons: segment id -> why the segment may hold a key: its filter matches, or the filter cannot be read.
+    reasons: segment id -> why: the filter matches, or the filter cannot be read.
     """
 
     reasons: dict[str, str]
@@ -88,12 +82,14 @@ class LoadedKeyDirectory(NamedTuple):
 
 
 def sidecar_object_keys(log_prefix: str, segment_id: str) -> SidecarObjectKeys:
-    """Return the object keys of a segment's sidecar and of its key directory. log_prefix: key prefix of the partition's control log."""
+    """Return the object keys of a segment's sidecar and key directory. log_prefix: key prefix of the partition's control log."""
     return SidecarObjectKeys(f"{sidecar_key_prefix(log_prefix)}{segment_id}.bloom", f"{sidecar_key_prefix(log_prefix)}{segment_id}.keys")
 
 
 class SidecarHeadCache(Protocol):
-    """Cache of the first parts (heads) of sidecars in local state. Entries may disappear at any time; methods raise nothing."""
+    """Cache of sidecar heads in local state, by segment id. Entries may disappear at any time; methods raise nothing.
+    - cached_sidecar_heads cache_sidecar_heads
+    """
 
     def cached_sidecar_heads(self, ids: Sequence[str]) -> dict[str, bytes]:
         """Return the cached first parts (heads) of these segments' sidecars, by segment id."""
@@ -106,18 +102,17 @@ class SidecarStore:
     """Access to the sidecars and key directories of one partition."""
 
     def __init__(self, control: ObjectStore, log_prefix: str, hash_key: bytes, head_cache: SidecarHeadCache | None = None) -> None:
-        """Create the access to a partition's sidecars. head_cache: local cache of sidecar heads, which never change for a segment."""
+        """Create the access. head_cache: local cache of sidecar heads, which never change for a segment."""
         self._control = control
         self._head_cache = head_cache
         self._log_prefix = log_prefix
         self.hash_key = hash_key
 
     def sidecar_object_key(self, segment_id: str) -> str:
-        """Return the key of a segment's sidecar."""
         return sidecar_object_keys(self._log_prefix, segment_id).sidecar
 
     def load_sidecar_heads(self, segment_ids: Sequence[str]) -> dict[str, SidecarHead]:
-        """Return the sidecars of these segments without their Bloom filters. Logs a warning for each unusable one. Raises StoreError."""
+        """Return these sidecars without their Bloom filters. Logs a warning for each unusable one. Raises StoreError."""
         found = self._usable_cached_heads(segment_ids)
         missing = [segment_id for segment_id in segment_ids if segment_id not in found]
         with ThreadPoolExecutor(PARALLEL_REQUESTS, "sidecars") as pool:
@@ -149,7 +144,6 @@ class SidecarStore:
     ) -> SegmentsThatMayHoldKeys:
         """Return the segments whose Bloom filter may contain one of the keys or cannot be read. Filters are loaded in groups of about
         MAX_FILTER_BYTES. Raises StoreError.
-
         :param yield_key_hashes: called once per group; yields the hashes of all keys.
         """
         met: dict[str, str] = {}
@@ -177,18 +171,15 @@ class SidecarStore:
         return SegmentsThatMayHoldKeys(met, fetched)
 
     def load_key_directories(self, segment_ids: Sequence[str]) -> Iterator[LoadedKeyDirectory]:
-        """Yield the key directory of each segment, in order, with the number of bytes fetched for it. Raises StoreError."""
+        """Yield the key directory of each segment, in order. Raises StoreError."""
         with contextlib.closing(_prefetch_in_order(segment_ids, self._load_key_directory)) as found:
             yield from (each for _, each in found)
 
     def _prefetch_sidecars(self, segment_ids: Sequence[str]) -> Generator[tuple[str, Sidecar | None], None, None]:
-        """Yield each segment id with the segment's sidecar, in order, with some of them prefetched; None for one that is absent or
-        unusable.
-        """
         return _prefetch_in_order(segment_ids, self.load_sidecar)
 
     def save_sidecar(self, sidecar: Sidecar, directory: KeyDirectory | None = None) -> WrittenBytes:
-        """Write or replace a segment's sidecar and, if given, its key directory. Return their total size in bytes. Raises StoreError."""
+        """Write or replace a sidecar and, if given, its key directory. Return their total size in bytes. Raises StoreError."""
         from bloom import directory as directories, sidecar as sidecars
 
         data = sidecars.encode_sidecar(sidecar, self.hash_key)
@@ -209,8 +200,9 @@ class SidecarStore:
         return self._create_object_if_absent(self.sidecar_object_key(sidecar.segment_id), sidecars.encode_sidecar(sidecar, self.hash_key))
 
     def add_key_directory_if_absent(self, directory: KeyDirectory) -> WrittenBytes:
-        """Store a segment's key directory (an index of its batches and keys) unless one is stored already. Return the number of bytes
-        written: 0 if one exists, or if the store failed, which is only logged.
+        """Create a key directory if there is none. Return the number of bytes written: 0 if one exists, or if the store failed, which is
+        only logged.
+        - _load_key_directory _create_object_if_absent
         """
         from bloom import directory as directories
 
@@ -258,7 +250,7 @@ class SidecarStore:
         }
 
     def _usable_cached_heads(self, segment_ids: Sequence[str]) -> dict[str, SidecarHead]:
-        """Return the heads of these segments' sidecars by segment id, as far as the local cache has valid ones."""
+        """Return the heads of which the local cache has valid ones."""
         from bloom import sidecar as sidecars
 
         found = {}
@@ -268,9 +260,7 @@ class SidecarStore:
         return found
 
     def _fetch_sidecar_head(self, segment_id: str) -> tuple[SidecarHead, bytes]:
-        """Fetch the first part (head) of a segment's sidecar. Return it decoded, and as bytes for the cache; the bytes are empty if the
-        sidecar is missing or unusable.
-        """
+        """Return a head decoded, and as bytes for the cache; the bytes are empty if the sidecar is missing or unusable."""
         from bloom import sidecar as sidecars
 
         try:
@@ -286,7 +276,7 @@ class SidecarStore:
 
 
 def _prefetch_in_order(segment_ids: Sequence[str], fetch_segment: Callable[[str], T]) -> Generator[tuple[str, T], None, None]:
-    """Yield each segment id with the result of ``fetch_segment`` for it, in the given order. Up to MAX_PREFETCHED calls run at a time, in
+    """Yield each segment id with the result of ``fetch_segment``, in the given order. Up to MAX_PREFETCHED calls run at a time, in
     threads.
     """
     rest = iter(segment_ids)

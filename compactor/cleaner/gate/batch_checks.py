@@ -1,6 +1,4 @@
-"""Checks of the equivalence gate on whole batches: outcomes of transactions, headers that must stay, and permitted forms of cleaned
-batches.
-"""
+"""Checks of the equivalence gate on whole batches: outcomes of transactions, headers that must stay, permitted forms of cleaned batches."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ from compactor.records.batches import (
 )
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 
-# Errors of the gate, and the search for the record that explains why a segment's records differ from those that must be left.
+# ---- errors, and the search for the record that explains why a segment's records differ from those that must be left -----------
 
 
 LOST: Final = "the last record of a key is missing"
@@ -44,10 +42,7 @@ EXPIRED: Final = "a tombstone whose horizon has passed"
 
 
 class GateFailed(CompactorError):
-    """Raised if the gate, the independent check of a round, finds that a cleaned segment differs from what it expects.
-
-    That is a bug in the cleaner or in the gate. Nothing was uploaded.
-    """
+    """Raised if a cleaned segment differs from what the gate expects: a bug in the cleaner or in the gate. Nothing was uploaded."""
 
     def __init__(self, cause: str, *, segment: str, offset: int = -1, key: bytes | None = None) -> None:
         where = segment + (f", offset {offset}" if offset >= 0 else "") + (f", key {key[:100]!r}" if key is not None else "")
@@ -64,7 +59,6 @@ class GateFailed(CompactorError):
 @dataclass(frozen=True, slots=True)
 class FingerprintSumMismatch:
     """Difference between a cleaned segment's records and those that must remain of its source.
-
     expected, found: number of records.
     excess: sum of the record fingerprints found, minus the sum expected, modulo 2^64.
     """
@@ -75,14 +69,14 @@ class FingerprintSumMismatch:
     excess: int
 
     def unexplained_fingerprint_mismatch_error(self) -> GateFailed:
-        """Return the error for a difference that no single missing or surplus record explains. It states both numbers of records."""
+        """Return the error for a difference that no single missing or surplus record explains."""
         what = LOST if self.found < self.expected else "records are left that must not be"
         return GateFailed(f"{what}, and not only one: {self.expected} must be left of it, {self.found} are", segment=self.segment)
 
 
 def source_rows_of_written_records(segment_name: str, source: GateRecords, written: GateRecords) -> Int64s:
-    """Return, for each record in the output (``written``), its row in ``source``. Raises GateFailed for a record that the source does not
-    have, or has with another content.
+    """Return the row in ``source`` of each record in the output. Raises GateFailed for a record that the source does not have, or has
+    with another content.
     """
     if not len(source.offset) and len(written.offset):
         invented = np.ones(len(written.offset), np.bool_)
@@ -105,12 +99,8 @@ def raise_for_missing_or_superseded_record(
     must_be_removed_flags: Flags,
     checked_flags: Flags,
 ) -> None:
-    """Raise GateFailed for the first record that is missing from the output, or that is in the output and must not be. Return if there is
-    none.
-
-    :param in_output_flags: a flag per source record: whether it is in the output.
-    :param latest_offset_of_key: for each source record, the offset of the newest record with its key.
-    :param must_be_removed_flags: a flag per source record: whether it must not be in the output.
+    """Raise GateFailed for the first record that is missing from the output, or that is in the output and must not be.
+    :param latest_offset_of_key: per source record, the offset of the newest record with its key.
     :param checked_flags: a flag per source record: whether it is compared.
     """
     invalid = checked_flags & (in_output_flags == must_be_removed_flags)
@@ -126,11 +116,8 @@ def raise_for_missing_or_superseded_record(
 def raise_for_record_that_explains_mismatch(
     segment_name: str, source: GateRecords, in_output_flags: Flags, may_stay_flags: Flags, mismatch: FingerprintSumMismatch
 ) -> None:
-    """Raise GateFailed if a single missing or surplus record explains why the sums of fingerprints differ, that is, if its fingerprint is
-    the difference. Return if no record does.
-
-    :param in_output_flags: a flag per source record, set if it is in the output.
-    :param may_stay_flags: a flag per source record: whether the rules allow it to stay.
+    """Raise GateFailed if the fingerprint of a single missing or surplus record is the difference of the sums.
+    :param in_output_flags, may_stay_flags: per source record.
     """
     fingerprints = record_fingerprints(source.offset, source.digest)
     for cause, invalid in (
@@ -142,7 +129,7 @@ def raise_for_record_that_explains_mismatch(
 
 
 def first_invalid_record_error(cause: str, segment_name: str, records: GateRecords, invalid_flags: Flags) -> GateFailed:
-    """Return the error with this cause that names the first record whose flag in ``invalid_flags`` is set."""
+    """Return the error that names the first record whose flag is set."""
     row = int(np.flatnonzero(invalid_flags)[0])
     return GateFailed(cause, segment=segment_name, offset=int(records.offset[row]), key=records.key_of_row(row))
 
@@ -168,9 +155,7 @@ _UNCHANGED_FIELDS = {
 
 
 def header_fields_of_batch_table(table: BatchTable, batch_range: slice = slice(None)) -> HeaderFields:
-    """Convert the batches in ``batch_range`` of a segment's batch table to header columns in the form that the gate (the independent check
-    of a round) uses. The column of CRCs is 0, because a batch table does not contain them.
-    """
+    """Convert a batch table to the gate's header columns. The column of CRCs is 0, because a batch table does not contain them."""
     headers = np.zeros((len(col.FIELDS), len(table.position[batch_range])), np.int64)
     for field, name in FROM_TABLE.items():
         headers[field] = getattr(table, name)[batch_range]
@@ -178,10 +163,7 @@ def header_fields_of_batch_table(table: BatchTable, batch_range: slice = slice(N
 
 
 def find_batch_table_mismatch(headers: HeaderFields, table: BatchTable, first_batch: int) -> BatchProblem | None:
-    """Compare batch headers that the gate has read with the cleaner's batch table. Return the first difference as its description and the
-    last offset of the differing batch, or None if there is no difference.
-
-    :param headers: headers of consecutive batches of the segment.
+    """Return the first difference between headers that the gate has read and the cleaner's batch table, with the batch's last offset.
     :param first_batch: index in ``table`` of the first batch in ``headers``.
     """
     some = slice(first_batch, first_batch + headers.shape[1])
@@ -202,10 +184,9 @@ def find_batch_table_mismatch(headers: HeaderFields, table: BatchTable, first_ba
 
 
 class SourceBatchHeaders:
-    """Batch headers of all source segments of a group (segments that are rewritten together), one segment after the other.
-
-    ``headers[field]`` returns the values of one header field, given by its number, for all batches. The returned array must not be changed,
+    """Batch headers of all source segments of a group. ``headers[field]`` returns one field of all batches; the array must not be changed,
     because it may be a column of a segment's batch table.
+    - SourceBatchHeaders.__len__ SourceBatchHeaders.__getitem__ header_fields_of_batches
     """
 
     def __init__(self, tables: Sequence[BatchTable]) -> None:
@@ -237,8 +218,7 @@ class SourceBatchHeaders:
 
 @dataclass(frozen=True, slots=True)
 class BatchTransactionOutcomes:
-    """Outcomes of transactions, as one flag or number per batch of a segment.
-
+    """Outcomes of transactions, per batch of a segment.
     aborted: whether the batch is data of an aborted transaction.
     idle: whether the batch is a marker whose transaction has no data left before the marker.
     began: for a marker that is not idle, the offset of the first data that is left of its transaction; -1 for other batches.
@@ -249,15 +229,13 @@ class BatchTransactionOutcomes:
     began: Int64s
 
     def select_txn_outcomes_of_batches(self, batch_numbers: Int64s) -> BatchTransactionOutcomes:
-        """Return the outcomes of transactions for the batches with these numbers."""
         return BatchTransactionOutcomes(self.aborted[batch_numbers], self.idle[batch_numbers], self.began[batch_numbers])
 
 
 def transaction_outcomes_by_source(
     sources: Sequence[SourceSegment], open_txn_offset_by_producer: Mapping[int, int]
 ) -> list[BatchTransactionOutcomes]:
-    """Return the outcomes of all transactions of a log, one BatchTransactionOutcomes per source segment.
-
+    """Return the outcomes of all transactions of a log, per source segment.
     :param sources: all segments of the log, ascending.
     :param open_txn_offset_by_producer: by producer id, the first offset of the transaction that was open at the start of the first source.
     """
@@ -281,7 +259,6 @@ def transaction_outcomes_by_source(
 
 
 def _concatenate_columns(columns: list[npt.NDArray[np.generic]]) -> Int64s:
-    """Return the columns of several segments joined to one array of 64-bit numbers."""
     return np.concatenate([column.astype(np.int64) for column in columns]) if columns else np.empty(0, np.int64)
 
 
@@ -289,15 +266,11 @@ def _concatenate_columns(columns: list[npt.NDArray[np.generic]]) -> Int64s:
 def compute_txn_outcomes_and_update_open_txns(
     control_kind: Int64s, producer_index: Int64s, base_offset: Int64s, open_txn_offset_by_producer: Int64s
 ) -> TxnOutcomeColumns:
-    """Return the outcomes of all transactions of a log as three columns with one row per batch. A transaction consists of a producer's data
-    batches since its last marker; the next marker of the producer decides about all of them.
-
-    aborted: whether the batch is data of an aborted transaction.
-    idle: whether it is a marker whose transaction has no data left.
-    began: for another marker, the offset of the first data that is left; -1 for other batches.
-    :param producer_index: number of each batch's producer, an index of ``open_txn_offset_by_producer``.
+    """Return the outcomes of all transactions of a log, as in BatchTransactionOutcomes. A transaction consists of a producer's data batches
+    since its last marker; the next marker of the producer decides about all of them.
+    :param producer_index: of each batch, an index of ``open_txn_offset_by_producer``.
     :param open_txn_offset_by_producer: first offset of each producer's open transaction before the first batch, or -1. Updated in place to
-        those that are open after the last batch.
+    those that are open after the last batch.
     """
     aborted = np.zeros(control_kind.size, np.bool_)
     idle = np.zeros(control_kind.size, np.bool_)
@@ -328,9 +301,7 @@ def compute_txn_outcomes_and_update_open_txns(
 
 @dataclass(frozen=True, slots=True)
 class SourceAndOutputBatches:
-    """Batches of a group before and after cleaning: its source batches, its output batches without the filler (an empty batch at the end),
-    and for each output batch the number of its source batch (``origin``).
-    """
+    """Batches of a group before and after cleaning, without the filler. ``origin``: per output batch, the number of its source batch."""
 
     source: SourceBatchHeaders
     outcomes: BatchTransactionOutcomes
@@ -341,9 +312,7 @@ class SourceAndOutputBatches:
 
 @dataclass(frozen=True, slots=True)
 class SourceBatchesLeftInOutput:
-    """Batches of one source segment that are still in the output: their numbers in the source (``origin``) and their headers in the
-    output.
-    """
+    """Batches of one source segment that are in the output: their numbers in the source (``origin``) and their headers in the output."""
 
     source: SourceSegment
     origin: Int64s
@@ -353,10 +322,9 @@ class SourceBatchesLeftInOutput:
     def select_batches_left_in_output(
         group: SourceAndOutputBatches, source: SourceSegment, first_batch_in_group: int, wanted_flags: Flags
     ) -> SourceBatchesLeftInOutput:
-        """Return those batches of one source segment that are still in the output, each with its output batch.
-
+        """Select the batches of one source segment that are in the output.
         :param first_batch_in_group: number of the source's first batch among all source batches of the group.
-        :param wanted_flags: a flag per source batch of the group: whether it is included in the result.
+        :param wanted_flags: per source batch of the group.
         """
         mine = np.flatnonzero(
             (group.origin >= first_batch_in_group) & (group.origin < first_batch_in_group + len(source.table)) & wanted_flags[group.origin]
@@ -365,9 +333,8 @@ class SourceBatchesLeftInOutput:
 
 
 def flag_unchanged_batches(sources: HeaderFields, outputs: HeaderFields) -> Flags:
-    """Return a flag per output batch: whether it is a copy of its source batch. A batch is a copy if size, CRC (which covers all later
-    bytes and was verified), magic, base offset and leader epoch equal those of its source batch.
-
+    """Return a flag per output batch: whether it is a copy of its source batch: equal in size, CRC (which covers all later bytes and was
+    verified), magic, base offset and leader epoch.
     :param sources: for each output batch, the header of its source batch.
     """
     same = [sources[c] == outputs[c] for c in (col.SIZE, col.STORED_CRC, col.MAGIC, col.BASE, col.LEADER_EPOCH)]
@@ -375,8 +342,8 @@ def flag_unchanged_batches(sources: HeaderFields, outputs: HeaderFields) -> Flag
 
 
 def could_be_empty_filler_batch(batch_header: Int64s, end_offset: int) -> bool:
-    """Return whether a batch header looks like a filler (an empty batch that extends a segment) that ends at ``end_offset``. The header of
-    an emptied batch that must stay can look the same, so True does not prove a filler.
+    """Return whether a header looks like a filler that ends at ``end_offset``. The header of an emptied batch that must stay can look
+    the same.
     """
     plain = {col.BASE: end_offset, col.LAST: end_offset, col.SIZE: 61, col.MAGIC: 2, col.COUNT: 0, col.ATTRIBUTES: 0,
              col.PRODUCER_ID: -1, col.PRODUCER_EPOCH: -1, col.BASE_SEQUENCE: -1}  # fmt: skip
@@ -384,8 +351,8 @@ def could_be_empty_filler_batch(batch_header: Int64s, end_offset: int) -> bool:
 
 
 def is_last_offset_missing_in_first_header(table: BatchTable) -> bool:
-    """Return whether the header of a segment's first batch does not state the batch's last offset. That is so for a v0/v1 wrapper whose own
-    offset was never set (old librdkafka).
+    """Return whether the header of the first batch does not state the batch's last offset: a v0/v1 wrapper whose own offset was never
+    set (old librdkafka).
     """
     return len(table) > 0 and int(table.magic[0]) < 2 and int(table.codec_ids[0]) > 0 and int(table.last_offset[0]) == 0
 
@@ -393,10 +360,8 @@ def is_last_offset_missing_in_first_header(table: BatchTable) -> bool:
 def match_output_batches_to_source(
     source: SourceBatchHeaders, output: HeaderFields, end_offset_of_first_batch: int
 ) -> SourceBatchNumbersAndProblem:
-    """Find the source batch of each output batch. The cleaner never merges, splits or reorders batches. Return two values: the number of
-    each output batch's source batch, and the first problem, such as an output batch without a source. The second value is None if there is
-    no problem; otherwise the numbers are not valid.
-
+    """Return the number of each output batch's source batch, and the first problem, such as an output batch without a source; the numbers
+    are valid only without a problem. The cleaner never merges, splits or reorders batches.
     :param end_offset_of_first_batch: last offset of the first source batch if its header does not state it, else -1.
     """
     lasts, bases = source[col.LAST], source[col.BASE]
@@ -418,8 +383,8 @@ def match_output_batches_to_source(
 
 
 def flag_batches_whose_header_must_stay(headers: SourceBatchHeaders, retention_rules: RetentionRules) -> Flags:
-    """Return a flag per batch: whether its header must stay even if all its records are removed. These are the last batch of each live
-    producer, and the batch that ends at the high watermark.
+    """Return a flag per batch: whether its header must stay even without records: the last batch of each live producer, and the batch
+    that ends at the high watermark.
     """
     entries = retention_rules.producers.entries
     stays = headers[col.LAST] + 1 == retention_rules.high_watermark
@@ -434,15 +399,15 @@ def flag_batches_whose_header_must_stay(headers: SourceBatchHeaders, retention_r
 
 
 def flag_removable_markers(headers: SourceBatchHeaders, outcomes: BatchTransactionOutcomes, now_ms: int) -> Flags:
-    """Return a flag per batch: whether it is a control batch that may lose its record. A control batch may lose its record if its
-    transaction has no data left and its delete horizon has passed. A control batch that has lost its record already is flagged, too.
+    """Return a flag per batch: whether it is a control batch that has lost its record, or may lose it, because its transaction has no
+    data left and its delete horizon has passed.
     """
     due = outcomes.idle & (headers[col.ATTRIBUTES] & HORIZON != 0) & (headers[col.BASE_TIMESTAMP] <= now_ms)
     return (headers[col.CONTROL_KIND] == EMPTIED) | ((headers[col.CONTROL_KIND] != NOT_CONTROL) & due)
 
 
 def find_header_problems(group: SourceAndOutputBatches, path_by_kind: Mapping[str, Path]) -> Iterator[BatchProblem]:
-    """Yield the problems of a cleaned group that batch headers alone show. ``path_by_kind``: files of the cleaned segment by kind."""
+    """Yield the problems of a cleaned group that batch headers alone show."""
     of, out, rules = group.source.header_fields_of_batches(group.origin), group.output, group.rules
     aborted, idle = group.outcomes.aborted[group.origin], group.outcomes.idle[group.origin]
     v2, empty = of[col.MAGIC] == 2, out[col.COUNT] == 0
@@ -481,7 +446,7 @@ def find_header_problems(group: SourceAndOutputBatches, path_by_kind: Mapping[st
 
 
 def find_changes_in_copied_batches(group: SourceAndOutputBatches) -> Iterator[BatchProblem]:
-    """Yield as problems those batches of a group that had to be copied byte for byte and differ from their source batch."""
+    """Yield the batches of a group that had to be copied byte for byte and differ from their source batch."""
     of, out = group.source.header_fields_of_batches(group.origin), group.output
     copied, idle = flag_unchanged_batches(of, out), group.outcomes.idle[group.origin]
     gone = flag_removable_markers(group.source, group.outcomes, group.rules.now_ms)[group.origin]
@@ -494,17 +459,14 @@ def find_changes_in_copied_batches(group: SourceAndOutputBatches) -> Iterator[Ba
 
 
 def flag_markers_given_delete_horizon(sources: HeaderFields, markers_without_data_flags: Flags, removed_marker_flags: Flags) -> Flags:
-    """Return a flag per batch: whether it is a transaction marker that gets its delete horizon in this round, because its transaction has
-    no data left.
-
-    :param markers_without_data_flags: a flag per batch: whether it is a marker whose transaction has no data left.
-    :param removed_marker_flags: a flag per batch: whether it is a marker that this round removes. Such a marker gets no horizon.
+    """Return a flag per batch: whether it is a marker that gets its delete horizon in this round, because its transaction has no data
+    left. A marker that this round removes gets none.
     """
     return markers_without_data_flags & ~removed_marker_flags & (sources[col.ATTRIBUTES] & HORIZON == 0)
 
 
 def _flag_batches_given_delete_horizon(sources: HeaderFields, outputs: HeaderFields, retention_rules: RetentionRules) -> Flags:
-    """Return a flag per output batch: whether this round gave the batch its delete horizon and kept all its records."""
+    """Return a flag per output batch: whether this round gave it its delete horizon and kept all its records."""
     dated = (outputs[col.ATTRIBUTES] & HORIZON != 0) & (outputs[col.BASE_TIMESTAMP] == retention_rules.new_delete_horizon_ms)
     return dated & (outputs[col.COUNT] == sources[col.COUNT])
 
@@ -512,11 +474,9 @@ def _flag_batches_given_delete_horizon(sources: HeaderFields, outputs: HeaderFie
 def find_headers_not_matching_records(
     sources: HeaderFields, outputs: HeaderFields, records: GateRecords, retention_rules: RetentionRules
 ) -> Iterator[BatchProblem]:
-    """Yield the problems of output batches of data whose headers do not match their records, such as a maximum timestamp that no record
-    has. Each batch must have at least one record.
-
+    """Yield the output batches of data whose headers do not match their records, such as a maximum timestamp that no record has. Each batch
+    must have at least one record.
     :param sources: for each output batch, the header of its source batch.
-    :param records: the records of the output batches.
     """
     begin, end = records.first_row[:-1], records.first_row[1:] - 1
     flags = np.bitwise_or.reduceat(records.flags, begin)
@@ -547,7 +507,6 @@ def find_headers_not_matching_records(
 def _yield_problem_of_first_invalid_batch(
     headers: HeaderFields | SourceBatchHeaders, cause: str, invalid_flags: Flags
 ) -> Iterator[BatchProblem]:
-    """Yield one problem with this cause, for the first batch whose flag in ``invalid_flags`` is set. Yield nothing if no flag is set."""
     if invalid_flags.any():
         yield cause, int(headers[col.LAST][invalid_flags][0])
 
@@ -573,9 +532,7 @@ def _find_txn_index_problems(
 def find_offset_and_time_index_problems(
     headers: HeaderFields, base_offset: int, path_by_kind: Mapping[str, Path]
 ) -> Iterator[IndexProblemText]:
-    """Yield the problems of a cleaned segment's offset index and time index, compared with its batches. ``base_offset``: base offset of the
-    segment.
-    """
+    """Yield the problems of a cleaned segment's offset index and time index, compared with its batches."""
     positions, lasts = headers[col.POSITION], headers[col.LAST]
     entries = np.frombuffer(path_by_kind["index"].read_bytes(), OFFSET_ENTRY)
     where = entries["position"].astype(np.int64)

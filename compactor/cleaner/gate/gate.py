@@ -1,17 +1,14 @@
 """The gate: a second, simpler implementation compares what went into a group with what came out, before it is uploaded.
-
-    Gate(terms, table)          once per round
-    collect_txn_outcomes_after_dirty_range, extract_key_table_rows_of_chunk, ...   pass 1, from the log's end: the last record of every key
-    (``SecondReader``) compute_and_keep_txn_outcomes(...)   the transactions, computed once more from the log's beginning: both must agree
-    check_cleaned_group(...)            each group: CleanedSegmentCheckReport, or GateFailed with key, offset and segment
-
-Of each source segment the gate knows how many records must be left and the sum of their fingerprints, looked up by keys under its own
-hash; the output must have the same. Records outside the dirty range are looked up while they are read for the output. Batches are compared
-by their headers: order, offsets, producers, transactions, horizons, checksums, coverage.
-
+1. ``Gate(terms, table)``, once per round.
+2. Pass 1, from the log's end: ``collect_txn_outcomes_after_dirty_range``, ``extract_key_table_rows_of_chunk``, ...: the last record of
+   every key.
+3. ``compute_and_keep_txn_outcomes``: the transactions, computed once more from the log's beginning; both must agree.
+4. ``check_cleaned_group``, each group: CleanedSegmentCheckReport, or GateFailed with key, offset and segment.
+Of each source segment the gate knows how many records must be left and the sum of their fingerprints, looked up by keys under its own hash;
+the output must have the same. Records outside the dirty range are looked up while they are read for the output. Batches are compared by
+their headers: order, offsets, producers, transactions, horizons, checksums, coverage.
 Keys that exceed the gate's memory are checked for one range of its hash, all other checks stay complete. The range depends on the first
 dirty offset: it moves from round to round, and a round that was refused is checked for the same keys when it is retried.
-
 The cleaner shows the gate the chunks that it has decompressed, so that nothing is decompressed twice; the gate parses them itself.
 """
 
@@ -101,18 +98,14 @@ from compactor.records.encode import (
 )
 from compactor.records.rows import BatchChunk
 
-# Input and result of the gate, the independent check of a round: what it is told about the round, and what it reports of a group.
-
-
 _STRIDE: Final = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio: multiples of it, modulo 2^64, are spread evenly."""
 
 
 @dataclass(frozen=True, slots=True)
 class CleanedSegmentCheckReport:
-    """Summary of the gate's check of a group.
-
-    batches, records: number of batches and of records that were compared.
+    """Summary of the check of a group.
+    batches, records: number compared.
     keys: number of keys of the dirty range that were looked up.
     coverage: share of the dirty range's keys that were looked up, 1.0 for all.
     """
@@ -126,8 +119,6 @@ class CleanedSegmentCheckReport:
 @dataclass(frozen=True, slots=True)
 class CleanedSegmentCheckParameters:
     """Parameters of a round against which its cleaned segments are checked.
-
-    rules: the cleaner's rules.
     first_dirty: first offset that the round cleans. Keys are checked for the offsets from it to rules.latest_offset, both inclusive.
     hash_key: the cleaner's hash key, 16 bytes.
     inflate_limit: most bytes that one batch may inflate to.
@@ -142,27 +133,26 @@ class CleanedSegmentCheckParameters:
 
     @property
     def gate_hash_key_halves(self) -> tuple[HashKeyHalf, HashKeyHalf]:
-        """Return the gate's own hash key as two numbers. Keys that collide in the cleaner's map do not collide under it."""
+        """Return the gate's own hash key. Keys that collide in the cleaner's map do not collide under it."""
         return siphash_key_halves(hashlib.sha256(b"gate" + self.hash_key).digest()[:16])
 
     @property
     def hash_value_inside_checked_key_range(self) -> int:
-        """Return a hash value that must lie in the range of key hashes that the gate checks if memory does not suffice for all keys. The
-        value, from 0 to 2^64 - 1, depends on the first dirty offset, so that each round checks other keys.
+        """Return a hash value, from 0 to 2^64 - 1, in the range of key hashes that is checked if memory does not suffice for all keys.
+        It depends on the first dirty offset, so that each round checks other keys.
         """
         return self.first_dirty * _STRIDE % 2**64
 
     def has_dirty_offsets(self, source: SourceSegment) -> bool:
-        """Return whether a segment has offsets in the dirty range."""
         return self.first_dirty <= self.rules.latest_offset and source.end > self.first_dirty and source.base <= self.rules.latest_offset
 
 
-# Balance of a new segment, summed by the gate's parser and not by the cleaner that wrote the segment.
+# ---- balance of a new segment, summed by the gate's parser and not by the cleaner that wrote the segment -----------------------
 
 
 class NewSegmentBalanceBuilder:
-    """Builder of the balance of one new segment, that is, of sums that account for all its batches and records. The gate adds the records
-    that it parses; ``compute_balance_of_kept_and_removed_records`` parses the others.
+    """Builder of the balance of one new segment: sums that account for all its batches and records. The gate adds the records that it
+    parses; ``compute_balance_of_kept_and_removed_records`` parses the others.
     """
 
     def __init__(self, cleaned: CleanedSegment, balance_key: BalanceDigestKey, max_inflated_bytes: int) -> None:
@@ -181,7 +171,7 @@ class NewSegmentBalanceBuilder:
         self._wanted = self._anew & (headers[COUNT] > 0)
 
     def add_parsed_records(self, headers: HeaderFields, records: GateRecords) -> None:
-        """Add the records of some batches of the segment. Batches that were added before are ignored."""
+        """Add the records of some batches. Batches that were added before are ignored."""
         batches = np.searchsorted(self._segment_bytes_and_headers()[1][POSITION], headers[POSITION])
         _add_record_digests_and_clear_wanted_flags(
             batches, self._wanted, records.buf, records.first_row, records.offset, records.key_start,
@@ -190,10 +180,9 @@ class NewSegmentBalanceBuilder:
 
     @measure_stage(SegmentWorkStage.GATE)
     def compute_balance_of_kept_and_removed_records(self) -> Balance:
-        """Return the balance of the new segment: counts and digest sums of its records and of what was removed. Records that were not added
-        yet are parsed first.
-
-        Called once. Raises BadData if the segment cannot be parsed.
+        """Return counts and digest sums of the segment's records and of what was removed. Called once. Raises BadData if the segment cannot
+        be parsed.
+        - _segment_bytes_and_headers _parse_and_add_remaining_records _unparsable_segment_error
         """
         buf, headers = self._segment_bytes_and_headers()
         self._parse_and_add_remaining_records(buf, headers)
@@ -260,13 +249,10 @@ def _add_record_digests_and_clear_wanted_flags(
     k1: HashKeyHalf,
     out_sums: DigestSumRows,
 ) -> None:
-    """Add the number of records and both halves of the sum of their digests to ``out_sums``, for the wanted batches, and clear the flags of
-    these batches. Records are of format v2, in which the length of the value follows the key.
-
+    """Add the records of the wanted batches to ``out_sums``, and clear the flags of these batches. Records are of format v2, in which the
+    length of the value follows the key.
     :param batch_numbers: for each parsed batch, its number in the segment.
     :param wanted_flags: a flag per batch of the segment: whether its records are still to be added.
-    :param first_row, offset, key_start, key_length: columns of the parsed records; ``first_row`` has each batch's first row.
-    :param k0, k1: halves of the balance key.
     """
     for i in range(batch_numbers.size):
         if not wanted_flags[batch_numbers[i]]:
@@ -307,15 +293,15 @@ BatchNumbersAndRecords = tuple[Int64s, GateRecords]
 
 @dataclass(frozen=True, slots=True)
 class _FingerprintSumsOutsideDirtyRange:
-    """Number and sum of fingerprints, per batch, of the records that must remain outside the dirty range; valid where ``known`` is set."""
+    """Count and fingerprint sum, per batch, of the records that must remain outside the dirty range; valid where ``known`` is set."""
 
     known: Flags
     sums: FingerprintSumsBySegment
 
 
 class Gate:
-    """Second, independent check of one round. It reads the batches that both passes of the cleaner read (``SecondReader``), then compares
-    each group with its sources. Used by one thread at a time, except ``extract_key_table_rows_of_chunk`` and
+    """Second, independent check of one round. It reads the batches that both passes of the cleaner read (``SecondReader``), then
+    compares each group with its sources. Used by one thread at a time, except ``extract_key_table_rows_of_chunk`` and
     ``add_fingerprints_of_rewrite_chunk``.
     """
 
@@ -327,11 +313,9 @@ class Gate:
         expected_fingerprint_sums_by_ordinal: Mapping[SegmentOrdinal, CountAndFingerprintSum] | None = None,
     ) -> None:
         """Create a gate.
-
         :param latest_record_table: empty table for the last record of each key.
-        :param txn_outcomes_by_ordinal: outcomes of transactions by the segment's number in the log (ordinal), if known from the start.
-        :param expected_fingerprint_sums_by_ordinal: number and sum of fingerprints of the records that must remain, by ordinal; None if not
-            known yet.
+        :param txn_outcomes_by_ordinal: if known from the start.
+        :param expected_fingerprint_sums_by_ordinal: None if not known yet.
         """
         self._terms = parameters
         self._rules = parameters.rules
@@ -369,7 +353,6 @@ class Gate:
 
     def compute_and_keep_txn_outcomes(self, sources: Sequence[SourceSegment]) -> None:
         """Compute the outcomes of all transactions from the beginning of the log. May be called again when more segments are known.
-
         :param sources: all live segments, or substitutes made from their sidecars (``create_substitute_segment_from_sidecar``).
         :raises GateFailed: if an outcome differs from the one found when the dirty range was read from its end.
         """
@@ -385,8 +368,8 @@ class Gate:
         self._settled = True
 
     def keep_txn_outcomes_of_rewritten_batches_only(self, source: SourceSegment, batch_numbers: Int64s) -> None:
-        """Reduce a segment's transaction outcomes to those of the batches with these numbers, which will be rewritten. ``source``
-        stands in for the segment and contains only these batches.
+        """Reduce a segment's transaction outcomes to those of the batches that will be rewritten. ``source`` stands in for the segment
+        and contains only these batches.
         """
         whole = self._whole.setdefault(source.ordinal, self._outcomes_of[source.ordinal])
         self._outcomes_of[source.ordinal] = whole.select_txn_outcomes_of_batches(batch_numbers)
@@ -411,8 +394,8 @@ class Gate:
     # ---- what must be left
 
     def collect_keys_and_txn_outcomes_of_dirty_range(self, sources: Sequence[SourceSegment]) -> None:
-        """Read the dirty range of a log from its files. Needed only if pass 1 (the search for survivors) does not pass its decompressed
-        chunks to the gate. Raises GateFailed.
+        """Read the dirty range from its files. Needed only if pass 1 does not pass its decompressed chunks to the gate. Raises
+        GateFailed.
         """
         for source in reversed(sources):
             if self._terms.has_dirty_offsets(source):
@@ -494,9 +477,7 @@ class Gate:
 
     @measure_stage(SegmentWorkStage.GATE, lambda self, buffers, source, chunk: chunk.body_size_bytes)
     def add_fingerprints_of_rewrite_chunk(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
-        """Count those records of a chunk that lie outside the dirty range and must remain, and store their number and the sum of their
-        fingerprints. The chunk was decompressed by pass 2 (the rewrite).
-        """
+        """Count those records of a chunk of pass 2 that lie outside the dirty range and must remain, and sum their fingerprints."""
         if source.ordinal in self._left:
             return
         some = slice(chunk.first, chunk.last)
@@ -508,7 +489,6 @@ class Gate:
     def _parse_chunk(
         self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk, selected_flags: Flags
     ) -> tuple[HeaderFields, GateRecords]:
-        """Return the batch headers of a chunk, and the records of the batches flagged in ``selected_flags``. Runs in a worker thread."""
         if buffers.second_reader is None:
             buffers.second_reader = GateRecordParser(*self._key)
         headers = header_fields_of_batch_table(source.table, slice(chunk.first, chunk.last))[:, selected_flags]
@@ -523,7 +503,7 @@ class Gate:
     def _parse_batch_records(
         self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, wanted_flags: Flags, segment_name: str
     ) -> Iterator[BatchNumbersAndRecords]:
-        """Yield some wanted batches at a time: their indexes in ``headers`` and their records, which are valid until the next yield."""
+        """Yield some wanted batches at a time; their records are valid until the next yield."""
         waiting = list(split_batch_numbers_into_chunks(headers, wanted_flags))[::-1]
         while waiting:
             some = waiting.pop()
@@ -538,8 +518,9 @@ class Gate:
             yield some, records
 
     def _give_kept_keyless_records_keys(self, records: GateRecords) -> None:
-        """Unless the rules drop them, make each record without a key the only one of a key of its own, and no tombstone: nothing can
-        supersede it, and it never expires.
+        """Unless the rules drop them, make each record without a key the only one of its own key, and no tombstone: nothing supersedes it,
+        and it never expires.
+        - _flag_records_with_map_key _key_table_rows_of_records _flag_tombstones_to_remove_this_round _add_fingerprints_outside_dirty_range
         """
         if self._rules.drops_keyless:
             return
@@ -593,9 +574,7 @@ class Gate:
         reported.known[batch_numbers] = True
 
     def _flag_records_with_checked_keys(self, records: GateRecords) -> Flags:
-        """Return a flag per record: whether the gate checks it. It checks the records whose key is in the checked hash range, and all
-        records after the mapped range (the offsets that the offset map covers).
-        """
+        """Return a flag per record: whether its key is in the checked hash range, or it is after the mapped range."""
         if self._table.hash_range_count == 1:
             return np.ones(len(records.offset), np.bool_)
         return self._table.flag_keys_in_table_hash_range(records.hashes) | (records.offset > self._rules.latest_offset)
@@ -603,8 +582,8 @@ class Gate:
     def _flag_records_to_remove(
         self, records: GateRecords, headers: HeaderFields, source: SourceSegment, latest_offset_of_key: Int64s
     ) -> Flags:
-        """Return a flag per record: whether it must be removed. ``latest_offset_of_key``: for each record, the last offset of its key in
-        the dirty range, or ABSENT_KEY if that range does not have the key.
+        """Return a flag per record: whether it must be removed. ``latest_offset_of_key``: in the dirty range, or ABSENT_KEY.
+        - _expected_fingerprint_sums_of_segment _expected_fingerprint_sums_by_segment
         """
         gone = (
             (latest_offset_of_key > records.offset)
@@ -650,8 +629,7 @@ class Gate:
         new_segment_balance: NewSegmentBalanceBuilder | None = None,
     ) -> CleanedSegmentCheckReport:
         """Check that a cleaned segment holds exactly the records and batches that must be left of its sources. Return what was compared.
-
-        :param path_by_kind: files of the cleaned segment by kind: log, index, timeindex, txnindex.
+        :param path_by_kind: log, index, timeindex, txnindex.
         :param end_offset: last offset that the new segment must have, inclusive; None if it may end earlier, as with Kafka's cleaner.
         :param map_bytes: returns a context manager in which a source's bytes are available.
         :param new_segment_balance: receives the output's records as they are parsed.
@@ -694,8 +672,8 @@ class Gate:
         return CleanedSegmentCheckReport(headers.shape[1], records, self._table.key_count, self.checked_key_share)
 
     def _check_output_and_read_headers(self, output: Bytes, base_offset: int, end_offset: int | None, segment_name: str) -> HeaderFields:
-        """Return the batch headers of the cleaned segment after checking framing, checksums, order of offsets and the end offset. Raises
-        GateFailed if one of these is not valid.
+        """Check framing, checksums, order of offsets and the end offset of the cleaned segment, and return its headers. Raises
+        GateFailed.
         """
         try:
             headers = read_all_batch_headers(output)
@@ -730,7 +708,6 @@ class Gate:
         end_offset_of_first_batch: int,
         segment_name: str,
     ) -> SourceAndOutputBatches:
-        """Return the output batches and the source batch of each, without a filler (an empty batch that only extends the segment)."""
         source = SourceBatchHeaders([s.table for s in sources])
         parts = [self._outcomes_of[s.ordinal] for s in sources]
         columns = (np.concatenate([getattr(part, field) for part in parts]) for field in ("aborted", "idle", "began"))
@@ -762,7 +739,7 @@ class Gate:
         return int(found[0])
 
     def _require_unchanged_marker_records(self, pairs: SourceBatchesLeftInOutput, output: Bytes, map_bytes: MapSourceBytes) -> None:
-        """Check that transaction markers that got their delete horizon in this round have the same record under a new header."""
+        """Check that markers that got their delete horizon in this round have the same record under a new header."""
         if not len(pairs.origin):
             return
         with map_bytes(pairs.source):
@@ -778,7 +755,7 @@ class Gate:
     def _fingerprint_sums_and_max_timestamps_by_batch(
         self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, segment_name: str
     ) -> tuple[npt.NDArray[np.uint64], Int64s]:
-        """Return two arrays by batch: record count, sum of fingerprints and attribute bits (shape (3, n)); maximum timestamp (shape n)."""
+        """Return by batch: record count, sum of fingerprints and attribute bits (shape (3, n)); maximum timestamp (shape n)."""
         sums, highest = np.zeros((3, headers.shape[1]), np.uint64), np.zeros(headers.shape[1], np.int64)
         for some, records in self._parse_batch_records(reader, buf, headers, headers[col.COUNT] > 0, segment_name):
             sums[:2, some] = sum_fingerprints_by_batch(records, np.ones(len(records.offset), np.bool_)).T

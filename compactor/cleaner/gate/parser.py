@@ -93,14 +93,10 @@ FingerprintSumsBySegment = Words
 
 
 class LatestRecordTable:
-    """Hash table of the gate (the independent check of a round). It holds the last record of each key whose hash lies in one range, and
-    takes at most ``budget_bytes`` of memory.
-    """
+    """The gate's hash table. It holds the last record of each key whose hash lies in one range, in at most ``budget_bytes`` of memory."""
 
     def __init__(self, budget_bytes: int, max_record_count: int) -> None:
         """Create an empty table whose hash range contains all keys.
-
-        :param budget_bytes: most bytes of memory.
         :param max_record_count: upper bound of the number of records that will be put.
         """
         self._most = max(8, budget_bytes // GATE_ROW_BYTES)
@@ -110,7 +106,6 @@ class LatestRecordTable:
 
     @property
     def key_count(self) -> int:
-        """Return the number of keys in the table."""
         return int(self._state[TABLE_ENTRIES])
 
     @property
@@ -119,12 +114,7 @@ class LatestRecordTable:
         return int(self._state[RANGES])
 
     def reset_to_hash_range(self, max_record_count: int, hash_range_count: int, range_number: int) -> None:
-        """Empty the table, and make it hold the keys of another hash range from now on.
-
-        :param max_record_count: upper bound of the number of records that will be put.
-        :param hash_range_count, range_number: the range is number ``range_number``, counted from 0, of ``hash_range_count`` equal ranges of
-            the hash.
-        """
+        """Empty the table, and make it hold the keys of range ``range_number``, counted from 0, of ``hash_range_count`` equal ranges."""
         cells = self._cell_count_for_rows(max_record_count)
         if WORDS * cells > len(self._cells):
             self._cells = np.zeros(
@@ -135,15 +125,14 @@ class LatestRecordTable:
         self._set_cell_count_and_hash_range(cells, hash_range_count, range_number)
 
     def put_rows_until_full(self, rows: LatestRecordRows) -> RowCount:
-        """Add records in any order. Of several records with the same key, the one with the highest offset stays. Rows of other hash ranges
-        are skipped. Return ``len(rows)``, or the number of the first row for which there is no space; the rows before it are added.
+        """Add records in any order. Of several with the same key, the one with the highest offset stays. Rows of other hash ranges are
+        skipped. Return ``len(rows)``, or the number of the first row for which there is no space.
         """
         return int(_put_latest_record_rows(self._cells, self._state, rows))
 
     def halve_hash_range(self, hash_value_to_keep: int) -> None:
         """Halve the hash range that the table holds, and remove the keys outside it. Raises OutOfBudget if so many keys share one hash that
         no range is small enough.
-
         :param hash_value_to_keep: one of the 2^64 hash values; the half that contains it is kept.
         """
         ranges = 2 * self.hash_range_count
@@ -165,28 +154,21 @@ class LatestRecordTable:
         return out
 
     def add_fingerprint_sums_of_remaining_records(self, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment) -> None:
-        """Add the number and the sum of fingerprints of the table's records to the row of their segment in ``out_sums``. Left out are
-        tombstones that are due for removal.
-
+        """Add count and fingerprints of the table's records, without tombstones that are due for removal, to the row of their segment.
         :param segment_base_offsets: segment i has the offsets from ``segment_base_offsets[i]`` up to ``segment_base_offsets[i + 1]``
-            (exclusive).
+        (exclusive).
         """
         _add_fingerprint_sums_of_remaining_records(self._cells, int(self._state[TABLE_CAPACITY]), segment_base_offsets, out_sums)
 
     def add_expected_fingerprints_outside_dirty_range(
         self, rows: LatestRecordRows, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment
     ) -> None:
-        """Add the number and the sum of fingerprints of those given records that must remain to the row of their segment in ``out_sums``.
-        These are the records whose key is not in the table. Records of other hash ranges are skipped.
-
-        :param rows: records outside the dirty range.
-        :param segment_base_offsets: segment i has the offsets from ``segment_base_offsets[i]`` up to ``segment_base_offsets[i + 1]``
-            (exclusive).
+        """Add count and fingerprints of those records outside the dirty range whose key is not in the table, so that they must remain,
+        to the row of their segment. Rows of other hash ranges are skipped.
         """
         _add_expected_sums_outside_dirty_range(self._cells, self._state, rows, segment_base_offsets, out_sums)
 
     def _cell_count_for_rows(self, row_count: int) -> int:
-        """Return the number of cells for a table of ``row_count`` rows, or the most cells that the budget allows if that is less."""
         return max(8, min(self._most, int(row_count / _LOAD) + 64))
 
     def _set_cell_count_and_hash_range(self, cell_count: int, hash_range_count: int, range_number: int) -> None:
@@ -194,17 +176,15 @@ class LatestRecordTable:
 
 
 def pack_latest_record_rows(hashes: Hashes, offsets: Int64s, digests: RecordDigests) -> LatestRecordRows:
-    """Return rows of the key table, packed from key hashes (shape (n, 2)), offsets and digests of records. In ``digests`` the flag DUE
-    marks tombstones that are due for removal: their delete horizon has passed.
-    """
+    """Return rows of the key table. In ``digests`` the flag DUE marks tombstones whose delete horizon has passed."""
     rows = np.empty((len(offsets), WORDS), np.uint64)
     _pack_latest_record_rows(hashes, offsets, digests, rows)
     return rows
 
 
 def key_hashes_of_offsets(offsets: Int64s, k0: HashKeyHalf, k1: HashKeyHalf) -> Hashes:
-    """Return key hashes, shape (n, 2), for records that are to count as the only ones of their keys. No two offsets have the same hash, and
-    under the secret key ``k0``, ``k1`` none has the hash of a key but by chance.
+    """Return key hashes, shape (n, 2), for records that are to count as the only ones of their keys. No two offsets have the same hash,
+    and under the secret key none has the hash of a key but by chance.
     """
     words = offsets.astype(np.uint64)
     return np.column_stack((_mix_bijectively(words ^ k0), _mix_bijectively(words ^ k1)))
@@ -235,7 +215,7 @@ def record_fingerprint(offset: np.uint64, digest: np.uint64) -> np.uint64:
 
 @inline_kernel
 def find_segment_number(offset: np.uint64, segment_base_offsets: Int64s) -> int:
-    """Return the number of the segment that contains this offset: the last i with ``segment_base_offsets[i] <= offset``."""
+    """Return the last i with ``segment_base_offsets[i] <= offset``."""
     low, high = 0, len(segment_base_offsets) - 1
     while low + 1 < high:
         middle = (low + high) // 2
@@ -248,9 +228,7 @@ def find_segment_number(offset: np.uint64, segment_base_offsets: Int64s) -> int:
 
 @inline_kernel
 def _nonzero_cell_tag_of_key_hash(h0: KeyHashHalf) -> np.uint64:
-    """Return the half of a key hash that chooses the key's cell in the table, with 0 replaced by another value, because 0 marks an empty
-    cell.
-    """
+    """Return the half of a key hash that chooses the key's cell. 0 becomes 1, because 0 marks an empty cell."""
     return h0 if h0 != 0 else np.uint64(1)
 
 
@@ -264,12 +242,7 @@ def _key_hash_bits_stored_in_row(h1: KeyHashHalf) -> np.uint64:
 def _find_key_cell_or_empty_cell_complement(
     cells: LatestRecordCells, capacity: int, cell_tag: np.uint64, further_key_bits: np.uint64
 ) -> CellOrComplementOfEmptyCell:
-    """Return the cell of a key, or the bitwise complement of the empty cell where it would be stored.
-
-    :param capacity: number of cells of the table.
-    :param cell_tag: nonzero half of the key's hash, which determines where the search begins.
-    :param further_key_bits: 30 bits of the other half, as ``_key_hash_bits_stored_in_row`` returns them.
-    """
+    """Return the cell of a key, or the bitwise complement of the empty cell where it would be stored."""
     cell = np.int64(upper_64_bits_of_product(cell_tag, np.uint64(capacity)))
     while cells[WORDS * cell] != 0:
         if cells[WORDS * cell] == cell_tag and (cells[WORDS * cell + 2] & _KEY_BITS) == further_key_bits:
@@ -280,14 +253,13 @@ def _find_key_cell_or_empty_cell_complement(
 
 @inline_kernel
 def _is_hash_in_table_range(state: LatestRecordTableState, cell_tag: np.uint64) -> bool:
-    """Return whether a key belongs to the range that the table holds."""
     return state[RANGES] == 1 or hash_range_number_of_row_first_word(cell_tag, state[RANGES]) == state[RANGE]
 
 
 @inline_kernel
 def _prefetch_cell_of_row(cells: LatestRecordCells, capacity: int, rows: LatestRecordRows, row: int) -> None:
-    """Load the table cell of a row that will be processed soon into the processor cache. Rows of other hash ranges are not excluded,
-    because the branch would cost more than it saves.
+    """Prefetch the table cell of a row that is processed soon. Rows of other hash ranges are not excluded, because the branch costs more
+    than it saves.
     """
     if row + _AHEAD < len(rows):
         prefetch(
@@ -317,9 +289,8 @@ def _flag_hashes_in_table_range(state: LatestRecordTableState, hashes: Hashes, o
 
 @kernel
 def _remove_keys_outside_table_hash_range(cells: LatestRecordCells, state: LatestRecordTableState) -> None:
-    """Remove, in place, the keys whose hash lies outside the range that the table holds. Every key that stays moves to the first empty
-    cell at or after its home (the cell where a search for it begins), so that searches still find it. The loop starts after an empty
-    cell, because no search passes one.
+    """Remove the keys whose hash lies outside the table's range. Every key that stays moves to the first empty cell at or after its
+    home, so that searches find it. The loop starts after an empty cell, because no search passes one.
     """
     capacity, empty = state[TABLE_CAPACITY], 0
     while cells[WORDS * empty] != 0:
@@ -400,7 +371,7 @@ def _add_expected_sums_outside_dirty_range(
 
 
 def allocate_zero_fingerprint_sums(segment_count: int) -> FingerprintSumsBySegment:
-    """Return an array for the record counts and fingerprint sums of ``segment_count`` segments, all zero."""
+    """Return zeros for the record counts and fingerprint sums of ``segment_count`` segments."""
     return np.zeros((segment_count, 2), np.uint64)
 
 
@@ -427,7 +398,7 @@ ControlKindAndEpoch = tuple[int, int]
 
 
 class UnreadableBatchesError(Exception):
-    """Raised for bytes that are not valid batches or records. The message states the reason and the position."""
+    """Raised for bytes that are not valid batches or records."""
 
 
 class InflatedTooLargeError(Exception):
@@ -437,7 +408,6 @@ class InflatedTooLargeError(Exception):
 @dataclass(frozen=True, slots=True)
 class GateRecords:
     """Records as parsed by the gate, one row per record.
-
     first_row: first row of each batch; one more entry than there are batches.
     hashes: key hashes, shape (n, 2); zeros for a record without a key.
     digest: checksum of everything but the offset.
@@ -454,7 +424,7 @@ class GateRecords:
     buf: Bytes
 
     def key_of_row(self, row: int) -> bytes | None:
-        """Return the key of a record, or None for a record without a key."""
+        """Return the key of a record, or None."""
         start, length = int(self.key_start[row]), int(self.key_length[row])
         return None if length < 0 else self.buf[start : start + length].tobytes()
 
@@ -466,9 +436,8 @@ _BLOCK: Final = 1 << 15
 
 
 def iterate_batch_header_blocks(buf: Bytes) -> Iterator[HeaderFields]:
-    """Yield the batch headers of a segment in blocks of some thousands.
-
-    A block is valid until the next one is requested. Raises UnreadableBatchesError.
+    """Yield the batch headers of a segment in blocks of some thousands, each valid until the next one is requested. Raises
+    UnreadableBatchesError.
     """
     headers = np.empty((len(FIELDS), _BLOCK), np.int64)
     at = 0
@@ -487,13 +456,12 @@ def read_all_batch_headers(buf: Bytes) -> HeaderFields:
 
 
 def first_batch_with_crc_mismatch(buf: Bytes, headers: HeaderFields) -> BatchNumberOrMinusOne:
-    """Return the number of the first v2 batch whose CRC does not match its bytes, or -1 if all match."""
+    """Return the number of the first v2 batch whose CRC does not match its bytes, or -1."""
     return int(_find_batch_with_crc_mismatch(buf, np.ascontiguousarray(headers)))
 
 
 @inline_kernel
 def _read_big_endian(buf: Bytes, position: int, byte_count: int) -> int:
-    """Return a signed big-endian number of ``byte_count`` bytes."""
     value = np.int64(np.int8(buf[position]))
     for i in range(position + 1, position + byte_count):
         value = (value << 8) | np.int64(buf[i])
@@ -520,9 +488,8 @@ def parse_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
 
 @kernel
 def _parse_batch_headers_from_position(buf: Bytes, position: int, out_headers: HeaderFields) -> HeaderParseResult:
-    """Parse batch headers from byte ``position`` on into the columns of ``out_headers``. Stop when the columns are full, or at a batch that
-    is incomplete or has an invalid header. Return three values: number of batches parsed, position after the last one, and False if an
-    invalid header follows.
+    """Parse batch headers until the columns are full, or at a batch that is incomplete or has an invalid header. Return the number of
+    batches, the position after them, and False if an invalid header follows.
     """
     count = 0
     row = np.empty(len(out_headers), np.int64)
@@ -567,8 +534,8 @@ def _parse_batch_headers_from_position(buf: Bytes, position: int, out_headers: H
 
 @inline_kernel
 def _parse_control_kind_and_coordinator_epoch(buf: Bytes, header: Int64s) -> ControlKindAndEpoch:
-    """Parse the marker of a control batch. Return its kind and its coordinator epoch (-1 if it has none). The kind is ABORT, COMMIT or
-    OTHER, or a reason why it is not known: EMPTIED, PACKED (compressed) or MALFORMED.
+    """Return ABORT, COMMIT or OTHER, or a reason why the kind is not known (EMPTIED, PACKED, MALFORMED), and the coordinator epoch or
+    -1.
     """
     if header[ATTRIBUTES] & CODEC_MASK:
         return PACKED, -1
@@ -612,9 +579,8 @@ class GateRecordParser:
         self._columns = _allocate_record_columns(1 << 14)
 
     def parse_records_of_batches(self, buf: Bytes, headers: HeaderFields) -> GateRecords:
-        """Parse the records of these batches of one segment.
-
-        Raises UnreadableBatchesError, and InflatedTooLargeError if several batches together inflate to too many bytes.
+        """Parse the records of these batches of one segment. Raises UnreadableBatchesError, and InflatedTooLargeError if several batches
+        together inflate to too many bytes.
         """
         body = np.empty((2, headers.shape[1]), np.int64)
         if not np.any(headers[ATTRIBUTES] & CODEC_MASK):
@@ -630,9 +596,7 @@ class GateRecordParser:
         return records
 
     def parse_inflated_bodies(self, buf: Bytes, headers: HeaderFields, body_bounds: Int64s) -> GateRecords:
-        """Parse the records of batches whose inflated bodies lie at ``buf[body_bounds[0, i]:body_bounds[1, i]]``. Raises
-        UnreadableBatchesError.
-        """
+        """Parse batches whose inflated bodies lie at ``buf[body_bounds[0, i]:body_bounds[1, i]]``. Raises UnreadableBatchesError."""
         headers = np.ascontiguousarray(headers)
         counts = _count_records_by_batch(buf, headers, body_bounds)
         if np.any(counts * 7 > body_bounds[1] - body_bounds[0]):
@@ -653,9 +617,7 @@ class GateRecordParser:
         return records
 
     def _inflate_bodies(self, buf: Bytes, headers: HeaderFields, out_body_bounds: Int64s) -> None:
-        """Decompress the bodies of batches into the parser's buffer, and set ``out_body_bounds`` to the positions in it where each body
-        begins (first row) and ends (second row, exclusive).
-        """
+        """Set ``out_body_bounds`` to begin (first row) and end (second row, exclusive) of each body in the parser's buffer."""
         position, magic, codec = headers[POSITION], headers[MAGIC], (headers[ATTRIBUTES] & CODEC_MASK).astype(np.int16)
         # A wrapper has a header of its own, its null key and the length of its value before the value.
         start = position + np.where(magic == 2, 61, np.where(codec != 0, 26 + 8 * magic, 0))
@@ -686,7 +648,6 @@ def split_batch_numbers_into_chunks(headers: HeaderFields, selected_flags: npt.N
 
 
 def _allocate_record_columns(record_count: int) -> tuple[npt.NDArray[Any], ...]:
-    """Return uninitialized columns of a GateRecords object for ``record_count`` records."""
     return (
         np.empty(record_count, np.int64), np.empty(record_count, np.int64), np.empty((record_count, 2), np.uint64),
         np.empty(record_count, np.uint64), np.empty(record_count, np.uint8), np.empty(record_count, np.int64),
@@ -696,9 +657,7 @@ def _allocate_record_columns(record_count: int) -> tuple[npt.NDArray[Any], ...]:
 
 @kernel
 def _count_records_by_batch(buf: Bytes, headers: HeaderFields, body_bounds: Int64s) -> Int64s:
-    """Return the number of records of each batch. The messages in v0/v1 wrappers are counted, because a wrapper's header does not state
-    their number.
-    """
+    """Return the number of records of each batch; messages in v0/v1 wrappers are counted, because a wrapper's header does not state it."""
     counts = headers[COUNT].copy()
     for batch in range(counts.size):
         if headers[MAGIC, batch] < 2 and headers[ATTRIBUTES, batch] & CODEC_MASK:
@@ -715,7 +674,6 @@ def _count_records_by_batch(buf: Bytes, headers: HeaderFields, body_bounds: Int6
 
 @inline_kernel
 def _extend_digest_by_field(digest_state: np.uint64, buf: Bytes, start: int, length: int) -> np.uint64:
-    """Return the state of a record's digest after one more field was added: its length (-1 for null) and its bytes."""
     digest_state = extend_word(digest_state, np.uint64(length))
     return extend(digest_state, buf, start, start + length) if length > 0 else digest_state
 
@@ -726,7 +684,7 @@ def _parse_records_into_columns(
     timestamp: Int64s, hashes: npt.NDArray[np.uint64], digest: npt.NDArray[np.uint64], flags: npt.NDArray[np.uint8], key_start: Int64s,
     key_length: Int64s,
 ) -> BatchNumberOrMinusOne:  # fmt: skip
-    """Parse all records into the columns ``offset`` to ``key_length``. Return the first batch that cannot be parsed, or -1."""
+    """Fill the columns ``offset`` to ``key_length``. Return the first batch that cannot be parsed, or -1."""
     for batch in range(headers.shape[1]):
         at, limit = bounds[0, batch], bounds[1, batch]
         magic = headers[MAGIC, batch]
@@ -815,8 +773,8 @@ def _parse_records_into_columns(
 
 
 def _digest_with_reencoded_header_names(records: GateRecords, row: int) -> int:
-    """Return the digest that a record would have if Kafka's cleaner had rewritten it: Java replaces each invalid UTF-8 sequence in the
-    names of its headers.
+    """Return the digest that a record would have if Kafka's cleaner had rewritten it: Java replaces each invalid UTF-8 sequence in
+    header names.
     """
     buf = records.buf
     key_end = int(records.key_start[row]) + max(int(records.key_length[row]), 0)
@@ -842,14 +800,11 @@ def _digest_with_reencoded_header_names(records: GateRecords, row: int) -> int:
 
 
 def _length_and_bytes_of_field(key_or_value: bytes | None) -> tuple[bytes, bytes]:
-    """Return the bytes that a record's key or value adds to its digest: length and content."""
     return (-1 if key_or_value is None else len(key_or_value)).to_bytes(8, "little", signed=True), key_or_value or b""
 
 
 def sum_fingerprints_by_batch(records: GateRecords, counted_flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
-    """Return, for each batch, the number of its records flagged in ``counted_flags``, and the sum of their fingerprints; shape (batches,
-    2).
-    """
+    """Return for each batch the number of its flagged records, and the sum of their fingerprints; shape (batches, 2)."""
     sums = np.zeros((len(records.first_row) - 1, 2), np.uint64)
     _sum_fingerprints(records.first_row, records.offset, records.digest, counted_flags, sums)
     return sums
