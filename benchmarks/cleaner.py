@@ -131,7 +131,7 @@ def _moved(path: Path, target: BinaryIO, most: int) -> int:
     """Bytes written of one segment, whole chunks until there are ``most``."""
     source = open_source_segment(0, path, int(path.stem), None, 0, -1, 1 << 30)
     table, bodies, slots, done = source.table, GrowingByteBuffer(), GrowingByteBuffer(), 0
-    for first, last in source.split_batches_by_magic_and_compression():
+    for first, last in source.split_by_kind():
         some = slice(first, last)
         for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), 1 << 30, bodies):
             written = min(max(most - done, 0), int(table.size[some].sum()))

@@ -24,7 +24,7 @@ from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.features.imports.import_ import import_directory
 from compactor.model.ids import TopicPartition
-from compactor.records.batches import HEADER, memory_map_file, parse_batch_headers_of_segment, verify_crcs_of_batches
+from compactor.records.batches import HEADER, memory_map_file, parse_batch_headers, verify_crcs_of_batches
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, GrowingByteBuffer, decompress_body_into
 from compactor.records.encode import RecordToEncode as Row, encode_batch
 
@@ -96,7 +96,7 @@ def inflating(source: Path, target: Path) -> None:
     buffer = GrowingByteBuffer()
     for path in sorted(source.glob("*.log")):
         data = memory_map_file(path)
-        table = parse_batch_headers_of_segment(data, path.name)
+        table = parse_batch_headers(data, path.name)
         verify_crcs_of_batches(data, table, 0, len(table), path.name)
         view = data.data
         for codec, position, size in zip(table.codec_ids.tolist(), table.position.tolist(), table.size.tolist(), strict=True):

@@ -70,7 +70,7 @@ def measured(tier: Tier, dirty: int, trials: int) -> tuple[int, int]:
             continue
         for _ in range(trials):
             asked += 1
-            wrong += bool(found.filter.flag_possibly_contained_key_hashes(dice.integers(0, 2**64, (dirty, 2), np.uint64)).any())
+            wrong += bool(found.filter.flag_possible_keys(dice.integers(0, 2**64, (dirty, 2), np.uint64)).any())
     return asked, wrong
 
 

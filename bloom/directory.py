@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.sidecar import SidecarUnusable, SidecarUnusableReason, hash_key_fingerprint, mac_of_sidecar_or_directory_parts
+from bloom.sidecar import SidecarUnusable, SidecarUnusableReason, hash_key_fingerprint, sidecar_mac
 from compactor.kernels.common import Bytes, Flags, Hashes
 from compactor.kernels.jit import kernel
 
@@ -68,7 +68,7 @@ class KeyDirectory:
     def __len__(self) -> int:
         return len(self.headers)
 
-    def flag_batches_possibly_with_keys(self, wanted_prefixes: HashPrefixes) -> Flags:
+    def flag_matching_batches(self, wanted_prefixes: HashPrefixes) -> Flags:
         """Return a flag per batch: whether it may contain one of the wanted keys. Each pair of a wanted key and a key in a batch gives a
         false positive with probability 2^-32. There are no false negatives.
         :param wanted_prefixes: as ``distinct_key_hash_prefixes`` returns them.
@@ -76,9 +76,7 @@ class KeyDirectory:
         found = np.zeros(len(self), np.bool_)
         if len(wanted_prefixes) and len(self.pieces):
             bits = max(6, int(_SLOTS * len(wanted_prefixes) - 1).bit_length())
-            _flag_batches_with_wanted_hash_prefixes(
-                self.pieces, self.keys, wanted_prefixes, np.zeros(1 << (bits - 3), np.uint8), bits, found
-            )
+            _flag_batches(self.pieces, self.keys, wanted_prefixes, np.zeros(1 << (bits - 3), np.uint8), bits, found)
         return found
 
     def key_directory_of_batches(self, first_batch: int, end_batch: int) -> KeyDirectory:
@@ -120,7 +118,7 @@ def encode_key_directory(directory: KeyDirectory, hash_key: bytes) -> bytes:
     packed = zlib.compress(b"".join([_COUNT.pack(len(text)), text, *(column.tobytes() for column in columns)]), 1)
     body = b"".join([_COUNT.pack(len(packed)), packed, directory.pieces.tobytes()])  # hashes do not shrink
     fixed = _FIXED.pack(DIRECTORY_MAGIC, DIRECTORY_VERSION, hash_key_fingerprint(hash_key), len(body), bytes(16))[:_COVERED]
-    return b"".join([fixed, mac_of_sidecar_or_directory_parts(hash_key, _PURPOSE, fixed, body), body])
+    return b"".join([fixed, sidecar_mac(hash_key, _PURPOSE, fixed, body), body])
 
 
 def decode_key_directory(data: bytes, segment_id: str, hash_key: bytes) -> KeyDirectory:
@@ -137,7 +135,7 @@ def decode_key_directory(data: bytes, segment_id: str, hash_key: bytes) -> KeyDi
     body = memoryview(data)[_FIXED.size :]
     if len(body) != size:
         raise SidecarUnusable(SidecarUnusableReason.CUT_OFF, f"{len(data)} bytes")
-    if not hmac.compare_digest(found_mac, mac_of_sidecar_or_directory_parts(hash_key, _PURPOSE, data[:_COVERED], body)):
+    if not hmac.compare_digest(found_mac, sidecar_mac(hash_key, _PURPOSE, data[:_COVERED], body)):
         raise SidecarUnusable(SidecarUnusableReason.DAMAGED)
     directory = _parse_key_directory_body(body)
     if directory.segment_id != segment_id:
@@ -168,7 +166,7 @@ def _parse_key_directory_body(body: memoryview) -> KeyDirectory:
 
 
 @kernel
-def _flag_batches_with_wanted_hash_prefixes(
+def _flag_batches(
     batch_prefixes: HashPrefixes, prefix_counts: npt.NDArray[np.int32], wanted: HashPrefixes, bitmap: Bytes, bits: int, found: Flags
 ) -> None:
     """Set ``found``, one flag per batch, to True for each batch that has one of the ``wanted`` hash prefixes.

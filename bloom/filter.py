@@ -15,7 +15,7 @@ from pybloom_live import BloomFilter
 
 from compactor.kernels.common import Hashes
 from compactor.kernels.jit import inline_kernel, kernel
-from compactor.kernels.memory import load_u64, upper_64_bits_of_product
+from compactor.kernels.memory import high_product_word, load_u64
 
 # SipHash-2-4-128 (Aumasson and Bernstein, with the 128-bit output of their reference code) of record keys in a byte array.
 #
@@ -47,7 +47,7 @@ def _sip_round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> tu
 
 
 @inline_kernel
-def _last_key_bytes_as_word(buf: npt.NDArray[np.uint8], end: int, length: int) -> np.uint64:
+def _tail_word(buf: npt.NDArray[np.uint8], end: int, length: int) -> np.uint64:
     """Return the last ``length % 8`` bytes of a key that ends before ``end``, little-endian. Reads no byte outside the key."""
     rest = length & 7
     if rest == 0:
@@ -77,7 +77,7 @@ def siphash128(buf: npt.NDArray[np.uint8], start: int, length: int, k0: np.uint6
         v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
         v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
         v0 ^= word
-    word = _last_key_bytes_as_word(buf, end, length) | (np.uint64(length) << np.uint64(56))
+    word = _tail_word(buf, end, length) | (np.uint64(length) << np.uint64(56))
     v3 ^= word
     v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
     v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
@@ -93,7 +93,7 @@ def siphash128(buf: npt.NDArray[np.uint8], start: int, length: int, k0: np.uint6
 
 
 @inline_kernel
-def nonzero_32_bit_tag_of_key_hash(h0: np.uint64) -> np.uint32:
+def key_hash_tag(h0: np.uint64) -> np.uint32:
     """Return the lower 32 bits of the first half of a key hash. 0 becomes 1, because 0 marks empty cells of hash tables."""
     tag = np.uint32(h0 & np.uint64(0xFFFFFFFF))
     return tag if tag != 0 else np.uint32(1)
@@ -153,9 +153,9 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
 
     def _setup(self, error_rate: float, num_slices: int, bits_per_slice: int, capacity: int, count: int) -> None:
         super()._setup(error_rate, num_slices, bits_per_slice, capacity, count)
-        self.make_hashes = self._bit_positions_of_key_hash
+        self.make_hashes = self._bit_positions
 
-    def _bit_positions_of_key_hash(self, key: bytes) -> Iterator[int]:
+    def _bit_positions(self, key: bytes) -> Iterator[int]:
         if len(key) != 16:
             raise ValueError("a key hash has 16 bytes")
         h0, h1 = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")
@@ -171,10 +171,10 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         _add_hashes_to_filter(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, fresh)
         self.count += int(np.count_nonzero(fresh))
 
-    def flag_possibly_contained_key_hashes(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+    def flag_possible_keys(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """Return a flag per key hash of an array of shape (n, 2): whether the filter may contain the key. False is certain."""
         answer = np.zeros(len(hashes), dtype=np.bool_)
-        _flag_possibly_contained_hashes(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, np.arange(len(hashes)), answer)
+        _flag_possible_keys(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, np.arange(len(hashes)), answer)
         return answer
 
     def copy(self) -> KeyFilter:
@@ -186,7 +186,7 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.make_hashes = self._bit_positions_of_key_hash
+        self.make_hashes = self._bit_positions
 
     def _bit_array(self) -> BloomFilterBits:
         return np.frombuffer(self.bitarray, dtype=np.uint8)
@@ -197,11 +197,11 @@ def _bit_position_in_filter(h0: np.uint64, h1: np.uint64, slice_number: int, bit
     """Return a key's bit in a slice, counted from the first bit of the first slice. Unsigned, because indexes that may be negative cost
     an extra test in kernels.
     """
-    x = h1 + np.uint64(slice_number + 1) * (np.uint64(nonzero_32_bit_tag_of_key_hash(h0)) * np.uint64(GOLDEN) | np.uint64(1))
+    x = h1 + np.uint64(slice_number + 1) * (np.uint64(key_hash_tag(h0)) * np.uint64(GOLDEN) | np.uint64(1))
     x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX_1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(MIX_2)
     x ^= x >> np.uint64(31)
-    bit: np.uint64 = np.uint64(slice_number * bits_per_slice) + upper_64_bits_of_product(x, np.uint64(bits_per_slice))
+    bit: np.uint64 = np.uint64(slice_number * bits_per_slice) + high_product_word(x, np.uint64(bits_per_slice))
     return bit
 
 
@@ -220,7 +220,7 @@ def _add_hashes_to_filter(
 
 
 @kernel
-def _flag_possibly_contained_hashes(
+def _flag_possible_keys(
     bits: BloomFilterBits,
     slices: int,
     bits_per_slice: int,

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.filter import KeyFilter
-from bloom.sizing import FilterDesign, useless_read_probability_of_filter
+from bloom.sizing import FilterDesign, useless_probability
 from compactor.constants import NEVER_MS
 from compactor.kernels.common import Hashes
 from compactor.kernels.jit import kernel
@@ -38,12 +38,12 @@ LONGEST = 64 - PRECISION + 1
 HyperLogLogRegisters = npt.NDArray[np.uint8]
 
 
-def empty_hyperloglog_sketch() -> HyperLogLogRegisters:
+def empty_sketch() -> HyperLogLogRegisters:
     return np.zeros(REGISTERS, dtype=np.uint8)
 
 
 @kernel
-def add_hashes_to_hyperloglog_sketch(sketch: HyperLogLogRegisters, hashes: npt.NDArray[np.uint64]) -> None:
+def add_to_sketch(sketch: HyperLogLogRegisters, hashes: npt.NDArray[np.uint64]) -> None:
     """Add key hashes of shape (n, 2) to a HyperLogLog sketch, in place."""
     for row in range(len(hashes)):
         h1 = hashes[row, 1]
@@ -56,9 +56,9 @@ def add_hashes_to_hyperloglog_sketch(sketch: HyperLogLogRegisters, hashes: npt.N
         sketch[register] = max(sketch[register], np.uint8(run))
 
 
-def merge_hyperloglog_sketches(sketches: Iterable[HyperLogLogRegisters]) -> HyperLogLogRegisters:
+def merge_sketches(sketches: Iterable[HyperLogLogRegisters]) -> HyperLogLogRegisters:
     """Return the HyperLogLog sketch of all keys that are in any of the sketches."""
-    merged = empty_hyperloglog_sketch()
+    merged = empty_sketch()
     for sketch in sketches:
         np.maximum(merged, sketch, out=merged)
     return merged
@@ -69,14 +69,14 @@ def estimate_distinct_keys(sketch: HyperLogLogRegisters) -> int:
     counts = np.bincount(sketch, minlength=LONGEST + 1)
     if counts[0] == REGISTERS:
         return 0
-    z = REGISTERS * _hyperloglog_tau_correction(1 - counts[LONGEST] / REGISTERS)
+    z = REGISTERS * _ertl_tau(1 - counts[LONGEST] / REGISTERS)
     for run in range(LONGEST - 1, 0, -1):
         z = 0.5 * (z + counts[run])
-    z += REGISTERS * _hyperloglog_sigma_correction(counts[0] / REGISTERS)
+    z += REGISTERS * _ertl_sigma(counts[0] / REGISTERS)
     return round(REGISTERS**2 / (2 * math.log(2) * z))
 
 
-def _hyperloglog_sigma_correction(x: float) -> float:
+def _ertl_sigma(x: float) -> float:
     """Return Ertl's sigma(x). ``x``: share of the registers that are still empty, less than 1."""
     power, total = 1.0, x
     while True:
@@ -88,7 +88,7 @@ def _hyperloglog_sigma_correction(x: float) -> float:
             return total
 
 
-def _hyperloglog_tau_correction(x: float) -> float:
+def _ertl_tau(x: float) -> float:
     """Return Ertl's tau(x). ``x``: share of the registers that have not reached their maximum."""
     if x in (0.0, 1.0):
         return 0.0
@@ -178,7 +178,7 @@ class RemovableRecordCounts:
     earliest_tombstone_horizon_ms: int = NEVER_MS
     keyless_records: int = 0
 
-    def reason_to_read_despite_filter(self, now_ms: int, *, drops_keyless: bool = True) -> str:
+    def reason_to_read(self, now_ms: int, *, drops_keyless: bool = True) -> str:
         """Return why the segment must be read now although its filter contains no dirty key; empty if nothing requires it."""
         if self.tombstones_without_horizon:
             return f"{self.tombstones_without_horizon} tombstones have no delete horizon yet"
@@ -217,7 +217,7 @@ class Sidecar:
         """
         if self.distinct_keys == 0:
             return 0.0
-        return useless_read_probability_of_filter(self.made_for.rate, probed_keys) if self.made_for else 1.0
+        return useless_probability(self.made_for.rate, probed_keys) if self.made_for else 1.0
 
 
 class SidecarKeyHashCollector:
@@ -229,12 +229,12 @@ class SidecarKeyHashCollector:
         """
         self._made_for = filter_design
         self._filter = KeyFilter(filter_design.keys, filter_design.rate) if filter_design else None
-        self._sketch = empty_hyperloglog_sketch()
+        self._sketch = empty_sketch()
         self._rows = 0
 
     def add_record_key_hashes(self, hashes: Hashes) -> None:
         """Add key hashes, shape (n, 2). Raises IndexError if earlier calls added more distinct keys than the filter is designed for."""
-        add_hashes_to_hyperloglog_sketch(self._sketch, hashes)
+        add_to_sketch(self._sketch, hashes)
         self._rows += len(hashes)
         if self._filter is not None:
             self._filter.add_record_key_hashes(hashes)
@@ -260,7 +260,7 @@ class SidecarKeyHashCollector:
         return Sidecar(segment_id, record_count, keys, removable_counts, producer_runs, markers, self._sketch, self._made_for, self._filter)
 
 
-def estimate_distinct_keys_of_all(sidecars: Iterable[Sidecar]) -> int:
+def estimate_union_keys(sidecars: Iterable[Sidecar]) -> int:
     """Return the estimated number of distinct keys in several segments together, within about 2 %. Too high if a segment's keys were not
     hashed: each of its records with a key then counts as a distinct key.
     """
@@ -270,7 +270,7 @@ def estimate_distinct_keys_of_all(sidecars: Iterable[Sidecar]) -> int:
             sketched.append(sidecar.sketch)
         else:
             rest += sidecar.distinct_keys
-    return estimate_distinct_keys(merge_hyperloglog_sketches(sketched)) + rest
+    return estimate_distinct_keys(merge_sketches(sketched)) + rest
 
 
 def hash_key_fingerprint(hash_key: bytes) -> bytes:
@@ -278,7 +278,7 @@ def hash_key_fingerprint(hash_key: bytes) -> bytes:
     return hashlib.blake2b(key=hash_key, digest_size=8, person=b"tc-key-id").digest()
 
 
-def mac_of_sidecar_or_directory_parts(hash_key: bytes, purpose: bytes, *parts: bytes | memoryview) -> bytes:
+def sidecar_mac(hash_key: bytes, purpose: bytes, *parts: bytes | memoryview) -> bytes:
     """Return the MAC of the joined parts of a sidecar or key directory.
     :param purpose: at most 16 bytes, different for each kind of object, so that one object cannot pass as another kind.
     """
@@ -310,10 +310,8 @@ def encode_sidecar(sidecar: Sidecar, hash_key: bytes) -> bytes:
         :_COVERED
     ]
     # Each MAC covers the lengths and the fingerprint; the filter's covers the head's, so that halves of two sidecars do not make a third.
-    head_mac = mac_of_sidecar_or_directory_parts(hash_key, b"tc-side-head", fixed, head)
-    return b"".join(
-        [fixed, head_mac, mac_of_sidecar_or_directory_parts(hash_key, b"tc-side-filter", head_mac, filter_bytes), head, filter_bytes]
-    )
+    head_mac = sidecar_mac(hash_key, b"tc-side-head", fixed, head)
+    return b"".join([fixed, head_mac, sidecar_mac(hash_key, b"tc-side-filter", head_mac, filter_bytes), head, filter_bytes])
 
 
 def sidecar_head_size_bytes(data: bytes) -> int:
@@ -334,7 +332,7 @@ def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sideca
     if len(data) < _FIXED.size + head_size:
         raise SidecarUnusable(SidecarUnusableReason.CUT_OFF, f"{len(data)} bytes")
     head = memoryview(data)[_FIXED.size : _FIXED.size + head_size]
-    if not hmac.compare_digest(head_mac, mac_of_sidecar_or_directory_parts(hash_key, b"tc-side-head", data[:_COVERED], head)):
+    if not hmac.compare_digest(head_mac, sidecar_mac(hash_key, b"tc-side-head", data[:_COVERED], head)):
         raise SidecarUnusable(SidecarUnusableReason.DAMAGED)
     sidecar = _parse_sidecar_head(head)
     if sidecar.segment_id != segment_id:
@@ -349,7 +347,7 @@ def decode_sidecar(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
     filter_bytes = memoryview(data)[_FIXED.size + head_size :]
     if len(filter_bytes) < filter_size:
         raise SidecarUnusable(SidecarUnusableReason.CUT_OFF, f"{len(data)} bytes")
-    if not hmac.compare_digest(filter_mac, mac_of_sidecar_or_directory_parts(hash_key, b"tc-side-filter", head_mac, filter_bytes)):
+    if not hmac.compare_digest(filter_mac, sidecar_mac(hash_key, b"tc-side-filter", head_mac, filter_bytes)):
         raise SidecarUnusable(SidecarUnusableReason.DAMAGED)
     return replace(sidecar, filter=KeyFilter.fromfile(io.BytesIO(filter_bytes)) if filter_size else None)
 

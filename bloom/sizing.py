@@ -34,22 +34,22 @@ class FilterDesign:
     bytes: int
 
 
-def false_positive_rate_per_key(probed_keys: int, useless_read_probability: float = USELESS_RATE) -> float:
+def rate_per_key(probed_keys: int, useless_read_probability: float = USELESS_RATE) -> float:
     """Return the false positive rate per key at which looking up ``probed_keys`` absent keys gives at least one false positive with
     probability ``useless_read_probability``.
     """
     return -math.expm1(math.log1p(-useless_read_probability) / max(1, probed_keys))
 
 
-def useless_read_probability_of_filter(false_positive_rate_per_key: float, probed_keys: int) -> float:
+def useless_probability(rate_per_key: float, probed_keys: int) -> float:
     """Return the probability of at least one false positive when ``probed_keys`` absent keys are looked up."""
-    return -math.expm1(probed_keys * math.log1p(-false_positive_rate_per_key))
+    return -math.expm1(probed_keys * math.log1p(-rate_per_key))
 
 
-def filter_size_bytes(key_count: int, false_positive_rate_per_key: float) -> int:
+def filter_size_bytes(key_count: int, rate_per_key: float) -> int:
     """Return the size of a pybloom-live filter's bit array, by the library's own formula."""
-    slices = math.ceil(math.log2(1 / false_positive_rate_per_key))
-    return (slices * math.ceil(key_count * abs(math.log(false_positive_rate_per_key)) / (slices * math.log(2) ** 2)) + 7) // 8
+    slices = math.ceil(math.log2(1 / rate_per_key))
+    return (slices * math.ceil(key_count * abs(math.log(rate_per_key)) / (slices * math.log(2) ** 2)) + 7) // 8
 
 
 def is_filter_worthwhile(
@@ -61,10 +61,10 @@ def is_filter_worthwhile(
     :param false_positive_rate: per key.
     :param probed_keys: number of dirty keys that are looked up in a round.
     """
-    return segment_bytes * segment_skip_rate * (1 - useless_read_probability_of_filter(false_positive_rate, probed_keys)) > 2 * filter_bytes
+    return segment_bytes * segment_skip_rate * (1 - useless_probability(false_positive_rate, probed_keys)) > 2 * filter_bytes
 
 
-def design_filter_if_worthwhile(
+def design_filter(
     key_count: int,
     probed_keys: int,
     segment_bytes: int,
@@ -82,14 +82,14 @@ def design_filter_if_worthwhile(
     """
     if key_count <= 0:
         return None
-    rate = false_positive_rate_per_key(probed_keys, max_useless_read_rate)
+    rate = rate_per_key(probed_keys, max_useless_read_rate)
     size = filter_size_bytes(key_count, rate)
     fits = max_bytes is None or size <= max_bytes
     pays = is_filter_worthwhile(size, rate, probed_keys, segment_bytes, segment_skip_rate)
     return FilterDesign(key_count, max(1, probed_keys), rate, size) if fits and pays else None
 
 
-def should_partition_keep_using_filters(filters_tried: int, filter_bytes_read: int, segment_bytes_saved: int) -> bool:
+def are_filters_worthwhile(filters_tried: int, filter_bytes_read: int, segment_bytes_saved: int) -> bool:
     """Return whether a partition should use filters: True for its first TRIAL filters; afterwards only if they have saved more bytes of
     segments than were read of filters.
     """

@@ -29,7 +29,7 @@ from compactor.storage.settings import RetrySettings, TransferSettings
 from compactor.storage.wrappers import FirstAnswerTracker, ReadOnlyStore, RequestCounters, UnconfiguredStore
 from compactor.tier.contents import TopicIdLookup
 from compactor.tier.kinds import TierKind, control_url, read_only_tier_error, tier_kind
-from compactor.tier.ports import ControlLogPublisher, RefusingPublisherOfReadOnlyTier, SegmentPublisher
+from compactor.tier.ports import ControlLogPublisher, ReadOnlyPublisher, SegmentPublisher
 
 if TYPE_CHECKING:
     from compactor.adapters.brokers.chain import AgentClusterQueriesOverKafka, ClusterTopicIds
@@ -105,9 +105,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     )
     place = hashlib.sha256(control_at.encode()).hexdigest()[:16]
     # A cached log of another tier would be believed although its segments may have changed outside of the log.
-    local = (
-        LocalState(Path(settings.tier.state_dir) / "cache" / place) if local_state and kind.is_content_determined_by_control_logs else None
-    )
+    local = LocalState(Path(settings.tier.state_dir) / "cache" / place) if local_state and kind.is_compactor_managed else None
     return Tier(settings, ports, open_catalog(ports), counters, local, ownership=ownership, metadata=metadata)
 
 
@@ -124,11 +122,11 @@ def _create_metadata_source(settings: Settings, kind: TierKind, data: ObjectStor
 
 def _create_segment_publisher(settings: Settings, metadata: TierMetadataSource) -> SegmentPublisher:
     if not isinstance(metadata, BrokerManagedTierMetadataSource):
-        return RefusingPublisherOfReadOnlyTier() if metadata.exists_elsewhere else ControlLogPublisher()
+        return ReadOnlyPublisher() if metadata.exists_elsewhere else ControlLogPublisher()
     from compactor.adapters.brokers.view import LiveBrokerMetadata
 
     if not isinstance(metadata.brokers, LiveBrokerMetadata):
-        return RefusingPublisherOfReadOnlyTier()
+        return ReadOnlyPublisher()
     from compactor.adapters.brokers.admin import KafkaAdmin
     from compactor.adapters.brokers.cluster import ClusterSettingsCheckBeforePublication
     from compactor.adapters.brokers.publisher import MetadataTopicSegmentPublisher
@@ -148,7 +146,7 @@ def _create_segment_publisher(settings: Settings, metadata: TierMetadataSource) 
         require_allowed=check.require_publishing_allowed,
         require_suitable_cluster=check.require_suitable_cluster,
         clock_ms=_wall_clock_unix_ms,
-        max_late_metadata_delivery_ms=connection.producer_delivery_timeout_ms,
+        max_delivery_delay_ms=connection.producer_delivery_timeout_ms,
     )
 
 

@@ -75,7 +75,7 @@ class KeyAndValueDecoder:
         self._parsed = lru_cache(maxsize=1000)(_parse_avro_schema)
 
     @property
-    def is_schema_registry_configured(self) -> bool:
+    def has_registry(self) -> bool:
         return self._registry is not None
 
     def decode_key_or_value(
@@ -91,7 +91,7 @@ class KeyAndValueDecoder:
         if data is None:
             return DecodedKeyOrValue()
         if field_format == "avro":
-            return self._decode_by_schema_id(data, self._require_configured_schema_registry(), keeps_python_types=keeps_python_types)
+            return self._decode_by_schema_id(data, self._require_registry(), keeps_python_types=keeps_python_types)
         if field_format == "auto" and self._registry and data[:1] == b"\0":
             found = self._decode_by_schema_id(data, self._registry, keeps_python_types=keeps_python_types)
             if found.is_decoded or found.schema_id is not None:
@@ -110,7 +110,7 @@ class KeyAndValueDecoder:
         the topic can encode the value.
         :raises UsageError: if the text is not valid, the schema does not match it, or several encodings are possible.
         """
-        registry = self._require_configured_schema_registry()
+        registry = self._require_registry()
         named, _, written = key_text.removeprefix("avro").partition(":")
         try:
             value = json.loads(written)
@@ -119,11 +119,11 @@ class KeyAndValueDecoder:
                 f"{key_text} is not a key", hint='Write avro:JSON, such as avro:{"id": 5} or avro:"a", or avro@ID:JSON'
             ) from None
         subject = f"{topic}-key"
-        ids = [int(named[1:])] if named[1:].isdigit() else registry.fetch_schema_ids_of_subject(subject)
+        ids = [int(named[1:])] if named[1:].isdigit() else registry.fetch_subject_ids(subject)
         if not ids:
             raise UsageError(f"the schema registry has no subject {subject}", hint="Name the schema's id: avro@ID:JSON")
         schemas = [schema for each in ids if (schema := registry.schema(each)) is not None and schema.kind == "AVRO"]
-        found = {schema.schema_id: data for schema in schemas if (data := self._encode_avro_if_schema_matches(schema, value)) is not None}
+        found = {schema.schema_id: data for schema in schemas if (data := self._try_encode_avro(schema, value)) is not None}
         if not found:
             raise UsageError(f"{written} matches none of the Avro schemas {', '.join(map(str, ids))}")
         if len(found) > 1:
@@ -131,7 +131,7 @@ class KeyAndValueDecoder:
             raise UsageError(f"{subject} has {len(found)} schemas that encode this key, each to another key", hint=hint)
         return next(iter(found.values()))
 
-    def _require_configured_schema_registry(self) -> SchemaRegistry:
+    def _require_registry(self) -> SchemaRegistry:
         if self._registry is None:
             raise UsageError("Avro needs a schema registry", hint="Set url under [registry]")
         return self._registry
@@ -140,7 +140,7 @@ class KeyAndValueDecoder:
         """Return the Avro schema with this id. Raises KeyError if the registry has no such schema, ValueError if it is not valid,
         StoreError if the registry cannot be reached.
         """
-        schema = self._require_configured_schema_registry().schema(schema_id)
+        schema = self._require_registry().schema(schema_id)
         if schema is None:
             raise KeyError(schema_id)
         return self._parsed(schema)
@@ -180,7 +180,7 @@ class KeyAndValueDecoder:
             return DecodedKeyOrValue(schema_id=schema.schema_id, error=f"{rest} bytes follow the value of schema {schema.schema_id}")
         return DecodedKeyOrValue(shown, is_json=True, schema_id=schema.schema_id, is_avro=True)
 
-    def _encode_avro_if_schema_matches(self, schema: RegisteredSchema, value: AvroValue) -> bytes | None:
+    def _try_encode_avro(self, schema: RegisteredSchema, value: AvroValue) -> bytes | None:
         """Return a value in the wire format of a schema, or None if it does not match the schema."""
         from fastavro import schemaless_writer
 
@@ -193,7 +193,7 @@ class KeyAndValueDecoder:
         return stream.getvalue()
 
 
-def parse_text_or_base64_key(key_text: str) -> bytes:
+def parse_key_text(key_text: str) -> bytes:
     """Return the bytes of a key given as text or as ``base64:...``, as `segments dump` prints keys. Raises UsageError if it is not
     base64.
     """
@@ -205,14 +205,12 @@ def parse_text_or_base64_key(key_text: str) -> bytes:
         raise UsageError(f"{key_text} is not base64: {error}", hint="Write the key as text, or as base64:...") from error
 
 
-def parse_key_with_topic_schema(key_text: str, topic: str, decoder: KeyAndValueDecoder) -> bytes:
+def parse_topic_key(key_text: str, topic: str, decoder: KeyAndValueDecoder) -> bytes:
     """Return the bytes of a key given as text, as ``base64:...``, or in Avro as ``avro:JSON`` or ``avro@ID:JSON``. Without a schema
     registry, a text that begins with ``avro`` is the key itself. Raises UsageError if the text is not valid.
     """
-    is_avro = decoder.is_schema_registry_configured and (
-        key_text.startswith("avro:") or key_text.partition(":")[0].removeprefix("avro@").isdigit()
-    )
-    return decoder.encode_avro_key(topic, key_text) if is_avro else parse_text_or_base64_key(key_text)
+    is_avro = decoder.has_registry and (key_text.startswith("avro:") or key_text.partition(":")[0].removeprefix("avro@").isdigit())
+    return decoder.encode_avro_key(topic, key_text) if is_avro else parse_key_text(key_text)
 
 
 def to_json_text(value: object) -> str:
@@ -314,7 +312,7 @@ class SchemaRegistry:
         except NotFound:
             return None
 
-    def fetch_schema_ids_of_subject(self, subject: str) -> list[int]:
+    def fetch_subject_ids(self, subject: str) -> list[int]:
         """Return the ids of all versions of a subject, such as ``orders-key``; an empty list if there is no such subject."""
         place = f"/subjects/{quote(subject, safe='')}/versions"
         try:

@@ -279,7 +279,7 @@ class Tier:
 
     @property
     def change_notifier(self) -> ControlLogChangeNotifier:
-        return ControlLogChangeNotifier(self.ports, self.catalog, self.local, self.kind.is_content_determined_by_control_logs)
+        return ControlLogChangeNotifier(self.ports, self.catalog, self.local, self.kind.is_compactor_managed)
 
     @property
     def lease(self) -> LeaseDurations:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 from typing_extensions import override
 
-from bloom.filter import nonzero_32_bit_tag_of_key_hash
+from bloom.filter import key_hash_tag
 from compactor.cleaner.keys import (
     AHEAD,
     CAPACITY,
@@ -44,7 +44,7 @@ from compactor.cleaner.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.errors import CompactorError, OutOfBudget, StoreError
 from compactor.kernels.common import KEY_BYTES, FirstAndEndBatch, FirstRowByBatch, Flags, Hashes, RowCount
 from compactor.kernels.jit import inline_kernel, kernel
-from compactor.kernels.memory import prefetch, upper_64_bits_of_product
+from compactor.kernels.memory import high_product_word, prefetch
 from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records.batches import Int64s
 from compactor.records.rows import BatchChunk, RecordRows
@@ -108,7 +108,7 @@ class HashRangeSpan:
             raise ValueError(f"ranges {self.first} to {self.first + self.count} of {self.total}")
 
     @staticmethod
-    def hash_ranges_of_key_part(ranges_per_part: int, part_number: int, part_count: int) -> HashRangeSpan:
+    def of_key_part(ranges_per_part: int, part_number: int, part_count: int) -> HashRangeSpan:
         """Return the hash ranges of one of several equal parts of the keys."""
         return HashRangeSpan(ranges_per_part, part_number * ranges_per_part, part_count * ranges_per_part)
 
@@ -123,7 +123,7 @@ class _SortedRowBlock:
     begins: npt.NDArray[np.int64]
     crcs: tuple[int, ...]
 
-    def row_count_of_hash_range(self, range_number: int) -> int:
+    def range_row_count(self, range_number: int) -> int:
         return int(self.begins[range_number + 1] - self.begins[range_number])
 
 
@@ -174,24 +174,24 @@ class HashRangeRowFile:
                 self._buffer[self._fill : self._fill + size] = rows[row : row + size]
                 row, self._fill = row + size, self._fill + size
             else:
-                row, self._fill = _copy_rows_in_hash_ranges(rows, row, ranges.total, ranges.first, ranges.count, self._buffer, self._fill)
+                row, self._fill = _copy_rows(rows, row, ranges.total, ranges.first, ranges.count, self._buffer, self._fill)
             if self._fill == len(self._buffer):
                 self.write_buffered_rows()
 
-    def count_rows_of_section_and_hash_range(self, section_number: int, range_number: int) -> int:
+    def count_range_rows(self, section_number: int, range_number: int) -> int:
         """Return the number of rows of a section in one hash range, counted from 0, the first range of the file."""
         self.write_buffered_rows()
-        return sum(block.row_count_of_hash_range(range_number) for block in self._blocks.get(section_number, ()))
+        return sum(block.range_row_count(range_number) for block in self._blocks.get(section_number, ()))
 
-    def read_rows_of_section_and_hash_range(self, section_number: int, range_number: int) -> Iterator[SpoolRows]:
+    def read_range_rows(self, section_number: int, range_number: int) -> Iterator[SpoolRows]:
         """Yield the rows of a section in one hash range, in the order in which they were added. An array is valid until the next one is
         requested. Raises StoreError if a checksum does not match.
         """
         self.write_buffered_rows()
         self._sorted = None
         for block in self._blocks.get(section_number, ()):
-            if block.row_count_of_hash_range(range_number):
-                yield self._read_rows_of_hash_ranges_of_block(block, range_number, range_number + 1)
+            if block.range_row_count(range_number):
+                yield self._read_block_ranges(block, range_number, range_number + 1)
 
     def read_rows_of_section(self, section_number: int) -> Iterator[SpoolRows]:
         """Yield all rows of a section, block by block. An array is valid until the next one is requested. Raises StoreError if a
@@ -199,14 +199,14 @@ class HashRangeRowFile:
         """
         self.write_buffered_rows()
         for block in self._blocks.get(section_number, ()):
-            yield self._read_rows_of_hash_ranges_of_block(block, 0, self.ranges.count)
+            yield self._read_block_ranges(block, 0, self.ranges.count)
 
     def write_buffered_rows(self) -> None:
         """Sort the rows that are in memory, and write them to the file as a block."""
         if not self._fill:
             return
         out = self._sorted if self._sorted is not None else np.empty_like(self._buffer)
-        begins = sort_rows_by_hash_range(self._buffer, self._fill, self.ranges.total, self.ranges.first, self.ranges.count, out)
+        begins = sort_rows(self._buffer, self._fill, self.ranges.total, self.ranges.first, self.ranges.count, out)
         data, places = view_as_bytes(out[: self._fill]), (begins * self._row_bytes).tolist()
         crcs = tuple(crc32c(data[begin:end]) for begin, end in pairwise(places))
         self._blocks.setdefault(self._section, []).append(_SortedRowBlock(self.size, begins, crcs))
@@ -241,7 +241,7 @@ class HashRangeRowFile:
             raise OutOfBudget(f"no space is left for {self._content} in {self._path}", hint=hint) from error
         self.size += len(data)
 
-    def _read_rows_of_hash_ranges_of_block(self, block: _SortedRowBlock, first_range: int, end_range: int) -> SpoolRows:
+    def _read_block_ranges(self, block: _SortedRowBlock, first_range: int, end_range: int) -> SpoolRows:
         """Read the rows of ranges [first_range, end_range) into the buffer. Rows in the buffer that are not written yet would be lost."""
         begin, end = int(block.begins[first_range]), int(block.begins[end_range])
         rows = self._buffer[: end - begin]
@@ -268,11 +268,11 @@ def view_as_bytes(rows: SpoolRows) -> memoryview:
 
 
 @inline_kernel
-def hash_range_number_of_row_first_word(first_word: np.uint64, range_count: int) -> HashRangeNumber:
+def hash_range_of_word(first_word: np.uint64, range_count: int) -> HashRangeNumber:
     """Return the number of a row's hash range. It is computed from the lower half of the first word, because hash tables take their
     cells from the upper half.
     """
-    return np.int64(upper_64_bits_of_product((first_word << np.uint64(32)) | (first_word >> np.uint64(32)), np.uint64(range_count)))  # type: ignore[return-value]
+    return np.int64(high_product_word((first_word << np.uint64(32)) | (first_word >> np.uint64(32)), np.uint64(range_count)))  # type: ignore[return-value]
 
 
 @inline_kernel
@@ -287,7 +287,7 @@ def _copy_row(source_rows: SpoolRows, row: int, target_rows: SpoolRows, target_r
 
 
 @kernel
-def _copy_rows_in_hash_ranges(
+def _copy_rows(
     rows: SpoolRows, first_row: int, range_count: int, first_range: int, copied_range_count: int, out_rows: SpoolRows, out_row_count: int
 ) -> NextRowAndOutRowCount:
     """Append rows whose hash lies in the wanted ranges to ``out_rows``, from ``first_row`` on, until it is full. Return the number of the
@@ -296,7 +296,7 @@ def _copy_rows_in_hash_ranges(
     """
     row = first_row
     while row < len(rows) and out_row_count < len(out_rows):
-        if first_range <= hash_range_number_of_row_first_word(np.uint64(rows[row, 0]), range_count) < first_range + copied_range_count:
+        if first_range <= hash_range_of_word(np.uint64(rows[row, 0]), range_count) < first_range + copied_range_count:
             _copy_row(rows, row, out_rows, out_row_count)
             out_row_count += 1
         row += 1
@@ -304,7 +304,7 @@ def _copy_rows_in_hash_ranges(
 
 
 @kernel
-def sort_rows_by_hash_range(
+def sort_rows(
     rows: SpoolRows, row_count: int, range_count: int, first_range: int, sorted_range_count: int, out_rows: SpoolRows
 ) -> npt.NDArray[np.int64]:
     """Sort the first ``row_count`` rows by hash range into ``out_rows``, keeping their order within a range. Return the index of each
@@ -314,12 +314,12 @@ def sort_rows_by_hash_range(
     """
     begins = np.zeros(sorted_range_count + 1, dtype=np.int64)
     for row in range(row_count):
-        begins[hash_range_number_of_row_first_word(np.uint64(rows[row, 0]), range_count) - first_range + 1] += 1
+        begins[hash_range_of_word(np.uint64(rows[row, 0]), range_count) - first_range + 1] += 1
     for number in range(sorted_range_count):
         begins[number + 1] += begins[number]
     place = begins[:-1].copy()
     for row in range(row_count):
-        number = hash_range_number_of_row_first_word(np.uint64(rows[row, 0]), range_count) - first_range
+        number = hash_range_of_word(np.uint64(rows[row, 0]), range_count) - first_range
         _copy_row(rows, row, out_rows, place[number])
         place[number] += 1
     return begins
@@ -341,14 +341,14 @@ RowOrdinals = npt.NDArray[np.uint32]
 RowBitmap = npt.NDArray[np.uint8]
 
 
-def count_log_scans_to_fit_disk(row_count: int, available_disk_bytes: int) -> int:
+def count_log_scans(row_count: int, available_disk_bytes: int) -> int:
     """Return the number of scans of the log, each for an equal part of the keys, with which the rows fit the disk. A tenth stays free,
     because the parts are not exactly equal.
     """
     return max(1, -(-row_count * KEY_ROW_BYTES * 11 // (max(1, available_disk_bytes) * 10)))
 
 
-def stored_key_hashes_of_rows(rows: KeyRows) -> Hashes:
+def stored_hashes(rows: KeyRows) -> Hashes:
     """Return the key hashes of the rows, shape (n, 2). Bits that rows do not store are zero; key sets and Bloom filters do not use them."""
     words = rows.astype(np.uint64)
     return np.column_stack([words[:, 0], words[:, 1] | (words[:, 2] << np.uint64(32))])
@@ -380,7 +380,7 @@ class DiskOffsetMap:
         self._map_budget_bytes = map_budget_bytes
         expected_bytes = -(-expected_row_count // key_part_count) * KEY_BYTES
         count = min(MAX_DISK_RANGES, max(1, -(-expected_bytes // min(map_budget_bytes, CACHE_BYTES))))
-        self._ranges = HashRangeSpan.hash_ranges_of_key_part(count, key_part_number, key_part_count)
+        self._ranges = HashRangeSpan.of_key_part(count, key_part_number, key_part_count)
         self._spool = HashRangeRowFile(path, disk_reservation, self._ranges, 4, np.uint32, "the keys of the offset map")
         self._guess = 0
         self._most = -1
@@ -390,38 +390,38 @@ class DiskOffsetMap:
         """Memory in bytes of the largest key set that ``find_survivors`` needed."""
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
-    def add_keys_of_dirty_rows(self, hashes: Hashes, ordinals: RowOrdinals) -> None:
+    def add_dirty_rows(self, hashes: Hashes, ordinals: RowOrdinals) -> None:
         """Add rows of the dirty range, newest first over all calls. Raises OutOfBudget if the disk budget, or the disk, is used up.
         :param hashes: shape (n, 2).
         :param ordinals: the rows' numbers, less than 2^32 - 1, under which ``survivor_bitmap`` reports them.
         """
-        self._add_key_rows(DIRTY, hashes, self._require_ordinals_within_bitmap(ordinals))
+        self._add_key_rows(DIRTY, hashes, self._require_valid_ordinals(ordinals))
 
-    def add_keys_with_known_newest_record(self, hashes: Hashes) -> None:
+    def add_known_keys(self, hashes: Hashes) -> None:
         """Add keys whose newest records are known: rows that are added later with such a key do not survive. Must be called before
-        ``add_keys_of_dirty_rows``.
+        ``add_dirty_rows``.
         """
         self._add_key_rows(DIRTY, hashes, np.full(len(hashes), SEEN, dtype=np.uint32))
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
-    def add_keys_of_clean_rows(self, hashes: Hashes, ordinals: RowOrdinals) -> None:
+    def add_clean_rows(self, hashes: Hashes, ordinals: RowOrdinals) -> None:
         """Add rows of offsets below the dirty range, in any order. Such a row survives unless a row of the dirty range has its key."""
-        self._add_key_rows(CLEAN, hashes, self._require_ordinals_within_bitmap(ordinals))
+        self._add_key_rows(CLEAN, hashes, self._require_valid_ordinals(ordinals))
 
     @property
-    def bytes_written_to_map_file(self) -> int:
+    def written_bytes(self) -> int:
         return self._spool.size
 
-    def flag_keys_assigned_to_map(self, hashes: Hashes) -> Flags:
+    def flag_own_keys(self, hashes: Hashes) -> Flags:
         """Return a flag per row: whether its key belongs to the part of the keys that this map holds."""
         answer = np.empty(len(hashes), dtype=np.bool_)
-        _flag_keys_in_hash_ranges(hashes, self._ranges.total, self._ranges.first, self._ranges.count, answer)
+        _flag_keys_in_ranges(hashes, self._ranges.total, self._ranges.first, self._ranges.count, answer)
         return answer
 
     def iterate_dirty_key_hashes(self) -> Iterator[Hashes]:
         """Yield the key hashes of the dirty range, shape (n, 2). A hash may occur more than once."""
         for rows in self._spool.read_rows_of_section(DIRTY):
-            yield stored_key_hashes_of_rows(rows)
+            yield stored_hashes(rows)
 
     @measure_stage(SegmentWorkStage.MAP)
     def survivor_bitmap(self, row_count: int) -> RowBitmap:
@@ -432,7 +432,7 @@ class DiskOffsetMap:
             raise ValueError(f"ordinal {self._most} was added, the bitmap is for {row_count}")
         bitmap = np.zeros((row_count + 7) // 8, dtype=np.uint8)
         for bucket in range(self._ranges.count):
-            self._mark_survivors_in_hash_range(bucket, self._ranges.total, self._ranges.first + bucket, bitmap)
+            self._mark_range_survivors(bucket, self._ranges.total, self._ranges.first + bucket, bitmap)
         return bitmap
 
     def close(self) -> None:
@@ -445,7 +445,7 @@ class DiskOffsetMap:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _require_ordinals_within_bitmap(self, ordinals: RowOrdinals) -> RowOrdinals:
+    def _require_valid_ordinals(self, ordinals: RowOrdinals) -> RowOrdinals:
         """Check that ordinals lie within the bitmap, because compiled code does not check indexes."""
         most = int(np.max(ordinals)) if len(ordinals) else -1
         if most >= SEEN:
@@ -458,26 +458,26 @@ class DiskOffsetMap:
         _pack_key_rows(hashes, ordinals, rows)
         self._spool.add_rows_to_section(section_number, rows)
 
-    def _mark_survivors_in_hash_range(self, range_number: int, subrange_count: int, subrange_number: int, out_bitmap: RowBitmap) -> None:
+    def _mark_range_survivors(self, range_number: int, subrange_count: int, subrange_number: int, out_bitmap: RowBitmap) -> None:
         """Set the bits of the surviving rows of part ``subrange_number`` of ``subrange_count`` equal parts of one hash range."""
         if subrange_count > 2**32:
             raise OutOfBudget("more keys than the map budget holds share one tag: the key hashes are not uniform")
         keys = KeyHashSet(self._map_budget_bytes, expected_key_count=self._guess)
         done = 0
-        for rows in self._spool.read_rows_of_section_and_hash_range(DIRTY, range_number):
-            taken = mark_newest_row_of_each_key(keys.table, keys.state, rows, 0, subrange_count, subrange_number, out_bitmap)
-            while taken < len(rows) and keys.enlarge_key_set_if_budget_allows():
-                taken = mark_newest_row_of_each_key(keys.table, keys.state, rows, taken, subrange_count, subrange_number, out_bitmap)
+        for rows in self._spool.read_range_rows(DIRTY, range_number):
+            taken = mark_newest_rows(keys.table, keys.state, rows, 0, subrange_count, subrange_number, out_bitmap)
+            while taken < len(rows) and keys.enlarge():
+                taken = mark_newest_rows(keys.table, keys.state, rows, taken, subrange_count, subrange_number, out_bitmap)
             done += taken
             if taken < len(rows):
                 # The bits set so far are valid; the smaller ranges set them once more.
                 del keys
-                pieces = max(2, -(-self._spool.count_rows_of_section_and_hash_range(DIRTY, range_number) // max(1, done)))
+                pieces = max(2, -(-self._spool.count_range_rows(DIRTY, range_number) // max(1, done)))
                 for piece in range(pieces):
-                    self._mark_survivors_in_hash_range(range_number, subrange_count * pieces, subrange_number * pieces + piece, out_bitmap)
+                    self._mark_range_survivors(range_number, subrange_count * pieces, subrange_number * pieces + piece, out_bitmap)
                 return
-        for rows in self._spool.read_rows_of_section_and_hash_range(CLEAN, range_number):
-            mark_rows_with_absent_keys(keys.table, keys.state, rows, subrange_count, subrange_number, out_bitmap)
+        for rows in self._spool.read_range_rows(CLEAN, range_number):
+            mark_absent_rows(keys.table, keys.state, rows, subrange_count, subrange_number, out_bitmap)
         self.entries += keys.key_count
         self.peak_bytes = max(self.peak_bytes, keys.peak_bytes)
         self._guess = keys.key_count + keys.key_count // 20
@@ -487,31 +487,29 @@ class DiskOffsetMap:
 
 
 @inline_kernel
-def second_key_hash_half_of_row(rows: KeyRows, row: int) -> np.uint64:
+def second_hash_half(rows: KeyRows, row: int) -> np.uint64:
     return np.uint64(rows[row, 1]) | (np.uint64(rows[row, 2]) << np.uint64(32))
 
 
 @kernel
 def _pack_key_rows(hashes: Hashes, ordinals: RowOrdinals, out_rows: KeyRows) -> None:
     for row in range(len(hashes)):
-        out_rows[row, 0] = nonzero_32_bit_tag_of_key_hash(hashes[row, 0])
+        out_rows[row, 0] = key_hash_tag(hashes[row, 0])
         out_rows[row, 1] = np.uint32(hashes[row, 1] & np.uint64(0xFFFFFFFF))
         out_rows[row, 2] = np.uint32(hashes[row, 1] >> np.uint64(32))
         out_rows[row, 3] = ordinals[row]
 
 
 @kernel
-def _flag_keys_in_hash_ranges(hashes: Hashes, range_count: int, first_range: int, part_range_count: int, out_flags: Flags) -> None:
+def _flag_keys_in_ranges(hashes: Hashes, range_count: int, first_range: int, part_range_count: int, out_flags: Flags) -> None:
     for row in range(len(hashes)):
         out_flags[row] = (
-            first_range
-            <= hash_range_number_of_row_first_word(np.uint64(nonzero_32_bit_tag_of_key_hash(hashes[row, 0])), range_count)
-            < first_range + part_range_count
+            first_range <= hash_range_of_word(np.uint64(key_hash_tag(hashes[row, 0])), range_count) < first_range + part_range_count
         )
 
 
 @kernel
-def mark_newest_row_of_each_key(
+def mark_newest_rows(
     key_set_table: HashTable, state: KeySetState, rows: KeyRows, first_row: int, range_count: int, range_number: int, out_bitmap: RowBitmap
 ) -> RowCount:
     """Set the bit of the newest row of each key, which is its first one because rows come newest first, and add the keys to the key set.
@@ -521,9 +519,9 @@ def mark_newest_row_of_each_key(
     """
     for row in range(first_row, len(rows)):
         if row + AHEAD < len(rows):
-            prefetch(key_set_table, 3 * first_cell_to_probe(second_key_hash_half_of_row(rows, row + AHEAD), state[CAPACITY]))
-        if hash_range_number_of_row_first_word(np.uint64(rows[row, 0]), range_count) == range_number:
-            answer = put_key_if_absent(key_set_table, state, np.uint64(rows[row, 0]), second_key_hash_half_of_row(rows, row))
+            prefetch(key_set_table, 3 * first_cell_to_probe(second_hash_half(rows, row + AHEAD), state[CAPACITY]))
+        if hash_range_of_word(np.uint64(rows[row, 0]), range_count) == range_number:
+            answer = put_key_if_absent(key_set_table, state, np.uint64(rows[row, 0]), second_hash_half(rows, row))
             if answer < 0:
                 return row
             if answer == 1 and rows[row, 3] != SEEN:
@@ -532,15 +530,15 @@ def mark_newest_row_of_each_key(
 
 
 @kernel
-def mark_rows_with_absent_keys(
+def mark_absent_rows(
     key_set_table: HashTable, state: KeySetState, rows: KeyRows, range_count: int, range_number: int, out_bitmap: RowBitmap
 ) -> None:
     """Set the bits of the rows in hash range ``range_number`` of ``range_count`` whose key is not in the key set."""
     for row in range(len(rows)):
         if row + AHEAD < len(rows):
-            prefetch(key_set_table, 3 * first_cell_to_probe(second_key_hash_half_of_row(rows, row + AHEAD), state[CAPACITY]))
-        if hash_range_number_of_row_first_word(np.uint64(rows[row, 0]), range_count) == range_number and not is_key_in_table(
-            key_set_table, state, np.uint64(rows[row, 0]), second_key_hash_half_of_row(rows, row)
+            prefetch(key_set_table, 3 * first_cell_to_probe(second_hash_half(rows, row + AHEAD), state[CAPACITY]))
+        if hash_range_of_word(np.uint64(rows[row, 0]), range_count) == range_number and not is_key_in_table(
+            key_set_table, state, np.uint64(rows[row, 0]), second_hash_half(rows, row)
         ):
             out_bitmap[rows[row, 3] >> 3] |= np.uint8(128 >> (rows[row, 3] & 7))
 
@@ -560,7 +558,7 @@ FirstRowOrdinal = int
 class KeyScanSpillingToDisk(BackwardSurvivorScan):
     """Backward scan for surviving records whose keys move to disk when they do not fit in memory.
     For each part of the keys the caller scans the dirty segments in descending order (``scan_dirty_segment_keys``), then the clean segments
-    with rows to look up, in any order (``scan_clean_segment_keys``), and calls ``mark_survivors_and_end_key_part``. Between the two scans
+    with rows to look up, in any order (``scan_clean_segment_keys``), and calls ``end_key_part``. Between the two scans
     ``iterate_dirty_key_hashes`` yields the keys for Bloom filters. The survivors are known after the last part.
     :param key_set: None to keep all keys on disk. Several parts require None.
     :param open_disk_map: (number of the part, number of parts) -> offset map.
@@ -608,7 +606,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         return self._map is not None
 
     @property
-    def has_moved_keys_to_disk(self) -> bool:
+    def has_spilled(self) -> bool:
         """Return whether keys are or were on disk."""
         return self._map is not None or self._entries > 0
 
@@ -626,9 +624,9 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
             self._bits[source.ordinal] = before
 
     @override
-    def _flag_newest_row_of_each_key(self, hashed: HashedChunkKeys) -> FlagsAndWhetherTheyAreFinal:
+    def _flag_newest_rows(self, hashed: HashedChunkKeys) -> FlagsAndWhetherTheyAreFinal:
         rows = int(hashed.first_row[-1])
-        place = self._reserve_consecutive_row_ordinals(rows)
+        place = self._reserve_ordinals(rows)
         survives = np.zeros(rows, np.bool_)
         done = 0
         if self._map is None:
@@ -638,7 +636,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
             if done == len(hashed.hashes):
                 return survives, True
             self._move_keys_to_disk()
-        self._current_disk_map.add_keys_of_dirty_rows(hashed.hashes[done:], (place + hashed.picked[done:]).astype(np.uint32))
+        self._current_disk_map.add_dirty_rows(hashed.hashes[done:], (place + hashed.picked[done:]).astype(np.uint32))
         return survives, False
 
     def iterate_dirty_key_hashes(self) -> Iterator[Hashes]:
@@ -657,29 +655,29 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         begins = self._next
         added: list[npt.NDArray[np.uint8]] = []
 
-        def hash_keys_of_range_in_worker(buffers: ReusableJobBuffers, batch_range: FirstAndEndBatch) -> list[HashedChunkKeys]:
+        def hash_range(buffers: ReusableJobBuffers, batch_range: FirstAndEndBatch) -> list[HashedChunkKeys]:
             first, last = batch_range
-            return key_scan.hash_keys_of_batch_range(
+            return key_scan.hash_batch_range(
                 buffers, source, first, last, wanted_batch_flags[first:last], is_backwards=False, hashes_rows_below_dirty_range=True
             )
 
-        for pieces in workers.yield_job_results_in_order(
-            hash_keys_of_range_in_worker,
-            [(first, last) for first, last in source.split_batches_by_magic_and_compression() if wanted_batch_flags[first:last].any()],
+        for pieces in workers.run_jobs(
+            hash_range,
+            [(first, last) for first, last in source.split_by_kind() if wanted_batch_flags[first:last].any()],
         ):
             for piece in pieces:
                 rows = int(piece.first_row[-1])
-                place = self._reserve_consecutive_row_ordinals(rows)
-                self._current_disk_map.add_keys_of_clean_rows(piece.hashes, (place + piece.picked).astype(np.uint32))
+                place = self._reserve_ordinals(rows)
+                self._current_disk_map.add_clean_rows(piece.hashes, (place + piece.picked).astype(np.uint32))
                 bits.add_survivors_of_chunk(piece, np.ones(rows, np.bool_), key_scan.first_dirty, source, are_flags_final=False)
                 mine = np.zeros(rows, np.bool_)
-                mine[piece.picked[self._current_disk_map.flag_keys_assigned_to_map(piece.hashes)]] = True
+                mine[piece.picked[self._current_disk_map.flag_own_keys(piece.hashes)]] = True
                 added.append(np.packbits(mine))
-        bits.join_chunk_flags_to_segment_bitmap()
+        bits.join_chunks()
         self._clean.setdefault(source.ordinal, bits)
         self._clean_places[source.ordinal] = (begins, np.concatenate(added) if added else np.empty(0, np.uint8))
 
-    def mark_survivors_and_end_key_part(self) -> None:
+    def end_key_part(self) -> None:
         """Find which rows of the current part survive, and continue with the next part. Raises OutOfBudget, StoreError."""
         self._scan = replace(self._scan, second_reader=None)  # it has seen all keys
         if self._map is None:
@@ -706,7 +704,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
 
     def free_key_set(self) -> None:
         """Free the memory of the key set. Afterwards no key can be looked up.
-        - _current_disk_map _reserve_consecutive_row_ordinals _move_keys_to_disk
+        - _current_disk_map _reserve_ordinals _move_keys_to_disk
         """
         self._entries, self._peak = self.key_count, self.peak_bytes
         self._set = KeyHashSet(MIN_MAP_BYTES)
@@ -715,10 +713,10 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
     def _flag_superseded_clean_rows(
         self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch, row_numbers: Int64s
     ) -> Flags:
-        if not self.has_moved_keys_to_disk:
+        if not self.has_spilled:
             found = super()._flag_superseded_clean_rows(source, chunk, rows, first_row, row_numbers)
         elif source.ordinal in self._clean:
-            found = self._clean[source.ordinal].flag_superseded_rows_of_chunk(chunk, first_row)[row_numbers]
+            found = self._clean[source.ordinal].flag_chunk_superseded(chunk, first_row)[row_numbers]
         else:
             return np.zeros(len(row_numbers), np.bool_)  # nobody had a reason to look them up: its filter met no key
         if found.any():
@@ -732,7 +730,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
             raise CompactorError("the disk is asked before it was needed", hint="This is a bug; please report it")
         return self._map
 
-    def _reserve_consecutive_row_ordinals(self, row_count: int) -> FirstRowOrdinal:
+    def _reserve_ordinals(self, row_count: int) -> FirstRowOrdinal:
         """Reserve consecutive row numbers (ordinals) for the rows of a chunk, and return the first one."""
         place = 8 * self._next
         self._next += (row_count + 7) // 8
@@ -746,6 +744,6 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         """Open an offset map on disk, and move the keys of the full set to it."""
         self._map = self._open(0, 1)
         for keys in self._set.iterate_key_hashes():
-            self._map.add_keys_with_known_newest_record(keys)
+            self._map.add_known_keys(keys)
         self._peak = self._set.peak_bytes
         self._set = KeyHashSet(MIN_MAP_BYTES)

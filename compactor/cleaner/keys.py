@@ -1,7 +1,7 @@
 """Pass 1: which records have a later record of the same key in the mapped range?
 
 Two implementations of ``SurvivorLookup``. ``find_survivors_backwards``: the first record seen of a key survives, so a set of key hashes is
-enough, and the answer for the dirty range is a bitmap. ``find_survivors_with_bounded_map``: Kafka's own ascending map that stops when it
+enough, and the answer for the dirty range is a bitmap. ``find_bounded_survivors``: Kafka's own ascending map that stops when it
 holds N keys (kafka-rules 2.2).
 """
 
@@ -15,14 +15,14 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bloom.filter import nonzero_32_bit_tag_of_key_hash, siphash128, siphash_key_halves
+from bloom.filter import key_hash_tag, siphash128, siphash_key_halves
 from compactor.cleaner.retention import (
     BatchRetentionDecisions,
     CleanedChunkCache,
     RetentionRules,
     TransactionVerdicts,
     clean_batches_of_chunk,
-    decide_batch_retention_by_headers,
+    decide_by_headers,
 )
 from compactor.cleaner.source import KeyTableRowsAndBatchCount, SecondReader, SourceSegment
 from compactor.cleaner.worker_threads import ReusableJobBuffers, WorkerThreads
@@ -30,7 +30,7 @@ from compactor.config.units import format_size
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import CellOrComplementOfEmptyCell, FirstRowByBatch, Flags, Hashes, HashKeyHalf, KeyHashHalf, RowCount
 from compactor.kernels.jit import inline_kernel, kernel
-from compactor.kernels.memory import prefetch, upper_64_bits_of_product
+from compactor.kernels.memory import high_product_word, prefetch
 from compactor.model.plan import KeylessRecords
 from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
@@ -74,11 +74,11 @@ KeySetState = npt.NDArray[np.int64]
 @inline_kernel
 def first_cell_to_probe(h1: KeyHashHalf, capacity: int) -> int:
     """Return the cell where the search for a key begins: its hash scaled to the capacity."""
-    return np.int64(upper_64_bits_of_product(h1, np.uint64(capacity)))
+    return np.int64(high_product_word(h1, np.uint64(capacity)))
 
 
 @inline_kernel
-def find_key_cell_or_empty_cell_complement(table: HashTable, capacity: int, tag: np.uint32, h1: KeyHashHalf) -> CellOrComplementOfEmptyCell:
+def find_key_cell(table: HashTable, capacity: int, tag: np.uint32, h1: KeyHashHalf) -> CellOrComplementOfEmptyCell:
     """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored.
     :param capacity: number of cells in which a search can begin.
     :param tag: 32 bits of the first half of the key's hash, never 0.
@@ -98,8 +98,8 @@ def find_key_cell_or_empty_cell_complement(table: HashTable, capacity: int, tag:
 @inline_kernel
 def put_key_if_absent(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: KeyHashHalf) -> PutResult:
     """Return 1 if the key was added, 0 if the set has it already, -1 if there is no space for it."""
-    tag = nonzero_32_bit_tag_of_key_hash(h0)
-    cell = find_key_cell_or_empty_cell_complement(table, state[CAPACITY], tag, h1)
+    tag = key_hash_tag(h0)
+    cell = find_key_cell(table, state[CAPACITY], tag, h1)
     if cell >= 0:
         return 0
     cell = ~cell
@@ -114,7 +114,7 @@ def put_key_if_absent(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1:
 
 @inline_kernel
 def is_key_in_table(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: KeyHashHalf) -> bool:
-    return find_key_cell_or_empty_cell_complement(table, state[CAPACITY], nonzero_32_bit_tag_of_key_hash(h0), h1) >= 0
+    return find_key_cell(table, state[CAPACITY], key_hash_tag(h0), h1) >= 0
 
 
 @kernel
@@ -123,7 +123,7 @@ def put_keys_until_full(
 ) -> RowCount:
     """Add keys in order, from ``first_row`` on, and set ``out_first_seen[row]`` to whether the row's key was absent. Return
     ``len(hashes)``, or the number of the first row for which there is no space.
-    - flag_keys_in_table longest_run_of_filled_cells
+    - flag_keys_in_table longest_filled_run
     """
     rows = len(hashes)
     capacity = state[CAPACITY]
@@ -148,7 +148,7 @@ def flag_keys_in_table(table: HashTable, state: KeySetState, hashes: Hashes, out
 
 
 @kernel
-def longest_run_of_filled_cells(table: HashTable, cell_count: int) -> int:
+def longest_filled_run(table: HashTable, cell_count: int) -> int:
     """Return the number of cells in the longest run of filled cells."""
     longest = 0
     size = 0
@@ -217,7 +217,7 @@ class KeyHashSet:
         """
         while True:
             first_row = put_keys_until_full(self.table, self.state, hashes, first_row, out_first_seen)
-            if first_row == len(hashes) or not self.enlarge_key_set_if_budget_allows():
+            if first_row == len(hashes) or not self.enlarge():
                 return first_row
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
@@ -225,13 +225,13 @@ class KeyHashSet:
         """Set ``out_flags[row]`` to whether the row's key is in the set."""
         flag_keys_in_table(self.table, self.state, hashes, out_flags)
 
-    def enlarge_key_set_if_budget_allows(self) -> bool:
+    def enlarge(self) -> bool:
         """Enlarge the set. Return False if the budget is used up. ``table`` stays the same array."""
         capacity = min(int(self.state[CAPACITY] * GROWTH), self._most_homes)
         if capacity <= self.state[CAPACITY]:
             return False
         cells = int(self.state[CELLS])
-        enlarge_table_in_place(self.table, cells, capacity, np.empty(3 * longest_run_of_filled_cells(self.table, cells), dtype=np.uint32))
+        enlarge_table_in_place(self.table, cells, capacity, np.empty(3 * longest_filled_run(self.table, cells), dtype=np.uint32))
         self._grow_table_to_capacity(capacity)
         return True
 
@@ -256,7 +256,7 @@ ABSENT = -1
 
 
 @inline_kernel
-def find_key_cell_in_bounded_map(table: Hashes, cell_count: int, h0: KeyHashHalf, h1: KeyHashHalf) -> CellOrComplementOfEmptyCell:
+def find_bounded_cell(table: Hashes, cell_count: int, h0: KeyHashHalf, h1: KeyHashHalf) -> CellOrComplementOfEmptyCell:
     """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored. ``h0`` is not 0."""
     cell = first_cell_to_probe(h1, cell_count)
     while True:
@@ -285,7 +285,7 @@ def put_rows_until_full(table: Hashes, state: KeySetState, hashes: Hashes, offse
         if state[ENTRIES] >= state[LIMIT]:
             return row
         h0 = nonzero_hash_half(hashes[row, 0])
-        cell = find_key_cell_in_bounded_map(table, cells, h0, hashes[row, 1])
+        cell = find_bounded_cell(table, cells, h0, hashes[row, 1])
         if cell < 0:
             cell = ~cell
             table[3 * cell] = h0
@@ -296,14 +296,14 @@ def put_rows_until_full(table: Hashes, state: KeySetState, hashes: Hashes, offse
 
 
 @kernel
-def find_latest_offset_of_each_key(table: Hashes, state: KeySetState, hashes: Hashes, out_offsets: npt.NDArray[np.int64]) -> None:
+def find_latest_offsets(table: Hashes, state: KeySetState, hashes: Hashes, out_offsets: npt.NDArray[np.int64]) -> None:
     """Set ``out_offsets[row]`` to the last offset that was put for the row's key, or to ABSENT."""
     cells = state[CELLS]
     rows = len(hashes)
     for row in range(rows):
         if row + AHEAD < rows:
             prefetch(table, 3 * first_cell_to_probe(hashes[row + AHEAD, 1], cells))
-        cell = find_key_cell_in_bounded_map(table, cells, nonzero_hash_half(hashes[row, 0]), hashes[row, 1])
+        cell = find_bounded_cell(table, cells, nonzero_hash_half(hashes[row, 0]), hashes[row, 1])
         out_offsets[row] = np.int64(table[3 * cell + 2]) if cell >= 0 else ABSENT
 
 
@@ -343,9 +343,9 @@ class BoundedOffsetMap:
         return put_rows_until_full(self.table, self.state, hashes, offsets)
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
-    def find_latest_offset_of_each_key(self, hashes: Hashes, out_offsets: npt.NDArray[np.int64]) -> None:
+    def find_latest_offsets(self, hashes: Hashes, out_offsets: npt.NDArray[np.int64]) -> None:
         """Set ``out_offsets[row]`` to the last offset that was put for the row's key, or to ABSENT."""
-        find_latest_offset_of_each_key(self.table, self.state, hashes, out_offsets)
+        find_latest_offsets(self.table, self.state, hashes, out_offsets)
 
 
 _END = 2**63 - 1
@@ -372,7 +372,7 @@ class SurvivorLookup(Protocol):
     """Result of pass 1 for pass 2: which records have a later record of the same key."""
 
     @property
-    def last_offset_covered_by_map(self) -> int:
+    def last_mapped_offset(self) -> int:
         """Return the last offset that the offset map covers. Records after it stay."""
 
     @property
@@ -408,22 +408,22 @@ class KeyScanParameters:
     rules: RetentionRules | None = None
     second_reader: SecondReader | None = None
 
-    def dirty_segments_and_wanted_batch_flags(self) -> list[tuple[SourceSegment, Flags]]:
+    def dirty_segments(self) -> list[tuple[SourceSegment, Flags]]:
         """Return the segments that pass 1 reads, each with a flag per batch: whether its records may enter the map."""
         dirty = [source for source in self.sources if source.end > self.first_dirty and source.base < self.end]
-        return [(source, self.flag_batches_for_offset_map(source)) for source in dirty]
+        return [(source, self.flag_dirty_batches(source)) for source in dirty]
 
-    def flag_batches_for_offset_map(self, source: SourceSegment) -> Flags:
+    def flag_dirty_batches(self, source: SourceSegment) -> Flags:
         """Return a flag per batch: whether it may have records that enter the offset map."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.last_offset >= self.first_dirty)
 
-    def flag_batches_below_dirty_range(self, source: SourceSegment) -> Flags:
+    def flag_clean_batches(self, source: SourceSegment) -> Flags:
         """Return a flag per batch: whether it may have records below the dirty range, which are looked up in the map."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.base_offset < self.first_dirty)
 
-    def hash_keys_of_batch_range(
+    def hash_batch_range(
         self,
         buffers: ReusableJobBuffers,
         source: SourceSegment,
@@ -447,9 +447,7 @@ class KeyScanParameters:
             hashes, picked = _hash_keys_of_chunk(buffers, chunk, rows, low, high, self.hash_key, is_backwards)
             shown = self.second_reader is not None and is_backwards and not hashes_rows_below_dirty_range
             second_reader_rows = (
-                self.second_reader.extract_key_table_rows_of_chunk(buffers, source, chunk)
-                if self.second_reader is not None and shown
-                else None
+                self.second_reader.extract_key_rows(buffers, source, chunk) if self.second_reader is not None and shown else None
             )
             piece = HashedChunkKeys(
                 chunk, first_row, hashes, picked, rows.offset, rows.key_length, rows.value_length, rows, second_reader_rows
@@ -536,19 +534,19 @@ class SegmentSurvivorBitmap:
             self.keyless[some],
         )
         self.keyless_records = self.keyless_records.plus(
-            count_keyless_records_of_rows(hashed.offset, hashed.key_length, first_dirty_offset, int(self.keyless[some].sum()))
+            count_keyless_rows(hashed.offset, hashed.key_length, first_dirty_offset, int(self.keyless[some].sum()))
         )
         self._parts.append(np.packbits(survives_flags))
         self._size += len(self._parts[-1])
 
-    def join_chunk_flags_to_segment_bitmap(self) -> None:
+    def join_chunks(self) -> None:
         """Join the flags of all chunks, after the last one was added."""
         if self._parts:
             self.packed = np.concatenate(self._parts)
         self._parts = []
 
     @measure_stage(SegmentWorkStage.DECIDE)
-    def flag_superseded_rows_of_chunk(self, chunk: BatchChunk, first_row: FirstRowByBatch) -> Flags:
+    def flag_chunk_superseded(self, chunk: BatchChunk, first_row: FirstRowByBatch) -> Flags:
         """Return a flag per row: whether a later record has its key."""
         out = np.zeros(int(first_row[-1]), np.bool_)
         _unpack_superseded_flags(self.packed, self.begin[chunk.first : chunk.last], first_row, out)
@@ -587,7 +585,7 @@ class BackwardSurvivorScan:
         self._bits: dict[int, SegmentSurvivorBitmap] = {}
 
     @property
-    def last_offset_covered_by_map(self) -> int:
+    def last_mapped_offset(self) -> int:
         return self._scan.end - 1
 
     @property
@@ -606,9 +604,9 @@ class BackwardSurvivorScan:
         :param cleans_chunks_while_reading: whether compressed chunks may be cleaned at once, as the outcomes of their transactions are
         known.
         """
-        self.scan_keys_of_dirty_segments([(source, wanted_batch_flags)], workers, cleans_chunks_while_reading=cleans_chunks_while_reading)
+        self.scan_dirty_segments([(source, wanted_batch_flags)], workers, cleans_chunks_while_reading=cleans_chunks_while_reading)
 
-    def scan_keys_of_dirty_segments(
+    def scan_dirty_segments(
         self,
         segments_and_wanted_batches: Iterable[tuple[SourceSegment, Flags]],
         workers: WorkerThreads,
@@ -624,14 +622,12 @@ class BackwardSurvivorScan:
         def batch_ranges_to_hash() -> Iterator[_BatchRangeToHash]:
             for source, wanted in segments_and_wanted_batches:
                 begun.append(self._prepare_segment_scan(source, cleans_chunks_while_reading))
-                for first, last in reversed(source.split_batches_by_magic_and_compression()):
+                for first, last in reversed(source.split_by_kind()):
                     if wanted[first:last].any():
                         yield _BatchRangeToHash(begun[-1], first, last, wanted[first:last])
 
-        def hash_keys_of_range_in_worker(
-            buffers: ReusableJobBuffers, range_to_hash: _BatchRangeToHash
-        ) -> tuple[_SegmentScanState, list[HashedChunkKeys]]:
-            return range_to_hash.scanned, key_scan.hash_keys_of_batch_range(
+        def hash_range(buffers: ReusableJobBuffers, range_to_hash: _BatchRangeToHash) -> tuple[_SegmentScanState, list[HashedChunkKeys]]:
+            return range_to_hash.scanned, key_scan.hash_batch_range(
                 buffers, range_to_hash.scanned.source, range_to_hash.first, range_to_hash.last, range_to_hash.wanted, is_backwards=True
             )
 
@@ -639,10 +635,10 @@ class BackwardSurvivorScan:
             scan_state_and_hashed_chunks: tuple[_SegmentScanState, list[HashedChunkKeys]],
         ) -> ChunkWithKnownSurvivors | None:
             scanned, pieces = scan_state_and_hashed_chunks
-            marked = [(piece, *self._flag_newest_row_of_each_key(piece)) for piece in pieces]
+            marked = [(piece, *self._flag_newest_rows(piece)) for piece in pieces]
             for piece in pieces:
                 if key_scan.second_reader is not None and piece.second_reader_rows is not None:
-                    key_scan.second_reader.add_rows_to_key_table(scanned.source, piece.second_reader_rows)
+                    key_scan.second_reader.add_key_rows(scanned.source, piece.second_reader_rows)
             for piece, survives, final in marked:
                 scanned.bits.add_survivors_of_chunk(
                     piece,
@@ -654,26 +650,24 @@ class BackwardSurvivorScan:
                 )
             return (scanned, *marked[0][:2]) if len(marked) == 1 and marked[0][2] else None
 
-        for _ in workers.run_jobs_with_ordered_middle_step(
-            hash_keys_of_range_in_worker, mark_survivors_of_range, self._clean_chunk_with_known_survivors, batch_ranges_to_hash()
-        ):
+        for _ in workers.run_ordered_jobs(hash_range, mark_survivors_of_range, self._clean_known_chunk, batch_ranges_to_hash()):
             pass
         for scanned in begun:
-            scanned.bits.join_chunk_flags_to_segment_bitmap()
+            scanned.bits.join_chunks()
 
     def _prepare_segment_scan(self, source: SourceSegment, cleans_chunks_while_reading: bool) -> _SegmentScanState:
         key_scan = self._scan
         if key_scan.second_reader is not None:
-            key_scan.second_reader.begin_checks_of_segment_chunks(source)
+            key_scan.second_reader.begin_segment(source)
         bits = self._bits.setdefault(source.ordinal, SegmentSurvivorBitmap(len(source.table)))
         decisions = (
-            decide_batch_retention_by_headers(source.table, key_scan.verdicts[source.ordinal], key_scan.rules, source.name)
+            decide_by_headers(source.table, key_scan.verdicts[source.ordinal], key_scan.rules, source.name)
             if key_scan.rules and cleans_chunks_while_reading
             else None
         )
         return _SegmentScanState(source, bits, decisions)
 
-    def _clean_chunk_with_known_survivors(self, buffers: ReusableJobBuffers, decided: ChunkWithKnownSurvivors | None) -> None:
+    def _clean_known_chunk(self, buffers: ReusableJobBuffers, decided: ChunkWithKnownSurvivors | None) -> None:
         """Clean a compressed chunk while its records are decompressed, and store the result for pass 2. Do nothing if its survivors are
         not known yet.
         """
@@ -694,7 +688,7 @@ class BackwardSurvivorScan:
         )
         key_scan.finished.store_chunk_within_budget(source, chunk, clean)
 
-    def _flag_newest_row_of_each_key(self, hashed: HashedChunkKeys) -> FlagsAndWhetherTheyAreFinal:
+    def _flag_newest_rows(self, hashed: HashedChunkKeys) -> FlagsAndWhetherTheyAreFinal:
         """Return a flag per row, set if it is the first one with its key, and whether the flags are final."""
         seen = np.empty(len(hashed.hashes), np.bool_)
         if self._set.insert_keys_until_full(hashed.hashes, seen) < len(seen):
@@ -716,9 +710,9 @@ class BackwardSurvivorScan:
 
     def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> Flags:
         bits = self._bits.get(source.ordinal)
-        superseded = bits.flag_superseded_rows_of_chunk(chunk, first_row) if bits is not None else np.zeros(len(rows), np.bool_)
+        superseded = bits.flag_chunk_superseded(chunk, first_row) if bits is not None else np.zeros(len(rows), np.bool_)
         if source.base < self._scan.first_dirty:
-            below = _row_numbers_with_key_below_offset(rows.offset, rows.key_length, self._scan.first_dirty)
+            below = _keyed_rows_below(rows.offset, rows.key_length, self._scan.first_dirty)
             if len(below):
                 superseded[below] = self._flag_superseded_clean_rows(source, chunk, rows, first_row, below)
         return superseded
@@ -732,9 +726,7 @@ class BackwardSurvivorScan:
         return found
 
 
-def count_keyless_records_of_rows(
-    offset: Int64s, key_length: Int32s, first_offset: int, keyless_count: int | None = None
-) -> KeylessRecords:
+def count_keyless_rows(offset: Int64s, key_length: Int32s, first_offset: int, keyless_count: int | None = None) -> KeylessRecords:
     """Return how many of the rows from ``first_offset`` on have no key. Offsets ascend.
     :param keyless_count: the number of those without a key, if it is known.
     """
@@ -749,7 +741,7 @@ def count_keyless_records_of_rows(
 def find_survivors_backwards(key_scan: KeyScanParameters, key_set: KeyHashSet, workers: WorkerThreads) -> BackwardSurvivorScan:
     """Read the dirty range backwards, and return the survivors. Raises BadData; OutOfBudget if the key set is full."""
     found = BackwardSurvivorScan(key_scan, key_set)
-    found.scan_keys_of_dirty_segments(reversed(key_scan.dirty_segments_and_wanted_batch_flags()), workers)
+    found.scan_dirty_segments(reversed(key_scan.dirty_segments()), workers)
     return found
 
 
@@ -759,7 +751,7 @@ class BoundedMapSurvivors:
     def __init__(self, key_scan: KeyScanParameters, bounded_map: BoundedOffsetMap) -> None:
         self._scan = key_scan
         self._table = bounded_map
-        self.last_offset_covered_by_map = -1
+        self.last_mapped_offset = -1
 
     @property
     def key_count(self) -> int:
@@ -773,56 +765,52 @@ class BoundedMapSurvivors:
         return None
 
     def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> Flags:
-        keyed = np.flatnonzero((rows.key_length >= 0) & (rows.offset <= self.last_offset_covered_by_map))
+        keyed = np.flatnonzero((rows.key_length >= 0) & (rows.offset <= self.last_mapped_offset))
         latest = np.empty(len(keyed), np.int64)
-        self._table.find_latest_offset_of_each_key(_hash_keys_of_rows(chunk, rows, keyed, self._scan.hash_key), latest)
+        self._table.find_latest_offsets(_hash_keys_of_rows(chunk, rows, keyed, self._scan.hash_key), latest)
         superseded = np.zeros(len(rows), np.bool_)
         superseded[keyed] = rows.offset[keyed] < latest
         return superseded
 
-    def try_to_add_all_keys_of_chunk(self, source: SourceSegment, hashed: HashedChunkKeys) -> bool:
+    def try_add_chunk(self, source: SourceSegment, hashed: HashedChunkKeys) -> bool:
         """Add the rows of a chunk, and return whether all were added. If not, the map is full, and the scan must end."""
         offsets = hashed.offset[hashed.picked]
         taken = self._table.put_rows_until_full(hashed.hashes, offsets)
         chunk = hashed.chunk
         if taken == len(offsets):
-            self._set_last_offset_covered_by_map(int(source.table.last_offset[chunk.last - 1]))
+            self._set_last_mapped_offset(int(source.table.last_offset[chunk.last - 1]))
             return True
         # Batches before the one that holds the first row without room were read completely.
         batch = int(np.searchsorted(hashed.first_row, hashed.picked[taken], side="right")) - 1
         if chunk.first + batch:
-            self._set_last_offset_covered_by_map(int(source.table.last_offset[chunk.first + batch - 1]))
+            self._set_last_mapped_offset(int(source.table.last_offset[chunk.first + batch - 1]))
         if taken and hashed.picked[taken - 1] >= hashed.first_row[batch]:
-            self.last_offset_covered_by_map = int(offsets[taken - 1])
+            self.last_mapped_offset = int(offsets[taken - 1])
         return False
 
-    def _set_last_offset_covered_by_map(self, last_offset: int) -> None:
+    def _set_last_mapped_offset(self, last_offset: int) -> None:
         """Set it unless it is below the dirty range. As in Kafka it can decrease, because an old v0/v1 wrapper can state an end offset
         below those of its records.
         """
         if last_offset >= self._scan.first_dirty:
-            self.last_offset_covered_by_map = last_offset
+            self.last_mapped_offset = last_offset
 
-    def extend_mapped_range_to_end_of_segment(self, source: SourceSegment) -> None:
+    def extend_to_segment_end(self, source: SourceSegment) -> None:
         """Extend the covered range to the end of this segment, so that a gap before the next segment counts as covered (KAFKA-8764)."""
-        self._set_last_offset_covered_by_map(min(source.end, self._scan.end) - 1)
+        self._set_last_mapped_offset(min(source.end, self._scan.end) - 1)
 
 
-def find_survivors_with_bounded_map(
-    key_scan: KeyScanParameters, bounded_map: BoundedOffsetMap, workers: WorkerThreads
-) -> BoundedMapSurvivors:
+def find_bounded_survivors(key_scan: KeyScanParameters, bounded_map: BoundedOffsetMap, workers: WorkerThreads) -> BoundedMapSurvivors:
     """Read the dirty range in order until Kafka's bounded offset map is full, and return the survivors. Raises BadData."""
     found = BoundedMapSurvivors(key_scan, bounded_map)
-    for source, wanted in key_scan.dirty_segments_and_wanted_batch_flags():
+    for source, wanted in key_scan.dirty_segments():
         # Chunks without a record that may enter count as read too, so they are not left out.
-        jobs = [(source, first, last, wanted[first:last]) for first, last in source.split_batches_by_magic_and_compression()]
-        for pieces in workers.yield_job_results_in_order(
-            lambda buffers, job: key_scan.hash_keys_of_batch_range(buffers, *job, is_backwards=False), jobs
-        ):
+        jobs = [(source, first, last, wanted[first:last]) for first, last in source.split_by_kind()]
+        for pieces in workers.run_jobs(lambda buffers, job: key_scan.hash_batch_range(buffers, *job, is_backwards=False), jobs):
             for piece in pieces:
-                if not found.try_to_add_all_keys_of_chunk(source, piece):
+                if not found.try_add_chunk(source, piece):
                     return found
-        found.extend_mapped_range_to_end_of_segment(source)
+        found.extend_to_segment_end(source)
     return found
 
 
@@ -837,10 +825,8 @@ def _hash_keys_of_chunk(
     is_backwards: bool,
 ) -> HashesAndRowNumbers:
     """Hash the rows with a key and an offset from ``first_offset`` up to ``end_offset`` (exclusive)."""
-    hashes, picked = buffers.hashes.hash_and_row_number_buffers(
-        _count_rows_with_key(rows.offset, rows.key_length, first_offset, end_offset)
-    )
-    _hash_keys_in_offset_range(
+    hashes, picked = buffers.hashes.take_buffers(_count_rows_with_key(rows.offset, rows.key_length, first_offset, end_offset))
+    _hash_key_range(
         chunk.buf,
         rows.offset,
         rows.key_start,
@@ -857,7 +843,7 @@ def _hash_keys_of_chunk(
 
 @measure_stage(SegmentWorkStage.HASH, lambda chunk, rows, row_numbers, _: int(rows.key_length[row_numbers].sum()))
 def _hash_keys_of_rows(chunk: BatchChunk, rows: RecordRows, row_numbers: Int64s, hash_key: bytes) -> Hashes:
-    return _hash_keys_of_selected_rows(chunk.buf, row_numbers, rows.key_start, rows.key_length, *siphash_key_halves(hash_key))
+    return _hash_selected_keys(chunk.buf, row_numbers, rows.key_start, rows.key_length, *siphash_key_halves(hash_key))
 
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------------
@@ -874,7 +860,7 @@ def _count_rows_with_key(offset: Int64s, key_length: Int32s, first_offset: int, 
 
 
 @kernel
-def _hash_keys_in_offset_range(
+def _hash_key_range(
     buf: Bytes,
     offset: Int64s,
     key_start: Int64s,
@@ -897,9 +883,7 @@ def _hash_keys_in_offset_range(
 
 
 @kernel
-def _hash_keys_of_selected_rows(
-    buf: Bytes, row_numbers: Int64s, key_start: Int64s, key_length: Int32s, k0: HashKeyHalf, k1: HashKeyHalf
-) -> Hashes:
+def _hash_selected_keys(buf: Bytes, row_numbers: Int64s, key_start: Int64s, key_length: Int32s, k0: HashKeyHalf, k1: HashKeyHalf) -> Hashes:
     hashes = np.empty((row_numbers.size, 2), np.uint64)
     for i in range(row_numbers.size):
         row = row_numbers[i]
@@ -908,7 +892,7 @@ def _hash_keys_of_selected_rows(
 
 
 @kernel
-def _row_numbers_with_key_below_offset(offset: Int64s, key_length: Int32s, end_offset: int) -> Int64s:
+def _keyed_rows_below(offset: Int64s, key_length: Int32s, end_offset: int) -> Int64s:
     found = np.empty(offset.size, np.int64)
     count = 0
     for row in range(offset.size):

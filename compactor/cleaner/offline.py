@@ -19,8 +19,8 @@ from compactor.cleaner.keys import (
     KeyHashSet,
     KeyScanParameters,
     SurvivorLookup,
+    find_bounded_survivors,
     find_survivors_backwards,
-    find_survivors_with_bounded_map,
 )
 from compactor.cleaner.retention import CleanedChunkCache, RetentionRules, transaction_verdicts_by_source
 from compactor.cleaner.rewrite import CleanedSegment, GroupRewriter, GroupSourceOpener, group_segments
@@ -30,7 +30,7 @@ from compactor.errors import BadData, OutOfBudget, UsageError
 from compactor.model.plan import MAX32
 from compactor.records.batches import UNKNOWN_OFFSET, BatchTable, Bytes, memory_map_file
 from compactor.records.encode import BalanceDigestKey
-from compactor.records.indexes import encode_offset_and_time_index, read_txn_index
+from compactor.records.indexes import encode_indexes, read_txn_index
 from compactor.records.producers import ProducerStates, parse_producer_snapshot_file
 
 _LOG_NAME: Final = re.compile(r"(\d{20})\.log")
@@ -120,20 +120,16 @@ class LogDirectoryWithRangeToClean:
     rules: RetentionRules
 
 
-def open_log_directory_for_round(
-    log_dir: Path, request: OfflineCleanOptions, workers: WorkerThreads | None = None
-) -> LogDirectoryWithRangeToClean:
+def open_for_round(log_dir: Path, request: OfflineCleanOptions, workers: WorkerThreads | None = None) -> LogDirectoryWithRangeToClean:
     """Open a log directory and determine the range to clean. Raises UsageError if the directory is missing or the range is not valid, and
     BadData if the log is not valid.
-    - _clean_log _create_gate_that_checks_output _find_survivors
+    - _clean_log _create_gate _find_survivors
     """
     sources = open_log_directory(log_dir, request.index_interval_bytes, request.max_decompressed_batch_bytes, workers)
     log_start = sources[0].base
     end = max(sources[-1].end, request.first_uncleanable_offset or 0)
     sources[-1].end = end  # the last segment covers what is said to be the log's end, as in Kafka
-    upper = _base_offset_of_segment_containing(
-        sources, end if request.first_uncleanable_offset is None else request.first_uncleanable_offset
-    )
+    upper = _segment_base_of(sources, end if request.first_uncleanable_offset is None else request.first_uncleanable_offset)
     first_dirty = log_start if request.first_dirty_offset is None else request.first_dirty_offset
     if first_dirty > max(upper, log_start) or first_dirty < 0:
         raise UsageError(
@@ -143,7 +139,7 @@ def open_log_directory_for_round(
     rules = RetentionRules(
         now_ms=request.now_ms,
         delete_retention_ms=request.delete_retention_ms,
-        legacy_horizon_ms=_tombstone_horizon_of_legacy_segments_ms(sources, first_dirty, request.delete_retention_ms),
+        legacy_horizon_ms=_legacy_horizon_ms(sources, first_dirty, request.delete_retention_ms),
         high_watermark=end if request.high_watermark is None else request.high_watermark,
         latest_offset=upper - 1,
         producers=_producer_states_at_offset(log_dir, sources, end),
@@ -162,20 +158,20 @@ def _clean_log(log_dir: Path, out_folder: Path, request: OfflineCleanOptions, re
     limit = request.max_decompressed_batch_bytes
     bounded = request.map_entries is not None
     with WorkerThreads(request.threads) as workers:
-        offline_round = open_log_directory_for_round(log_dir, request, workers)
+        offline_round = open_for_round(log_dir, request, workers)
         sources, first_dirty, upper, rules = offline_round.sources, offline_round.first_dirty, offline_round.upper, offline_round.rules
         verdicts = transaction_verdicts_by_source(sources)
-        gate = None if bounded else _create_gate_that_checks_output(request, offline_round, rules)
+        gate = None if bounded else _create_gate(request, offline_round, rules)
         key_scan = KeyScanParameters(
             sources, verdicts, first_dirty, upper, request.hash_key, limit, finished, None if bounded else rules, gate
         )
         if gate is not None:
             for source in reversed([source for source in sources if source.base >= upper]):
-                gate.collect_txn_outcomes_after_dirty_range(source)
+                gate.collect_later_outcomes(source)
         survivors = _find_survivors(key_scan, request.map_entries, workers)
         if gate is not None:
-            gate.compute_and_keep_txn_outcomes(sources)
-        next_dirty = survivors.last_offset_covered_by_map + 1 if first_dirty < upper else 0
+            gate.compute_txn_outcomes(sources)
+        next_dirty = survivors.last_mapped_offset + 1 if first_dirty < upper else 0
         rules = replace(rules, latest_offset=next_dirty - 1)
         report_phase("rewrite")
         rewriting = GroupRewriter(survivors, rules, request.index_interval_bytes, limit, finished, gate)
@@ -185,9 +181,9 @@ def _clean_log(log_dir: Path, out_folder: Path, request: OfflineCleanOptions, re
             for members in inputs
         ]
     if bounded:
-        gate = _create_gate_that_checks_output(request, offline_round, rules)
+        gate = _create_gate(request, offline_round, rules)
         if gate is not None:
-            gate.collect_keys_and_txn_outcomes_of_dirty_range(sources)
+            gate.read_dirty_range(sources)
     if gate is not None:
         _check_cleaned_groups(gate, inputs, cleaned, limit, rules.balance_key)
     report_phase("done")
@@ -203,7 +199,7 @@ def _clean_log(log_dir: Path, out_folder: Path, request: OfflineCleanOptions, re
     )
 
 
-def _create_gate_that_checks_output(
+def _create_gate(
     request: OfflineCleanOptions, opened_directory: LogDirectoryWithRangeToClean, retention_rules: RetentionRules
 ) -> Gate | None:
     """Return a gate, which checks the round independently, or None if the request gives it no memory."""
@@ -212,7 +208,7 @@ def _create_gate_that_checks_output(
     terms = CleanedSegmentCheckParameters(
         retention_rules, opened_directory.first_dirty, request.hash_key, request.max_decompressed_batch_bytes
     )
-    rows = sum(source.upper_bound_of_record_count for source in opened_directory.sources if terms.has_dirty_offsets(source))
+    rows = sum(source.record_count_bound for source in opened_directory.sources if terms.has_dirty_offsets(source))
     return Gate(terms, LatestRecordTable(request.gate_budget_bytes, rows))
 
 
@@ -221,8 +217,8 @@ def _find_survivors(key_scan: KeyScanParameters, max_map_entries: int | None, wo
     (most keys of that map) is given.
     """
     if max_map_entries is not None:
-        return find_survivors_with_bounded_map(key_scan, BoundedOffsetMap(max_map_entries, max_record_count=max_map_entries), workers)
-    most = sum(source.upper_bound_of_record_count for source, _ in key_scan.dirty_segments_and_wanted_batch_flags())
+        return find_bounded_survivors(key_scan, BoundedOffsetMap(max_map_entries, max_record_count=max_map_entries), workers)
+    most = sum(source.record_count_bound for source, _ in key_scan.dirty_segments())
     return find_survivors_backwards(key_scan, KeyHashSet((most + 1024) * _KEY_BYTES, expected_key_count=min(most // 4, 1 << 20)), workers)
 
 
@@ -239,7 +235,7 @@ def _check_cleaned_groups(
     for members, segment in zip(source_groups, cleaned_segments, strict=True):
         tally = None if balance_key is None else NewSegmentBalanceBuilder(segment, balance_key, max_inflated_bytes)
         gate.check_cleaned_group(members, segment.paths, end_offset=None, new_segment_balance=tally)
-        problem = tally.compute_balance_of_kept_and_removed_records().imbalance_problem() if tally else ""
+        problem = tally.compute_balance().imbalance_problem() if tally else ""
         if problem:
             raise GateFailed(f"the balance: {problem}", segment=members[0].name)
 
@@ -319,7 +315,7 @@ def open_segments_of_directory(
                 offset=int(source.table.last_offset[-1]),
                 hint="Kafka splits such a segment when it cleans it; let a broker do that first",
             )
-        source.index_bytes, source.timeindex_bytes = _usable_sizes_of_offset_and_time_index(path, source, index_interval_bytes)
+        source.index_bytes, source.timeindex_bytes = _usable_index_sizes(path, source, index_interval_bytes)
         return source
 
     def open_segment_in_worker(buffers: ReusableJobBuffers, segment_number: int) -> SourceSegment | None:
@@ -331,27 +327,23 @@ def open_segments_of_directory(
     sources: list[SourceSegment] = []
     previous_last = -1
     with nullcontext(workers) if workers is not None else WorkerThreads(1) as at_work:
-        for number, found in enumerate(at_work.yield_job_results_in_order(open_segment_in_worker, range(len(base_offsets)))):
+        for number, found in enumerate(at_work.run_jobs(open_segment_in_worker, range(len(base_offsets)))):
             # What is wrong is said by one who knows what lies before it.
-            source = (
-                found
-                if found is not None and _is_first_batch_after_offset(found.table, previous_last)
-                else open_segment(number, previous_last)
-            )
+            source = found if found is not None and _begins_after(found.table, previous_last) else open_segment(number, previous_last)
             sources.append(source)
             if len(source.table):
                 previous_last = int(source.table.last_offset[-1])
     return sources
 
 
-def _is_first_batch_after_offset(table: BatchTable, previous_last_offset: int) -> bool:
+def _begins_after(table: BatchTable, previous_last_offset: int) -> bool:
     if not len(table):
         return True
     base = int(table.base_offset[0])
     return (int(table.last_offset[0]) if base == UNKNOWN_OFFSET else base) > previous_last_offset
 
 
-def _usable_sizes_of_offset_and_time_index(path: Path, source: SourceSegment, index_interval_bytes: int) -> tuple[int, int]:
+def _usable_index_sizes(path: Path, source: SourceSegment, index_interval_bytes: int) -> tuple[int, int]:
     """Return the sizes of both indexes, rounded down to whole entries. As in Kafka, if the offset index is missing, the sizes are those
     after a rebuild of both; a missing time index alone counts as empty.
     """
@@ -359,18 +351,18 @@ def _usable_sizes_of_offset_and_time_index(path: Path, source: SourceSegment, in
     if index.exists():
         return index.stat().st_size // 8 * 8, timeindex.stat().st_size // 12 * 12 if timeindex.exists() else 0
     table = source.table
-    built = encode_offset_and_time_index(source.base, table.size, table.last_offset, table.max_timestamp, index_interval_bytes)
+    built = encode_indexes(source.base, table.size, table.last_offset, table.max_timestamp, index_interval_bytes)
     return len(built[0]), len(built[1])
 
 
-def _base_offset_of_segment_containing(sources: list[SourceSegment], offset: int) -> int:
+def _segment_base_of(sources: list[SourceSegment], offset: int) -> int:
     """Return the base offset of the segment that contains an offset (Kafka: LogCleanerManager.calculateCleanableBytes)."""
     if offset >= sources[-1].end:
         return offset
     return max((source.base for source in sources if source.base <= offset), default=sources[0].base)
 
 
-def _tombstone_horizon_of_legacy_segments_ms(sources: list[SourceSegment], first_dirty: int, delete_retention_ms: int) -> int:
+def _legacy_horizon_ms(sources: list[SourceSegment], first_dirty: int, delete_retention_ms: int) -> int:
     """Return the legacy horizon: v0/v1 tombstones stay in segments that were modified after it. It is the modification time of the last
     segment below ``first_dirty``, minus the retention; 0 without such a segment.
     """

@@ -29,8 +29,8 @@ from compactor.records.encode import (
     CleaningDecisions,
     DigestSumRows,
     EncodedBatches,
-    digest_sums_of_uncopied_data_by_reason,
     encode_cleaned_chunk,
+    uncopied_digest_sums,
 )
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
 from compactor.records.producers import ProducerStates
@@ -47,7 +47,7 @@ UNDECIDED: Final = -1
 """Beside ABORT and COMMIT: no marker of the producer was seen yet, or the batch is not data of a transaction."""
 
 
-def find_txn_outcomes_and_update_next_outcomes(table: BatchTable, next_outcome_by_producer: dict[int, int]) -> TxnOutcomes:
+def find_txn_outcomes(table: BatchTable, next_outcome_by_producer: dict[int, int]) -> TxnOutcomes:
     """Return the outcome of each batch's transaction: ABORT, COMMIT or UNDECIDED. Segments of a log are passed from the last to the first,
     because a later marker decides about earlier data.
     :param next_outcome_by_producer: by producer id, the outcome of the producer's first marker after this segment. Updated in place for the
@@ -59,9 +59,7 @@ def find_txn_outcomes_and_update_next_outcomes(table: BatchTable, next_outcome_b
     if len(some):
         ids, producer = np.unique(table.producer_id[some], return_inverse=True)
         outcome = np.array([next_outcome_by_producer.get(each, UNDECIDED) for each in ids.tolist()], np.int64)
-        kinds[some] = find_txn_outcomes_in_columns_and_update_next(
-            table.control[some], transactional[some], producer.astype(np.int64), outcome
-        )
+        kinds[some] = find_outcomes_in_columns(table.control[some], transactional[some], producer.astype(np.int64), outcome)
         next_outcome_by_producer.update(
             (each, kind) for each, kind in zip(ids.tolist(), outcome.tolist(), strict=True) if kind != UNDECIDED
         )
@@ -69,7 +67,7 @@ def find_txn_outcomes_and_update_next_outcomes(table: BatchTable, next_outcome_b
 
 
 @kernel
-def find_txn_outcomes_in_columns_and_update_next(
+def find_outcomes_in_columns(
     control_kind: TxnOutcomes, transactional_flags: Flags, producer: Int64s, next_outcome_by_producer: Int64s
 ) -> TxnOutcomes:
     """Return the outcome of each batch of transactional data: ABORT, COMMIT or UNDECIDED. Other batches are UNDECIDED.
@@ -129,7 +127,7 @@ def transaction_verdicts_by_source(
     in_transaction = _concatenate_columns([flags[some] for flags, some in zip(transactional, involved, strict=True)], np.bool_)
     producer = np.searchsorted(ids, pid)
     outcome = np.full(len(ids), UNDECIDED, np.int64)
-    aborted = find_txn_outcomes_in_columns_and_update_next(control, in_transaction, producer, outcome) == ABORT
+    aborted = find_outcomes_in_columns(control, in_transaction, producer, outcome) == ABORT
     discardable, indexed, first_offset, stable = _transaction_state_by_batch(
         control,
         in_transaction,
@@ -147,8 +145,8 @@ def transaction_verdicts_by_source(
         mine = slice(at, at + len(some))
         at = mine.stop
         marks = np.flatnonzero(indexed[mine])
-        entries = _txn_index_entries_of_markers(source, some[marks], first_offset[mine][marks], stable[mine][marks])
-        spread = [_expand_flags_to_all_batches(len(source.table), some, flags[mine]) for flags in (aborted, discardable, indexed)]
+        entries = _marker_index_entries(source, some[marks], first_offset[mine][marks], stable[mine][marks])
+        spread = [_expand_flags(len(source.table), some, flags[mine]) for flags in (aborted, discardable, indexed)]
         verdicts.append(TransactionVerdicts(spread[0], spread[1], spread[2], entries))
     return verdicts
 
@@ -157,15 +155,13 @@ def _concatenate_columns(columns: list[npt.NDArray[Any]], dtype: type[np.generic
     return np.concatenate(columns) if columns else np.empty(0, dtype)
 
 
-def _expand_flags_to_all_batches(batch_count: int, batch_numbers: Int64s, flags_of_numbers: Flags) -> Flags:
+def _expand_flags(batch_count: int, batch_numbers: Int64s, flags_of_numbers: Flags) -> Flags:
     whole = np.zeros(batch_count, np.bool_)
     whole[batch_numbers] = flags_of_numbers
     return whole
 
 
-def _txn_index_entries_of_markers(
-    source: SourceSegment, marker_numbers: Int64s, first_offset: Int64s, last_stable_offset: Int64s
-) -> TxnEntries:
+def _marker_index_entries(source: SourceSegment, marker_numbers: Int64s, first_offset: Int64s, last_stable_offset: Int64s) -> TxnEntries:
     """Return the transaction index entries of the markers that stay: the segment's own if they cover their transactions, else made from
     the batch headers.
     """
@@ -174,10 +170,10 @@ def _txn_index_entries_of_markers(
     entries["first_offset"] = first_offset
     entries["last_offset"] = source.table.last_offset[marker_numbers]
     entries["last_stable_offset"] = last_stable_offset
-    return replace_computed_by_existing_txn_entries(entries, source.txn_entries)
+    return prefer_existing_entries(entries, source.txn_entries)
 
 
-def replace_computed_by_existing_txn_entries(computed_entries: TxnEntries, existing_entries: TxnEntries) -> TxnEntries:
+def prefer_existing_entries(computed_entries: TxnEntries, existing_entries: TxnEntries) -> TxnEntries:
     """Replace computed transaction index entries, in place, by the segment's existing entries for the same transactions, and return the
     result. An existing entry that begins after remaining data of its transaction is not used: a broker without the producer's state
     wrote it, and readers would take that data for committed.
@@ -192,7 +188,7 @@ def replace_computed_by_existing_txn_entries(computed_entries: TxnEntries, exist
     return computed_entries
 
 
-def reason_txn_index_is_invalid(index_entries: TxnEntries, source: SourceSegment) -> ReasonOrEmpty:
+def txn_index_problem(index_entries: TxnEntries, source: SourceSegment) -> ReasonOrEmpty:
     """Return why ``index_entries`` cannot be the transaction index of a segment; empty if they can. An entry must cover the remaining
     data of its transaction, and no data of the transaction before. With an invalid index, readers would hide committed records or return
     aborted ones.
@@ -213,12 +209,12 @@ def reason_txn_index_is_invalid(index_entries: TxnEntries, source: SourceSegment
     (reported,) = transaction_verdicts_by_source([replace(source, ordinal=0, txn_entries=index_entries[:0])])
     begun = table.base_offset.copy()
     begun[reported.indexed] = reported.txn_entries["first_offset"]
-    if np.any(first > begun[marker]) or np.any(first <= _previous_marker_offset_by_batch(table)[marker]):
+    if np.any(first > begun[marker]) or np.any(first <= _previous_marker_offsets(table)[marker]):
         return "an entry does not cover its transaction, or covers another one"
     return ""
 
 
-def _previous_marker_offset_by_batch(table: BatchTable) -> Int64s:
+def _previous_marker_offsets(table: BatchTable) -> Int64s:
     """Return for each transaction marker the offset of the previous marker of its producer; -1 for other batches."""
     markers = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT))
     by_producer = markers[np.argsort(table.producer_id[markers], kind="stable")]
@@ -343,7 +339,7 @@ class BatchRetentionDecisions:
 
 
 @measure_stage(SegmentWorkStage.DECIDE)
-def decide_batch_retention_by_headers(
+def decide_by_headers(
     table: BatchTable, verdicts: TransactionVerdicts, retention_rules: RetentionRules, segment_name: str
 ) -> BatchRetentionDecisions:
     """Decide each batch of a segment as far as its header allows. Raises BadData for a marker that cannot be read."""
@@ -402,7 +398,7 @@ def _actions_decided_by_headers(
 
 
 @measure_stage(SegmentWorkStage.DECIDE, lambda table, chunk, *_: chunk.body_size_bytes)
-def decide_batch_retention_by_records(
+def decide_by_records(
     table: BatchTable,
     chunk: BatchChunk,
     rows: RecordRows,
@@ -419,7 +415,7 @@ def decide_batch_retention_by_records(
     batches = table.select_rows(slice(chunk.first, chunk.last))
     horizon = np.full(len(batches), NO_HORIZON, np.int64)
     decisions = CleaningDecisions(header_decisions.action.copy(), horizon, np.zeros(len(rows), np.bool_))
-    _decide_kept_records_and_delete_horizons(
+    _decide_records(
         batches,
         first_row,
         rows,
@@ -436,7 +432,7 @@ def decide_batch_retention_by_records(
 
 
 @kernel
-def _decide_kept_records_and_delete_horizons(
+def _decide_records(
     batches: BatchTable,
     first_row: FirstRowByBatch,
     rows: RecordRows,
@@ -528,17 +524,15 @@ def clean_batches_of_chunk(
     :param decisions: by batch headers alone, one row per batch of the chunk.
     """
     if chunk.wanted.any() and int(source.table.magic[chunk.first]) < 2:
-        _reject_overlapping_v0_v1_wrappers(source, chunk, rows, first_row)
+        _reject_overlapping_wrappers(source, chunk, rows, first_row)
     _reject_markers_without_value(source, chunk, rows, first_row)
     copied = decisions.action == COPY
-    final = decide_batch_retention_by_records(
-        source.table, chunk, rows, first_row, superseded_flags, decisions, retention_rules, source.mtime_ms
-    )
+    final = decide_by_records(source.table, chunk, rows, first_row, superseded_flags, decisions, retention_rules, source.mtime_ms)
     encoded = encode_cleaned_chunk(source.buf, source.table, chunk, rows, first_row, final, buffers.output, source.name)
     counts = np.maximum(source.table.count[chunk.first : chunk.last].astype(np.int64), np.diff(first_row))
     sums = None
     if retention_rules.balance_key is not None:
-        sums = digest_sums_of_uncopied_data_by_reason(
+        sums = uncopied_digest_sums(
             retention_rules.balance_key,
             source.buf,
             source.table,
@@ -571,7 +565,7 @@ def _reject_markers_without_value(source: SourceSegment, chunk: BatchChunk, rows
         )
 
 
-def _reject_overlapping_v0_v1_wrappers(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> None:
+def _reject_overlapping_wrappers(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> None:
     """Raise BadData if the records of a v0/v1 wrapper overlap neighbouring batches. Its header does not state its first offset, so that
     this shows only now.
     """
@@ -629,7 +623,7 @@ class CleanedChunkCache:
             mine, self._block = self._block[:size], self._block[size:]
         self._chunks[source.ordinal, chunk.first] = cleaned.copy_chunk_into(mine)
 
-    def clear_cache_and_stop_storing(self) -> None:
+    def stop_storing(self) -> None:
         """Drop all chunks, and store none from now on."""
         self._left = 0
         self._block = memoryview(bytearray())

@@ -25,8 +25,8 @@ from compactor.cleaner.retention import (
     RetentionRules,
     TransactionVerdicts,
     clean_batches_of_chunk,
-    decide_batch_retention_by_headers,
-    replace_computed_by_existing_txn_entries,
+    decide_by_headers,
+    prefer_existing_entries,
 )
 from compactor.cleaner.source import SecondReader, SourceSegment
 from compactor.cleaner.worker_threads import BARRIER, JobBarrier, ReusableJobBuffers, WorkerThreads
@@ -45,12 +45,12 @@ from compactor.records.encode import (
     MAX_SEGMENT,
     DigestSumRows,
     EncodedBatches,
-    allocate_zero_digest_sums_by_reason,
-    batch_digest_sum_of_segment,
     encode_filler_batch,
+    segment_digest_sum,
+    zero_digest_sums,
 )
-from compactor.records.indexes import encode_offset_and_time_index
-from compactor.records.producers import batch_table_from_runs_and_markers, extract_producer_runs_and_markers
+from compactor.records.indexes import encode_indexes
+from compactor.records.producers import batches_from_runs, extract_runs_and_markers
 from compactor.records.rows import BatchChunk, RecordRows, parse_records
 
 # ---- grouping of neighbouring segments into one new segment (Kafka: Cleaner.groupSegmentsBySize; docs/kafka-rules.md 3) ---------
@@ -75,7 +75,7 @@ class GroupableSegment(Protocol):
 S = TypeVar("S", bound=GroupableSegment)
 
 
-def _allow_every_segment_to_join(group: list[S], segment: S) -> bool:
+def _allow_every_segment(group: list[S], segment: S) -> bool:
     return True
 
 
@@ -84,7 +84,7 @@ def group_segments(
     segment_bytes: int,
     segment_index_bytes: int,
     end_offset: int,
-    may_join_group: Callable[[list[S], S], bool] = _allow_every_segment_to_join,
+    may_join_group: Callable[[list[S], S], bool] = _allow_every_segment,
 ) -> list[list[S]]:
     """Return groups of neighbouring segments, each filled in order until the next segment does not fit. A segment larger than
     ``segment_bytes`` is a group of its own. An empty segment is not subject to the limit of offsets per segment.
@@ -117,7 +117,7 @@ def _fits_group_limits(group: list[S], segment: S, last_offset: int, segment_byt
 
 # ---- sidecars made from segments, and substitutes made from sidecars -----------------------------------------------------------
 # In the transaction fold, a substitute replaces a segment that is not read: its batches are the sidecar's producer runs and markers. If the
-# segment is read later, ``txn_verdicts_from_substitute_segment`` converts the verdicts.
+# segment is read later, ``verdicts_from_substitute`` converts the verdicts.
 
 
 NO_BYTES = read_only_view(np.empty(0, np.uint8))
@@ -187,22 +187,20 @@ class SidecarBuilder:
         dated = ((table.attributes[batches] & np.int16(HORIZON)) != 0) & (table.magic[batches] == 2)
         earliest = int(table.base_timestamp[batches][dated].min(initial=NEVER_MS))
         keyless = records - int(np.count_nonzero(keyed))
-        keys, flags = (
-            self._key_counts_and_directory_flags_by_batch(rows, first_row, chunk, keyed) if self._summaries is not None else _NO_DIRECTORY
-        )
+        keys, flags = self._directory_columns(rows, first_row, chunk, keyed) if self._summaries is not None else _NO_DIRECTORY
         return ChunkSummaryForSidecar(
             hashes, chunk.first, keys, flags, len(tombstones), len(tombstones) - int(np.count_nonzero(dated)), earliest, keyless
         )
 
-    def _key_counts_and_directory_flags_by_batch(
+    def _directory_columns(
         self, rows: RecordRows, first_row: FirstRowByBatch, chunk: BatchChunk, has_key_flags: npt.NDArray[np.bool_]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
         """Return for the key directory: the number of records with a key in each batch, and flags of batches that have tombstones or
         records without a key.
         """
-        keys = _count_flagged_rows_by_batch(has_key_flags, first_row)
+        keys = _count_flagged_rows(has_key_flags, first_row)
         keyless = self._data[chunk.first : chunk.last] & (keys < np.diff(first_row))
-        buried = _count_flagged_rows_by_batch(has_key_flags & (rows.value_length < 0), first_row) > 0
+        buried = _count_flagged_rows(has_key_flags & (rows.value_length < 0), first_row) > 0
         return keys.astype(np.int32), (keyless * np.uint8(HAS_KEYLESS_RECORD) | buried * np.uint8(HAS_TOMBSTONE)).astype(np.uint8)
 
     def add_chunk_summary(self, summary: ChunkSummaryForSidecar) -> None:
@@ -219,7 +217,7 @@ class SidecarBuilder:
 
     def build_sidecar(self, segment_id: str) -> Sidecar:
         """Return the sidecar of the segment. Called after all batches with records were added."""
-        runs, markers = extract_producer_runs_and_markers(self._table)
+        runs, markers = extract_runs_and_markers(self._table)
         return self._sidecar.build_sidecar(segment_id, int(self._table.count[self._data].sum()), self.due, runs, markers)
 
     def build_key_directory(self, segment_id: str) -> KeyDirectory:
@@ -241,7 +239,7 @@ class SidecarBuilder:
 _NO_DIRECTORY = np.empty(0, np.int32), np.empty(0, np.uint8)
 
 
-def _count_flagged_rows_by_batch(row_flags: npt.NDArray[np.bool_], first_row: FirstRowByBatch) -> Int64s:
+def _count_flagged_rows(row_flags: npt.NDArray[np.bool_], first_row: FirstRowByBatch) -> Int64s:
     before: Int64s = np.concatenate((np.zeros(1, np.int64), np.cumsum(row_flags, dtype=np.int64)))
     counted: Int64s = before[first_row[1:]] - before[first_row[:-1]]
     return counted
@@ -260,14 +258,12 @@ def build_sidecar(
     """Read a whole segment and return its sidecar. Raises BadData if the segment cannot be read.
     :param filter_design: for at least as many keys as the segment has records; None for no filter.
     """
-    return add_segment_to_sidecar_builder(
+    return add_segment(
         SidecarBuilder(source, filter_design, hash_key, counts_distinct_keys=counts_distinct_keys), source, max_inflated_bytes, workers
     ).build_sidecar(segment_id)
 
 
-def add_segment_to_sidecar_builder(
-    builder: SidecarBuilder, source: SourceSegment, inflate_limit: int, workers: WorkerThreads
-) -> SidecarBuilder:
+def add_segment(builder: SidecarBuilder, source: SourceSegment, inflate_limit: int, workers: WorkerThreads) -> SidecarBuilder:
     """Add every data batch of ``source`` to ``builder`` and return the builder. Raises BadData."""
     wanted = source.table.control == NOT_CONTROL
 
@@ -276,47 +272,45 @@ def add_segment_to_sidecar_builder(
         chunks = source.read_chunks(first, last, wanted[first:last], inflate_limit, buffers.bodies)
         return [builder.summarize_chunk(chunk, *parse_records(source.table, chunk, buffers.rows, source.name)) for chunk in chunks]
 
-    for found in workers.yield_job_results_in_order(
+    for found in workers.run_jobs(
         summarize_batch_range,
-        [(first, last) for first, last in source.split_batches_by_magic_and_compression() if wanted[first:last].any()],
+        [(first, last) for first, last in source.split_by_kind() if wanted[first:last].any()],
     ):
         for summary in found:
             builder.add_chunk_summary(summary)
     return builder
 
 
-def create_substitute_segment_from_sidecar(
+def substitute_segment(
     ordinal: SegmentOrdinal, name: str, base_offset: int, end_offset: int, mtime_ms: int, sidecar: Sidecar
 ) -> SourceSegment:
     """Return a substitute for a segment, with which outcomes of transactions are computed without reading the segment. It has no bytes;
     its batches are the sidecar's producer runs and markers.
     """
-    table = batch_table_from_runs_and_markers(sidecar.producer_runs, sidecar.markers)
+    table = batches_from_runs(sidecar.producer_runs, sidecar.markers)
     return SourceSegment(ordinal, name, base_offset, end_offset, mtime_ms, NO_BYTES, table)
 
 
-def txn_verdicts_from_substitute_segment(
-    source: SourceSegment, substitute: SourceSegment, verdicts: TransactionVerdicts
-) -> TransactionVerdicts:
+def verdicts_from_substitute(source: SourceSegment, substitute: SourceSegment, verdicts: TransactionVerdicts) -> TransactionVerdicts:
     """Convert the verdicts of a segment's substitute to those of the segment itself. In the substitute, each marker has a batch of its
     own, and the next batch of the same producer stands for a data batch.
     """
     producers = np.unique(substitute.table.producer_id)
     offsets = np.unique(np.concatenate((substitute.table.base_offset, source.table.base_offset)))
 
-    def producer_and_offset_sort_values(table: BatchTable) -> npt.NDArray[np.int64]:
+    def sort_values(table: BatchTable) -> npt.NDArray[np.int64]:
         return np.searchsorted(producers, table.producer_id) * len(offsets) + np.searchsorted(offsets, table.base_offset)
 
-    events_at = producer_and_offset_sort_values(substitute.table)
+    events_at = sort_values(substitute.table)
     order = np.argsort(events_at, kind="stable")
-    following = np.searchsorted(events_at[order], producer_and_offset_sort_values(source.table))
+    following = np.searchsorted(events_at[order], sort_values(source.table))
     known = np.isin(source.table.producer_id, producers) & (following < len(order))
     event = order[following[known]]
     flags = {}
     for name in ("aborted", "discardable", "indexed"):
         flags[name] = np.zeros(len(source.table), np.bool_)
         flags[name][known] = getattr(verdicts, name)[event]
-    return replace(verdicts, **flags, txn_entries=replace_computed_by_existing_txn_entries(verdicts.txn_entries.copy(), source.txn_entries))
+    return replace(verdicts, **flags, txn_entries=prefer_existing_entries(verdicts.txn_entries.copy(), source.txn_entries))
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,13 +343,13 @@ class _NewSegmentProgress:
     records_read: int = 0
     records_kept: int = 0
     sources: CountAndDigestSum = field(default_factory=CountAndDigestSum)
-    sums: DigestSumRows = field(default_factory=allocate_zero_digest_sums_by_reason)
+    sums: DigestSumRows = field(default_factory=zero_digest_sums)
     leader_epoch: int = -1
     end_epoch: int = -1
     mtime_ms: int = 0
     txnindex: bytes = b""
 
-    def add_written_batches_to_progress(self, encoded: EncodedBatches) -> None:
+    def add_written_batches(self, encoded: EncodedBatches) -> None:
         self.anew.append(encoded.anew)
         self.sizes.append(encoded.size)
         self.last_offsets.append(encoded.last_offset)
@@ -429,21 +423,19 @@ class GroupRewriter:
 
             # Whatever happens, no buffers is at work any more when a source loses its bytes.
             with (
-                closing(self._iterate_batch_ranges_and_barriers(group, done)) as ranges,
+                closing(self._batch_ranges(group, done)) as ranges,
                 closing(
-                    workers.run_jobs_with_ordered_middle_step(
-                        self._clean_batch_range, append_chunks_of_source, lambda buffers, _: None, ranges
-                    )
+                    workers.run_ordered_jobs(self._clean_batch_range, append_chunks_of_source, lambda buffers, _: None, ranges)
                 ) as written,
             ):
                 for _ in written:
                     pass
             if end_offset is not None:
-                _append_filler_batch_if_needed(file, done, base_offset, end_offset, disk_reservation)
+                _append_filler(file, done, base_offset, end_offset, disk_reservation)
         sizes, lasts, maxima = (
             np.concatenate(c) if c else np.empty(0, np.int64) for c in (done.sizes, done.last_offsets, done.max_timestamps)
         )
-        index, timeindex = encode_offset_and_time_index(base_offset, sizes, lasts, maxima, self.index_interval_bytes)
+        index, timeindex = encode_indexes(base_offset, sizes, lasts, maxima, self.index_interval_bytes)
         paths = {"log": log}
         for kind, data in (("index", index), ("timeindex", timeindex), ("txnindex", done.txnindex)):
             if data or kind != "txnindex":
@@ -457,7 +449,7 @@ class GroupRewriter:
             np.concatenate(done.anew), done.sources, done.sums,
         )  # fmt: skip
 
-    def _iterate_batch_ranges_and_barriers(
+    def _batch_ranges(
         self, group: Sequence[GroupMember], progress: _NewSegmentProgress
     ) -> Generator[_BatchRangeWithDecisions | JobBarrier, None, None]:
         """Yield every range of batches of every source, in order, and a barrier after a source that cannot stay open while the next one
@@ -466,17 +458,17 @@ class GroupRewriter:
         for member in group:
             with member() as (source, verdicts):
                 if self.second_reader is not None:
-                    self.second_reader.begin_checks_of_segment_chunks(source)
-                decisions = decide_batch_retention_by_headers(source.table, verdicts, self.rules, source.name)
+                    self.second_reader.begin_segment(source)
+                decisions = decide_by_headers(source.table, verdicts, self.rules, source.name)
                 counts = self.survivors.survivor_counts_by_batch(source)
                 if counts is not None:
-                    _decide_batch_retention_by_survivor_count(source.table, decisions, counts, self.rules.now_ms)
+                    _decide_by_survivors(source.table, decisions, counts, self.rules.now_ms)
                 if self.rules.balance_key is not None:
-                    progress.sources = progress.sources.plus(batch_digest_sum_of_segment(source.buf, self.rules.balance_key))
+                    progress.sources = progress.sources.plus(segment_digest_sum(source.buf, self.rules.balance_key))
                 progress.leader_epoch = int(source.table.leader_epoch[-1]) if len(source.table) else progress.end_epoch
                 progress.mtime_ms = source.mtime_ms
                 progress.txnindex += verdicts.txn_entries.tobytes()
-                for first, last in source.split_batches_by_magic_and_compression():
+                for first, last in source.split_by_kind():
                     yield _BatchRangeWithDecisions(source, first, last, decisions.decisions_of_batch_slice(slice(first, last)))
                 if not isinstance(member, GroupSourceOpener):
                     yield BARRIER
@@ -501,7 +493,7 @@ class GroupRewriter:
         # Markers are copied, but Kafka reads them all the same, and refuses one that does not parse.
         wanted = (action == FILTER) | ((action == COPY) & (source.table.control[first_batch:end_batch] != NOT_CONTROL))
         if not wanted.any():
-            source.verify_batch_crcs_unless_verified(first_batch, end_batch)
+            source.verify_batches(first_batch, end_batch)
             nowhere = np.zeros(end_batch - first_batch, np.int64)
             chunk = BatchChunk(first_batch, end_batch, source.buf[:0], nowhere, nowhere, wanted)
             none = np.empty(0, np.bool_)
@@ -522,7 +514,7 @@ class GroupRewriter:
             some = slice(chunk.first - first_batch, chunk.last - first_batch)
             rows, first_row = parse_records(source.table, chunk, buffers.rows, source.name)
             if self.second_reader is not None:
-                self.second_reader.add_fingerprints_of_rewrite_chunk(buffers, source, chunk)
+                self.second_reader.add_rewrite_chunk(buffers, source, chunk)
             superseded = self.survivors.flag_superseded_rows(source, chunk, rows, first_row)
             clean = clean_batches_of_chunk(
                 buffers, source, chunk, rows, first_row, superseded, decisions.decisions_of_batch_slice(some), self.rules
@@ -544,14 +536,14 @@ def _append_cleaned_chunk(
         )
     disk_reservation.reserve_bytes_on_disk(len(cleaned.encoded.data))
     _write_unbuffered(file, cleaned.encoded.data)
-    progress.add_written_batches_to_progress(cleaned.encoded)
+    progress.add_written_batches(cleaned.encoded)
     progress.records_read += cleaned.records_read
     progress.records_kept += cleaned.records_kept
     if cleaned.sums is not None:
         progress.sums += cleaned.sums
 
 
-def _append_filler_batch_if_needed(
+def _append_filler(
     file: BinaryIO, progress: _NewSegmentProgress, base_offset: int, end_offset: int, disk_reservation: DiskReservation
 ) -> None:
     last = max((int(lasts[-1]) for lasts in reversed(progress.last_offsets) if len(lasts)), default=base_offset - 1)
@@ -561,10 +553,10 @@ def _append_filler_batch_if_needed(
     disk_reservation.reserve_bytes_on_disk(len(filler))
     _write_unbuffered(file, memoryview(filler))
     size, last_offset, max_timestamp = (np.array([number], np.int64) for number in (HEADER, end_offset, -1))
-    progress.add_written_batches_to_progress(EncodedBatches(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
+    progress.add_written_batches(EncodedBatches(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
 
 
-def _decide_batch_retention_by_survivor_count(
+def _decide_by_survivors(
     table: BatchTable, decisions: BatchRetentionDecisions, survivor_counts: SurvivorCountsByBatch, now_ms: int
 ) -> None:
     """Decide the batches whose survivor count from pass 1 is decisive, so that they are not read again: one without survivors is dropped

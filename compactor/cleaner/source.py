@@ -28,7 +28,7 @@ from compactor.records.batches import (
     Bytes,
     Int64s,
     memory_map_file,
-    parse_batch_headers_of_segment,
+    parse_batch_headers,
     read_only_view,
     verify_crcs_of_batches,
 )
@@ -48,28 +48,26 @@ class KeyTableRowsAndBatchCount:
 
 class SecondReader(Protocol):
     """A second, independent reader of the batches that a round reads, so that nothing is decompressed twice. The gate implements it.
-    ``extract_key_table_rows_of_chunk`` and ``add_fingerprints_of_rewrite_chunk`` run in worker threads, the other methods in the order
+    ``extract_key_rows`` and ``add_rewrite_chunk`` run in worker threads, the other methods in the order
     of the log.
     """
 
-    def begin_checks_of_segment_chunks(self, source: SourceSegment) -> None:
+    def begin_segment(self, source: SourceSegment) -> None:
         """Announce that the next chunks belong to this segment."""
 
-    def extract_key_table_rows_of_chunk(
-        self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk
-    ) -> KeyTableRowsAndBatchCount:
+    def extract_key_rows(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> KeyTableRowsAndBatchCount:
         """Read a chunk of pass 1, in which every batch that may enter the offset map is decompressed. Return the rows for
-        ``add_rows_to_key_table``.
+        ``add_key_rows``.
         """
 
-    def add_rows_to_key_table(self, source: SourceSegment, chunk_rows: KeyTableRowsAndBatchCount) -> None: ...
+    def add_key_rows(self, source: SourceSegment, chunk_rows: KeyTableRowsAndBatchCount) -> None: ...
 
-    def add_fingerprints_of_rewrite_chunk(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
+    def add_rewrite_chunk(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
         """Read a chunk of pass 2, in which the batches that may lose some of their records are decompressed."""
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentTimestampsAndRecordCount:
+class TimestampSummary:
     """Timestamps and number of records of a segment.
     max_timestamp_ms: without control records, whose timestamps come from the broker's clock; -1 for none.
     first_timestamp_ms: maximum timestamp of the first batch; -1 for none.
@@ -80,28 +78,28 @@ class SegmentTimestampsAndRecordCount:
     records: int
 
 
-def summarize_timestamps_and_record_count(table: BatchTable, log_start: int = 0) -> SegmentTimestampsAndRecordCount:
+def summarize_timestamps(table: BatchTable, log_start: int = 0) -> TimestampSummary:
     """Return the timestamps and the number of records of a segment.
     :param log_start: batches that end below it do not count for the largest timestamp. Brokers search one segment only, the first whose
     largest timestamp is late enough: if all such records lie below the log start, they answer with a later offset than the right one.
     """
     data = table.max_timestamp[(table.control == NOT_CONTROL) & ((table.count > 0) | (table.magic < 2)) & (table.last_offset >= log_start)]
-    return SegmentTimestampsAndRecordCount(
+    return TimestampSummary(
         max_timestamp_ms=int(data.max(initial=-1)),
         first_timestamp_ms=int(table.max_timestamp[0]) if len(table) else -1,
         records=int(table.count.sum()),
     )
 
 
-def read_earliest_delete_horizon_ms(source: SourceSegment, inflate_limit: int) -> int:
+def read_earliest_horizon_ms(source: SourceSegment, inflate_limit: int) -> int:
     """Return the earliest delete horizon of markers and tombstones, or -1 if none has one. Reads the records of batches that have a
     horizon. Raises BadData.
     """
     table = source.table
-    due = _earliest_delete_horizon_of_markers_ms(table)
-    maybe = _flag_batches_with_delete_horizon(table) & (table.control == NOT_CONTROL) & (table.base_timestamp < due)
+    due = _earliest_marker_horizon_ms(table)
+    maybe = _flag_dated_batches(table) & (table.control == NOT_CONTROL) & (table.base_timestamp < due)
     buffers = RecordRowBuffers()
-    for first, last in source.split_batches_by_magic_and_compression():
+    for first, last in source.split_by_kind():
         wanted = maybe[first:last]
         if not wanted.any():
             continue
@@ -118,21 +116,21 @@ def earliest_delete_horizon_ms(table: BatchTable, removable_counts: RemovableRec
     """Return the earliest delete horizon of markers and tombstones, or -1 if none has one. Reads no record.
     :param removable_counts: from the segment's sidecar.
     """
-    due = min(_earliest_delete_horizon_of_markers_ms(table), removable_counts.earliest_tombstone_horizon_ms)
+    due = min(_earliest_marker_horizon_ms(table), removable_counts.earliest_tombstone_horizon_ms)
     return due if due != NEVER_MS else NO_TIMESTAMP
 
 
-def _flag_batches_with_delete_horizon(table: BatchTable) -> npt.NDArray[np.bool_]:
+def _flag_dated_batches(table: BatchTable) -> npt.NDArray[np.bool_]:
     dated: npt.NDArray[np.bool_] = ((table.attributes & np.int16(HORIZON)) != 0) & (table.magic == 2) & (table.count > 0)
     return dated
 
 
-def _earliest_delete_horizon_of_markers_ms(table: BatchTable) -> int:
+def _earliest_marker_horizon_ms(table: BatchTable) -> int:
     """Return the earliest delete horizon of a marker, or NEVER_MS."""
-    return int(table.base_timestamp[_flag_batches_with_delete_horizon(table) & (table.control != NOT_CONTROL)].min(initial=NEVER_MS))
+    return int(table.base_timestamp[_flag_dated_batches(table) & (table.control != NOT_CONTROL)].min(initial=NEVER_MS))
 
 
-def read_offset_of_last_record(source: SourceSegment, inflate_limit: int) -> int:
+def read_last_record_offset(source: SourceSegment, inflate_limit: int) -> int:
     """Return the offset of the last record, including control records, or -1. Records must be read, because a batch may end after its
     last record. Raises BadData.
     """
@@ -165,7 +163,7 @@ class ImplausibleTimestamps(NamedTuple):
 def count_implausible_timestamps(source: SourceSegment, inflate_limit: int, limit_ms: int) -> ImplausibleTimestamps:
     """Count the records whose timestamps cannot be times: negative ones other than -1, and those after ``limit_ms``."""
     buffers, negative, late, latest_ms = RecordRowBuffers(), 0, 0, NO_TIMESTAMP
-    for first, last in source.split_batches_by_magic_and_compression():
+    for first, last in source.split_by_kind():
         for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), inflate_limit, None):
             rows, _ = parse_records(source.table, chunk, buffers, source.name)
             negative += int(np.count_nonzero(rows.timestamp < NO_TIMESTAMP))
@@ -174,7 +172,7 @@ def count_implausible_timestamps(source: SourceSegment, inflate_limit: int, limi
     return ImplausibleTimestamps(negative, late, latest_ms)
 
 
-def leader_epoch_lineage_from_batch_tables(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
+def lineage_of_tables(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
     """Return the leader epochs of the batches, each with its first offset. v0/v1 batches count as epoch 0."""
     found: list[EpochEntry] = []
     for table in tables:
@@ -187,7 +185,7 @@ def leader_epoch_lineage_from_batch_tables(tables: list[BatchTable]) -> tuple[Ep
     return tuple(found)
 
 
-def leader_epoch_lineage_of_offset_range(lineage: tuple[EpochEntry, ...], start_offset: int, end_offset: int) -> tuple[EpochEntry, ...]:
+def lineage_of_range(lineage: tuple[EpochEntry, ...], start_offset: int, end_offset: int) -> tuple[EpochEntry, ...]:
     """Return the leader epochs of the offsets from ``start_offset`` to ``end_offset``, both inclusive: at least one, the first of which
     begins at ``start_offset``.
     """
@@ -234,7 +232,7 @@ class SourceSegment:
     def size(self) -> ByteCount:
         return len(self.buf)
 
-    def split_batches_by_magic_and_compression(self) -> list[FirstAndEndBatch]:
+    def split_by_kind(self) -> list[FirstAndEndBatch]:
         """Return ranges of batches of one kind (magic, compressed or not) and bounded size, in file order. Markers, which are never
         compressed, join the compressed batches around them if they would otherwise cut these into many small ranges.
         """
@@ -265,14 +263,14 @@ class SourceSegment:
         return found
 
     @property
-    def upper_bound_of_record_count(self) -> int:
+    def record_count_bound(self) -> int:
         """Return an upper bound of the number of records: the numbers in the batch headers, but at most two records per byte. A v0/v1
         wrapper, whose header states no number, counts as one record per byte.
         """
         table = self.table
         return int(np.where(table.count > 0, np.minimum(table.count, 2 * table.size), table.size).sum())
 
-    def verify_batch_crcs_unless_verified(self, first_batch: int, end_batch: int) -> None:
+    def verify_batches(self, first_batch: int, end_batch: int) -> None:
         """Verify the CRCs of the batches [first_batch, end_batch) that were not verified yet. Raises BadData."""
         if not self.verified[first_batch:end_batch].all():
             verify_crcs_of_batches(self.buf, self.table, first_batch, end_batch, self.name)
@@ -293,13 +291,13 @@ class SourceSegment:
         :param inflate_buffer: a chunk in it is valid until the next one is requested.
         :raises BadData: if a CRC does not match, or a body cannot be inflated or exceeds ``max_body_bytes``.
         """
-        self.verify_batch_crcs_unless_verified(first_batch, end_batch)
+        self.verify_batches(first_batch, end_batch)
         if not self.table.codec_ids[first_batch:end_batch].any():
             yield chunk_of_uncompressed_batches(self.buf, self.table, first_batch, end_batch, wanted_flags)
             return
         if inflate_buffer is None:
             inflate_buffer = codecs.GrowingByteBuffer()
-        ends = self._inflate_wanted_bodies_if_they_fit(first_batch, end_batch, wanted_flags, max_body_bytes, inflate_buffer)
+        ends = self._inflate_bodies(first_batch, end_batch, wanted_flags, max_body_bytes, inflate_buffer)
         if ends is not None:
             starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
             yield BatchChunk(
@@ -315,7 +313,7 @@ class SourceSegment:
     @measure_stage(
         SegmentWorkStage.INFLATE, lambda self, first_batch, end_batch, wanted_flags, max_body_bytes, inflate_buffer: inflate_buffer.size
     )
-    def _inflate_wanted_bodies_if_they_fit(
+    def _inflate_bodies(
         self, first_batch: int, end_batch: int, wanted_flags: Flags, max_body_bytes: int, inflate_buffer: codecs.GrowingByteBuffer
     ) -> Int64s | None:
         """Return where each inflated body ends, or None if all together are too large."""
@@ -324,7 +322,7 @@ class SourceSegment:
         start, end = table.position[some] + HEADER, table.position[some] + table.size[some]
         if table.magic[first_batch] < 2:
             for batch in np.flatnonzero(wanted_flags).tolist():
-                start[batch], end[batch] = self._start_and_end_of_wrapper_body(first_batch + batch)
+                start[batch], end[batch] = self._wrapper_body_bounds(first_batch + batch)
         most = INFLATED_CHUNK if end_batch - first_batch > 1 else np.iinfo(np.int64).max
         try:
             ends = decompress_batch_bodies(
@@ -336,7 +334,7 @@ class SourceSegment:
             ) from None
         return ends if inflate_buffer.size <= most else None
 
-    def _start_and_end_of_wrapper_body(self, batch_number: int) -> tuple[BytePosition, BytePosition]:
+    def _wrapper_body_bounds(self, batch_number: int) -> tuple[BytePosition, BytePosition]:
         """Return where the value of a v0/v1 wrapper, which holds its messages, begins and ends (exclusive)."""
         position, size, magic = (
             int(self.table.position[batch_number]),
@@ -375,7 +373,7 @@ def open_source_segment(
     :param read_bytes: given if the file may shrink, so that it must not be mapped.
     """
     buf = read_bytes(path)
-    table = parse_batch_headers_of_segment(buf, path.name, max(previous_last_offset, base_offset - 1))
+    table = parse_batch_headers(buf, path.name, max(previous_last_offset, base_offset - 1))
     last = int(table.last_offset[-1]) if len(table) else base_offset - 1
     if end_offset is not None and last >= end_offset:
         raise BadData(
@@ -389,7 +387,7 @@ def open_source_segment(
         ordinal, path.name, base_offset, end_offset if end_offset is not None else max(last + 1, base_offset + 1), mtime_ms, buf, table,
         txn_entries=txn_entries if txn_entries is not None else np.empty(0, TXN_ENTRY), is_last=end_offset is None,
     )  # fmt: skip
-    set_control_types_of_compressed_markers(source, max_body_bytes)
+    set_compressed_control_types(source, max_body_bytes)
     return source
 
 
@@ -446,7 +444,7 @@ def batch_bytes_from_offset(source: SourceSegment, offset: int, inflate_limit: i
     return head + source.buf[int(table.position[first] + table.size[first]) :].tobytes()
 
 
-def set_control_types_of_compressed_markers(source: SourceSegment, max_body_bytes: int) -> None:
+def set_compressed_control_types(source: SourceSegment, max_body_bytes: int) -> None:
     """Set the control type of compressed control batches. No known client writes such batches, but Kafka reads them."""
     table = source.table
     for batch in np.flatnonzero(table.control == PACKED).tolist():

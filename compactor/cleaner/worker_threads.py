@@ -32,7 +32,7 @@ class KeyHashBuffers:
         self._hashes = np.empty((1 << 14, 2), np.uint64)
         self._rows = np.empty(1 << 14, np.int64)
 
-    def hash_and_row_number_buffers(self, row_count: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    def take_buffers(self, row_count: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
         """Return buffers for ``row_count`` rows, valid until the next call."""
         if row_count > len(self._rows):
             count_new = max(row_count, 2 * len(self._rows))
@@ -98,9 +98,7 @@ class _OrderedDecisionRunner(Generic[A, D, R]):
         self._deciding = False
         self.stopped = False
 
-    def add_prepared_job_and_decide_jobs_in_order(
-        self, job_number: int, job: _JobAwaitingDecision[A, R]
-    ) -> list[tuple[_JobAwaitingDecision[A, R], D]]:
+    def add_and_decide(self, job_number: int, job: _JobAwaitingDecision[A, R]) -> list[tuple[_JobAwaitingDecision[A, R], D]]:
         """Add a prepared job, and decide all jobs that are next in order. Return these: none if an earlier job is not prepared yet, or
         if another thread is running decisions; that thread then decides this job, too.
         """
@@ -148,9 +146,7 @@ class WorkerThreads:
         for _ in range(2 * thread_count if thread_count > 1 else 1):
             self._free.put(ReusableJobBuffers())
 
-    def yield_job_results_in_order(
-        self, run_job: Callable[[ReusableJobBuffers, J], R], jobs: Iterable[J | JobBarrier]
-    ) -> Generator[R, None, None]:
+    def run_jobs(self, run_job: Callable[[ReusableJobBuffers, J], R], jobs: Iterable[J | JobBarrier]) -> Generator[R, None, None]:
         """Yield the results of ``run_job`` in the order of the jobs. A result is valid until the next one is requested."""
         if self._pool is None:
             yield from self._run_in_caller_thread(run_job, jobs)
@@ -169,9 +165,9 @@ class WorkerThreads:
                 running.popleft()
                 self._free.put(buffers)
         finally:
-            self._wait_for_jobs_and_release_buffers(running)
+            self._release_buffers(running)
 
-    def run_jobs_with_ordered_middle_step(
+    def run_ordered_jobs(
         self,
         prepare_job: Callable[[ReusableJobBuffers, J], A],
         decide_job_in_order: Callable[[A], D],
@@ -180,7 +176,7 @@ class WorkerThreads:
     ) -> Generator[R, None, None]:
         """Yield, in order, the results of jobs of three steps. Several workers run ``prepare_job`` and ``complete_job`` at the same time;
         ``decide_job_in_order`` runs for one job after the other, in their order.
-        - _run_in_caller_thread _wait_for_jobs_and_release_buffers
+        - _run_in_caller_thread _release_buffers
         """
         if self._pool is None:
             yield from self._run_in_caller_thread(
@@ -196,7 +192,7 @@ class WorkerThreads:
             except BaseException as error:  # noqa: BLE001 - whoever waits for the result raises it
                 result.set_exception(error)
                 return
-            decided = order.add_prepared_job_and_decide_jobs_in_order(job_number, _JobAwaitingDecision(buffers, prepared, result))
+            decided = order.add_and_decide(job_number, _JobAwaitingDecision(buffers, prepared, result))
             for decided_job, decision in decided[:-1]:
                 pool.submit(complete_decided_job, decided_job, decision)
             for decided_job, decision in decided[-1:]:
@@ -221,7 +217,7 @@ class WorkerThreads:
                 self._free.put(running.popleft()[0])
         finally:
             order.cancel_undecided_jobs()
-            self._wait_for_jobs_and_release_buffers(running)
+            self._release_buffers(running)
 
     def _run_in_caller_thread(
         self, run_job: Callable[[ReusableJobBuffers, J], R], jobs: Iterable[J | JobBarrier]
@@ -235,7 +231,7 @@ class WorkerThreads:
         finally:
             self._free.put(buffers)
 
-    def _wait_for_jobs_and_release_buffers(self, running_jobs: Iterable[tuple[ReusableJobBuffers, Future[Any]]]) -> None:
+    def _release_buffers(self, running_jobs: Iterable[tuple[ReusableJobBuffers, Future[Any]]]) -> None:
         """Wait for the jobs that are still running, and free their buffers."""
         for buffers, future in running_jobs:
             future.cancel()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from compactor.config.units import parse_duration_or_size_if_text
+from compactor.config.units import parse_unit_text
 from compactor.model.segment import StrictFrozenModel
 from compactor.storage.schemes import NO_CREDENTIALS, StorePrices
 
@@ -28,7 +28,7 @@ class SettingsSection(StrictFrozenModel):
     @model_validator(mode="before")
     @classmethod
     def _parse_durations_and_sizes(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {key: parse_duration_or_size_if_text(key, value) for key, value in values.items()}
+        return {key: parse_unit_text(key, value) for key, value in values.items()}
 
 
 class SegmentReplacementCosts(NamedTuple):
@@ -163,7 +163,7 @@ class IcebergSettings(SettingsSection):
     topics: Annotated[dict[str, IcebergTableSettings], BeforeValidator(_validate_iceberg_topics)] = {}
 
     @model_validator(mode="after")
-    def _require_catalog_for_every_table(self) -> Self:
+    def _require_catalogs(self) -> Self:
         for pattern, own in self.topics.items():
             if not (own.catalog or self.catalog):
                 raise ValueError(f'no catalog is set for the table of {json.dumps(pattern)}, for example {{type = "sql", uri = ...}}')

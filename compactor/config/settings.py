@@ -72,27 +72,25 @@ def describe_allowed_values(section_type: type[BaseModel], key: str) -> str:
     """Return the allowed values of a setting in words, such as ``a whole number from 0 to 7 or "auto"``."""
     field = section_type.model_fields[key]
     example = ' or a text such as "10m"' if key.endswith("_ms") else ' or a text such as "64 MiB"' if "_bytes" in key else ""
-    return _describe_allowed_values_of_type(field.annotation, field.metadata) + example
+    return _describe_allowed_type(field.annotation, field.metadata) + example
 
 
-def _describe_allowed_values_of_type(annotation: Any, metadata: list[Any]) -> str:
+def _describe_allowed_type(annotation: Any, metadata: list[Any]) -> str:
     origin = get_origin(annotation)
     if origin is Annotated:
         inner, *extra = get_args(annotation)
-        return _describe_allowed_values_of_type(
-            inner, [part for one in extra for part in (one.metadata if isinstance(one, FieldInfo) else [one])]
-        )
+        return _describe_allowed_type(inner, [part for one in extra for part in (one.metadata if isinstance(one, FieldInfo) else [one])])
     if origin is Literal:
         return " or ".join(format_toml_value(choice) for choice in get_args(annotation))
     if origin is tuple:
         element = get_args(annotation)[0]
-        return f"a list of {_describe_allowed_values_of_type(element, [])}" if get_origin(element) is Literal else "a list of texts"
+        return f"a list of {_describe_allowed_type(element, [])}" if get_origin(element) is Literal else "a list of texts"
     if origin is dict and isinstance(get_args(annotation)[1], type) and issubclass(get_args(annotation)[1], BaseModel):
         return "a table of tables"
     if origin is dict:
         return "a table of texts" if get_args(annotation)[1] is str else "a table of texts, numbers and booleans"
     if origin is Union or not isinstance(annotation, type):
-        return " or ".join(_describe_allowed_values_of_type(choice, []) for choice in get_args(annotation))
+        return " or ".join(_describe_allowed_type(choice, []) for choice in get_args(annotation))
     low = next((limit.ge for limit in metadata if isinstance(limit, Ge)), "")
     high = next((limit.le for limit in metadata if isinstance(limit, Le)), "")
     if annotation is bool:
@@ -177,7 +175,7 @@ class AivenSettings(SettingsSection):
     storage_class: Annotated[str, AfterValidator(validate_storage_class)] = ""
 
     @model_validator(mode="after")
-    def _require_active_encryption_key_pair(self) -> Self:
+    def _require_active_pair(self) -> Self:
         if self.active_key_pair and self.active_key_pair not in self.key_pairs:
             raise ValueError(f"active_key_pair is {json.dumps(self.active_key_pair)}, which is not among key_pairs")
         return self
@@ -271,7 +269,7 @@ class CleanerSettings(SettingsSection):
     _store_costs: SegmentReplacementCosts | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
-    def _require_min_lag_at_most_max_lag(self) -> Self:
+    def _require_ordered_lags(self) -> Self:
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             raise ValueError("min_compaction_lag_ms must not be above max_compaction_lag_ms")
         return self
@@ -364,7 +362,7 @@ def _validate_replicas(nodes: tuple[str, ...]) -> tuple[str, ...]:
     return nodes
 
 
-def _validate_listen_address_or_empty(listen: str) -> str:
+def _validate_optional_address(listen: str) -> str:
     return _validate_listen_address(listen) if listen else listen
 
 
@@ -373,7 +371,7 @@ class ServeSettings(SettingsSection):
 
     listen: Annotated[str, AfterValidator(_validate_listen_address)] = "127.0.0.1:9192"
     pages_listen: Annotated[str, AfterValidator(_validate_listen_address)] = "127.0.0.1:8082"
-    advertised: Annotated[str, AfterValidator(_validate_listen_address_or_empty)] = ""
+    advertised: Annotated[str, AfterValidator(_validate_optional_address)] = ""
     node_id: int = Field(0, ge=0, le=MAX32)
     nodes: Annotated[tuple[str, ...], AfterValidator(_validate_replicas)] = Field((), strict=False)
     tls_certificate: str = ""
@@ -536,8 +534,8 @@ def load_settings(file: str | None = None, environ: Mapping[str, str] | None = N
     raw = _UncheckedSettings()
     path = _find_config_file(file, environ)
     if path is not None:
-        raw.add_values_of_config_file(path)
-    raw.add_values_of_environment(environ)
+        raw.add_config_file(path)
+    raw.add_environment(environ)
     return raw.validate_all_sections()
 
 
@@ -571,7 +569,7 @@ class _UncheckedSettings:
         self.topics: dict[str, dict[str, Any]] = {}
         self.sources: dict[str, str] = {}
 
-    def add_values_of_config_file(self, path: Path) -> None:
+    def add_config_file(self, path: Path) -> None:
         try:
             document = tomllib.loads(_read_config_file(path))
         except FileNotFoundError as error:
@@ -590,9 +588,9 @@ class _UncheckedSettings:
             if section == "topics":
                 self.add_topic_overrides(table, str(path))
             else:
-                self.add_values_of_section_table(section, table, path)
+                self.add_section_table(section, table, path)
 
-    def add_values_of_section_table(self, section: str, table: Mapping[str, Any], path: Path) -> None:
+    def add_section_table(self, section: str, table: Mapping[str, Any], path: Path) -> None:
         inner = {f"{section}.{key}": value for key, value in table.items() if f"{section}.{key}" in SECTION_TYPES}
         self._add_section_values(
             section, {key: value for key, value in table.items() if f"{section}.{key}" not in SECTION_TYPES}, str(path)
@@ -600,9 +598,9 @@ class _UncheckedSettings:
         for name, value in inner.items():
             if not isinstance(value, dict):
                 raise UsageError(f"{path}: {name} is a section", hint=f"Write [{name}] and its keys below")
-            self.add_values_of_section_table(name, value, path)
+            self.add_section_table(name, value, path)
 
-    def add_values_of_environment(self, environ: Mapping[str, str]) -> None:
+    def add_environment(self, environ: Mapping[str, str]) -> None:
         """Read the variables whose names begin with TIERED_COMPACTOR_. Raises UsageError for unknown ones."""
         for variable in sorted(name for name in environ if name.startswith(ENV_PREFIX[:-1])):
             if not variable.startswith(ENV_PREFIX):
@@ -707,7 +705,7 @@ def _format_setting_name(section: str, key: str) -> str:
     return f"{key} in [{section}]"
 
 
-def _all_section_and_key_pairs() -> Iterator[tuple[str, str]]:
+def _all_keys() -> Iterator[tuple[str, str]]:
     for section, kind in SECTION_TYPES.items():
         for key in setting_keys(kind):
             yield section, key
@@ -719,7 +717,7 @@ def _unknown_setting_error(
     """Return the error for an unknown setting or variable. Its hint names the most similar setting, preferably of section
     ``near_section``.
     """
-    for candidates in ([pair for pair in _all_section_and_key_pairs() if pair[0] == near_section], list(_all_section_and_key_pairs())):
+    for candidates in ([pair for pair in _all_keys() if pair[0] == near_section], list(_all_keys())):
         near = difflib.get_close_matches(name, [key for _, key in candidates], n=1)
         if near:
             section, key = next(pair for pair in candidates if pair[1] == near[0])

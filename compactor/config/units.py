@@ -26,7 +26,7 @@ def parse_size_bytes(text: str) -> int | None:
         return None
 
 
-def parse_duration_or_size_if_text(key: str, value: object) -> object:
+def parse_unit_text(key: str, value: object) -> object:
     """Return a setting's value, with a text that is a duration or a size replaced by its number.
     :param key: name of the setting, whose ending tells the kind: ``_ms``, ``_bytes`` or ``_bytes_per_s``.
     """

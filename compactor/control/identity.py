@@ -171,7 +171,7 @@ class DataRootOwnershipCheckByTierId:
 
 def _find_object_key_unknown_to_catalog(ports: EnvironmentPorts, catalog: CatalogState) -> str:
     """Return the key of a segment's object that belongs to no segment in the catalog's control logs; empty: none."""
-    for text in {found for info in ports.data.list("") if (found := ports.layout.partition_name_in_object_key(info.key))}:
+    for text in {found for info in ports.data.list("") if (found := ports.layout.partition_in_key(info.key))}:
         name = TopicPartition.parse_partition_store_prefix(text)
         # Listed before the log is read: an import registers its segment ids before it uploads, so that a listed object is registered by
         # then.

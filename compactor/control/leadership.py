@@ -178,9 +178,9 @@ def acquire_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseD
         if holder is None:
             before = state.leader
             epoch = state.next_compactor_epoch
-            max_late_metadata_delivery_ms = ports.publisher.max_late_metadata_delivery_ms
+            max_delivery_delay_ms = ports.publisher.max_delivery_delay_ms
             body = LeadershipAcquired(
-                leader_epoch=epoch, holder=ports.holder, ttl_ms=lease.ttl_ms, delivery_timeout_ms=max_late_metadata_delivery_ms
+                leader_epoch=epoch, holder=ports.holder, ttl_ms=lease.ttl_ms, delivery_timeout_ms=max_delivery_delay_ms
             )
             state = log.append_due_records(partial(_acquisition_record_unless_leader_changed, log, before, body))
             leader = state.leader
@@ -299,7 +299,7 @@ def find_expired_segments(leadership: Leadership, segment_ids: Collection[str]) 
     tasks = state.intent.plan.tasks if state.intent else ()
     ends = {segment.id: segment.end_offset for segment in state.live} | {task.new_segment_id: task.end_offset for task in tasks}
     ends = {name: end for name, end in ends.items() if name in segment_ids}
-    deleted = ports.publisher.find_segments_deleted_by_brokers(state.topic_partition, list(ends)) if ends else frozenset()
+    deleted = ports.publisher.find_deleted_segments(state.topic_partition, list(ends)) if ends else frozenset()
     start = record_and_get_highest_broker_log_start(leadership) if deleted else 0
     return frozenset(name for name in deleted if ends[name] < start)
 
@@ -325,7 +325,7 @@ class BrokerExpiredSegmentCache:
     leadership: Leadership
     ids: set[str] = field(default_factory=set)
 
-    def find_segments_expired_by_brokers(self, segment_ids: Iterable[str]) -> frozenset[str]:
+    def select_expired(self, segment_ids: Iterable[str]) -> frozenset[str]:
         """Return which of these segments have expired. Brokers are asked only about segments that are not cached as expired."""
         names = frozenset(segment_ids)
         self.ids |= find_expired_segments(self.leadership, names - self.ids)
@@ -334,7 +334,7 @@ class BrokerExpiredSegmentCache:
     def have_sources_expired_since_last_call(self, intent: RoundIntent) -> bool:
         """Ask brokers about the sources of the round. Return whether any of them expired since the last call."""
         before = len(self.ids)
-        self.find_segments_expired_by_brokers(intent.plan.source_segment_ids)
+        self.select_expired(intent.plan.source_segment_ids)
         return len(self.ids) > before
 
     def have_task_segments_expired_at_brokers(self, task: CompactionTask) -> bool:

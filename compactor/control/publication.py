@@ -148,7 +148,7 @@ def publish_round(
         replacements,
         append_publication_begun_record,
         append_round_published_record,
-        find_segments_expired_by_brokers=expired.find_segments_expired_by_brokers,
+        select_expired=expired.select_expired,
         last_group_first=bool(intent.plan.restores),
         is_begun_recorded=intent.begun_slot > 0,
     )
@@ -199,17 +199,15 @@ def _wait_until_former_leaders_cannot_write(leadership: Leadership) -> None:
     ports, log, state = leadership.ports, leadership.log, leadership.state
     taken = state.latest_epoch_begun_by_takeover
     # Records of earlier versions state no timeout; this process's own is used for them.
-    timeouts = [
-        epoch.delivery_timeout_ms or ports.publisher.max_late_metadata_delivery_ms for epoch in state.epochs if epoch.ended == "replaced"
-    ]
-    max_late_metadata_delivery_ms = max(timeouts, default=0)
-    if not max_late_metadata_delivery_ms or taken is None:
+    timeouts = [epoch.delivery_timeout_ms or ports.publisher.max_delivery_delay_ms for epoch in state.epochs if epoch.ended == "replaced"]
+    max_delivery_delay_ms = max(timeouts, default=0)
+    if not max_delivery_delay_ms or taken is None:
         return
     try:
         since = ports.control.head(log.control_record_object_key(taken.slot)).modified_ms
     except NotFound:
         since = taken.at_ms  # the slot was cut, which takes longer than what is waited for
-    while (left := since + max_late_metadata_delivery_ms - ports.control.clock_ms()) > 0:
+    while (left := since + max_delivery_delay_ms - ports.control.clock_ms()) > 0:
         ports.sleep(min(left, POLL_INTERVAL_MS) / 1000)
         leadership.refresh_and_require_leadership()
 
@@ -220,7 +218,7 @@ def remove_segments_left_by_dead_compactors(leadership: Leadership) -> SegmentCo
         return 0  # readers go by the control log: there are no others to be told of anything
     state = leadership.refresh_and_require_leadership()
     live = [segment for segment in state.live if segment.id in state.published_by]
-    return leadership.ports.publisher.withdraw_segments_unknown_to_control_log(
+    return leadership.ports.publisher.withdraw_unknown_segments(
         state.topic_partition, live, ordering.segment_ids_with_possible_objects(state)
     )
 

@@ -58,7 +58,7 @@ class LeadershipAcquired(LeaderRecord):
 
     ttl_ms: time without a heartbeat after which other compactors may take over.
     delivery_timeout_ms: how long after its end this process's messages may still reach readers
-        (``SegmentPublisher.max_late_metadata_delivery_ms``); 0 if never, or if an earlier version wrote the record.
+        (``SegmentPublisher.max_delivery_delay_ms``); 0 if never, or if an earlier version wrote the record.
     """
 
     type: Literal["leadership_acquired"] = "leadership_acquired"

@@ -382,7 +382,7 @@ class PartitionSummaryCache:
         :param hint: the latest change hint of the partition: a number that changes with every change.
         """
         tier, name = self._tier, cached.summary.topic_partition
-        if cached.position is None or (not tier.kind.is_content_determined_by_control_logs and cached.position.hint != hint):
+        if cached.position is None or (not tier.kind.is_compactor_managed and cached.position.hint != hint):
             return True
         log = open_control_log_of_partition(
             tier.ports, name, tier.min_last_record_number_of_control_log(name), control_log_name=tier.control_log_name(name)

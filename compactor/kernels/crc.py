@@ -80,7 +80,7 @@ def _define_crc32c_step_intrinsic(bits: int) -> NumbaIntrinsic:
     return intrinsic(advance_crc32c_state)
 
 
-def _crc_table_to_append_zero_bytes(byte_count: int) -> CrcTable:
+def _zero_bytes_table(byte_count: int) -> CrcTable:
     """Return a table that advances a CRC-32C state by ``byte_count`` zero bytes. Shape (4, 256): the new state is the xor of one entry from
     each row, chosen by one byte of the old state.
     Advancing is linear over bits, so the table for 2n bytes is the table for n bytes applied to itself (as in zlib's crc32_combine).
@@ -93,32 +93,32 @@ def _crc_table_to_append_zero_bytes(byte_count: int) -> CrcTable:
     squared = np.concatenate([shifted_out[np.newaxis], after[:3]])
     while byte_count:
         if byte_count & 1:
-            after = _advance_crcs_by_zero_bytes(squared, after)
-        squared = _advance_crcs_by_zero_bytes(squared, squared)
+            after = _advance_crcs(squared, after)
+        squared = _advance_crcs(squared, squared)
         byte_count >>= 1
     return after
 
 
 @functools.cache
-def crc_tables_for_power_of_two_zero_bytes() -> CrcTable:
+def zero_bytes_tables() -> CrcTable:
     """Return the tables for ``crc_after_zero_bytes``, shape (32, 4, 256): table i advances a CRC-32C state by 2^i zero bytes."""
-    tables = [_crc_table_to_append_zero_bytes(1)]
+    tables = [_zero_bytes_table(1)]
     while len(tables) < 32:
-        tables.append(_advance_crcs_by_zero_bytes(tables[-1], tables[-1]))
+        tables.append(_advance_crcs(tables[-1], tables[-1]))
     return np.stack(tables)
 
 
 def combine_crc32c(first_crc: int, second_crc: int, second_size_bytes: int) -> int:
     """Return the CRC-32C of two adjacent byte ranges together, given the CRC-32C of each.
-    - _advance_crcs_by_zero_bytes _advance_crc_by_zero_bytes
+    - _advance_crcs _advance_crc
     """
-    table = _crc_table_to_append_zero_bytes(second_size_bytes)
+    table = _zero_bytes_table(second_size_bytes)
     for byte in range(4):
         second_crc ^= int(table[byte, first_crc >> 8 * byte & 255])
     return second_crc
 
 
-def _advance_crcs_by_zero_bytes(table: CrcTable, crcs: CrcTable) -> CrcTable:
+def _advance_crcs(table: CrcTable, crcs: CrcTable) -> CrcTable:
     """Return the CRC-32C states in ``crcs``, each advanced by the number of zero bytes for which ``table`` was made."""
     low = np.uint64(255)
     first, second, third, last = (table[place, crcs >> np.uint64(8 * place) & low] for place in range(4))
@@ -127,7 +127,7 @@ def _advance_crcs_by_zero_bytes(table: CrcTable, crcs: CrcTable) -> CrcTable:
 
 
 @inline_kernel
-def _advance_crc_by_zero_bytes(table: CrcTable, crc: np.uint64) -> np.uint64:
+def _advance_crc(table: CrcTable, crc: np.uint64) -> np.uint64:
     """Return one CRC-32C state, advanced by the number of zero bytes for which ``table`` was made."""
     low = np.uint64(255)
     return (
@@ -142,12 +142,12 @@ def _advance_crc_by_zero_bytes(table: CrcTable, crc: np.uint64) -> np.uint64:
 def crc_after_zero_bytes(tables_by_power: CrcTable, crc: np.uint64, byte_count: int) -> np.uint64:
     """Return the CRC-32C state ``crc`` advanced by ``byte_count`` zero bytes, fewer than 2^32.
     The CRC of two adjacent ranges is the CRC of the first, advanced by as many zero bytes as the second has, xor the CRC of the second.
-    :param tables_by_power: as ``crc_tables_for_power_of_two_zero_bytes`` returns them.
+    :param tables_by_power: as ``zero_bytes_tables`` returns them.
     """
     power = 0
     while byte_count > 0:
         if byte_count & 1:
-            crc = _advance_crc_by_zero_bytes(tables_by_power[power], crc)
+            crc = _advance_crc(tables_by_power[power], crc)
         byte_count >>= 1
         power += 1
     return crc
@@ -155,19 +155,17 @@ def crc_after_zero_bytes(tables_by_power: CrcTable, crc: np.uint64, byte_count: 
 
 _step64 = _define_crc32c_step_intrinsic(64)
 _step8 = _define_crc32c_step_intrinsic(8)
-_AFTER_LONG: Final = _crc_table_to_append_zero_bytes(_LONG)
-_AFTER_SHORT: Final = _crc_table_to_append_zero_bytes(_SHORT)
-_AFTER: Final = np.stack(
-    [_crc_table_to_append_zero_bytes(8 - i)[0] for i in range(8)]
-)  # slicing by eight: byte i of a word has 8 - i bytes to go
+_AFTER_LONG: Final = _zero_bytes_table(_LONG)
+_AFTER_SHORT: Final = _zero_bytes_table(_SHORT)
+_AFTER: Final = np.stack([_zero_bytes_table(8 - i)[0] for i in range(8)])  # slicing by eight: byte i of a word has 8 - i bytes to go
 
 
 @inline_kernel
-def _extend_crc_over_three_streams(buf: Bytes, start: int, stream_bytes: int, zero_bytes_table: CrcTable, crc: np.uint64) -> np.uint64:
+def _extend_three_streams(buf: Bytes, start: int, stream_bytes: int, zero_bytes_table: CrcTable, crc: np.uint64) -> np.uint64:
     """Advance ``crc`` by 3 * ``stream_bytes`` bytes, as three adjacent streams at once: the processor executes three independent CRC
     instructions in parallel.
     :param zero_bytes_table: advances a state by ``stream_bytes`` zero bytes; combines the results of the streams.
-    - _extend_crc_by_eight_bytes _extend_crc_by_instruction
+    - _extend_word _extend_crc_by_instruction
     """
     second = np.uint64(0)
     third = np.uint64(0)
@@ -180,11 +178,11 @@ def _extend_crc_over_three_streams(buf: Bytes, start: int, stream_bytes: int, ze
             crc = _step64(crc, load_u64(buf, i))
             second = _step64(second, load_u64(buf, i + stream_bytes))
             third = _step64(third, load_u64(buf, i + 2 * stream_bytes))
-    return _advance_crc_by_zero_bytes(zero_bytes_table, _advance_crc_by_zero_bytes(zero_bytes_table, crc) ^ second) ^ third
+    return _advance_crc(zero_bytes_table, _advance_crc(zero_bytes_table, crc) ^ second) ^ third
 
 
 @inline_kernel
-def _extend_crc_by_eight_bytes(crc: np.uint64, eight_bytes: np.uint64) -> np.uint64:
+def _extend_word(crc: np.uint64, eight_bytes: np.uint64) -> np.uint64:
     """Return the CRC-32C state ``crc`` advanced by eight bytes, using the processor's instruction."""
     return _step64(crc, eight_bytes)
 
@@ -194,10 +192,10 @@ def _extend_crc_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int)
     """Return the CRC-32C state ``crc`` advanced by ``buf[start:end]``, using the processor's instruction."""
     at = start
     while end - at >= 3 * _LONG:
-        crc = _extend_crc_over_three_streams(buf, at, _LONG, _AFTER_LONG, crc)
+        crc = _extend_three_streams(buf, at, _LONG, _AFTER_LONG, crc)
         at += 3 * _LONG
     while end - at >= 3 * _SHORT:
-        crc = _extend_crc_over_three_streams(buf, at, _SHORT, _AFTER_SHORT, crc)
+        crc = _extend_three_streams(buf, at, _SHORT, _AFTER_SHORT, crc)
         at += 3 * _SHORT
     while end - at >= 8:
         crc = _step64(crc, load_u64(buf, at))
@@ -209,7 +207,7 @@ def _extend_crc_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int)
 
 
 @inline_kernel
-def extend_crc_by_eight_bytes_with_tables(crc: np.uint64, eight_bytes: np.uint64) -> np.uint64:
+def extend_word_by_tables(crc: np.uint64, eight_bytes: np.uint64) -> np.uint64:
     """Return the CRC-32C state ``crc`` advanced by eight bytes, without the processor's instruction."""
     eight_bytes ^= crc
     crc = np.uint64(0)
@@ -223,7 +221,7 @@ def extend_crc_by_tables(crc: np.uint64, buf: Bytes, start: int, end: int) -> np
     """Return the CRC-32C state ``crc`` advanced by ``buf[start:end]``, without the processor's instruction."""
     at = start
     while end - at >= 8:
-        crc = extend_crc_by_eight_bytes_with_tables(crc, load_u64(buf, at))
+        crc = extend_word_by_tables(crc, load_u64(buf, at))
         at += 8
     while at < end:
         crc = _AFTER[7, (crc ^ np.uint64(buf[at])) & np.uint64(255)] ^ (crc >> np.uint64(8))
@@ -237,7 +235,7 @@ START: Final = np.uint64(0xFFFFFFFF)
 extend = _extend_crc_by_instruction if INSTRUCTION else extend_crc_by_tables
 """``extend(state, buf, start, end)``: the state after ``buf[start:end]``. For kernels; bounds are the caller's business."""
 
-extend_word = _extend_crc_by_eight_bytes if INSTRUCTION else extend_crc_by_eight_bytes_with_tables
+extend_word = _extend_word if INSTRUCTION else extend_word_by_tables
 """``extend_word(state, word)``: the state after eight bytes, the lowest first."""
 
 

@@ -66,11 +66,11 @@ def kernel_cache_folder() -> Path | None:
     if not Path(__file__).is_file():
         return None
     name, ready = f"kernels-{kernel_sources_digest()}", None
-    for parent, prefix in _candidate_kernel_cache_locations():
+    for parent, prefix in _candidate_locations():
         folder = parent / (prefix + name)
         try:
             if not folder.exists() and not prefix:
-                _delete_old_kernel_cache_folders(parent)
+                _delete_old_folders(parent)
             folder.mkdir(0o700, parents=True, exist_ok=True)
             # The content is executed. Among everybody's temporary files the folder must therefore be our own, not prepared by others.
             if folder.lstat().st_uid != os.getuid() or shutil.disk_usage(folder).free < _LEAST_FREE_BYTES:
@@ -78,7 +78,7 @@ def kernel_cache_folder() -> Path | None:
             os.utime(folder)
             tempfile.TemporaryFile(dir=folder).close()
             if ready is not None and not any(folder.iterdir()):
-                _copy_kernel_cache_folder(ready, folder)
+                _copy_folder(ready, folder)
         except OSError as error:
             _log.debug("kernels are not cached in %s: %s", folder, error)
             ready = ready or (folder if not prefix and folder.is_dir() else None)
@@ -113,7 +113,7 @@ def kernel_source_files() -> list[Path]:
     ]
 
 
-def _candidate_kernel_cache_locations() -> Iterator[FolderAndNamePrefix]:
+def _candidate_locations() -> Iterator[FolderAndNamePrefix]:
     """Yield (directory, prefix of the folder's name) of each place for the cache folder, the preferred one first."""
     if _NAMED_FOLDER:
         yield Path(_NAMED_FOLDER), ""
@@ -122,13 +122,13 @@ def _candidate_kernel_cache_locations() -> Iterator[FolderAndNamePrefix]:
     yield Path(tempfile.gettempdir()), f"tiered-compactor-{os.getuid()}-"
 
 
-def _delete_old_kernel_cache_folders(parent_folder: Path) -> None:
+def _delete_old_folders(parent_folder: Path) -> None:
     """Delete all but the KEPT_FOLDERS most recently used cache folders. A process that uses a deleted one compiles its kernels again."""
     for old in sorted(parent_folder.glob("kernels-*"), key=lambda path: path.stat().st_mtime)[:-KEPT_FOLDERS]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _copy_kernel_cache_folder(source_folder: Path, target_folder: Path) -> None:
+def _copy_folder(source_folder: Path, target_folder: Path) -> None:
     """Copy a cache folder. Other processes see either all of the copy or nothing."""
     with tempfile.TemporaryDirectory(dir=target_folder.parent) as scratch:
         shutil.copytree(source_folder, Path(scratch) / "copy").rename(target_folder)

@@ -156,7 +156,7 @@ def _define_prefetch_intrinsic(write_flag: int) -> NumbaIntrinsic:
     """Return a numba intrinsic that loads the cache line of an array element; ``write_flag`` is 1 if the element will be written."""
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def prefetch_array_element_into_cpu_cache(typing_context: TypingContext, array: NumbaType, index: NumbaType) -> IntrinsicDefinition:
+    def prefetch_element(typing_context: TypingContext, array: NumbaType, index: NumbaType) -> IntrinsicDefinition:
         def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
             word = ir.IntType(32)
             kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
@@ -167,7 +167,7 @@ def _define_prefetch_intrinsic(write_flag: int) -> NumbaIntrinsic:
 
         return (types.void(array, types.intp), emit_intrinsic_code) if isinstance(array, types.Array) and array.layout == "C" else None
 
-    return prefetch_array_element_into_cpu_cache
+    return prefetch_element
 
 
 prefetch, prefetch_read = _define_prefetch_intrinsic(1), _define_prefetch_intrinsic(0)
@@ -175,7 +175,7 @@ prefetch, prefetch_read = _define_prefetch_intrinsic(1), _define_prefetch_intrin
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def upper_64_bits_of_product(typing_context: TypingContext, factor_a: NumbaType, factor_b: NumbaType) -> IntrinsicDefinition:
+def high_product_word(typing_context: TypingContext, factor_a: NumbaType, factor_b: NumbaType) -> IntrinsicDefinition:
     """Return the upper 64 bits of the product of two unsigned 64-bit numbers: uniform from 0 to ``factor_b`` - 1 if ``factor_a`` is
     uniform.
     """

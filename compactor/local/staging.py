@@ -226,7 +226,7 @@ class StagingFolder:
 
     def fetch_file_into_memory(self, file: FileToStage) -> bytes:
         """Return the content of a small file. Raises BadData if it differs from what was recorded."""
-        return contents.read_and_verify_segment_file(self.layout, file.partition, file.segment, file.kind)
+        return contents.read_verified_file(self.layout, file.partition, file.segment, file.kind)
 
     def close(self) -> None:
         """Delete the folder and give all bytes that the round has reserved back to the budget."""
@@ -271,7 +271,7 @@ class StagingFolder:
             arrived = contents.download_segment_file(self.layout, file.partition, file.segment, file.kind, path)
             with self._lock:
                 self.bytes_fetched += arrived.transferred
-            arrived.require_match_with_recorded_content(self.object_key_of(file), file.recorded_size_and_digests)
+            arrived.require_match(self.object_key_of(file), file.recorded_size_and_digests)
         except BaseException:
             path.unlink(missing_ok=True)
             raise

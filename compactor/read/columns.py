@@ -57,9 +57,9 @@ def _arrow_column(selection: SelectedRecords, field: pa.Field, topic: str, parti
         case "timestampType":
             kinds = ((table.attributes[some] & np.int16(LOG_APPEND)) != 0).astype(np.int32)
             kinds[table.magic[some] == 0] = -1
-            return pa.array(selection.repeat_batch_values_per_record(kinds))
+            return pa.array(selection.repeat_per_record(kinds))
         case "leaderEpoch":
-            epochs = selection.repeat_batch_values_per_record(table.leader_epoch[some])
+            epochs = selection.repeat_per_record(table.leader_epoch[some])
             return pa.array(epochs, mask=epochs < 0)
         case "keyText" | "valueText" if decode_text is not None:
             is_key = field.name == "keyText"

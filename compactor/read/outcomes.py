@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from checkpoint.lineage import Lineage, first_divergent_offset, truncate_lineage_at
 from compactor.access.tier import Tier
-from compactor.cleaner.retention import UNDECIDED, find_txn_outcomes_in_columns_and_update_next
+from compactor.cleaner.retention import UNDECIDED, find_outcomes_in_columns
 from compactor.cleaner.source import SourceSegment
 from compactor.constants import EMPTY_TOPIC_ID, MAX_OFFSET, LeaderEpoch, TopicId
 from compactor.control.state import PartitionState
@@ -67,7 +67,7 @@ class DamagedOffsetRange(NamedTuple):
         return BadData(cause, segment=self.segment, position=self.position, offset=offset, hint=hint)
 
 
-def write_damage_warning_to_log(damage: DamagedOffsetRange) -> None:
+def log_damage(damage: DamagedOffsetRange) -> None:
     """Log a warning about offsets that are skipped."""
     _LOG.warning("offsets %d to %d of %s are skipped: %s", *damage[:2], damage.segment, damage.reason)
 
@@ -77,7 +77,7 @@ def flag_damaged_batches(piece: SegmentPiece, wanted_batches: Flags) -> Flags:
     between them, are checked unless they were checked before. Other batches are not flagged.
     """
     source, found = piece.source, piece.damaged
-    for first, last in source.split_batches_by_magic_and_compression():
+    for first, last in source.split_by_kind():
         if wanted_batches[first:last].any() and not _has_valid_crcs(source, first, last):
             found[first:last] |= [not _has_valid_crcs(source, batch, batch + 1) for batch in range(first, last)]
             source.verified[first:last] = True
@@ -86,7 +86,7 @@ def flag_damaged_batches(piece: SegmentPiece, wanted_batches: Flags) -> Flags:
 
 def _has_valid_crcs(source: SourceSegment, first_batch: int, end_batch: int) -> bool:
     try:
-        source.verify_batch_crcs_unless_verified(first_batch, end_batch)
+        source.verify_batches(first_batch, end_batch)
     except BadData:
         return False
     return True
@@ -110,7 +110,7 @@ def damaged_offset_ranges(
             )
 
 
-def read_whole_batches_before_damage(reader: SegmentReader, position: int, error: BadData) -> SegmentPiece | None:
+def read_before_damage(reader: SegmentReader, position: int, error: BadData) -> SegmentPiece | None:
     """Return the whole batches from byte ``position`` up to the damage that ``error`` reports, or None if there are none.
     If the damaged batch's base offset is not greater than the offsets of the batch before it, that batch is left out, too: no CRC covers
     base offsets, so either of the two may be the damaged one.
@@ -118,18 +118,16 @@ def read_whole_batches_before_damage(reader: SegmentReader, position: int, error
     if error.position <= position:
         return None
     try:
-        piece = reader.read_piece_at_byte_position(position, error.position - position)
+        piece = reader.read_piece(position, error.position - position)
         table = piece.source.table
         if 0 <= error.offset <= table.last_offset[-1]:
-            piece = reader.read_piece_at_byte_position(position, int(table.position[-1]))
+            piece = reader.read_piece(position, int(table.position[-1]))
     except BadData:
         return None
     return piece if piece.end_byte_position <= error.position else None
 
 
-def find_next_readable_batch_after_damage(
-    reader: SegmentReader, damaged_position: int, first_unread_offset: int
-) -> BatchPositionAndFirstOffset:
+def find_readable_after(reader: SegmentReader, damaged_position: int, first_unread_offset: int) -> BatchPositionAndFirstOffset:
     """Return the next readable batch after a damaged one, found through the offset index, or the segment's end if no later batch can be
     read.
     :param damaged_position: byte position of the damaged batch.
@@ -138,7 +136,7 @@ def find_next_readable_batch_after_damage(
     metadata = reader.metadata
     for at in reader.offset_index_positions_after(damaged_position):
         try:
-            piece = reader.read_piece_at_byte_position(at, _PROBE_BYTES)
+            piece = reader.read_piece(at, _PROBE_BYTES)
         except (BadData, SegmentGone):
             continue
         table = piece.source.table
@@ -230,7 +228,7 @@ def consumed_history_before_position(offset: int, leader_epoch: int | None, topi
     return ConsumedLogHistory(TopicId(topic_id), (LeaderEpochEnd(LeaderEpoch(leader_epoch or 0), offset),) if known else (), offset)
 
 
-def are_topic_ids_known_to_differ(first_id: TopicId, second_id: TopicId) -> bool:
+def topic_ids_differ(first_id: TopicId, second_id: TopicId) -> bool:
     """Return whether two topic ids are known to differ. An empty id is unknown."""
     return bool(first_id and second_id and first_id != second_id)
 
@@ -241,7 +239,7 @@ def find_log_mismatch(consumed_history: ConsumedLogHistory, log: LogIdentity) ->
     the end of the largest epoch that both have. An epoch of ``log`` ends where the next one begins (OffsetsForLeaderEpoch). The last epoch
     has no known end, because the tier ends earlier than the broker's log from which it is uploaded.
     """
-    if are_topic_ids_known_to_differ(consumed_history.topic_id, log.topic_id):
+    if topic_ids_differ(consumed_history.topic_id, log.topic_id):
         return HistoryMismatchReason("topic")
     if not consumed_history.epochs or not log.lineage:
         return None
@@ -261,7 +259,7 @@ def find_log_mismatch(consumed_history: ConsumedLogHistory, log: LogIdentity) ->
 
 def first_diverging_offset(old_log: LogIdentity, new_log: LogIdentity, end_offset: int) -> int | None:
     """Return the first offset below ``end_offset`` (exclusive) at which ``new_log`` holds other records than ``old_log``, or None."""
-    if are_topic_ids_known_to_differ(old_log.topic_id, new_log.topic_id):
+    if topic_ids_differ(old_log.topic_id, new_log.topic_id):
         return 0
     return first_divergent_offset(old_log.lineage, end_offset, new_log.lineage, new_log.end)
 
@@ -299,16 +297,16 @@ class TransactionOutcomeFinder:
         self._held: dict[tuple[str, int], SegmentPiece] = {}
         self._is_damaged_ahead = False
 
-    def read_piece_at_byte_position(self, reader: SegmentReader, position: int) -> SegmentPiece:
+    def read_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
         """Return a piece. One that was read to find transaction markers is not fetched again."""
         held = self._held.pop((reader.metadata.id, position), None)
-        return held or self._pieces.take_prefetched_or_fetch_piece(reader, position)
+        return held or self._pieces.take_piece(reader, position)
 
     def is_segment_piece_loaded(self, reader: SegmentReader, position: int) -> bool:
         """Return whether the piece at a byte position is in memory."""
         return (reader.metadata.id, position) in self._held
 
-    def find_transaction_outcomes_of_batches(self, piece: SegmentPiece) -> BatchOutcomes:
+    def find_outcomes(self, piece: SegmentPiece) -> BatchOutcomes:
         """Return for each batch the outcome of its transaction: ABORT, COMMIT, UNDECIDED (open, or no transaction), or UNKNOWN (the
         marker is damaged or lost). Raises NotFound if a needed segment was deleted meanwhile.
         """
@@ -318,11 +316,11 @@ class TransactionOutcomeFinder:
         ids, producer = np.unique(table.producer_id, return_inverse=True)
         producer = producer.astype(np.int64)
         transactional = table.transactional_flags & (table.producer_id >= 0)
-        kinds = find_txn_outcomes_in_columns_and_update_next(table.control, transactional, producer, np.full(len(ids), UNDECIDED, np.int64))
+        kinds = find_outcomes_in_columns(table.control, transactional, producer, np.full(len(ids), UNDECIDED, np.int64))
         still = transactional & (table.control == NOT_CONTROL) & (kinds == UNDECIDED)
         later = np.full(len(ids), UNDECIDED, np.int8)
         for index in np.unique(producer[still]).tolist():
-            later[index] = self._find_outcome_of_open_transaction(piece, int(ids[index]))
+            later[index] = self._find_open_outcome(piece, int(ids[index]))
         kinds[still] = later[producer[still]]
         markers = table.control != NOT_CONTROL
         for batch in np.flatnonzero(markers & flag_damaged_batches(piece, markers)).tolist():
@@ -333,7 +331,7 @@ class TransactionOutcomeFinder:
         kinds[~(transactional & ~markers)] = UNDECIDED
         return kinds
 
-    def drop_markers_unneeded_before_piece(self, piece: SegmentPiece) -> None:
+    def drop_unneeded_markers(self, piece: SegmentPiece) -> None:
         """Drop transaction markers that a backward reader no longer needs when it goes on from this piece to the data before it: of each
         producer that has markers in the piece, all but its first marker there.
         """
@@ -344,12 +342,12 @@ class TransactionOutcomeFinder:
         for batch in reversed(markers.tolist()):
             self._markers[int(table.producer_id[batch])] = deque([(int(table.last_offset[batch]), int(table.control[batch]))])
 
-    def drop_pieces_prefetched_to_find_markers(self) -> None:
+    def drop_prefetched_pieces(self) -> None:
         """Drop the pieces that were read in advance to find transaction markers, because a segment was replaced."""
         self._ahead = None
         self._held.clear()
 
-    def _find_outcome_of_open_transaction(self, piece: SegmentPiece, producer_id: int) -> TransactionOutcome:
+    def _find_open_outcome(self, piece: SegmentPiece, producer_id: int) -> TransactionOutcome:
         """Return the outcome of the transaction that a producer has open at the end of a piece, from its next marker. UNDECIDED if there
         is none up to the log's end; UNKNOWN if a damaged segment may hold it.
         """
@@ -370,7 +368,7 @@ class TransactionOutcomeFinder:
             if self._is_damaged_ahead:
                 return UNKNOWN
 
-    def record_that_some_later_segment_is_lost(self) -> None:
+    def record_lost_segment(self) -> None:
         """Record that a segment after the current position is lost: outcomes that depend on markers in or after it are UNKNOWN until the
         reader has passed it.
         """
@@ -380,18 +378,18 @@ class TransactionOutcomeFinder:
         """Begin to search for markers at the first batch after this piece; markers that were found before stay known."""
         self._is_damaged_ahead = False
         self._frontier = int(piece.source.table.last_offset[-1]) + 1
-        self._ahead = self._pieces_not_yet_searched_for_markers(piece.metadata.id, piece.end_byte_position)
+        self._ahead = self._unsearched_pieces(piece.metadata.id, piece.end_byte_position)
 
     def _try_read_next_markers(self) -> bool:
         """Read the markers of the next batches; False at the end of the log."""
         if self._ahead is None:
-            self._ahead = self._pieces_not_yet_searched_for_markers("", 0)
+            self._ahead = self._unsearched_pieces("", 0)
         piece = next(self._ahead, None)
         if piece is None:
             return False
         table = piece.source.table
         for batch in np.flatnonzero((table.control != NOT_CONTROL) & (table.last_offset >= self._frontier)).tolist():
-            piece.source.verify_batch_crcs_unless_verified(batch, batch + 1)  # the kind of a damaged marker is not known
+            piece.source.verify_batches(batch, batch + 1)  # the kind of a damaged marker is not known
         markers = np.flatnonzero(((table.control == ABORT) | (table.control == COMMIT)) & (table.last_offset >= self._frontier))
         for batch in markers.tolist():
             mine = self._markers.setdefault(int(table.producer_id[batch]), deque())
@@ -402,14 +400,14 @@ class TransactionOutcomeFinder:
             self._held[piece.metadata.id, piece.position] = piece
         return True
 
-    def _pieces_not_yet_searched_for_markers(self, segment_id: str, position: int) -> Iterator[SegmentPiece]:
+    def _unsearched_pieces(self, segment_id: str, position: int) -> Iterator[SegmentPiece]:
         """Yield the pieces, ascending, from the first offset whose markers have not been read yet.
         :param segment_id: id of the segment that is read from byte ``position`` on; later segments are read from the first needed offset.
         """
         for metadata in self._list_segments_from(self._frontier):
             reader = self._open_segment_reader(metadata)
-            at = position if metadata.id == segment_id else reader.byte_position_at_or_before_offset(self._frontier)
+            at = position if metadata.id == segment_id else reader.floor_position(self._frontier)
             while at < metadata.size_bytes:
-                piece = self._pieces.peek_prefetched_or_fetch_piece(reader, at)
+                piece = self._pieces.peek_piece(reader, at)
                 yield piece
                 at = piece.end_byte_position

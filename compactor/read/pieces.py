@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.access.tier import Tier
-from compactor.cleaner.source import SourceSegment, set_control_types_of_compressed_markers
+from compactor.cleaner.source import SourceSegment, set_compressed_control_types
 from compactor.constants import MAX_OFFSET
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
@@ -23,7 +23,7 @@ from compactor.kernels.jit import kernel
 from compactor.kernels.memory import load_i32
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.batches import ABORT, COMMIT, FRAME, NOT_CONTROL, BatchTable, Bytes, parse_batch_headers_of_segment, read_only_view
+from compactor.records.batches import ABORT, COMMIT, FRAME, NOT_CONTROL, BatchTable, Bytes, parse_batch_headers, read_only_view
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY
 from compactor.tier.ports import ListedTier, OpenTransactionsAtSegmentEnd, SegmentLayout
 
@@ -57,7 +57,7 @@ class SegmentPiece:
         return self.position + len(self.source.buf)
 
     @contextmanager
-    def add_piece_position_to_damage_errors(self) -> Iterator[None]:
+    def shift_damage_positions(self) -> Iterator[None]:
         """Add the piece's position in the segment to the position of a BadData raised within the ``with`` block."""
         try:
             yield
@@ -87,7 +87,7 @@ class SegmentReader:
     def offset_entries(self) -> npt.NDArray[Any]:
         """Return the entries of the offset index (relative ``offset``, ``position``); none if it is missing, or not true."""
         try:
-            return self._offset_index_entries_unless_ignored()
+            return self._cached_offset_entries()
         except SegmentGone:
             return np.empty(0, OFFSET_ENTRY)
 
@@ -105,17 +105,17 @@ class SegmentReader:
     def read_pieces(self, position: int = 0, piece_bytes: int = FETCH_BYTES) -> Iterator[SegmentPiece]:
         """Yield the batches from ``position``, where a batch begins, to the segment's end, in pieces of about ``piece_bytes`` bytes."""
         while position < self.metadata.size_bytes:
-            piece = self.read_piece_at_byte_position(position, piece_bytes)
+            piece = self.read_piece(position, piece_bytes)
             yield piece
             position = piece.end_byte_position
 
-    def find_piece_end_by_offset_index(self, position: int, piece_bytes: int = FETCH_BYTES) -> int | None:
+    def find_piece_end(self, position: int, piece_bytes: int = FETCH_BYTES) -> int | None:
         """Return the byte position at which a piece of about ``piece_bytes`` bytes should end: the first batch of the offset index after
         these bytes, else the segment's end. None if the index is empty and the segment is longer.
         """
         if self.metadata.size_bytes - position <= piece_bytes:
             return self.metadata.size_bytes
-        known = self._offset_index_entries_unless_ignored()["position"].astype(np.int64)
+        known = self._cached_offset_entries()["position"].astype(np.int64)
         at = int(np.searchsorted(known, position + piece_bytes))
         return int(known[at]) if at < len(known) else self.metadata.size_bytes if len(known) else None
 
@@ -123,20 +123,20 @@ class SegmentReader:
         """Return a byte position after all batches with offsets up to ``offset``: that of a later entry of the offset index, or the
         segment's end.
         """
-        entries = self._offset_index_entries_unless_ignored()
+        entries = self._cached_offset_entries()
         # An entry is of the last offset in its batch: the first one above may be of the batch that holds the offset.
         after = int(np.searchsorted(entries["offset"].astype(np.int64) + self.metadata.start_offset, offset, side="right")) + 1
         return int(entries["position"][after]) if after < len(entries) else self.metadata.size_bytes
 
-    def piece_positions_and_sizes_last_first(self, piece_bytes: int = FETCH_BYTES) -> list[PositionAndSize]:
+    def piece_spans_backwards(self, piece_bytes: int = FETCH_BYTES) -> list[PositionAndSize]:
         """Divide the segment into pieces that begin at batches in the offset index, the last one first."""
-        known = self._offset_index_entries_unless_ignored()["position"].astype(np.int64)
+        known = self._cached_offset_entries()["position"].astype(np.int64)
         size = self.metadata.size_bytes
         at = np.searchsorted(known, np.arange(piece_bytes, size, piece_bytes))
         cuts = np.unique(known[at[at < len(known)]]).tolist()
         return [(begin, end - begin) for begin, end in reversed(list(zip([0, *cuts], [*cuts, size], strict=True)))]
 
-    def read_piece_at_byte_position(self, position: int, piece_bytes: int = FETCH_BYTES) -> SegmentPiece:
+    def read_piece(self, position: int, piece_bytes: int = FETCH_BYTES) -> SegmentPiece:
         """Return the whole batches within ``piece_bytes`` bytes from ``position`` on, at least one batch."""
         key = self._object_key_of_file("log")
         left = self.metadata.size_bytes - position
@@ -145,7 +145,7 @@ class SegmentReader:
             buf = read_only_view(np.frombuffer(self._read_segment_file("log", position, length), np.uint8))
             if not len(buf):
                 raise BadData(f"the object ends at byte {position}, {left} bytes early", segment=key, hint="It was changed. Run `verify`")
-            whole, needed = position_and_size_of_cut_off_batch(buf)
+            whole, needed = cut_off_batch(buf)
             if whole or length >= left:
                 break
             length = min(left, max(needed, length * 2))
@@ -155,11 +155,11 @@ class SegmentReader:
         except BadData as error:
             raise _error_with_shifted_position(error, position) from None
 
-    def read_piece_of_exact_size(self, position: int, piece_bytes: int) -> SegmentPiece:
+    def read_exact_piece(self, position: int, piece_bytes: int) -> SegmentPiece:
         """Return the batches that fill exactly ``piece_bytes`` bytes from ``position`` on. Raises BadData if no batch ends where these
         bytes end: then a batch's length field is damaged, or the offset index from which the bounds were taken.
         """
-        piece = self.read_piece_at_byte_position(position, piece_bytes)
+        piece = self.read_piece(position, piece_bytes)
         if piece.end_byte_position != position + piece_bytes:
             raise BadData(
                 f"a batch does not end at or before byte {position + piece_bytes}, where another one or the end should be",
@@ -169,15 +169,15 @@ class SegmentReader:
             )
         return piece
 
-    def byte_position_at_or_before_offset(self, offset: int) -> int:
+    def floor_position(self, offset: int) -> int:
         """Return the byte position of a batch at or before the one containing ``offset``, or 0 if the offset index has no entry."""
         if offset <= self.metadata.start_offset or not self.trusts_index:
             return 0
-        entries = self._offset_index_entries_unless_ignored()
+        entries = self._cached_offset_entries()
         after = int(np.searchsorted(entries["offset"].astype(np.int64) + self.metadata.start_offset, offset, side="right"))
         return int(entries["position"][after - 1]) if after else 0
 
-    def lower_bound_of_offset_for_time(self, timestamp_ms: int) -> int:
+    def min_offset_for_time(self, timestamp_ms: int) -> int:
         """Return an offset below which all records of the segment are older than ``timestamp_ms``, from its time index; without a
         matching entry, the segment's first offset.
         """
@@ -185,13 +185,13 @@ class SegmentReader:
         after = int(np.searchsorted(entries["timestamp"].astype(np.int64), timestamp_ms, side="left"))
         return self.metadata.start_offset + (int(entries["offset"][after - 1]) if after else 0)
 
-    def _offset_index_entries_unless_ignored(self) -> npt.NDArray[Any]:
+    def _cached_offset_entries(self) -> npt.NDArray[Any]:
         """Return the entries of the offset index, read once; none if it is missing or ignored."""
         if self._offset_entries is None:
-            self._offset_entries = self._offset_index_entries_if_valid()
+            self._offset_entries = self._read_offset_entries()
         return self._offset_entries
 
-    def _offset_index_entries_if_valid(self) -> npt.NDArray[Any]:
+    def _read_offset_entries(self) -> npt.NDArray[Any]:
         """Return the entries of the offset index if they ascend and lie within the segment; otherwise none."""
         entries = self._read_index("index", OFFSET_ENTRY)
         position, offset = entries["position"].astype(np.int64), entries["offset"].astype(np.int64)
@@ -228,8 +228,8 @@ class SegmentReader:
     def _parse_batches(self, object_key: str, buf: Bytes) -> SourceSegment:
         """Return the batches in ``buf``, a part of the object ``object_key``. Raises BadData if these are not valid batches."""
         base, stop = self.metadata.start_offset, self.metadata.end_offset + 1
-        source = SourceSegment(0, object_key, base, stop, self.metadata.mtime_ms, buf, parse_batch_headers_of_segment(buf, object_key, -1))
-        set_control_types_of_compressed_markers(source, self._limit)
+        source = SourceSegment(0, object_key, base, stop, self.metadata.mtime_ms, buf, parse_batch_headers(buf, object_key, -1))
+        set_compressed_control_types(source, self._limit)
         return source
 
 
@@ -243,13 +243,13 @@ class PiecePrefetcher:
         self._pool = ThreadPoolExecutor(max_pieces, "fetch-ahead") if max_pieces else None
         self._fetches: dict[tuple[str, int], Future[SegmentPiece]] = {}
 
-    def take_prefetched_or_fetch_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
+    def take_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
         """Return a piece, and remove it from memory if it was prefetched. Raises the errors of SegmentReader."""
         fetch = self._fetches.pop((reader.metadata.id, position), None)
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
-    def peek_prefetched_or_fetch_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
-        """Return a piece. A prefetched one stays in memory for ``take_prefetched_or_fetch_piece``; one that is fetched now is not
+    def peek_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
+        """Return a piece. A prefetched one stays in memory for ``take_piece``; one that is fetched now is not
         stored.
         """
         fetch = self._fetches.get((reader.metadata.id, position))
@@ -275,8 +275,8 @@ class PiecePrefetcher:
             self._pool.shutdown(cancel_futures=True)
 
     def _fetch_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
-        cut = reader.find_piece_end_by_offset_index(position) if self._pool is not None else None
-        return reader.read_piece_at_byte_position(position) if cut is None else reader.read_piece_at_byte_position(position, cut - position)
+        cut = reader.find_piece_end(position) if self._pool is not None else None
+        return reader.read_piece(position) if cut is None else reader.read_piece(position, cut - position)
 
 
 def prefetch_results(fetches: Iterable[Callable[[], T]], max_in_advance: int) -> Iterator[T]:
@@ -319,7 +319,7 @@ def _error_with_shifted_position(error: BadData, shift_bytes: int) -> BadData:
 
 
 @kernel
-def position_and_size_of_cut_off_batch(buf: Bytes) -> PositionAndSize:
+def cut_off_batch(buf: Bytes) -> PositionAndSize:
     """Return the byte position after the last whole batch in ``buf``, and the full size in bytes of the batch that is cut off there: 0
     if no batch is cut off, or if not even its length field is complete.
     """
@@ -335,26 +335,24 @@ def position_and_size_of_cut_off_batch(buf: Bytes) -> PositionAndSize:
 # ---- transactions that are open at the end of a listed tier, whose metadata does not describe segments -------------------------
 
 
-def first_open_transaction_offset_or_end(tier: Tier, listed: ListedTier, state: PartitionState) -> int:
+def listed_stable_offset(tier: Tier, listed: ListedTier, state: PartitionState) -> int:
     """Return the first offset of the oldest transaction that is open at the end of a partition in a listed tier, or the end offset
     (exclusive) if none is open.
     Segments that were uploaded more than ``producer_id_expiration_ms`` before the newest one are not read: a transaction that began there
     counts as abandoned. Raises BadData, StoreError.
     """
     cleaner = tier.cleaner_settings_for_topic(state.topic)
-    recent = _segments_uploaded_within_ms_of_newest(state.live, cleaner.producer_id_expiration_ms)
+    recent = _recently_uploaded(state.live, cleaner.producer_id_expiration_ms)
     if not recent:
         return state.end_offset + 1
     known = listed.transactions.get(state.topic_partition)
-    place = (
-        -1 if known is None else next((at for at, segment in enumerate(recent) if known.is_transaction_state_of_segment_end(segment)), -1)
-    )
+    place = -1 if known is None else next((at for at, segment in enumerate(recent) if known.belongs_to(segment)), -1)
     opened = dict(known.first_offsets) if known is not None and place >= 0 else {}
     for segment in recent[place + 1 :]:
         reader = SegmentReader(tier.ports.layout, state.topic_partition, segment, cleaner.max_decompressed_batch_bytes)
         try:
             for piece in reader.read_pieces():
-                update_open_transactions_with_batches(opened, piece.source.table, segment.end_offset)
+                update_open_transactions(opened, piece.source.table, segment.end_offset)
         except SegmentGone:
             if segment is recent[-1]:
                 raise
@@ -364,9 +362,7 @@ def first_open_transaction_offset_or_end(tier: Tier, listed: ListedTier, state: 
     return min(opened.values(), default=state.end_offset + 1)
 
 
-def _segments_uploaded_within_ms_of_newest(
-    live_segments: Sequence[RemoteLogSegmentMetadata], within_ms: int
-) -> Sequence[RemoteLogSegmentMetadata]:
+def _recently_uploaded(live_segments: Sequence[RemoteLogSegmentMetadata], within_ms: int) -> Sequence[RemoteLogSegmentMetadata]:
     """Return the first segment, in offset order, that was uploaded at most ``within_ms`` before the last one, and all after it."""
     if not live_segments:
         return ()
@@ -374,7 +370,7 @@ def _segments_uploaded_within_ms_of_newest(
     return live_segments[begin:]
 
 
-def update_open_transactions_with_batches(first_offset_by_producer: dict[int, int], table: BatchTable, last_offset: int) -> None:
+def update_open_transactions(first_offset_by_producer: dict[int, int], table: BatchTable, last_offset: int) -> None:
     """Update the table of open transactions with the batches up to ``last_offset`` (inclusive).
     :param first_offset_by_producer: by producer id; entries are added and removed.
     """

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from bloom.filter import hash_keys, siphash_key_halves
 from compactor.access.tier import Tier
-from compactor.cleaner.keys import count_keyless_records_of_rows
+from compactor.cleaner.keys import count_keyless_rows
 from compactor.config.units import format_size
 from compactor.constants import MAX_OFFSET, Offset
 from compactor.control.state import PartitionState
@@ -25,7 +25,7 @@ from compactor.kernels.jit import kernel
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import KeylessRecords
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.read.outcomes import DamagedOffsetRange, LogIdentity, log_identity, write_damage_warning_to_log
+from compactor.read.outcomes import DamagedOffsetRange, LogIdentity, log_damage, log_identity
 from compactor.read.reading import LastRecordOfEachKeyRequest, OffsetRangeReader, OffsetRangeToRead, ReadOptions, last_stable_offset
 from compactor.read.records import Place, RecordBlock, SelectedRecords, copy_to_record_block
 from compactor.records.batches import Bytes, Int64s
@@ -114,7 +114,7 @@ class LastValueOfEachKey:
                 left += [(2 * number + half, 2 * ranges, below) for half in (0, 1)]
 
 
-def last_value_of_each_key_in_partition(
+def last_values(
     tier: Tier,
     partition: TopicPartition,
     *,
@@ -162,18 +162,14 @@ def read_record_blocks(
     :param key: only records with this key; a segment whose Bloom filter excludes the key is not read.
     :param on_damage: called with offsets that cannot be read, which are then left out; None to raise BadData.
     """
-    view = last_value_of_each_key_in_partition(
-        tier, partition, first_offset=first_offset, last_offset=last_offset, read_committed=read_committed
-    )
+    view = last_values(tier, partition, first_offset=first_offset, last_offset=last_offset, read_committed=read_committed)
     if key is not None:
         view = replace(view, extent=_exclude_segments_without_key(tier, view.extent, key))
     only = view.offsets() if latest_only else None
     wanted = None if key is None else np.frombuffer(key, np.uint8)
     limit = tier.settings.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
     options = ReadOptions(read_committed, limit, skip_damaged=on_damage is not None)
-    for selection in OffsetRangeReader(
-        tier, view.extent, options, on_damage=on_damage or write_damage_warning_to_log
-    ).read_selected_records():
+    for selection in OffsetRangeReader(tier, view.extent, options, on_damage=on_damage or log_damage).read_selected_records():
         found = selection if only is None else select_records_at_offsets(selection, only)
         found = found if wanted is None else _select_records_with_key(found, wanted)
         if len(found):
@@ -192,7 +188,7 @@ def _exclude_segments_without_key(tier: Tier, read_range: OffsetRangeToRead, key
     hash_keys(
         np.frombuffer(key, np.uint8), np.zeros(1, np.int64), np.array([len(key)], np.int32), *siphash_key_halves(sidecars.hash_key), hashes
     )
-    met, _ = sidecars.find_segments_that_may_hold_keys([segment.id for segment in inside], lambda: [hashes])
+    met, _ = sidecars.find_possible_segments([segment.id for segment in inside], lambda: [hashes])
     return replace(read_range, segments=tuple(segment for segment in inside if segment.id in met))
 
 
@@ -275,17 +271,17 @@ def estimate_saving_from_samples(tier: Tier, state: PartitionState, sample_bytes
     sample = _SampleReader(tier, state, live)
     drops = sample.drops_keyless
     if sample_bytes >= total:
-        hashes, sizes = sample.read_key_hashes_and_sizes(live[0].start_offset, live[-1].end_offset)
+        hashes, sizes = sample.read_key_hashes(live[0].start_offset, live[-1].end_offset)
         saved = _superseded_share_of_bytes(hashes, sizes, drops_keyless=drops) * total
         return CompactionSavingEstimate(round(saved), 0, total, total, sample.keyless)
     first, newest_bytes = _locate_log_tail(live, max(sample_bytes // 2, 1))
-    hashes, sizes = sample.read_key_hashes_and_sizes(first, live[-1].end_offset)
+    hashes, sizes = sample.read_key_hashes(first, live[-1].end_offset)
     saved = _superseded_share_of_bytes(hashes, sizes, drops_keyless=drops) * newest_bytes
     older_bytes = total - newest_bytes
     known = np.unique(hashes)
     shares, read = [], newest_bytes
     for begin, end, size in _sample_windows(live, first, older_bytes, sample_bytes - newest_bytes):
-        old, old_sizes = sample.read_key_hashes_and_sizes(begin, end)
+        old, old_sizes = sample.read_key_hashes(begin, end)
         if old_sizes.sum():
             gone = np.where(old == 0, drops, np.isin(old, known, assume_unique=False))
             shares.append(float(old_sizes[gone].sum() / old_sizes.sum()))
@@ -317,7 +313,7 @@ class _SampleReader:
         self.keyless = KeylessRecords()
         """Of the records read so far from the first dirty offset on, those without a key."""
 
-    def read_key_hashes_and_sizes(self, first_offset: int, last_offset: int) -> KeyHashesAndSizes:
+    def read_key_hashes(self, first_offset: int, last_offset: int) -> KeyHashesAndSizes:
         """Return the key hash (0 without a key) and the approximate size of each record from ``first_offset`` to ``last_offset``
         (inclusive), in offset order.
         """
@@ -337,7 +333,7 @@ class _SampleReader:
             hash_keys(selection.chunk.buf, rows.key_start[picked], rows.key_length[picked], *self._halves, out)
             lengths = np.maximum(rows.key_length[picked], 0).astype(np.int64) + np.maximum(rows.value_length[picked], 0)
             self.keyless = self.keyless.plus(
-                count_keyless_records_of_rows(rows.offset[picked], rows.key_length[picked], self._state.first_dirty_offset)
+                count_keyless_rows(rows.offset[picked], rows.key_length[picked], self._state.first_dirty_offset)
             )
             yield out[:, 0].copy(), lengths + _OVERHEAD
 

@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from bloom.filter import nonzero_32_bit_tag_of_key_hash, siphash128, siphash_key_halves
+from bloom.filter import key_hash_tag, siphash128, siphash_key_halves
 from compactor.access.tier import Tier
-from compactor.cleaner.disk_map import SEEN, DiskOffsetMap, hash_range_number_of_row_first_word
+from compactor.cleaner.disk_map import SEEN, DiskOffsetMap, hash_range_of_word
 from compactor.cleaner.keys import KeyHashSet
 from compactor.config.units import format_size
 from compactor.control.logs import retry_if_object_missing
@@ -35,12 +35,12 @@ from compactor.read.outcomes import (
     LogIdentity,
     TransactionOutcomeFinder,
     damaged_offset_ranges,
-    find_next_readable_batch_after_damage,
+    find_readable_after,
     first_diverging_offset,
     flag_damaged_batches,
+    log_damage,
     log_identity,
-    read_whole_batches_before_damage,
-    write_damage_warning_to_log,
+    read_before_damage,
 )
 from compactor.read.pieces import (
     PieceLocation,
@@ -48,7 +48,7 @@ from compactor.read.pieces import (
     SegmentGone,
     SegmentPiece,
     SegmentReader,
-    first_open_transaction_offset_or_end,
+    listed_stable_offset,
     prefetch_results,
 )
 from compactor.read.records import SelectedRecords
@@ -169,7 +169,7 @@ def last_stable_offset(tier: Tier, state: PartitionState) -> int:
     if not state.has_segments:
         return state.end_offset + 1
     if not tier.kind.describes_segments:
-        return first_open_transaction_offset_or_end(tier, tier.listed_tier, state)
+        return listed_stable_offset(tier, tier.listed_tier, state)
     last = state.live[-1]
     if not last.files:
         last = complete_metadata_from_segment_objects(tier.ports.layout, state.topic_partition, last)
@@ -199,9 +199,7 @@ def find_record_for_time(
         if metadata.max_timestamp_ms < timestamp_ms or metadata.end_offset < first_offset:
             continue
         reader = SegmentReader(tier.ports.layout, partition, metadata, max_batch_bytes)
-        for piece in reader.read_pieces(
-            reader.byte_position_at_or_before_offset(reader.lower_bound_of_offset_for_time(timestamp_ms)), piece_bytes=1 << 20
-        ):
+        for piece in reader.read_pieces(reader.floor_position(reader.min_offset_for_time(timestamp_ms)), piece_bytes=1 << 20):
             table = piece.source.table
             late = (table.control == NOT_CONTROL) & ((table.max_timestamp >= timestamp_ms) | (table.magic < 2))
             for selection in scratch.parse_flagged_batches(piece, late, max_batch_bytes):
@@ -216,15 +214,15 @@ def offset_for_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) ->
     """Return the offset of the first live record whose timestamp is ``timestamp_ms`` or later, or None. Raises BadData, StoreError."""
     limit = tier.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
 
-    def find_offset_for_timestamp_in_live_segments() -> int | None:
+    def find_live_offset() -> int | None:
         state = tier.open_control_log_of_partition(partition).refresh()
         found = find_record_for_time(tier, partition, state.live, timestamp_ms, limit, tier.first_readable_offset(state))
         return None if found is None else found.offset
 
-    return retry_if_object_missing(partition, find_offset_for_timestamp_in_live_segments, MAX_RETRIES)
+    return retry_if_object_missing(partition, find_live_offset, MAX_RETRIES)
 
 
-def offset_for_time_or_end(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int:
+def time_offset_or_end(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int:
     """Return ``offset_for_time``, or the end offset (exclusive) if there is no such record. Raises BadData, StoreError."""
     found = offset_for_time(tier, partition, timestamp_ms)
     return tier.open_control_log_of_partition(partition).refresh().end_offset + 1 if found is None else found
@@ -245,11 +243,11 @@ class _ParseBuffers:
         :param backwards: last chunk first.
         """
         source = piece.source
-        ranges = source.split_batches_by_magic_and_compression()
+        ranges = source.split_by_kind()
         for first, last in reversed(ranges) if backwards else ranges:
             if not batch_flags[first:last].any():
                 continue
-            with piece.add_piece_position_to_damage_errors():
+            with piece.shift_damage_positions():
                 for chunk in source.read_chunks(
                     first, last, batch_flags[first:last], max_batch_bytes, self._bodies, is_backwards=backwards
                 ):
@@ -266,7 +264,7 @@ class OffsetRangeReader:
         read_range: OffsetRangeToRead,
         options: ReadOptions,
         folder: str | None = None,
-        on_damage: Callable[[DamagedOffsetRange], None] = write_damage_warning_to_log,
+        on_damage: Callable[[DamagedOffsetRange], None] = log_damage,
     ) -> None:
         """Create a reader; nothing is read yet.
         :param folder: where keys are sorted on disk, if that is needed; None for the system's folder of temporary files.
@@ -288,14 +286,14 @@ class OffsetRangeReader:
         """Yield the wanted records as selected rows of parsed chunks, at least one row at a time. Each selection is valid until the next
         one is requested.
         Raises BadData, StoreError, OutOfBudget; LogChanged if the range was truncated, or its beginning deleted.
-        - _read_forwards_and_end_prefetching _read_records_forwards
+        - _read_forwards _read_records_forwards
         """
         latest = self._wanted.last_records_only
         if latest is None:
-            return self._read_forwards_and_end_prefetching()
-        return self._read_last_records(latest) if latest.spill is None else self._read_last_records_using_disk(latest, latest.spill)
+            return self._read_forwards()
+        return self._read_last_records(latest) if latest.spill is None else self._read_last_on_disk(latest, latest.spill)
 
-    def _read_forwards_and_end_prefetching(self) -> Iterator[SelectedRecords]:
+    def _read_forwards(self) -> Iterator[SelectedRecords]:
         """Yield all wanted records in ascending order. Afterwards end the threads that fetch in advance."""
         try:
             yield from self._read_records_forwards()
@@ -338,17 +336,17 @@ class OffsetRangeReader:
             last = min(extent.last, metadata.end_offset)  # beyond it another leader's segment is the one that is read
             try:
                 reader = readers[metadata.id]
-                position = reader.byte_position_at_or_before_offset(first)
+                position = reader.floor_position(first)
                 while position < metadata.size_bytes and first <= last:
                     try:
-                        piece = self._outcomes.read_piece_at_byte_position(reader, position)
+                        piece = self._outcomes.read_piece(reader, position)
                     except BadData as error:
                         if reader.trusts_index and position:
                             reader.trusts_index, position = False, 0  # the index may be what is damaged
                             continue
-                        before = read_whole_batches_before_damage(reader, position, error)
+                        before = read_before_damage(reader, position, error)
                         if before is None:
-                            position, after = find_next_readable_batch_after_damage(reader, position, first)
+                            position, after = find_readable_after(reader, position, first)
                             self._report_damage_or_raise(
                                 DamagedOffsetRange(first, min(last, after - 1), error.cause, error.segment, error.position)
                             )
@@ -356,7 +354,7 @@ class OffsetRangeReader:
                             continue
                         piece = before
                     self._pieces.prefetch_pieces(self._positions_of_next_pieces(list(readers.values()), piece.end_byte_position))
-                    wanted, left_out, damage = self._flag_readable_batches_and_list_damage(piece, first, last)
+                    wanted, left_out, damage = self._find_piece_damage(piece, first, last)
                     yield _PieceToRead(piece, wanted, left_out, first, last)
                     for one in damage:
                         self._report_damage_or_raise(one)
@@ -365,20 +363,18 @@ class OffsetRangeReader:
                 first = max(first, metadata.end_offset + 1)
             except SegmentGone as error:
                 try:
-                    retries = self._reread_log_after_missing_object(error, retries)
+                    retries = self._reread_log(error, retries)
                 except BadData as damage_error:
-                    first = self._report_or_raise_lost_segment(error, damage_error, readers, first, last)
+                    first = self._report_lost_segment(error, damage_error, readers, first, last)
                     retries = 0
                 if first < self._log_start:
                     raise LogBeginningDeleted(extent, self._log_start) from None
 
-    def _flag_readable_batches_and_list_damage(
-        self, piece: SegmentPiece, first_offset: int, last_offset: int
-    ) -> tuple[Flags, Flags, list[DamagedOffsetRange]]:
+    def _find_piece_damage(self, piece: SegmentPiece, first_offset: int, last_offset: int) -> tuple[Flags, Flags, list[DamagedOffsetRange]]:
         """Return a flag for each batch, whether it is to be read; another one, whether it is left out because of damage; and the damaged
         ranges. Unless damage is skipped, no batch from the first damaged one on is to be read.
         """
-        wanted, unknown = self._flag_wanted_and_undecidable_batches(piece, first_offset, last_offset)
+        wanted, unknown = self._flag_wanted_batches(piece, first_offset, last_offset)
         bad = flag_damaged_batches(piece, wanted) & wanted
         damage = [
             *damaged_offset_ranges(piece, bad, CRC_MISMATCH, first_offset, last_offset),
@@ -396,7 +392,7 @@ class OffsetRangeReader:
             raise damage.to_bad_data_error(self._extent.partition)
         self._on_damage(damage)
 
-    def _report_or_raise_lost_segment(
+    def _report_lost_segment(
         self, gone: SegmentGone, error: BadData, readers: dict[str, SegmentReader], first_offset: int, last_offset: int
     ) -> NextOffset:
         """Report that an object of a live segment is lost, and return the offset at which reading continues: after the segment if its
@@ -405,7 +401,7 @@ class OffsetRangeReader:
         if isinstance(error, LogChanged):
             raise error
         if gone.metadata.start_offset > last_offset:  # it was to be read for transaction markers only
-            self._outcomes.record_that_some_later_segment_is_lost()
+            self._outcomes.record_lost_segment()
             return first_offset
         reader = readers.get(gone.metadata.id)
         if reader is not None and not reader.is_segment_log_key(gone.key):
@@ -427,7 +423,7 @@ class OffsetRangeReader:
             while at is not None and at < end:
                 if not self._outcomes.is_segment_piece_loaded(reader, at):
                     yield reader, at
-                at = reader.find_piece_end_by_offset_index(at)
+                at = reader.find_piece_end(at)
             position = 0
 
     def _read_last_records(self, request: LastRecordOfEachKeyRequest) -> Iterator[SelectedRecords]:
@@ -436,21 +432,21 @@ class OffsetRangeReader:
             KeyHashSet(request.map_budget_bytes),
             siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_unstored_hashes()),
         )
-        for selection, last in self._read_record_chunks_newest_first():
-            picked = _add_keys_and_select_new_rows(selection, self._extent.first, last, request, keys, halves)
+        for selection, last in self._read_chunks_backwards():
+            picked = _select_new_rows(selection, self._extent.first, last, request, keys, halves)
             if len(picked):
                 yield replace(selection, picked=picked)
 
-    def _read_last_records_using_disk(self, request: LastRecordOfEachKeyRequest, spill: DiskKeySortRequest) -> Iterator[SelectedRecords]:
+    def _read_last_on_disk(self, request: LastRecordOfEachKeyRequest, spill: DiskKeySortRequest) -> Iterator[SelectedRecords]:
         """Yield the last record of each key in two passes: find their offsets with key hashes on disk, then read them."""
         extent, halves = self._extent, siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_unstored_hashes())
         space = _KeySortDiskBudget(spill.disk_bytes)
         with tempfile.TemporaryDirectory(prefix="tiered-compactor-", dir=self._folder) as folder:
             path, budget = Path(folder, "keys"), request.map_budget_bytes
             with DiskOffsetMap(path, space, map_budget_bytes=budget, expected_row_count=spill.records) as buckets:
-                for selection, last in self._read_record_chunks_newest_first():
+                for selection, last in self._read_chunks_backwards():
                     hashes, picked = hash_keys_of_rows(selection, extent.first, last, request, halves)
-                    buckets.add_keys_of_dirty_rows(hashes, (extent.last - selection.rows.offset[picked]).astype(np.uint32))
+                    buckets.add_dirty_rows(hashes, (extent.last - selection.rows.offset[picked]).astype(np.uint32))
                 bitmap = buckets.survivor_bitmap(extent.last - extent.first + 1)
         for selection in OffsetRangeReader(self._tier, extent, replace(self._wanted, last_records_only=None)).read_selected_records():
             rows, picked = selection.rows, selection.picked
@@ -460,7 +456,7 @@ class OffsetRangeReader:
             if len(found):
                 yield replace(selection, picked=found)
 
-    def _read_record_chunks_newest_first(self) -> Iterator[SelectionAndLastOffset]:
+    def _read_chunks_backwards(self) -> Iterator[SelectionAndLastOffset]:
         """Yield chunks, the newest first, each with the last offset that is still wanted of them. Rows after that offset are done."""
         extent = self._extent
         last, retries = extent.last, 0
@@ -468,27 +464,27 @@ class OffsetRangeReader:
             segments = [segment for segment in reversed(self._segments) if segment.start_offset <= last]
             try:
                 for piece in self._read_pieces_backwards([segment for segment in segments if segment.end_offset >= extent.first]):
-                    mine, _, damage = self._flag_readable_batches_and_list_damage(piece, extent.first, last)
+                    mine, _, damage = self._find_piece_damage(piece, extent.first, last)
                     for one in damage:
                         raise one.to_bad_data_error(extent.partition)
-                    self._outcomes.drop_markers_unneeded_before_piece(piece)
+                    self._outcomes.drop_unneeded_markers(piece)
                     for selection in self._scratch.parse_flagged_batches(piece, mine, self._wanted.inflate_limit, backwards=True):
                         yield selection, last
                     last, retries = min(last, int(piece.source.table.last_offset[0]) - 1), 0
                     if last < extent.first:
                         return
             except SegmentGone as error:
-                retries = self._reread_log_after_missing_object(error, retries)
+                retries = self._reread_log(error, retries)
             else:
                 return
 
     def _read_pieces_backwards(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[SegmentPiece]:
         """Yield the pieces of segments, which are given newest first, from the end to the beginning."""
         readers = map(self._open_segment_reader, segments)
-        fetches = (partial(it.read_piece_of_exact_size, *cut) for it in readers for cut in it.piece_positions_and_sizes_last_first())
+        fetches = (partial(it.read_exact_piece, *cut) for it in readers for cut in it.piece_spans_backwards())
         return prefetch_results(fetches, self._wanted.requests_in_advance)
 
-    def _flag_wanted_and_undecidable_batches(self, piece: SegmentPiece, first_offset: int, last_offset: int) -> tuple[Flags, Flags]:
+    def _flag_wanted_batches(self, piece: SegmentPiece, first_offset: int, last_offset: int) -> tuple[Flags, Flags]:
         """Return two flags for each batch: whether its records are wanted, and whether it is wanted but its transaction's outcome cannot
         be read. Batches outside ``first_offset`` to ``last_offset`` (inclusive) and aborted ones are not wanted.
         """
@@ -497,7 +493,7 @@ class OffsetRangeReader:
         mine: Flags = (table.control == NOT_CONTROL) & (table.last_offset >= first_offset) & (table.base_offset <= last_offset)
         unknown = np.zeros(len(table), np.bool_)
         if self._wanted.read_committed and (table.transactional_flags & mine).any():
-            outcomes = self._outcomes.find_transaction_outcomes_of_batches(piece)
+            outcomes = self._outcomes.find_outcomes(piece)
             mine &= outcomes != ABORT
             unknown = mine & (outcomes == UNKNOWN)
             if self._live_ids is not None and piece.metadata.id not in self._live_ids:
@@ -505,12 +501,12 @@ class OffsetRangeReader:
                 raise SegmentGone(piece.source.name, piece.metadata)
         return mine, unknown
 
-    def _reread_log_after_missing_object(self, error: SegmentGone, retries: int) -> RetryCount:
+    def _reread_log(self, error: SegmentGone, retries: int) -> RetryCount:
         """Read the control log again after an object was missing, and return ``retries + 1``. Raises BadData if the segment is still
         live, or if ``retries`` has reached MAX_RETRIES.
         """
         self._segments = tuple(self._reread_live_segments_from(self._extent.first))
-        self._outcomes.drop_pieces_prefetched_to_find_markers()
+        self._outcomes.drop_prefetched_pieces()
         if retries >= MAX_RETRIES or any(segment.id == error.metadata.id for segment in self._segments):
             raise error.to_bad_data_error() from None
         return retries + 1
@@ -552,14 +548,14 @@ def hash_keys_of_rows(
     """
     rows = selection.rows
     hashes, picked = np.empty((len(rows), 2), np.uint64), np.empty(len(rows), np.int64)
-    count = _hash_keys_from_last_row_to_first(
+    count = _hash_keys_backwards(
         selection.chunk.buf, rows.offset, rows.key_start, rows.key_length, first_offset, last_offset, *hash_key_halves,
         request.key_ranges, request.key_range, hashes, picked,
     )  # fmt: skip
     return hashes[:count], picked[:count]
 
 
-def _add_keys_and_select_new_rows(
+def _select_new_rows(
     selection: SelectedRecords,
     first_offset: int,
     last_offset: int,
@@ -600,7 +596,7 @@ class _KeySortDiskBudget:
 
 
 @kernel
-def _hash_keys_from_last_row_to_first(
+def _hash_keys_backwards(
     buf: Bytes, offsets: Int64s, key_start: Int64s, key_length: Int32s, first_offset: int, last_offset: int, k0: np.uint64, k1: np.uint64,
     range_count: int, wanted_range: int, out_hashes: Hashes, out_rows: Int64s,
 ) -> RowCount:  # fmt: skip
@@ -611,10 +607,7 @@ def _hash_keys_from_last_row_to_first(
     for row in range(offsets.size - 1, -1, -1):
         if key_length[row] >= 0 and first_offset <= offsets[row] <= last_offset:
             h0, h1 = siphash128(buf, key_start[row], key_length[row], k0, k1)
-            if (
-                range_count == 1
-                or hash_range_number_of_row_first_word(np.uint64(nonzero_32_bit_tag_of_key_hash(h0)), range_count) == wanted_range
-            ):
+            if range_count == 1 or hash_range_of_word(np.uint64(key_hash_tag(h0)), range_count) == wanted_range:
                 out_hashes[count, 0], out_hashes[count, 1], out_rows[count] = h0, h1, row
                 count += 1
     return count

@@ -42,7 +42,7 @@ class SelectedRecords:
     def __len__(self) -> int:
         return len(self.picked)
 
-    def repeat_batch_values_per_record(self, values_by_batch: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def repeat_per_record(self, values_by_batch: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return for each selected row the value of its batch. ``values_by_batch`` has one value for each batch of the chunk."""
         return values_by_batch[np.searchsorted(self.first_row, self.picked, side="right") - 1]
 
@@ -275,7 +275,7 @@ class PartitionReadError:
         return f"{self._name}: {self._text}"
 
 
-def offset_out_of_range_error(reason: str) -> PartitionReadError:
+def out_of_range_error(reason: str) -> PartitionReadError:
     """Return the error for a position that neither tier nor broker holds, or that belonged to another topic."""
     return PartitionReadError(1, "OFFSET_OUT_OF_RANGE", reason)
 
@@ -466,8 +466,8 @@ def copy_to_record_block(partition: TopicPartition, selection: SelectedRecords, 
         partition,
         rows.offset[picked],
         rows.timestamp[picked],
-        selection.repeat_batch_values_per_record(kinds.astype(np.int32)),
-        selection.repeat_batch_values_per_record(table.leader_epoch[some]),
+        selection.repeat_per_record(kinds.astype(np.int32)),
+        selection.repeat_per_record(table.leader_epoch[some]),
         copy_byte_strings(buf, rows.key_start, rows.key_length, picked),
         copy_byte_strings(buf, rows.value_start, rows.value_length, picked),
         copy_record_headers(selection) if (rows.flags[picked] & HAS_HEADERS).any() else None,

@@ -34,7 +34,7 @@ from compactor.kernels.common import (
     RowCount,
     Sha256Hex,
 )
-from compactor.kernels.crc import START, CrcTable, crc32c, crc_after_zero_bytes, crc_tables_for_power_of_two_zero_bytes, extend, extend_word
+from compactor.kernels.crc import START, CrcTable, crc32c, crc_after_zero_bytes, extend, extend_word, zero_bytes_tables
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i16, load_i32, load_i64, load_u32, load_u64, read_varint
 from compactor.profiling import SegmentWorkStage, measure_stage
@@ -78,9 +78,9 @@ def sha256_of_batch_headers(headers: HeaderBytes) -> Sha256Hex:
     return digest.hexdigest()
 
 
-def crc32c_of_batches_from_headers(headers: HeaderBytes) -> int:
+def crc32c_from_headers(headers: HeaderBytes) -> int:
     """Return the CRC-32C of all bytes of consecutive batches. It is valid if the batches match their stored CRCs."""
-    return int(_combine_batch_crcs(read_only_view(np.ascontiguousarray(headers).reshape(-1)), crc_tables_for_power_of_two_zero_bytes()))
+    return int(_combine_batch_crcs(read_only_view(np.ascontiguousarray(headers).reshape(-1)), zero_bytes_tables()))
 
 
 class BatchHeaderDigestBuilder:
@@ -94,7 +94,7 @@ class BatchHeaderDigestBuilder:
         self._between = np.zeros(3, np.int64)
         self._is_sound = True
 
-    def add_log_bytes_to_digest(self, data: bytes | Bytes) -> None:
+    def add_log_bytes(self, data: bytes | Bytes) -> None:
         if not self._is_sound:
             return
         buf = read_only_view(np.frombuffer(data, np.uint8))
@@ -104,24 +104,24 @@ class BatchHeaderDigestBuilder:
         if self._is_sound:
             self._digest.update(out[: done * HEADER_BYTES].data)
 
-    def batch_header_digest_or_empty(self) -> Sha256Hex:
+    def header_digest(self) -> Sha256Hex:
         """Return the digest; empty if the bytes so far are not complete v2 batches whose CRCs match."""
         return self._digest.hexdigest() if self._is_sound and not self._between[_HAVE] else ""
 
 
-def verified_batch_header_digest_or_empty(path: Path) -> Sha256Hex:
+def verified_header_digest(path: Path) -> Sha256Hex:
     """Return the SHA-256 of all batch headers of a file, in hexadecimal, after verifying the CRC of every batch. Empty if a CRC does not
     match, if the file holds anything but v2 batches, or if it ends within a batch.
     """
     buf, digest = memory_map_file(path), BatchHeaderDigestBuilder()
     for start in range(0, len(buf), SCAN_BYTES):
-        digest.add_log_bytes_to_digest(buf[start : start + SCAN_BYTES])
-    return digest.batch_header_digest_or_empty()
+        digest.add_log_bytes(buf[start : start + SCAN_BYTES])
+    return digest.header_digest()
 
 
 @kernel
 def _combine_batch_crcs(headers: Bytes, zero_byte_tables: CrcTable) -> int:
-    """Return the CRC-32C of all bytes of consecutive batches. ``zero_byte_tables``: as ``crc_tables_for_power_of_two_zero_bytes``
+    """Return the CRC-32C of all bytes of consecutive batches. ``zero_byte_tables``: as ``zero_bytes_tables``
     returns them.
     """
     crc = np.uint64(0)
@@ -295,7 +295,7 @@ def read_only_view(array: Bytes) -> Bytes:
 
 
 @measure_stage(SegmentWorkStage.CHECK)
-def parse_batch_headers_of_segment(buf: Bytes, segment_name: str, previous_last_offset: int = -1) -> BatchTable:
+def parse_batch_headers(buf: Bytes, segment_name: str, previous_last_offset: int = -1) -> BatchTable:
     """Parse the batch headers of a segment. Bodies are not read and CRCs are not checked.
     :param previous_last_offset: last offset before this segment; the first base offset must be greater.
     :raises BadData: if the bytes are not batches with ascending offsets.
@@ -304,7 +304,7 @@ def parse_batch_headers_of_segment(buf: Bytes, segment_name: str, previous_last_
     if position < len(buf):
         _raise_invalid_header(buf, position, _problem_of_incomplete_batch(buf, position), segment_name)
     table = BatchTable.allocate_rows(count)
-    problem, position = _parse_headers_until_first_problem(buf, previous_last_offset, table)
+    problem, position = _parse_headers(buf, previous_last_offset, table)
     if problem:
         _raise_invalid_header(buf, position, problem, segment_name)
     return table
@@ -317,7 +317,7 @@ def verify_crcs_of_batches(buf: Bytes, table: BatchTable, first_batch: int, end_
     verify them; see docs/compatibility.md.
     """
     position, size, magic = table.position[first_batch:end_batch], table.size[first_batch:end_batch], table.magic[first_batch:end_batch]
-    wrong = _first_batch_with_invalid_crc(buf, position, size, magic)
+    wrong = _find_crc_mismatch(buf, position, size, magic)
     if wrong >= 0:
         _raise_crc_mismatch(buf, int(position[wrong]), segment_name)
     view = memoryview(buf)
@@ -355,7 +355,7 @@ def _raise_invalid_header(buf: Bytes, position: int, problem: ProblemNumber, seg
 @kernel
 def _count_complete_batches(buf: Bytes) -> CountAndEndPosition:
     """Return the number of complete batches in a segment, and the byte position after the last one.
-    - _problem_of_incomplete_batch _first_batch_with_invalid_crc
+    - _problem_of_incomplete_batch _find_crc_mismatch
     """
     end = buf.size
     position = 0
@@ -390,7 +390,7 @@ def _problem_of_incomplete_batch(buf: Bytes, position: int) -> ProblemNumber:
 
 
 @kernel
-def _first_batch_with_invalid_crc(buf: Bytes, position: Int64s, size: Int64s, magic: npt.NDArray[np.int8]) -> BatchNumberOrMinusOne:
+def _find_crc_mismatch(buf: Bytes, position: Int64s, size: Int64s, magic: npt.NDArray[np.int8]) -> BatchNumberOrMinusOne:
     """Return the index of the first v2 batch whose CRC does not match, or -1."""
     for i in range(position.size):
         if magic[i] == 2 and crc32c(buf, position[i] + 21, position[i] + size[i]) != np.int64(load_u32(buf, position[i] + 17)):
@@ -399,7 +399,7 @@ def _first_batch_with_invalid_crc(buf: Bytes, position: Int64s, size: Int64s, ma
 
 
 @inline_kernel
-def _control_type_and_coordinator_epoch(buf: Bytes, position: int, end: int, record_count: int) -> ControlTypeAndEpoch:
+def _parse_control(buf: Bytes, position: int, end: int, record_count: int) -> ControlTypeAndEpoch:
     """Parse an uncompressed control batch. The key of its record is ``version:int16 | type:int16``."""
     if record_count == 0:
         return EMPTIED, -1
@@ -425,7 +425,7 @@ def _control_type_and_coordinator_epoch(buf: Bytes, position: int, end: int, rec
 
 
 @kernel
-def _parse_headers_until_first_problem(buf: Bytes, previous_last_offset: int, out_table: BatchTable) -> ProblemAndPosition:
+def _parse_headers(buf: Bytes, previous_last_offset: int, out_table: BatchTable) -> ProblemAndPosition:
     """Fill ``out_table``. Return the number of a problem (0 for none) and the byte position of the batch that has it."""
     position = 0
     for i in range(out_table.position.size):
@@ -460,7 +460,7 @@ def _parse_headers_until_first_problem(buf: Bytes, previous_last_offset: int, ou
                 if out_table.attributes[i] & CODEC_MASK:
                     out_table.control[i] = PACKED
                 else:
-                    kind, epoch = _control_type_and_coordinator_epoch(buf, position, position + size, np.int64(out_table.count[i]))
+                    kind, epoch = _parse_control(buf, position, position + size, np.int64(out_table.count[i]))
                     out_table.control[i] = kind
                     out_table.coordinator_epoch[i] = epoch
         else:

@@ -201,7 +201,7 @@ def decompress_batch_bodies(
     batch = 0
     while batch < len(wanted_flags):
         if codec[batch] in (LZ4, SNAPPY):
-            batch, out.size = decompress_lz4_and_snappy_bodies(
+            batch, out.size = decompress_lz4_snappy(
                 lz4_library.decompress,
                 buf,
                 codec,
@@ -318,7 +318,7 @@ def _decompress_lz4_frame(
 
 
 @kernel
-def decompress_lz4_and_snappy_bodies(
+def decompress_lz4_snappy(
     decompress_address: int, buf: Bytes, codec: Codecs, start: Int64s, end: Int64s, wanted_flags: npt.NDArray[np.bool_], first_batch: int,
     out: Bytes, out_position: int, max_body_bytes: int, max_total_bytes: int, out_ends: Int64s,
 ) -> NextBatchAndPosition:  # fmt: skip

@@ -345,10 +345,10 @@ def _decompress_zstd(data: memoryview, out: GrowingByteBuffer, max_decompressed_
             pass  # who reads it in pieces says what is wrong, or that there is more
         else:
             return
-    _decompress_zstd_without_content_size(data, out, max_decompressed_bytes)
+    _decompress_zstd_stream(data, out, max_decompressed_bytes)
 
 
-def _decompress_zstd_without_content_size(data: memoryview, out: GrowingByteBuffer, max_decompressed_bytes: int) -> None:
+def _decompress_zstd_stream(data: memoryview, out: GrowingByteBuffer, max_decompressed_bytes: int) -> None:
     # Frames without a content size need the streaming reader; it also reads several frames, as Java does.
     reader = _contexts.zstd_decompressor.stream_reader(data, read_across_frames=True)
     left = max_decompressed_bytes

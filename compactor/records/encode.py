@@ -148,15 +148,13 @@ def encode_cleaned_chunk(
     if np.any(rows.flags & TAIL_LOOSE):
         loose = np.flatnonzero(_flag_rows_to_reencode(rows.flags, first_row, action_by_batch, decisions.keep_flags))
         if len(loose):
-            buf, rows = _reencode_keys_values_and_headers_of_rows(buf, rows, loose)
+            buf, rows = _reencode_rows(buf, rows, loose)
             bound += len(buf)
     output.plain.reserve_space(bound)
     start, size = np.empty((2, len(action_by_batch)), np.int64)
     batches = table.select_rows(some)
     batches = batches.replace_columns(last_offset=batches.last_offset.copy(), max_timestamp=batches.max_timestamp.copy())
-    problem, batch = _encode_batches_until_first_problem(
-        segment_bytes, buf, batches, first_row, rows, decisions, compressed, output.plain.array, start, size
-    )
+    problem, batch = _encode_batches(segment_bytes, buf, batches, first_row, rows, decisions, compressed, output.plain.array, start, size)
     if problem:
         at = chunk.first + batch
         raise BadData(
@@ -168,14 +166,14 @@ def encode_cleaned_chunk(
         )
     kept = action_by_batch != DROP
     if compressed:
-        written = _compress_bodies_and_join_batches(segment_bytes, table, chunk, action_by_batch, start, size, output)
+        written = _compress_and_join(segment_bytes, table, chunk, action_by_batch, start, size, output)
     else:
         written = memoryview(output.plain.array)[: int(size.sum())]
         _write_lengths_and_crcs(output.plain.array, read_only_view(output.plain.array), action_by_batch, size)
     return EncodedBatches(written, size[kept], batches.last_offset[kept], batches.max_timestamp[kept], action_by_batch[kept] != COPY)
 
 
-def _compress_bodies_and_join_batches(
+def _compress_and_join(
     segment_bytes: Bytes,
     table: BatchTable,
     chunk: BatchChunk,
@@ -228,7 +226,7 @@ def _flag_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: FirstRowByBa
     return loose
 
 
-def _reencode_keys_values_and_headers_of_rows(buf: Bytes, rows: RecordRows, row_numbers: Int64s) -> tuple[Bytes, RecordRows]:
+def _reencode_rows(buf: Bytes, rows: RecordRows, row_numbers: Int64s) -> tuple[Bytes, RecordRows]:
     """Return a copy of the chunk's bytes, in which these rows are encoded as Kafka encodes them, and the rows that refer to it."""
     low, high = int(rows.start[0]), int(rows.end[-1])
     parts = [buf[low:high].tobytes()]
@@ -246,7 +244,7 @@ def _reencode_keys_values_and_headers_of_rows(buf: Bytes, rows: RecordRows, row_
     )
     at = high - low
     for row in row_numbers.tolist():
-        tail = _reencode_key_value_and_headers(buf[int(rows.tail[row]) : int(rows.end[row])])
+        tail = _reencode_tail(buf[int(rows.tail[row]) : int(rows.end[row])])
         parts.append(tail)
         moved.tail[row] = at
         at += len(tail)
@@ -254,19 +252,19 @@ def _reencode_keys_values_and_headers_of_rows(buf: Bytes, rows: RecordRows, row_
     return read_only_view(np.frombuffer(b"".join(parts), np.uint8)), moved
 
 
-def _reencode_key_value_and_headers(record_tail: Bytes) -> bytes:
+def _reencode_tail(record_tail: Bytes) -> bytes:
     """Re-encode a record with shortest varints, and header names as Java decodes and encodes them."""
     out = bytearray()
     at = 0
 
-    def copy_varint_and_return_value() -> int:
+    def copy_varint() -> int:
         nonlocal at
         value, at = read_varint(record_tail, at, len(record_tail))
         return int(value)
 
     def copy_byte_string(is_header_name: bool) -> None:
         nonlocal at
-        length = copy_varint_and_return_value()
+        length = copy_varint()
         data = record_tail[at : at + max(length, 0)].tobytes()
         at += max(length, 0)
         if is_header_name:
@@ -276,7 +274,7 @@ def _reencode_key_value_and_headers(record_tail: Bytes) -> bytes:
     with np.errstate(over="ignore"):
         copy_byte_string(False)
         copy_byte_string(False)
-        headers = copy_varint_and_return_value()
+        headers = copy_varint()
         out.extend(_encode_varint(headers))
         for _ in range(headers):
             copy_byte_string(True)
@@ -381,7 +379,7 @@ def _write_v2_batch_header(
 
 
 @inline_kernel
-def _write_legacy_record_as_v2(
+def _write_legacy_tail(
     buf: Bytes, out: Bytes, out_position: int, key_start: int, key_length: int, value_start: int, value_length: int
 ) -> BytePosition:
     """Write key, value and an empty header list of a v0/v1 record in format v2. Return the position after them."""
@@ -474,7 +472,7 @@ def _write_records_that_stay(
         out_position = write_varint(out, out_position + 1, stamp)
         out_position = write_varint(out, out_position, delta)
         if rows.flags[row] & LEGACY:
-            out_position = _write_legacy_record_as_v2(
+            out_position = _write_legacy_tail(
                 buf,
                 out,
                 out_position,
@@ -491,7 +489,7 @@ def _write_records_that_stay(
 
 
 @kernel
-def _encode_batches_until_first_problem(
+def _encode_batches(
     segment_bytes: Bytes,
     buf: Bytes,
     batches: BatchTable,
@@ -762,7 +760,7 @@ class BalanceDigestKey:
         self.halves = siphash_key_halves(hashlib.sha256(b"balance" + hash_key).digest()[:16])
 
 
-def allocate_zero_digest_sums_by_reason() -> DigestSumRows:
+def zero_digest_sums() -> DigestSumRows:
     """Return sums of zero, one row for each account: the reason for which batches or records are counted, such as a dropped tombstone."""
     return np.zeros((len(ACCOUNTS), 3), np.uint64)
 
@@ -773,22 +771,22 @@ def digest_sum_from_row(row_of_sums: DigestSumRows) -> CountAndDigestSum:
 
 
 @measure_stage(SegmentWorkStage.GATE, lambda buf, _: len(buf))
-def batch_digest_sum_of_segment(buf: Bytes, key: BalanceDigestKey) -> CountAndDigestSum:
+def segment_digest_sum(buf: Bytes, key: BalanceDigestKey) -> CountAndDigestSum:
     """Return the number of batches in a segment and the sum of the digests of their headers. The bytes must be valid batches."""
     out = np.zeros(3, np.uint64)
-    _add_digests_of_segment_batches(buf, *key.halves, out)
+    _add_segment_digests(buf, *key.halves, out)
     return digest_sum_from_row(out)
 
 
 def digest_sum_of_headers(headers: Bytes, key: BalanceDigestKey) -> CountAndDigestSum:
     """Return the number of v2 batches and the sum of their digests, computed from their headers, shape (batches, 61)."""
     out = np.zeros(3, np.uint64)
-    _add_digests_of_batch_headers(read_only_view(np.ascontiguousarray(headers).reshape(-1)), *key.halves, out)
+    _add_header_digests(read_only_view(np.ascontiguousarray(headers).reshape(-1)), *key.halves, out)
     return digest_sum_from_row(out)
 
 
 @measure_stage(SegmentWorkStage.GATE)
-def digest_sums_of_uncopied_data_by_reason(
+def uncopied_digest_sums(
     key: BalanceDigestKey,
     segment_bytes: Bytes,
     table: BatchTable,
@@ -809,11 +807,11 @@ def digest_sums_of_uncopied_data_by_reason(
     :param superseded_flags: a flag per row: whether a later record has its key.
     :param aborted_flags: a flag per batch: whether it is data of an aborted transaction.
     """
-    sums = allocate_zero_digest_sums_by_reason()
+    sums = zero_digest_sums()
     if np.all(decisions.action == COPY):
         return sums
     batches = table.select_rows(slice(chunk.first, chunk.last))
-    _add_digests_of_uncopied_data_by_reason(
+    _add_uncopied_digests(
         segment_bytes, chunk.buf, batches, rows, first_row, action_by_header, decisions, superseded_flags, aborted_flags, key.halves, sums
     )
     return sums
@@ -863,7 +861,7 @@ def _digest_key_or_value(buf: Bytes, start: int, length: int) -> np.uint64:
 
 
 @inline_kernel
-def first_half_of_record_digest(
+def record_digest_half(
     buf: Bytes, offset: int, key_start: int, key_length: int, value_start: int, value_length: int, k0: HashKeyHalf
 ) -> np.uint64:
     """Return the first half of a record's digest. A length of -1 means null. ``k0`` is the first half of the balance key.
@@ -878,14 +876,14 @@ def first_half_of_record_digest(
 def second_half_of_digest(first_half: np.uint64, k1: HashKeyHalf) -> np.uint64:
     """Return the second half of a record's or batch's digest, computed from its first half. The second half of a sum of digests cannot be
     derived from the sum of first halves. ``k1`` is the second half of the balance key.
-    - _add_digests_of_batch_headers _add_digests_of_segment_batches
+    - _add_header_digests _add_segment_digests
     """
     state = (first_half ^ k1) * np.uint64(0x9FB21C651E98DF25)
     return state ^ (state >> np.uint64(31))
 
 
 @kernel
-def _add_digests_of_batch_headers(headers: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
+def _add_header_digests(headers: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
     """Add to ``out_sums`` the number of v2 batches, and both halves of the sum of their digests. ``headers``: the headers of these batches,
     one after the other.
 
@@ -896,7 +894,7 @@ def _add_digests_of_batch_headers(headers: Bytes, k0: HashKeyHalf, k1: HashKeyHa
 
 
 @kernel
-def _add_digests_of_segment_batches(buf: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
+def _add_segment_digests(buf: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
     """Add the digests of all batches in a segment to ``out_sums``: the number of batches, and the two halves of the sum of their digests.
     :param k0, k1: halves of the balance key.
     """
@@ -911,7 +909,7 @@ def _add_digests_of_segment_batches(buf: Bytes, k0: HashKeyHalf, k1: HashKeyHalf
 
 
 @kernel
-def _add_digests_of_uncopied_data_by_reason(
+def _add_uncopied_digests(
     segment_bytes: Bytes,
     buf: Bytes,
     batches: BatchTable,
@@ -942,7 +940,7 @@ def _add_digests_of_uncopied_data_by_reason(
             continue
         add_batch_digest(segment_bytes, batches.position[batch], batches.magic[batch], k0, k1, out_sums[OPENED])
         for row in range(first_row[batch], first_row[batch + 1]):
-            one = first_half_of_record_digest(
+            one = record_digest_half(
                 buf, rows.offset[row], rows.key_start[row], rows.key_length[row], rows.value_start[row], rows.value_length[row], k0
             )
             two = second_half_of_digest(one, k1)

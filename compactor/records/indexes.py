@@ -26,7 +26,7 @@ IndexColumnsAndCounts = tuple[Int64s, Int64s, Int64s, Int64s, int, int]
 """Offset and position of the offset index, timestamp and offset of the time index, and the number of entries of each."""
 
 
-def encode_offset_and_time_index(
+def encode_indexes(
     base_offset: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, index_interval_bytes: int
 ) -> tuple[bytes, bytes]:
     """Return the bytes of a segment's offset index and time index.
@@ -82,7 +82,7 @@ def _select_index_entries(
     return offsets, positions, times, time_offsets, n, m
 
 
-def reason_offset_index_is_invalid(index_bytes: bytes, base_offset: int, table: BatchTable) -> ReasonOrEmpty:
+def offset_index_problem(index_bytes: bytes, base_offset: int, table: BatchTable) -> ReasonOrEmpty:
     """Return why ``index_bytes`` cannot be the offset index of these batches; empty if it can. ``base_offset``: of the segment."""
     if len(index_bytes) % OFFSET_ENTRY.itemsize:
         return "it holds no whole number of entries"
@@ -98,7 +98,7 @@ def reason_offset_index_is_invalid(index_bytes: bytes, base_offset: int, table: 
     return ""
 
 
-def reason_time_index_is_invalid(index_bytes: bytes, base_offset: int, table: BatchTable) -> ReasonOrEmpty:
+def time_index_problem(index_bytes: bytes, base_offset: int, table: BatchTable) -> ReasonOrEmpty:
     """Return why ``index_bytes`` cannot be the time index of these batches; empty if it can. With an invalid index, a reader that seeks
     a timestamp would begin after the first matching record.
     """

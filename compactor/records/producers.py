@@ -61,13 +61,13 @@ class ProducerStates:
         """Return the states of a log in which no producer is known."""
         return ProducerStates(np.empty(0, ENTRY))
 
-    def first_offset_of_open_transaction(self) -> int | None:
+    def first_open_offset(self) -> int | None:
         """Return the first offset of the oldest open transaction, or None if none is open."""
         opened = self.entries["txn_first_offset"]
         opened = opened[opened >= 0]
         return int(opened.min()) if len(opened) else None
 
-    def is_snapshot_consistent_with_replay(self, offset: int, replayed_states: ProducerStates) -> bool:
+    def is_consistent_with(self, offset: int, replayed_states: ProducerStates) -> bool:
         """Return whether these states, read from a snapshot, can be the producer states at ``offset`` of a log: nothing in them lies at or
         after ``offset``, and the log has no batch of a producer that is later than the producer's state.
         :param replayed_states: states computed from the batches that the log still has before ``offset``. Producers may be missing in them,
@@ -80,7 +80,7 @@ class ProducerStates:
         behind = (known["last_offset"] >= 0) & (known["last_offset"] < reported["last_offset"])
         return not np.any(behind & (known["epoch"] == reported["epoch"]))
 
-    def producer_states_at_earlier_offset(self, end_offset: int, known_states: ProducerStates | None = None) -> ProducerStates:
+    def states_at(self, end_offset: int, known_states: ProducerStates | None = None) -> ProducerStates:
         """Return the producer states at an earlier offset, as far as they are known. States of producers that have written after
         ``end_offset`` are known only from ``known_states``; the states of the others have not changed since.
         :param end_offset: inclusive.
@@ -109,16 +109,14 @@ class ProducerStates:
         state[np.searchsorted(ids, known)] = self.entries
         seen = np.isin(ids, known)
         columns = _ProducerStateColumns(*(np.ascontiguousarray(state[name]) for name in _ProducerStateColumns._fields))
-        _apply_batches_to_producer_columns(np.searchsorted(ids, table.producer_id[mine]), table.select_rows(mine), seen, columns)
+        _apply_batches(np.searchsorted(ids, table.producer_id[mine]), table.select_rows(mine), seen, columns)
         for name, column in columns._asdict().items():
             state[name] = column
         return ProducerStates(state[seen].astype(ENTRY))
 
 
 @kernel
-def _apply_batches_to_producer_columns(
-    producer: Int64s, batches: BatchTable, seen: npt.NDArray[np.bool_], states: _ProducerStateColumns
-) -> None:
+def _apply_batches(producer: Int64s, batches: BatchTable, seen: npt.NDArray[np.bool_], states: _ProducerStateColumns) -> None:
     """Apply batches to producer states, in order.
     :param producer: for each batch, the row of its producer in ``seen`` and ``states``.
     :param seen: a flag per producer: whether it has a state. Set in place for the producers of these batches.
@@ -174,11 +172,11 @@ def format_producer_snapshot(states: ProducerStates) -> bytes:
 # A *run* is all data batches of one producer, epoch and kind between two markers of that producer. Within a run it does not matter how its
 # batches interleave with those of other producers: the transaction fold (Kafka's CleanedTransactionMetadata) only needs to know whether
 # there was transactional data since the last marker, and the producer state (ProducerStateManager) only where the transaction began and
-# which batch was the last. Therefore a table of runs and a table of markers can replace the segment. ``batch_table_from_runs_and_markers``
+# which batch was the last. Therefore a table of runs and a table of markers can replace the segment. ``batches_from_runs``
 # converts both to a batch table.
 
 
-def extract_producer_runs_and_markers(batches: BatchTable) -> tuple[ProducerRunOrMarkerTable, ProducerRunOrMarkerTable]:
+def extract_runs_and_markers(batches: BatchTable) -> tuple[ProducerRunOrMarkerTable, ProducerRunOrMarkerTable]:
     """Return the producer runs and the transaction markers of a segment. A run is all data batches of one producer between two of its
     markers, as long as producer epoch and transactional flag stay the same.
     """
@@ -235,7 +233,7 @@ def _structured_array(dtype: np.dtype[np.void], rows: int, columns: Mapping[str,
     return table
 
 
-def batch_table_from_runs_and_markers(runs: ProducerRunOrMarkerTable, markers: ProducerRunOrMarkerTable) -> BatchTable:
+def batches_from_runs(runs: ProducerRunOrMarkerTable, markers: ProducerRunOrMarkerTable) -> BatchTable:
     """Return a batch table, ascending by base offset, from which transaction outcomes can be computed in place of a segment's own batches.
     It has the last batch of each run, each marker, and the first batch of each run of several batches. In a row for a first batch only the
     base offset is exact, because another batch of the run follows. Positions and sizes are 0.
@@ -250,34 +248,30 @@ def batch_table_from_runs_and_markers(runs: ProducerRunOrMarkerTable, markers: P
     data, control, zeros = len(rows), len(markers), np.zeros(len(rows) + len(markers), np.int64)
     order = np.argsort(np.concatenate((offset, markers["offset"])), kind="stable")
 
-    def join_data_and_marker_columns(
-        data_column: npt.ArrayLike, marker_column: npt.ArrayLike, dtype: type[np.generic] = np.int64
-    ) -> npt.NDArray[Any]:
+    def join_columns(data_column: npt.ArrayLike, marker_column: npt.ArrayLike, dtype: type[np.generic] = np.int64) -> npt.NDArray[Any]:
         columns = (np.broadcast_to(data_column, data), np.broadcast_to(marker_column, control))
         return np.concatenate(columns).astype(dtype)[order]
 
     return BatchTable(
         position=zeros,
         size=zeros,
-        base_offset=join_data_and_marker_columns(offset, markers["offset"]),
-        last_offset=join_data_and_marker_columns(last_offset, markers["offset"]),
-        base_timestamp=join_data_and_marker_columns(rows["max_timestamp"], marker_timestamp),
-        max_timestamp=join_data_and_marker_columns(rows["max_timestamp"], markers["max_timestamp"]),
-        producer_id=join_data_and_marker_columns(rows["producer_id"], markers["producer_id"]),
-        magic=join_data_and_marker_columns(2, 2, np.int8),
-        attributes=join_data_and_marker_columns(np.where(rows["transactional"], TRANSACTIONAL, 0), marker_attributes, np.int16),
-        leader_epoch=join_data_and_marker_columns(0, 0, np.int32),
-        producer_epoch=join_data_and_marker_columns(rows["epoch"], markers["epoch"], np.int16),
-        base_sequence=join_data_and_marker_columns(rows["base_sequence"], -1, np.int32),
-        count=join_data_and_marker_columns(rows["has_records"], 1, np.int32),
-        control=join_data_and_marker_columns(NOT_CONTROL, markers["control"], np.int8),
-        coordinator_epoch=join_data_and_marker_columns(-1, markers["coordinator_epoch"], np.int32),
+        base_offset=join_columns(offset, markers["offset"]),
+        last_offset=join_columns(last_offset, markers["offset"]),
+        base_timestamp=join_columns(rows["max_timestamp"], marker_timestamp),
+        max_timestamp=join_columns(rows["max_timestamp"], markers["max_timestamp"]),
+        producer_id=join_columns(rows["producer_id"], markers["producer_id"]),
+        magic=join_columns(2, 2, np.int8),
+        attributes=join_columns(np.where(rows["transactional"], TRANSACTIONAL, 0), marker_attributes, np.int16),
+        leader_epoch=join_columns(0, 0, np.int32),
+        producer_epoch=join_columns(rows["epoch"], markers["epoch"], np.int16),
+        base_sequence=join_columns(rows["base_sequence"], -1, np.int32),
+        count=join_columns(rows["has_records"], 1, np.int32),
+        control=join_columns(NOT_CONTROL, markers["control"], np.int8),
+        coordinator_epoch=join_columns(-1, markers["coordinator_epoch"], np.int32),
     )
 
 
-def reason_to_read_segment_for_its_markers(
-    batches: BatchTable, aborted_flags: Flags, discardable_flags: Flags, now_ms: int
-) -> ReasonOrEmpty:
+def reason_to_read_markers(batches: BatchTable, aborted_flags: Flags, discardable_flags: Flags, now_ms: int) -> ReasonOrEmpty:
     """Return why a segment must be read because of its transaction markers; empty if it need not. A marker that may be discarded makes its
     segment due if it has no delete horizon, because it gets one, or if its horizon has passed, because then it is removed.
     :param batches: the segment's batches, or those rebuilt from its sidecar.

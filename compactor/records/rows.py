@@ -132,7 +132,7 @@ def parse_records(table: BatchTable, chunk: BatchChunk, buffers: RecordRowBuffer
         if len(too_many):
             raise _unparsable_batch_error(table, chunk.first + int(too_many[0]), 1, segment_name)
     elif int(table.codec_ids[chunk.first]):
-        counts, problem, batch = _count_legacy_messages_by_wrapper(chunk.buf, chunk.body_start, chunk.body_end, chunk.wanted)
+        counts, problem, batch = _count_legacy_messages(chunk.buf, chunk.body_start, chunk.body_end, chunk.wanted)
         if problem:
             raise _unparsable_batch_error(table, chunk.first + batch, problem, segment_name)
     else:
@@ -317,7 +317,7 @@ def _position_after_legacy_message(buf: Bytes, position: int, end: int) -> Probl
 
 
 @kernel
-def _count_legacy_messages_by_wrapper(
+def _count_legacy_messages(
     buf: Bytes, body_start: Int64s, body_end: Int64s, wanted_flags: npt.NDArray[np.bool_]
 ) -> CountsAndProblemWithBatch:
     counts = np.zeros(body_start.size, np.int64)

@@ -314,7 +314,7 @@ def _finish_open_intent(
             leadership, stage_tracker, CompactionFailure(run_id=plan.run_id, group=-1, kind="balance", message=problem), ""
         )
     problem = _damaged_output_problem(leadership, intent, expired)
-    if problem and expired.find_segments_expired_by_brokers([receipt.segment.id for receipt in intent.receipts]):
+    if problem and expired.select_expired([receipt.segment.id for receipt in intent.receipts]):
         reason = "brokers have expired a segment that the round wrote before all that it replaces"
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, stage_tracker, intent, reason), plan, undone=reason)
     if problem:

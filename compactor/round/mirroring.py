@@ -23,7 +23,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.remote_log import BrokerView
 from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
 from compactor.records.producers import parse_producer_snapshot_file
-from compactor.tier.contents import read_and_verify_segment_file
+from compactor.tier.contents import read_verified_file
 from compactor.tier.ports import SegmentLayout
 
 _BATCH_HEADER: Final = 61
@@ -50,7 +50,7 @@ def problem_that_stops_open_round(leadership: Leadership, expired: BrokerExpired
     there = {(link.segment.id, link.last) for link in ports.brokers(state.topic_partition).links}
     ends = {segment.id: segment.end_offset for segment in state.live}
     missing = [name for name in segment_ids_of_open_round(state) if (name, ends.get(name)) not in there]
-    explained = expired.find_segments_expired_by_brokers(missing)
+    explained = expired.select_expired(missing)
     gone = next((name for name in missing if name not in explained), "")
     if gone:
         return f"segment {gone} is not what brokers read any more"
@@ -114,9 +114,7 @@ def raise_if_newest_segment_contradicts_lineage(
     if kind not in newest_segment.files:
         return
     where, end = layout.object_name(partition, newest_segment, kind), newest_segment.end_offset + 1
-    known = parse_leader_epoch_checkpoint(
-        read_and_verify_segment_file(layout, partition, newest_segment, kind).decode(errors="replace"), where
-    )
+    known = parse_leader_epoch_checkpoint(read_verified_file(layout, partition, newest_segment, kind).decode(errors="replace"), where)
     parted = first_divergent_offset(lineage_from_metadata, end, known, end)
     if parted is not None:
         epochs = f"{leader_epoch_at(known, parted)}, the segments' metadata to {leader_epoch_at(lineage_from_metadata, parted)}"
@@ -137,7 +135,7 @@ def complete_metadata_from_segment_objects(
         segment = segment.model_copy(update={"files": dict(layout.segment_files(partition, segment))})
         head = layout.read_file(partition, segment, "log", 0, _BATCH_HEADER)
         entries = parse_producer_snapshot_file(
-            read_and_verify_segment_file(layout, partition, segment, "snapshot"), layout.object_name(partition, segment, "snapshot")
+            read_verified_file(layout, partition, segment, "snapshot"), layout.object_name(partition, segment, "snapshot")
         ).entries
     except (NotFound, KeyError) as error:
         if isinstance(error, NotFound) and not any(found.segment_id for found in layout.list_objects(partition)):

@@ -29,8 +29,8 @@ from bloom.directory import (
     estimate_key_directory_bytes,
 )
 from bloom.sidecar import RemovableRecordCounts, Sidecar
-from compactor.cleaner.retention import BatchRetentionDecisions, RetentionRules, TransactionVerdicts, decide_batch_retention_by_headers
-from compactor.cleaner.rewrite import NO_BYTES, SidecarBuilder, add_segment_to_sidecar_builder, txn_verdicts_from_substitute_segment
+from compactor.cleaner.retention import BatchRetentionDecisions, RetentionRules, TransactionVerdicts, decide_by_headers
+from compactor.cleaner.rewrite import NO_BYTES, SidecarBuilder, add_segment, verdicts_from_substitute
 from compactor.cleaner.source import SourceSegment
 from compactor.cleaner.worker_threads import WorkerThreads
 from compactor.constants import NEVER_MS
@@ -45,12 +45,12 @@ from compactor.records.batches import (
     Int64s,
     batch_table_from_headers,
     copy_batch_headers,
-    crc32c_of_batches_from_headers,
+    crc32c_from_headers,
     select_batches_of_table,
     sha256_of_batch_headers,
 )
 from compactor.records.encode import COPY, FILTER, MAX_SEGMENT, BalanceDigestKey, digest_sum_of_headers
-from compactor.records.producers import extract_producer_runs_and_markers
+from compactor.records.producers import extract_runs_and_markers
 from compactor.round.sources import StagedSegmentReader
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectRangeToCopy
 from compactor.tier.sidecars import SidecarStore
@@ -250,7 +250,7 @@ def pieces_to_compose_new_log(
     for stretch, (first, last) in zip(plan.stretches, _rewritten_batch_ranges(plan, rewritten_batches), strict=True):
         if stretch.copied_batch_flags:
             start, length = byte_range_of_batches(plan.table, stretch)
-            crc = crc32c_of_batches_from_headers(headers[stretch.first : stretch.last])
+            crc = crc32c_from_headers(headers[stretch.first : stretch.last])
             made.append(ObjectRangeToCopy(source_key, start, length, plan.version, crc))
         elif last > first:
             made.append(
@@ -312,7 +312,7 @@ def sidecar_of_composed_segment(
     """Return the sidecar of the composed segment, with the filter and the key sketch of its source. Both may contain keys that are gone;
     this may cause a needless read, but loses no record.
     """
-    runs, markers = extract_producer_runs_and_markers(table)
+    runs, markers = extract_runs_and_markers(table)
     records = int(table.count[table.control == NOT_CONTROL].sum())
     return Sidecar(
         segment_id,
@@ -360,7 +360,7 @@ class SegmentPartToRead:
         if len(source.buf) != length or not np.array_equal(copy_batch_headers(source.buf, source.table.position), wanted):
             raise WholeSegmentReadNeededError(f"{source.name}: its batches do not match its key directory")
         try:
-            source.verify_batch_crcs_unless_verified(0, len(source.table))
+            source.verify_batches(0, len(source.table))
         except BadData as wrong:
             raise WholeSegmentReadNeededError(str(wrong)) from None
 
@@ -437,7 +437,7 @@ class PartToReadFinder:
         :param header_source: the segment's batch headers, taken from its sidecar.
         :param verdicts: outcomes of transactions for these batches.
         """
-        may_hold_dirty_key = directory.flag_batches_possibly_with_keys(self.pieces)
+        may_hold_dirty_key = directory.flag_matching_batches(self.pieces)
         return KeyDirectoryLookupResult(
             self._part_to_read_or_none(directory, may_hold_dirty_key, header_source, verdicts), meets_none=not may_hold_dirty_key.any()
         )
@@ -451,10 +451,10 @@ class PartToReadFinder:
             return None
         table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
         whole = replace(header_source, table=table, buf=NO_BYTES)
-        of_all = txn_verdicts_from_substitute_segment(whole, header_source, verdicts)
+        of_all = verdicts_from_substitute(whole, header_source, verdicts)
         if of_all.indexed.any() or len(of_all.txn_entries):
             return None
-        decisions = decide_batch_retention_by_headers(table, of_all, self.rules, whole.name)
+        decisions = decide_by_headers(table, of_all, self.rules, whole.name)
         marked = flag_batches_that_may_change(
             table, decisions, directory, may_hold_dirty_key, self.rules.now_ms, drops_keyless=self.rules.drops_keyless
         )
@@ -492,7 +492,7 @@ def describe_composed_segment(
     splice = segment_part.splice
     builder = SidecarBuilder(output, None, hash_key, counts_distinct_keys=False, collects_key_directory=True)
     with WorkerThreads(1) as workers:
-        add_segment_to_sidecar_builder(builder, output, inflate_limit, workers)
+        add_segment(builder, output, inflate_limit, workers)
     directory = key_directory_of_composed_segment(splice, segment_id, output.table, builder.build_key_directory(segment_id))
     table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
     if int(table.size.sum()) > MAX_SEGMENT or np.any(table.base_offset[1:] <= table.last_offset[:-1]):

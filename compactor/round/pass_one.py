@@ -21,11 +21,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bloom.directory import distinct_key_hash_prefixes
-from compactor.cleaner.disk_map import KEY_ROW_BYTES, DiskOffsetMap, KeyScanSpillingToDisk, count_log_scans_to_fit_disk
+from compactor.cleaner.disk_map import KEY_ROW_BYTES, DiskOffsetMap, KeyScanSpillingToDisk, count_log_scans
 from compactor.cleaner.gate.gate import CleanedSegmentCheckParameters, Gate
 from compactor.cleaner.gate.parser import GATE_KEY_BYTES as GATE_KEY_BYTES, LatestRecordTable
 from compactor.cleaner.keys import MIN_MAP_BYTES, KeyHashSet, KeyScanParameters
-from compactor.cleaner.retention import CleanedChunkCache, TransactionVerdicts, find_txn_outcomes_and_update_next_outcomes
+from compactor.cleaner.retention import CleanedChunkCache, TransactionVerdicts, find_txn_outcomes
 from compactor.cleaner.source import SourceSegment
 from compactor.cleaner.worker_threads import WorkerThreads
 from compactor.config.units import format_size
@@ -37,7 +37,7 @@ from compactor.model.plan import raise_if_keyless
 from compactor.model.segment import ReasonOrEmpty
 from compactor.records.batches import ABORT, NOT_CONTROL
 from compactor.records.indexes import TXN_ENTRY
-from compactor.records.producers import reason_to_read_segment_for_its_markers
+from compactor.records.producers import reason_to_read_markers
 from compactor.round.partial import KeyDirectoryCache, PartToReadFinder, SegmentPartToRead, reason_to_read_whole_segment
 from compactor.round.plan import RemainingSizeBound
 from compactor.round.ports import (
@@ -139,15 +139,15 @@ class SurvivorScanResult:
         known, part = self.opened_sources.is_segment_open(ordinal), self.part_to_read_of_segment(ordinal)
         with self.opened_sources.memory_map_segment(ordinal, reservation) as source:
             if not known and self.gate is not None:
-                self.gate.compute_and_keep_txn_outcomes(self.sources)
+                self.gate.compute_txn_outcomes(self.sources)
             if part is not None and self.gate is not None:
-                self.gate.keep_txn_outcomes_of_rewritten_batches_only(source, part.rows)
+                self.gate.narrow_txn_outcomes(source, part.rows)
             yield source, self.opened_sources.verdicts[ordinal] if part is None else part.verdicts
 
     def free_key_memory(self) -> None:
         """Free the memory of keys and cleaned chunks. Their counts are still available."""
         self.survivors.free_key_set()
-        self.cleaned_chunk_cache.clear_cache_and_stop_storing()
+        self.cleaned_chunk_cache.stop_storing()
         if self.gate is not None:
             self.gate.free_latest_record_table()
 
@@ -277,7 +277,7 @@ def _scan_with_keys_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_cou
         )
         answers = _ask_filters_about_dirty_keys(scan, decisions, BloomFilterAnswers())
         answers = _choose_clean_segments_to_read_partly(scan, decisions, answers)
-        survivors.mark_survivors_and_end_key_part()
+        survivors.end_key_part()
     finally:
         survivors.close()
         if space.reservation is not None:
@@ -327,7 +327,7 @@ def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count
                     )
                 )
                 answers = _ask_filters_about_dirty_keys(scan, decisions, answers)
-                survivors.mark_survivors_and_end_key_part()
+                survivors.end_key_part()
         finally:
             survivors.close()
     return _build_survivor_scan_result(scan, decisions or {}, answers, part_count)
@@ -343,7 +343,7 @@ def _count_key_parts_that_fit_disk(scan_inputs: _SurvivorScanInputs, expected_ro
     Raises OutOfBudget if there would be more than MOST_PASSES.
     """
     budget, largest = scan_inputs.reading.staging.budget.total, scan_inputs.roles.largest_live_segment_disk_bytes
-    parts = count_log_scans_to_fit_disk(expected_row_count, budget - largest)
+    parts = count_log_scans(expected_row_count, budget - largest)
     if parts > MOST_PASSES or budget <= largest:
         need = largest + round_up_to_disk_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * MOST_PASSES))
         raise OutOfBudget(
@@ -386,9 +386,9 @@ def _collect_keys_of_dirty_segments(scan: _SurvivorScanAttempt) -> None:
     for ordinal in reversed(job.roles.behind):
         if job.roles.sidecar_head(ordinal).sidecar is None:
             opened.load_batch_headers_into_memory(ordinal, scan.space.reservation)
-        find_txn_outcomes_and_update_next_outcomes(opened.sources[ordinal].table, outcomes)
+        find_txn_outcomes(opened.sources[ordinal].table, outcomes)
         if survivors.key_scan.second_reader is not None and scan.gate is not None:
-            scan.gate.collect_txn_outcomes_after_dirty_range(opened.sources[ordinal])
+            scan.gate.collect_later_outcomes(opened.sources[ordinal])
     coming = list(job.roles.dirty)
     while coming:
         ordinal = coming.pop()
@@ -396,12 +396,12 @@ def _collect_keys_of_dirty_segments(scan: _SurvivorScanAttempt) -> None:
             if coming:
                 job.reading.staging.prefetch_file(job.reading.log_file_to_stage(coming[-1]))
             job.settings.check()
-            aborted = find_txn_outcomes_and_update_next_outcomes(source.table, outcomes) == ABORT
+            aborted = find_txn_outcomes(source.table, outcomes) == ABORT
             if not opened.folded:
                 opened.verdicts[ordinal] = TransactionVerdicts(aborted, aborted, np.zeros(len(aborted), np.bool_), np.empty(0, TXN_ENTRY))
             # Only the outcomes of markers are known yet, so chunks that contain markers are not cleaned ahead.
             cleans_chunks_while_reading = not np.any((source.table.control != NOT_CONTROL) & (source.table.codec_ids > 0))
-            to_map = survivors.key_scan.flag_batches_for_offset_map(source)
+            to_map = survivors.key_scan.flag_dirty_batches(source)
             survivors.scan_dirty_segment_keys(source, to_map, job.settings.workers, cleans_chunks_while_reading=cleans_chunks_while_reading)
     if job.settings.refuses_keyless:
         raise_if_keyless(job.reading.partition.topic, survivors.count_keyless_records())
@@ -417,7 +417,7 @@ def _compute_transaction_verdicts(scan: _SurvivorScanAttempt) -> None:
                 job.settings.check()
         job.opened.compute_transaction_verdicts()
     if scan.gate is not None:
-        scan.gate.compute_and_keep_txn_outcomes(job.opened.sources)
+        scan.gate.compute_txn_outcomes(job.opened.sources)
 
 
 def _decide_reading_of_clean_segments_by_sidecars(
@@ -449,7 +449,7 @@ def _decide_reading_of_clean_segments_by_sidecars(
 def _reason_to_read_due_to_transactions(scan_inputs: _SurvivorScanInputs, ordinal: SegmentOrdinal) -> ReasonOrEmpty:
     """The answer is the same for an opened segment and for the headers in its sidecar."""
     verdicts = scan_inputs.opened.verdicts[ordinal]
-    return reason_to_read_segment_for_its_markers(
+    return reason_to_read_markers(
         scan_inputs.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, scan_inputs.extent.rules.now_ms
     )
 
@@ -469,7 +469,7 @@ def _ask_filters_about_dirty_keys(
         for ordinal in (*below, *straddling):
             with job.opened.memory_map_segment(ordinal, scan.space.reservation) as source:
                 job.settings.check()
-                survivors.scan_clean_segment_keys(source, survivors.key_scan.flag_batches_below_dirty_range(source), job.settings.workers)
+                survivors.scan_clean_segment_keys(source, survivors.key_scan.flag_clean_batches(source), job.settings.workers)
     return replace(
         earlier_answers,
         asked=earlier_answers.asked | {n for n in asked if not decisions[n].must},
@@ -531,7 +531,7 @@ def _reasons_to_read_by_filters(scan: _SurvivorScanAttempt, ordinals: Sequence[S
         job.settings.check()
         return scan.survivors.iterate_dirty_key_hashes()
 
-    met, size = job.inquiry.sidecars.find_segments_that_may_hold_keys([live[n].id for n in ordinals], iterate_dirty_keys)
+    met, size = job.inquiry.sidecars.find_possible_segments([live[n].id for n in ordinals], iterate_dirty_keys)
     job.cost.bytes += size
     return {n: met[live[n].id] for n in ordinals if live[n].id in met}
 
@@ -544,12 +544,12 @@ def _build_survivor_scan_result(
 ) -> SurvivorScanResult:
     job, live, survivors = scan.job, scan.job.roles.live, scan.survivors
     if scan.gate is not None:
-        scan.gate.compute_and_keep_txn_outcomes(job.opened.sources)  # more sources were opened since the fold
+        scan.gate.compute_txn_outcomes(job.opened.sources)  # more sources were opened since the fold
     return SurvivorScanResult(
         job.opened,
         survivors,
         scan.cleaned_chunk_cache,
-        engine="partitioned" if survivors.has_moved_keys_to_disk else "memory",
+        engine="partitioned" if survivors.has_spilled else "memory",
         passes=scan_count,
         clean=build_clean_segment_verdicts(
             {live[n].id: decision for n, decision in decisions.items()},

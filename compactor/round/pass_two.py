@@ -24,15 +24,15 @@ from compactor.cleaner.gate.batch_checks import GateFailed
 from compactor.cleaner.gate.gate import Gate, NewSegmentBalanceBuilder
 from compactor.cleaner.keys import SurvivorLookup
 from compactor.cleaner.retention import CleanedChunkCache, RetentionRules, TransactionVerdicts
-from compactor.cleaner.rewrite import CleanedSegment, GroupRewriter, SidecarBuilder, add_segment_to_sidecar_builder
+from compactor.cleaner.rewrite import CleanedSegment, GroupRewriter, SidecarBuilder, add_segment
 from compactor.cleaner.source import (
     SecondReader,
     SourceSegment,
     count_negative_timestamps,
     earliest_delete_horizon_ms,
     open_source_segment,
-    read_earliest_delete_horizon_ms,
-    summarize_timestamps_and_record_count,
+    read_earliest_horizon_ms,
+    summarize_timestamps,
 )
 from compactor.cleaner.worker_threads import WorkerThreads
 from compactor.constants import TimestampMs
@@ -47,7 +47,7 @@ from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.batches import BatchTable, copy_batch_headers, sha256_of_batch_headers
 from compactor.records.encode import BalanceDigestKey
-from compactor.records.indexes import encode_offset_and_time_index
+from compactor.records.indexes import encode_indexes
 from compactor.records.producers import ENTRY, ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
 from compactor.round.partial import (
     ComposedSegment,
@@ -95,7 +95,7 @@ class RewrittenSegment:
         :param should_record_batch_digests: whether to record the digest of the batch headers, too.
         """
         log = log_file_size_and_digests(output) if should_record_batch_digests else segment_file_size_and_sha256(contents_by_kind["log"])
-        return RewrittenSegment(output.table, log, contents_by_kind, read_earliest_delete_horizon_ms(output, max_inflated_bytes))
+        return RewrittenSegment(output.table, log, contents_by_kind, read_earliest_horizon_ms(output, max_inflated_bytes))
 
     @staticmethod
     def from_composed_pieces(
@@ -129,7 +129,7 @@ def upload_segment(
     :raises CannotCopy: if the store cannot compose the log from pieces.
     """
     layout, publisher = destination
-    about = summarize_timestamps_and_record_count(segment.table, broker_log_start)
+    about = summarize_timestamps(segment.table, broker_log_start)
     metadata = RemoteLogSegmentMetadata(
         id=task.new_segment_id,
         start_offset=task.start_offset,
@@ -458,7 +458,7 @@ class PlanExecution:
             )
             self._worker.stats.gate_keys = report.keys
             self._worker.stats.gate_coverage = report.coverage
-        balance = tally.compute_balance_of_kept_and_removed_records()
+        balance = tally.compute_balance()
         if part:
             balance = balance_including_copied_batches(part, balance, self._live[part.source.ordinal].content, self._key)
         reservation.reserve_bytes_on_disk(self._worker.layout.upload_scratch_disk_bytes(cleaned.size))
@@ -533,7 +533,7 @@ class PlanExecution:
         self, group: RewrittenGroup, segment_part: SegmentPartToRead, output: SourceSegment, composed: ComposedSegment
     ) -> RewrittenSegment:
         task, table, source = group.task, composed.table, self._live[group.members[0]]
-        index, timeindex = encode_offset_and_time_index(
+        index, timeindex = encode_indexes(
             task.start_offset, table.size, table.last_offset, table.max_timestamp, self._plan.policy.index_interval_bytes
         )
         object_key_of_log = self._worker.layout.object_name(self._partition, source, "log")
@@ -562,9 +562,7 @@ class PlanExecution:
                 known = parse_producer_snapshot_file(
                     self._forward_read.read_small_file_of_segment(before, "snapshot"), self._forward_read.object_key(before, "snapshot")
                 )
-            states = copied.producer_states_at_earlier_offset(
-                end, known.producer_states_at_earlier_offset(last.start_offset - 1).replay_batches(self._answers.sources[ordinal].table)
-            )
+            states = copied.states_at(end, known.states_at(last.start_offset - 1).replay_batches(self._answers.sources[ordinal].table))
             found["snapshot"] = format_producer_snapshot(states)
         if last.has_offsets_after_end_offset and "leader-epoch-checkpoint" in found:
             where = self._forward_read.object_key(last, "leader-epoch-checkpoint")
@@ -594,10 +592,10 @@ class PlanExecution:
         directory = worker.splices and is_key_directory_worthwhile(metadata, len(output.table), worker.layout.log_file_copy_limits)
         builder = SidecarBuilder(output, design, worker.hash_key, counts_distinct_keys=design is not None, collects_key_directory=directory)
         with WorkerThreads(1) as workers:
-            add_segment_to_sidecar_builder(builder, output, self._limit, workers)
-        worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar_if_absent(builder.build_sidecar(metadata.id))
+            add_segment(builder, output, self._limit, workers)
+        worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(builder.build_sidecar(metadata.id))
         if directory:
-            worker.stats.sidecar_bytes_written += worker.sidecars.add_key_directory_if_absent(builder.build_key_directory(metadata.id))
+            worker.stats.sidecar_bytes_written += worker.sidecars.add_key_directory(builder.build_key_directory(metadata.id))
 
     def _store_composed_sidecar(
         self, metadata: RemoteLogSegmentMetadata, source: RemoteLogSegmentMetadata, composed: ComposedSegment
@@ -608,9 +606,7 @@ class PlanExecution:
         if worker.sidecars is None or old is None:
             return
         sidecar = sidecar_of_composed_segment(old, metadata.id, composed.due, composed.table)
-        worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar_if_absent(sidecar) + worker.sidecars.add_key_directory_if_absent(
-            composed.directory
-        )
+        worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(sidecar) + worker.sidecars.add_key_directory(composed.directory)
 
     def _prefetch_sources_of_task(self, task: CompactionTask) -> None:
         for ordinal, metadata in enumerate(self._live):

@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 from typing_extensions import override
 
 from checkpoint.lineage import merge_segment_lineages
-from compactor.cleaner.disk_map import count_log_scans_to_fit_disk
+from compactor.cleaner.disk_map import count_log_scans
 from compactor.cleaner.rewrite import group_segments
 from compactor.config.settings import CleanerSettings, SparkSettings
 from compactor.config.units import count_noun, format_size
@@ -250,7 +250,7 @@ def expected_scan_count_of_dirty_range(cleaner: CleanerSettings, assessment: Rou
         sum(estimate_record_count(s) for s in assessment.dirty),
         max((s.size_bytes for s in assessment.covered_segments), default=0),
     )
-    return count_log_scans_to_fit_disk(rows, max(1, cleaner.disk_budget_bytes - largest))
+    return count_log_scans(rows, max(1, cleaner.disk_budget_bytes - largest))
 
 
 MERGE_AT_LEAST = 8

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
 from bloom import sizing
-from bloom.sidecar import Sidecar, estimate_distinct_keys_of_all
-from bloom.sizing import TRIAL, FilterDesign, should_partition_keep_using_filters
+from bloom.sidecar import Sidecar, estimate_union_keys
+from bloom.sizing import TRIAL, FilterDesign, are_filters_worthwhile
 from compactor.config.settings import CleanerSettings
 from compactor.config.units import count_noun, format_size
 from compactor.constants import CompactorEpoch
@@ -191,7 +191,7 @@ class BloomFilterUsageStatistics:
     @property
     def are_bloom_filters_worthwhile(self) -> bool:
         """Return whether filters have saved more bytes than they cost. True as long as fewer than TRIAL filters were asked."""
-        return should_partition_keep_using_filters(self.asked, self.bytes_read, self.bytes_saved)
+        return are_filters_worthwhile(self.asked, self.bytes_read, self.bytes_saved)
 
     @property
     def share_of_segments_without_dirty_key(self) -> float:
@@ -251,7 +251,7 @@ def design_bloom_filter(
     """
     if not cleaner.bloom or not filter_usage.are_bloom_filters_worthwhile:
         return None
-    return sizing.design_filter_if_worthwhile(
+    return sizing.design_filter(
         record_count,
         lookups_per_round,
         segment_bytes,
@@ -280,7 +280,7 @@ def estimate_distinct_keys(sidecar_heads: Sequence[SidecarHead], record_counts: 
     known = [head.sidecar for head in sidecar_heads if head.sidecar is not None]
     rest = sum(count for head, count in zip(sidecar_heads, record_counts, strict=True) if head.sidecar is None)
     # Three standard errors (1.6 % each) are added to the estimate; there are never more keys than records.
-    return min(sum(record_counts), int(estimate_distinct_keys_of_all(known) * 1.05) + rest)
+    return min(sum(record_counts), int(estimate_union_keys(known) * 1.05) + rest)
 
 
 @dataclass(frozen=True)
@@ -323,7 +323,7 @@ def decide_whether_to_read_clean_segment(
     sidecar = head.sidecar
     if sidecar is None:
         return SegmentReadDecisionFromSidecar(None, must=due_reason or head.problem)
-    must = due_reason or sidecar.due.reason_to_read_despite_filter(now_ms, drops_keyless=drops_keyless)
+    must = due_reason or sidecar.due.reason_to_read(now_ms, drops_keyless=drops_keyless)
     askable = sidecar.made_for is not None and sidecar.useless_read_probability(dirty_key_count) <= WORTH_ASKING
     if must or dirty_key_count == 0 or sidecar.distinct_keys == 0:
         return SegmentReadDecisionFromSidecar(

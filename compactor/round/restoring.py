@@ -28,8 +28,8 @@ from compactor.local.staging import disk_bytes_to_rewrite_group
 from compactor.model.plan import MAX32, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
 from compactor.records.batches import verify_crcs_of_batches
-from compactor.records.encode import BalanceDigestKey, batch_digest_sum_of_segment, encode_filler_batch
-from compactor.records.indexes import TXN_ENTRY, encode_offset_and_time_index
+from compactor.records.encode import BalanceDigestKey, encode_filler_batch, segment_digest_sum
+from compactor.records.indexes import TXN_ENTRY, encode_indexes
 from compactor.round.compaction import disk_budget_bytes
 from compactor.round.mirroring import broker_log_start_offset
 from compactor.round.pass_two import RewrittenSegment, program_and_codec_versions_fingerprint, upload_segment
@@ -192,7 +192,7 @@ class RoundUndoingEarlierRun:
         name, made, limit = reader.partition, group.made, reader.inflate_limit
         output = open_source_segment(0, log, task.start_offset, task.end_offset + 1, task.mtime_ms, -1, limit)
         table = output.table
-        index, timeindex = encode_offset_and_time_index(
+        index, timeindex = encode_indexes(
             task.start_offset, table.size, table.last_offset, table.max_timestamp, plan.policy.index_interval_bytes
         )
         contents: dict[str, Path | bytes] = {"log": log, "index": index, "timeindex": timeindex}
@@ -209,7 +209,7 @@ class RoundUndoingEarlierRun:
                 output, contents, limit, should_record_batch_digests=self.ports.layout.should_record_batch_digests
             ),
             open_txn_offset=made.open_txn_offset,
-            sum_of_batches=batch_digest_sum_of_segment(output.buf, BalanceDigestKey(self.hash_key)),
+            sum_of_batches=segment_digest_sum(output.buf, BalanceDigestKey(self.hash_key)),
             negative_timestamp_count=count_negative_timestamps(output, limit),
             broker_log_start=plan.broker_log_start,
         )

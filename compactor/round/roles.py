@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compactor.cleaner.retention import RetentionRules, TransactionVerdicts, transaction_verdicts_by_source
-from compactor.cleaner.rewrite import NO_BYTES, create_substitute_segment_from_sidecar, txn_verdicts_from_substitute_segment
+from compactor.cleaner.rewrite import NO_BYTES, substitute_segment, verdicts_from_substitute
 from compactor.cleaner.source import SourceSegment
 from compactor.errors import BadData
 from compactor.kernels.common import SegmentOrdinal
@@ -126,7 +126,7 @@ class RoundSourceSegments:
             return
         with self.reading.open_segment(ordinal, reservation) as source:
             if self.folded:
-                self.verdicts[ordinal] = txn_verdicts_from_substitute_segment(source, self.sources[ordinal], self.verdicts[ordinal])
+                self.verdicts[ordinal] = verdicts_from_substitute(source, self.sources[ordinal], self.verdicts[ordinal])
             self.sources[ordinal] = source
             self._opened.add(ordinal)
             yield source
@@ -158,9 +158,7 @@ def _segment_without_bytes_from_sidecar_head(reader: StagedSegmentReader, roles:
     """Return the batch headers in a segment's sidecar as a segment; an empty one if it has no usable sidecar."""
     segment, sidecar = roles.live[ordinal], roles.sidecar_head(ordinal).sidecar
     place = (ordinal, reader.object_key_of_log(ordinal), segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
-    return (
-        create_substitute_segment_from_sidecar(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate_rows(0))
-    )
+    return substitute_segment(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate_rows(0))
 
 
 def _verdicts_of_segment_without_batches() -> TransactionVerdicts:

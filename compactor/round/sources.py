@@ -24,7 +24,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import memory_map_file
 from compactor.records.indexes import TXN_ENTRY, TxnEntries, parse_txn_index
 from compactor.records.producers import ProducerStates, parse_producer_snapshot_file
-from compactor.tier.contents import read_and_verify_segment_file
+from compactor.tier.contents import read_verified_file
 from compactor.tier.ports import SegmentLayout
 
 
@@ -89,7 +89,7 @@ def read_producer_snapshot_at_end(layout: SegmentLayout, state: PartitionState) 
         files = layout.segment_files(state.topic_partition, last)
         if "snapshot" not in files:
             return b""
-        return read_and_verify_segment_file(layout, state.topic_partition, last.model_copy(update={"files": dict(files)}), "snapshot")
+        return read_verified_file(layout, state.topic_partition, last.model_copy(update={"files": dict(files)}), "snapshot")
     except NotFound:
         key = layout.object_name(state.topic_partition, last, "snapshot")
         raise BadData("a producer snapshot is missing in the store", segment=key, hint="Run `verify`; restore the object") from None

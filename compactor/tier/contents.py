@@ -155,16 +155,14 @@ class FileStreamDigest:
         if self._sha256 is not None:
             self._sha256.update(data)
         if self._batches is not None:
-            self._batches.add_log_bytes_to_digest(data)
+            self._batches.add_log_bytes(data)
 
     def size_and_digest(self) -> SegmentFile:
         """Return size and digest of all bytes so far. The digest is empty if none was recorded, or if the bytes should be a log of v2
         batches and are not.
         """
         sha256 = self._sha256.hexdigest() if self._sha256 is not None else ""
-        return SegmentFile(
-            size=self._size, sha256=sha256, batches=self._batches.batch_header_digest_or_empty() if self._batches is not None else ""
-        )
+        return SegmentFile(size=self._size, sha256=sha256, batches=self._batches.header_digest() if self._batches is not None else "")
 
 
 def damaged_object_error(key: str, found: SegmentFile, recorded: SegmentFile) -> BadData:
@@ -181,7 +179,7 @@ def damaged_object_error(key: str, found: SegmentFile, recorded: SegmentFile) ->
     )
 
 
-def create_object_or_match_existing(store: ObjectStore, key: str, content: FileContent) -> bool:
+def create_or_match(store: ObjectStore, key: str, content: FileContent) -> bool:
     """Create an object without object metadata. Return True if the key now has this content, also if it had it before; False if an
     object with other content exists. Raises StoreError.
     """
@@ -205,16 +203,16 @@ def digest_stored_file(store: ObjectStore, key: str, size: int, digest_kind_of: 
     return digests.size_and_digest()
 
 
-def size_and_digests_from_object_metadata(info: ObjectInfo) -> SegmentFile:
+def metadata_digests(info: ObjectInfo) -> SegmentFile:
     """Return the size and digests of a file as its object's metadata states them."""
     return SegmentFile(size=info.size, sha256=info.metadata.get("sha256", ""), batches=info.metadata.get("batches", ""))
 
 
-def size_and_digests_from_metadata_or_content(store: ObjectStore, info: ObjectInfo, expected: SegmentFile) -> SegmentFile:
+def object_digests(store: ObjectStore, info: ObjectInfo, expected: SegmentFile) -> SegmentFile:
     """Return size and digests of an object from its metadata, or by reading the object if its metadata lacks the kind of digest that
     ``expected`` has.
     """
-    stated = size_and_digests_from_object_metadata(info)
+    stated = metadata_digests(info)
     if stated.size != expected.size or stated.has_digest_of_same_kind(expected):
         return stated
     return digest_stored_file(store, info.key, info.size, expected)
@@ -230,11 +228,7 @@ def stored_file_problem(store: ObjectStore, key: str, segment: RemoteLogSegmentM
         info = store.head(key)
         if size not in (-1, info.size):
             return f"{store.url}/{key} has {info.size} bytes, recorded are {size}"
-        if (
-            recorded
-            and recorded.has_digest
-            and not size_and_digests_from_metadata_or_content(store, info, recorded).has_same_size_and_digest_as(recorded)
-        ):
+        if recorded and recorded.has_digest and not object_digests(store, info, recorded).has_same_size_and_digest_as(recorded):
             return f"{store.url}/{key} has another digest than was recorded"
     except NotFound:
         return f"{store.url}/{key} is missing"
@@ -270,7 +264,7 @@ class DownloadedFile:
         """Return whether the downloaded bytes have the recorded digest, or the recorded size if no digest is recorded."""
         return file.is_consistent_with_read_file(self.found)
 
-    def require_match_with_recorded_content(self, key: str, file: SegmentFile) -> None:
+    def require_match(self, key: str, file: SegmentFile) -> None:
         """Raise BadData if the downloaded bytes differ from what ``file`` records. ``key``: the object's key, for the message."""
         if not self.matches_recorded_content(file):
             raise damaged_object_error(key, self.found, file)
@@ -298,25 +292,23 @@ def matches_recorded_content(path: Path, recorded: SegmentFile) -> bool:
     )
 
 
-def read_and_verify_segment_file(
-    layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str
-) -> bytes:
+def read_verified_file(layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str) -> bytes:
     """Return a small file of a segment. Raises BadData if it differs from what was recorded, NotFound if it is missing, and StoreError."""
     file = segment.recorded_size_and_digests(file_kind)
     most = file.size + 1  # for a range the store states what it sends, so that a truncated body is noticed
     data = layout.read_file(partition, segment, file_kind, 0, most)
     if not _describe_downloaded_bytes(data, file).matches_recorded_content(file):
         data = layout.read_file(partition, segment, file_kind, 0, most)
-    _describe_downloaded_bytes(data, file).require_match_with_recorded_content(layout.object_name(partition, segment, file_kind), file)
+    _describe_downloaded_bytes(data, file).require_match(layout.object_name(partition, segment, file_kind), file)
     return data
 
 
 def _digest_downloaded_file(transferred: int, path: Path, file: SegmentFile) -> DownloadedFile:
     found = SegmentFile(size=path.stat().st_size, sha256=file_sha256(path) if file.sha256 else "")
     if file.batches and not file.sha256:
-        from compactor.records.batches import verified_batch_header_digest_or_empty  # loads the compiler, which few commands need
+        from compactor.records.batches import verified_header_digest  # loads the compiler, which few commands need
 
-        found = SegmentFile(size=found.size, batches=verified_batch_header_digest_or_empty(path))
+        found = SegmentFile(size=found.size, batches=verified_header_digest(path))
     return DownloadedFile(found, transferred)
 
 

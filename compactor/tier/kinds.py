@@ -85,7 +85,7 @@ class TierKind:
         return self.metadata is MetadataSource.METADATA_TOPIC
 
     @property
-    def is_content_determined_by_control_logs(self) -> bool:
+    def is_compactor_managed(self) -> bool:
         """Return whether control logs alone determine the tier's contents, so that a cached state is valid until its log grows."""
         return self.metadata is MetadataSource.CONTROL_LOG
 
@@ -126,7 +126,7 @@ def tier_kind(settings: Settings) -> TierKind:
             hint="Possible are " + ", ".join(f"{kind} with {layout}" for kind, layout in KINDS),
         )
     if not found.owns_root:
-        _refuse_settings_of_compactor_managed_tiers(settings)
+        _refuse_foreign_settings(settings)
     if found.brokers_expire:
         _refuse_retention_settings(settings)
     if tier.on_topic_deletion != "keep" and not found.owns_root:
@@ -137,7 +137,7 @@ def tier_kind(settings: Settings) -> TierKind:
     return found
 
 
-def _refuse_settings_of_compactor_managed_tiers(settings: Settings) -> None:
+def _refuse_foreign_settings(settings: Settings) -> None:
     """Raise UsageError for settings that apply only to compactor-managed tiers."""
     for key, value in (("tier.key_entropy_bits", settings.tier.key_entropy_bits), ("s3.storage_class", settings.s3.storage_class)):
         if value:
@@ -161,7 +161,7 @@ def _refuse_retention_settings(settings: Settings) -> None:
             raise UsageError(what, hint="Take the topic out of topics under [kafka]: there is nothing to compact in it")
 
 
-def compactor_managed_tier_settings_hint() -> str:
+def compactor_managed_hint() -> str:
     """Return the settings that make a tier compactor-managed, as text for a hint."""
     kind, layout = next(names for names, row in KINDS.items() if row.owns_root)
     return f'kind = "{kind}" and layout = "{layout}"'

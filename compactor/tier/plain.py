@@ -1,6 +1,6 @@
 """Layouts that store each file of a segment as one object with exactly the file's bytes, among them that of compactor-managed tiers.
 A new layout of this kind only names its objects: ``partition_folder``, ``file_name``, ``parse_file_name`` and
-``partition_name_in_object_key``. It derives from ``ComposableLogLayout`` if only this program writes the objects, and from
+``partition_in_key``. It derives from ``ComposableLogLayout`` if only this program writes the objects, and from
 ``OneObjectPerFileLayout`` if they must look as another program writes them, without object metadata.
 """
 
@@ -23,13 +23,13 @@ from compactor.storage.port import ComposeSource, CopyLimits, ObjectInfo, Object
 from compactor.tier.contents import (
     FileContent,
     TopicIdOfPartition,
-    create_object_or_match_existing,
+    create_or_match,
     damaged_object_error,
     digest_stored_file,
     md5_prefix_bits,
+    metadata_digests,
+    object_digests,
     segment_object_name_stem,
-    size_and_digests_from_metadata_or_content,
-    size_and_digests_from_object_metadata,
     stored_file_problem,
 )
 from compactor.tier.ports import ContentConflictOrEmpty, ListedObject, SegmentRef, TransferredBytes, WholeLogUploadLayout
@@ -49,11 +49,11 @@ class ParsedFileName(NamedTuple):
 class OneObjectPerFileLayout(WholeLogUploadLayout):
     """Base class of layouts that store each file of a segment as one object, unchanged and without metadata. Thread-safe if the store is.
     kinds: the kinds of files that this layout has.
-    object_kinds_required_for_reading: the kinds without which a segment cannot be read.
+    required_kinds: the kinds without which a segment cannot be read.
     """
 
     kinds: ClassVar[Sequence[str]] = FILE_KINDS
-    object_kinds_required_for_reading: frozenset[str] = frozenset({"log"})
+    required_kinds: frozenset[str] = frozenset({"log"})
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -71,7 +71,7 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
         """Return what an object's name below the folder stands for, or None if this layout does not make such names."""
 
     @abstractmethod
-    def partition_name_in_object_key(self, key: str) -> str:
+    def partition_in_key(self, key: str) -> str:
         """Return the partition in whose folder this key lies, as ``topic-partition``, or an empty string."""
 
     @property
@@ -110,7 +110,7 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
     ) -> ContentConflictOrEmpty:
         for kind, content in contents.items():
             key = self.object_name(partition, segment, kind)
-            if not create_object_or_match_existing(self._store, key, content):
+            if not create_or_match(self._store, key, content):
                 return f"{key} exists already with other content"
         return ""
 
@@ -132,7 +132,7 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
 
     def _expected_file_kinds(self, segment: RemoteLogSegmentMetadata) -> Collection[str]:
         """Return the kinds of files that a valid segment must have in the store."""
-        return segment.files or self.object_kinds_required_for_reading
+        return segment.files or self.required_kinds
 
     def delete_segments(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         self._store.delete([self.object_name(partition, segment, kind) for segment in segments for kind in self.kinds])
@@ -163,7 +163,7 @@ class ComposableLogLayout(OneObjectPerFileLayout):
     def log_object_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         key, recorded = self.object_name(partition, segment, "log"), segment.recorded_size_and_digests("log")
         info = self._store.head(key)
-        stated = size_and_digests_from_object_metadata(info)
+        stated = metadata_digests(info)
         if not stated.has_same_size_and_digest_as(recorded):  # one without our digests is somebody else's
             raise damaged_object_error(key, stated, recorded)
         return info.etag
@@ -218,9 +218,9 @@ class ComposableLogLayout(OneObjectPerFileLayout):
         """
         try:
             info = self._store.head(key)
-            if info.size == file.size and not size_and_digests_from_object_metadata(info).sha256:
+            if info.size == file.size and not metadata_digests(info).sha256:
                 return digest_stored_file(self._store, key, info.size, file).has_same_size_and_digest_as(file)
-            return size_and_digests_from_metadata_or_content(self._store, info, file).has_same_size_and_digest_as(file)
+            return object_digests(self._store, info, file).has_same_size_and_digest_as(file)
         except NotFound:
             return False
 
@@ -252,7 +252,7 @@ class NativeLayout(ComposableLogLayout):
         return ParsedFileName(match[2], int(match[1]), match[3]) if match else None
 
     @override
-    def partition_name_in_object_key(self, key: str) -> str:
+    def partition_in_key(self, key: str) -> str:
         digits, _, rest = key.partition("/") if self._entropy_bits else ("", "", key)
         match = _FOLDER.fullmatch(rest)
         return match[1] if match and digits == md5_prefix_bits(match[1], self._entropy_bits) else ""

@@ -70,7 +70,7 @@ class SegmentLayout(Protocol):
         """Return the URL below which all segments lie, for messages."""
 
     @property
-    def object_kinds_required_for_reading(self) -> frozenset[str]:
+    def required_kinds(self) -> frozenset[str]:
         """Return the kinds of objects, as ``list_objects`` names them, without which a segment cannot be read."""
 
     def partition_folder(self, partition: TopicPartition) -> str:
@@ -143,7 +143,7 @@ class SegmentLayout(Protocol):
     def list_objects(self, partition: TopicPartition) -> Iterator[ListedObject]:
         """Yield every object below the partition's prefix, including those whose names this layout does not make."""
 
-    def partition_name_in_object_key(self, key: str) -> str:
+    def partition_in_key(self, key: str) -> str:
         """Return the partition in whose folder an object key lies, as ``topic-partition``, or an empty string."""
 
 
@@ -177,7 +177,7 @@ class SegmentPublisher(Protocol):
     """
 
     @property
-    def max_late_metadata_delivery_ms(self) -> int:
+    def max_delivery_delay_ms(self) -> int:
         """Return how long metadata records of a process may still reach readers after the process has ended; 0 if they cannot."""
 
     def check_publishing_allowed(self, partition: TopicPartition) -> None:
@@ -209,7 +209,7 @@ class SegmentPublisher(Protocol):
         record_begun: Callable[[], None],
         record_published: Callable[[Collection[str]], None],
         *,
-        find_segments_expired_by_brokers: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
+        select_expired: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
         last_group_first: bool = False,
         is_begun_recorded: bool = False,
     ) -> None:
@@ -218,7 +218,7 @@ class SegmentPublisher(Protocol):
         must be completed.
         :param record_published: appends *round published*. Its argument is the ids of new segments that were not published, because brokers
         had deleted their sources.
-        :param find_segments_expired_by_brokers: segment ids -> those of them that brokers have expired. If all sources of a group have
+        :param select_expired: segment ids -> those of them that brokers have expired. If all sources of a group have
         expired, later groups are switched all the same.
         :param last_group_first: switch groups in descending order of offsets, because the round restores earlier values.
         :param is_begun_recorded: whether *publish begun* is in the log already, so that rules which apply only before it are skipped.
@@ -247,21 +247,19 @@ class SegmentPublisher(Protocol):
     def record_finished_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Record that the objects of these segments are deleted (DELETE_SEGMENT_FINISHED)."""
 
-    def find_segments_deleted_by_brokers(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
+    def find_deleted_segments(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         """Return the ids of those segments which brokers have begun to delete or have deleted, as the newest metadata shows."""
 
-    def find_segments_unknown_to_control_log(
-        self, partition: TopicPartition, recorded_ids: Collection[str]
-    ) -> Sequence[AnnouncedSegment] | None:
+    def find_unknown_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
         """Return segments that a dead compactor announced to brokers and that are not in ``recorded_ids``. None on a tier whose readers use
         the control log alone, so that objects of other segments in the store are orphans.
         :param recorded_ids: ids of all segments that the control log names.
         """
 
-    def withdraw_segments_unknown_to_control_log(
+    def withdraw_unknown_segments(
         self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
     ) -> SegmentCount:
-        """Withdraw the segments that ``find_segments_unknown_to_control_log`` returns, and return their number. Live segments that
+        """Withdraw the segments that ``find_unknown_segments`` returns, and return their number. Live segments that
         brokers stopped reading because of them are made readable again first.
         """
 
@@ -302,7 +300,7 @@ class ControlLogPublisher:
     published* is all that publishing takes.
     """
 
-    max_late_metadata_delivery_ms: int = 0
+    max_delivery_delay_ms: int = 0
 
     def check_publishing_allowed(self, partition: TopicPartition) -> None:
         """Permit every round."""
@@ -328,7 +326,7 @@ class ControlLogPublisher:
         record_begun: Callable[[], None],
         record_published: Callable[[Collection[str]], None],
         *,
-        find_segments_expired_by_brokers: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
+        select_expired: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
         last_group_first: bool = False,
         is_begun_recorded: bool = False,
     ) -> None:
@@ -351,21 +349,19 @@ class ControlLogPublisher:
     def record_finished_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Do nothing: a record of the control log follows."""
 
-    def find_segments_deleted_by_brokers(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
+    def find_deleted_segments(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         return frozenset()
 
-    def find_segments_unknown_to_control_log(
-        self, partition: TopicPartition, recorded_ids: Collection[str]
-    ) -> Sequence[AnnouncedSegment] | None:
+    def find_unknown_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
         return None
 
-    def withdraw_segments_unknown_to_control_log(
+    def withdraw_unknown_segments(
         self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
     ) -> SegmentCount:
         return 0
 
 
-class RefusingPublisherOfReadOnlyTier(ControlLogPublisher):
+class ReadOnlyPublisher(ControlLogPublisher):
     """SegmentPublisher that refuses every change, for listed tiers and snapshots of a broker-managed tier."""
 
     @override
@@ -377,10 +373,10 @@ class RefusingPublisherOfReadOnlyTier(ControlLogPublisher):
         )
 
     announce_segment = publish_replacements = restore_segments = withdraw_segments = check_publishing_allowed
-    record_finished_segment_deletion = withdraw_segments_unknown_to_control_log = check_publishing_allowed
+    record_finished_segment_deletion = withdraw_unknown_segments = check_publishing_allowed
 
     @override
-    def find_segments_unknown_to_control_log(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
+    def find_unknown_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
         return ()
 
 
@@ -394,7 +390,7 @@ class OpenTransactionsAtSegmentEnd:
     size: int
     first_offsets: Mapping[int, int]
 
-    def is_transaction_state_of_segment_end(self, segment: RemoteLogSegmentMetadata) -> bool:
+    def belongs_to(self, segment: RemoteLogSegmentMetadata) -> bool:
         """Return whether these transactions are those of the given segment."""
         return (segment.start_offset, segment.size_bytes) == (self.base, self.size)
 

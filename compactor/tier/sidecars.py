@@ -65,7 +65,7 @@ class SidecarObjectKeys(NamedTuple):
     key_directory: str
 
 
-class SegmentsThatMayHoldKeys(NamedTuple):
+class PossibleSegments(NamedTuple):
     """Segments that may hold wanted keys, and the number of bytes of Bloom filters fetched to find them.
     reasons: segment id -> why: the filter matches, or the filter cannot be read.
     """
@@ -139,9 +139,7 @@ class SidecarStore:
             _log.warning("%s is ignored: %s; the segment is read and gets a new one", self.sidecar_object_key(segment_id), unusable)
             return None
 
-    def find_segments_that_may_hold_keys(
-        self, segment_ids: Sequence[str], yield_key_hashes: Callable[[], Iterable[Hashes]]
-    ) -> SegmentsThatMayHoldKeys:
+    def find_possible_segments(self, segment_ids: Sequence[str], yield_key_hashes: Callable[[], Iterable[Hashes]]) -> PossibleSegments:
         """Return the segments whose Bloom filter may contain one of the keys or cannot be read. Filters are loaded in groups of about
         MAX_FILTER_BYTES. Raises StoreError.
         :param yield_key_hashes: called once per group; yields the hashes of all keys.
@@ -163,12 +161,12 @@ class SidecarStore:
                     size += len(whole.filter.bitarray) // 8
                 fetched += size
                 for some in yield_key_hashes() if filters else ():
-                    for name in [name for name, each in filters.items() if each.flag_possibly_contained_key_hashes(some).any()]:
+                    for name in [name for name, each in filters.items() if each.flag_possible_keys(some).any()]:
                         met[name] = FILTER_MATCHES
                         del filters[name]
                     if not filters:
                         break
-        return SegmentsThatMayHoldKeys(met, fetched)
+        return PossibleSegments(met, fetched)
 
     def load_key_directories(self, segment_ids: Sequence[str]) -> Iterator[LoadedKeyDirectory]:
         """Yield the key directory of each segment, in order. Raises StoreError."""
@@ -191,7 +189,7 @@ class SidecarStore:
             self._head_cache.cache_sidecar_heads({sidecar.segment_id: data[: sidecars.sidecar_head_size_bytes(data)]})
         return len(data) + len(keys)
 
-    def add_sidecar_if_absent(self, sidecar: Sidecar) -> WrittenBytes:
+    def add_sidecar(self, sidecar: Sidecar) -> WrittenBytes:
         """Create a sidecar if there is none. Return the number of bytes written: 0 if one exists, or if the store failed, which is only
         logged, because a sidecar can be built again later.
         """
@@ -199,7 +197,7 @@ class SidecarStore:
 
         return self._create_object_if_absent(self.sidecar_object_key(sidecar.segment_id), sidecars.encode_sidecar(sidecar, self.hash_key))
 
-    def add_key_directory_if_absent(self, directory: KeyDirectory) -> WrittenBytes:
+    def add_key_directory(self, directory: KeyDirectory) -> WrittenBytes:
         """Create a key directory if there is none. Return the number of bytes written: 0 if one exists, or if the store failed, which is
         only logged.
         - _load_key_directory _create_object_if_absent
@@ -240,14 +238,10 @@ class SidecarStore:
             _log.warning("%s is not written: %s", key, error)
             return 0
 
-    def stored_sidecar_bytes_by_segment(self) -> dict[str, int]:
+    def stored_sidecar_sizes(self) -> dict[str, int]:
         """Return the size of each sidecar by segment id. Raises StoreError."""
         listed = self._control.list(sidecar_key_prefix(self._log_prefix))
-        return {
-            segment_id_in_sidecar_key(info.key): info.size
-            for info in listed
-            if info.key.endswith(".bloom") and segment_id_in_sidecar_key(info.key)
-        }
+        return {segment_id_in_key(info.key): info.size for info in listed if info.key.endswith(".bloom") and segment_id_in_key(info.key)}
 
     def _usable_cached_heads(self, segment_ids: Sequence[str]) -> dict[str, SidecarHead]:
         """Return the heads of which the local cache has valid ones."""
@@ -288,7 +282,7 @@ def _prefetch_in_order(segment_ids: Sequence[str], fetch_segment: Callable[[str]
             coming.extend((after, pool.submit(fetch_segment, after)) for after in islice(rest, 1))
 
 
-def segment_id_in_sidecar_key(key: str) -> str:
+def segment_id_in_key(key: str) -> str:
     """Return the segment id in the key of a sidecar or key directory, or an empty string for any other key."""
     name, dot, kind = key.rpartition("/")[2].rpartition(".")
     return name if dot and kind in ("bloom", "keys") else ""

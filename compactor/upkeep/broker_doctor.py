@@ -41,7 +41,7 @@ from compactor.errors import BadData, CompactorError, NotFound, Refused, StoreEr
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.remote_log import RemoteLogSegmentMetadataRecord
 from compactor.model.segment import SegmentState
-from compactor.records.batches import parse_batch_headers_of_segment
+from compactor.records.batches import parse_batch_headers
 from compactor.records.indexes import OFFSET_ENTRY
 from compactor.upkeep.broker_verify import end_hole, list_partition_objects
 from compactor.views.forecast import PriceTable
@@ -313,7 +313,7 @@ def _gather_partition_health_facts(
     missing = [
         tier.ports.layout.object_name(partition, segment_from_broker_record(one), part)
         for one in seen.readable
-        for part in seen.missing_kinds(one, tier.ports.layout.object_kinds_required_for_reading)
+        for part in seen.missing_kinds(one, tier.ports.layout.required_kinds)
     ]
     oldest_ms = tier.ports.clock_ms() - tier.retention.orphan_age_ms
     orphans = [one.listed for one in seen.orphans if one.listed.modified_ms <= oldest_ms]
@@ -343,7 +343,7 @@ def _newest_end_hole(tier: Tier, partition: TopicPartition, readable: Sequence[R
         if newest.size_bytes - position > MAX_END_BYTES:
             return None
         end = np.frombuffer(layout.read_file(partition, segment, "log", position), np.uint8)
-        return end_hole(newest, parse_batch_headers_of_segment(end, newest.id))
+        return end_hole(newest, parse_batch_headers(end, newest.id))
     except (BadData, NotFound, ValueError):
         return None
 

@@ -18,8 +18,8 @@ from checkpoint.lineage import leader_epoch_at
 from compactor.access.tier import Tier
 from compactor.adapters.brokers.cache import FoldedPartitionMetadata
 from compactor.adapters.brokers.chain import broker_view, offset_gaps
-from compactor.cleaner.retention import reason_txn_index_is_invalid
-from compactor.cleaner.source import SourceSegment, open_source_segment, summarize_timestamps_and_record_count
+from compactor.cleaner.retention import txn_index_problem
+from compactor.cleaner.source import SourceSegment, open_source_segment, summarize_timestamps
 from compactor.config.times import format_iso_time
 from compactor.control.mirror import segment_from_broker_record
 from compactor.errors import BadData, NotFound, Refused
@@ -306,7 +306,7 @@ def _segment_object_findings(
 ) -> Iterator[BrokerTierFinding]:
     """Report objects that are absent, have another size than recorded or cannot be read."""
     layout, segment = tier.ports.layout, segment_from_broker_record(record)
-    missing = objects.missing_kinds(record, layout.object_kinds_required_for_reading)
+    missing = objects.missing_kinds(record, layout.required_kinds)
     for part in missing:
         yield finding_of_kind(
             "missing", partition, layout.object_name(partition, segment, part), f"it is not in the store (segment {record.id})"
@@ -350,7 +350,7 @@ class _SegmentContentChecker:
         try:
             source = open_source_segment(0, paths["log"], record.start_offset, record.end_offset + 1, segment.mtime_ms, -1, limit)
             source.name = layout.object_name(self.partition, segment, "log")
-            source.verify_batch_crcs_unless_verified(0, len(source.table))
+            source.verify_batches(0, len(source.table))
         except BadData as error:
             self.open.clear()  # its transactions are not known
             return [
@@ -400,7 +400,7 @@ class _SegmentContentChecker:
             some = ", ".join(f"producer {producer} at offset {offset}" for producer, offset in lacking[:MAX_TRANSACTIONS_SHOWN])
             some += " ..." * (len(lacking) > MAX_TRANSACTIONS_SHOWN)
             return f"{len(lacking)} of {len(expected)} aborted transactions are not in it ({some})"
-        return reason_txn_index_is_invalid(entries, source)
+        return txn_index_problem(entries, source)
 
     def _abort_markers(self, source: SourceSegment) -> list[tuple[int, int]]:
         """Return those of transactions with records whose abort marker lies in this segment."""
@@ -442,9 +442,9 @@ def _log_mismatches(record: RemoteLogSegmentMetadataRecord, source: SourceSegmen
         return
     # Brokers count the timestamps of markers, too; this program does not (docs/broker-protocol.md, R7).
     ours = record.broker_id == COMPACTOR_BROKER_ID
-    latest = summarize_timestamps_and_record_count(table).max_timestamp_ms if ours else int(table.max_timestamp.max())
+    latest = summarize_timestamps(table).max_timestamp_ms if ours else int(table.max_timestamp.max())
     # A round leaves out batches below the log start that brokers had then, which is the present one or a lower one.
-    earliest = summarize_timestamps_and_record_count(table, log_start).max_timestamp_ms if ours else latest
+    earliest = summarize_timestamps(table, log_start).max_timestamp_ms if ours else latest
     if source.size != record.size_bytes:
         yield "size", f"it has {source.size} bytes, metadata says {record.size_bytes}"
     # What brokers tiered may end below: they had compacted the topic before (``end_hole``). Rule R5 forbids it in ours.

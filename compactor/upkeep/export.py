@@ -13,7 +13,7 @@ from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, merge_segment_lineages, truncate_lineage_at
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.access.tier import Tier
-from compactor.cleaner.source import leader_epoch_lineage_from_batch_tables
+from compactor.cleaner.source import lineage_of_tables
 from compactor.constants import LeaderEpoch, Offset, TopicId
 from compactor.control.logs import retry_if_object_missing
 from compactor.control.state import PartitionState
@@ -23,8 +23,8 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.read.outcomes import DamagedOffsetRange
 from compactor.read.reading import OffsetRangeReader, OffsetRangeToRead, ReadOptions
-from compactor.records.batches import NOT_CONTROL, BatchTable, Int64s, memory_map_file, parse_batch_headers_of_segment
-from compactor.records.indexes import encode_offset_and_time_index
+from compactor.records.batches import NOT_CONTROL, BatchTable, Int64s, memory_map_file, parse_batch_headers
+from compactor.records.indexes import encode_indexes
 from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
 from compactor.tier.contents import download_segment_file
 from compactor.upkeep.log_root import CLEANED, LOG_STARTS, CheckpointLine, publish_directory, unfinished_directory
@@ -62,7 +62,7 @@ def prepare_for_cluster(folder: Path, log_start_offset: int, index_interval_byte
     :param log_start_offset: first offset that readers may read.
     :raises UsageError: if nothing is left.
     """
-    tables = {log: parse_batch_headers_of_segment(memory_map_file(log), log.name, -1) for log in sorted(folder.glob("*.log"))}
+    tables = {log: parse_batch_headers(memory_map_file(log), log.name, -1) for log in sorted(folder.glob("*.log"))}
     states = _producer_states_at_end(folder, tables.values())
     open_flags = {log: _flag_open_batches(table, states) for log, table in tables.items()}
     for path in folder.glob("*.snapshot"):
@@ -140,7 +140,7 @@ def _keep_batches(log: Path, table: BatchTable, kept: Int64s, index_interval_byt
     os.utime(log, ns=(modified, modified))
     left = table.select_rows(kept)
     left = left.replace_columns(position=np.cumsum(left.size) - left.size)
-    indexes = encode_offset_and_time_index(int(log.stem), left.size, left.last_offset, left.max_timestamp, index_interval_bytes)
+    indexes = encode_indexes(int(log.stem), left.size, left.last_offset, left.max_timestamp, index_interval_bytes)
     for suffix, index in zip((".index", ".timeindex"), indexes, strict=True):
         log.with_suffix(suffix).write_bytes(index)
     return left
@@ -291,7 +291,7 @@ def _write_log_directory(
         logs = sorted(partial.glob("*.log"))
         end = state.end_offset
         if skipped or left_out:
-            end = int(parse_batch_headers_of_segment(memory_map_file(logs[-1]), logs[-1].name, -1).last_offset[-1])
+            end = int(parse_batch_headers(memory_map_file(logs[-1]), logs[-1].name, -1).last_offset[-1])
         report = ExportReport(len(logs), sum(log.stat().st_size for log in logs), int(logs[0].stem), end, skipped, left_out)
         lines = [CheckpointLine(LOG_STARTS, partition, state.log_start, "it shows deleted records again, or deletes what was exported")]
         if (folder.absolute().parent / CLEANED).exists():
@@ -344,7 +344,7 @@ def _write_readable_segments(
         path.unlink()
     states, end = ProducerStates.empty_producer_states(), 0
     for log in sorted(folder.glob("*.log")):
-        table = parse_batch_headers_of_segment(memory_map_file(log), log.name, -1)
+        table = parse_batch_headers(memory_map_file(log), log.name, -1)
         states, end = states.replay_batches(table), int(table.last_offset[-1]) + 1
     (folder / f"{end:020d}.snapshot").write_bytes(format_producer_snapshot(states))
     return tuple(skipped)
@@ -379,9 +379,7 @@ def download_segment_files(
             path = folder / f"{segment.end_offset + 1:020d}.snapshot"
         else:
             continue
-        download_segment_file(layout, partition, segment, kind, path).require_match_with_recorded_content(
-            layout.object_name(partition, segment, kind), file
-        )
+        download_segment_file(layout, partition, segment, kind, path).require_match(layout.object_name(partition, segment, kind), file)
         if not whole:
             _keep_range(path, layout.object_name(partition, segment, kind), begin, segment.end_offset)
         os.utime(path, ns=(max(segment.mtime_ms, 0) * 1_000_000,) * 2)
@@ -391,7 +389,7 @@ def download_segment_files(
 
 def _remove_batches_after_end(path: Path, source_name: str, segment: RemoteLogSegmentMetadata) -> None:
     """In a listed tier, only the downloaded log shows where a segment ends. Readers read these offsets from the next segment."""
-    table = parse_batch_headers_of_segment(memory_map_file(path), source_name, -1)
+    table = parse_batch_headers(memory_map_file(path), source_name, -1)
     if len(table) and table.last_offset[-1] > segment.end_offset:
         _keep_range(path, source_name, segment.start_offset, segment.end_offset)
         os.utime(path, ns=(segment.mtime_ms * 1_000_000,) * 2)
@@ -402,7 +400,7 @@ def _remove_batches_after_end(path: Path, source_name: str, segment: RemoteLogSe
 def _keep_range(path: Path, source_name: str, first_offset: int, last_offset: int) -> None:
     """Both offsets are inclusive. The broker rebuilds the indexes."""
     buf = memory_map_file(path)
-    table = parse_batch_headers_of_segment(buf, source_name, -1)
+    table = parse_batch_headers(buf, source_name, -1)
     mine = np.flatnonzero((table.last_offset >= first_offset) & (table.base_offset <= last_offset))
     begin, end = (int(table.position[mine[0]]), int(table.position[mine[-1]] + table.size[mine[-1]])) if len(mine) else (0, 0)
     data = bytes(buf[begin:end])
@@ -417,9 +415,7 @@ def _write_epoch_checkpoint(tier: Tier, state: PartitionState, folder: Path) -> 
         )
     else:  # a listed tier has the epochs only in the batches
         paths = sorted(folder.glob("*.log"))
-        entries = leader_epoch_lineage_from_batch_tables(
-            [parse_batch_headers_of_segment(memory_map_file(path), path.name) for path in paths]
-        )
+        entries = lineage_of_tables([parse_batch_headers(memory_map_file(path), path.name) for path in paths])
     # As in Kafka (LeaderEpochFileCache.truncateFromStart), the lineage begins at the log start.
     begun = [entry for entry in entries if entry.start_offset <= state.log_start][-1:]
     entries = (

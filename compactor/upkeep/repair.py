@@ -27,7 +27,7 @@ from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.access.rounds import open_reader_of_live_segments
 from compactor.access.tier import Tier
 from compactor.cleaner.retention import transaction_verdicts_by_source
-from compactor.cleaner.rewrite import SidecarBuilder, add_segment_to_sidecar_builder
+from compactor.cleaner.rewrite import SidecarBuilder, add_segment
 from compactor.cleaner.source import SourceSegment, open_source_segment
 from compactor.cleaner.worker_threads import WorkerThreads
 from compactor.constants import NEVER_MS, CompactorEpoch, Offset, TimestampMs
@@ -41,9 +41,9 @@ from compactor.local.budget import DiskBudget, spool_folder_of_this_process
 from compactor.model.ids import RoundStatus, RunHistoryStatus, TopicPartition
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import Balance, RemoteLogSegmentMetadata
-from compactor.records.batches import memory_map_file, parse_batch_headers_of_segment
-from compactor.records.encode import BalanceDigestKey, batch_digest_sum_of_segment
-from compactor.records.indexes import encode_offset_and_time_index
+from compactor.records.batches import memory_map_file, parse_batch_headers
+from compactor.records.encode import BalanceDigestKey, segment_digest_sum
+from compactor.records.indexes import encode_indexes
 from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
 from compactor.round.drive import run_round_as_leader
 from compactor.round.partial import is_key_directory_worthwhile
@@ -56,7 +56,7 @@ from compactor.round.ports import (
     design_bloom_filter,
     expected_dirty_key_count_of_next_rounds,
 )
-from compactor.tier.contents import matches_recorded_content, read_and_verify_segment_file
+from compactor.tier.contents import matches_recorded_content, read_verified_file
 from compactor.tier.sidecars import SidecarHead
 from compactor.upkeep.verify import download_intact_files, require_disk_budget
 
@@ -80,7 +80,7 @@ def sidecars_json(tier: Tier, partition: TopicPartition, now_ms: int) -> dict[st
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     record = bloom_filter_usage_of_runs(state.runs)
     sidecars = tier.open_sidecar_store(partition)
-    sizes = sidecars.stored_sidecar_bytes_by_segment()
+    sizes = sidecars.stored_sidecar_sizes()
     heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
     probes = expected_dirty_key_count_of_next_rounds(cleaner, state.runs, 0)
     return {
@@ -150,7 +150,7 @@ def _sidecar_json(sidecar: Sidecar, size: int, filter_probe_count: int, now_ms: 
         "rate_per_key": made_for.rate if made_for else None,
         "made_for_keys": made_for.probes if made_for else None,
         "useless_rate": sidecar.useless_read_probability(filter_probe_count),
-        "due": due.reason_to_read_despite_filter(now_ms, drops_keyless=drops_keyless),
+        "due": due.reason_to_read(now_ms, drops_keyless=drops_keyless),
         "tombstones": due.tombstones,
         "next_horizon_ms": due.earliest_tombstone_horizon_ms if due.earliest_tombstone_horizon_ms != NEVER_MS else None,
         "producer_runs": len(sidecar.producer_runs),
@@ -192,7 +192,7 @@ def rebuild_sidecars(
                         builder = SidecarBuilder(
                             source, design, tier.identity.hash_key(), counts_distinct_keys=True, collects_key_directory=directory
                         )
-                        add_segment_to_sidecar_builder(builder, source, reading.inflate_limit, workers)
+                        add_segment(builder, source, reading.inflate_limit, workers)
                         keys = builder.build_key_directory(segment.id) if directory else None
                 except NotFound:
                     if segment.id in tier.open_control_log_of_partition(partition).refresh().live_segments_by_id():
@@ -301,7 +301,7 @@ def _join_batches(paths: Sequence[Path] | Iterator[Path], segment: RemoteLogSegm
         for path in paths:
             with suppress(BadData, FileNotFoundError):  # a broker may delete its files meanwhile
                 buf = memory_map_file(path)
-                table = parse_batch_headers_of_segment(buf, path.name)
+                table = parse_batch_headers(buf, path.name)
                 inside = np.flatnonzero((table.last_offset >= segment.start_offset) & (table.last_offset <= segment.end_offset))
                 if len(inside):
                     last = inside[-1]
@@ -572,9 +572,7 @@ class _IntactSegmentFileFinder:
         source = self.open_segment_log(segment, log_path)
         table = source.table
         if file_kind in ("index", "timeindex"):
-            made = encode_offset_and_time_index(
-                segment.start_offset, table.size, table.last_offset, table.max_timestamp, cleaner.index_interval_bytes
-            )
+            made = encode_indexes(segment.start_offset, table.size, table.last_offset, table.max_timestamp, cleaner.index_interval_bytes)
             return made[file_kind == "timeindex"]
         if file_kind == "leader-epoch-checkpoint":
             lineage = self.state.lineage or segment.leader_epochs
@@ -584,7 +582,7 @@ class _IntactSegmentFileFinder:
             return None
         if file_kind == "snapshot":
             after = before.replay_batches(table)
-            undecided = after.first_offset_of_open_transaction()
+            undecided = after.first_open_offset()
             return format_producer_snapshot(after) if segment.open_txn_offset == (-1 if undecided is None else undecided) else None
         open_entries = before.entries[before.entries["txn_first_offset"] >= 0]
         since = {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in open_entries}
@@ -606,7 +604,7 @@ class _IntactSegmentFileFinder:
             return None
         with suppress(NotFound, BadData):
             return parse_producer_snapshot_file(
-                read_and_verify_segment_file(self.tier.ports.layout, self.state.topic_partition, before, "snapshot"), "snapshot"
+                read_verified_file(self.tier.ports.layout, self.state.topic_partition, before, "snapshot"), "snapshot"
             )
         if before.id not in self.snapshots:  # kept, because the next segment's snapshot may be damaged as well
             with _temporary_scratch_folder(self.tier) as scratch:
@@ -745,8 +743,8 @@ class RepairRound:
         with _temporary_scratch_folder(self.tier) as scratch:
             paths = self.finder.fetch_or_build_all(segment, scratch)
             source = self.finder.open_segment_log(segment, paths["log"])
-            source.verify_batch_crcs_unless_verified(0, len(source.table))
-            held = batch_digest_sum_of_segment(source.buf, BalanceDigestKey(self.tier.identity.hash_key()))
+            source.verify_batches(0, len(source.table))
+            held = segment_digest_sum(source.buf, BalanceDigestKey(self.tier.identity.hash_key()))
             # What the broker or a round recorded of the log stays true, because the log is the same.
             others = {kind: segment_file_size_and_sha256(path) for kind, path in paths.items() if kind != "log"}
             made = segment.model_copy(

@@ -39,7 +39,7 @@ from compactor.round.ports import RoundSteps
 from compactor.storage.keys import RESERVED
 from compactor.storage.port import ObjectStore, UnfinishedUpload
 from compactor.tier.ports import AnnouncedSegment, ListedObject, SegmentIdAndStartOffset, SegmentLayout, SegmentRef
-from compactor.tier.sidecars import segment_id_in_sidecar_key, sidecar_key_prefix
+from compactor.tier.sidecars import segment_id_in_key, sidecar_key_prefix
 
 # Unfinished uploads of dead writers, which no LIST shows and which are paid for. Only uploads to this tier's own keys count, because
 # others may keep objects below the same prefix. Uploads of brokers are left to the brokers.
@@ -95,7 +95,7 @@ def _is_upload_to_tier(tier: Tier, upload: UnfinishedUploadOfTier) -> bool:
     key, known = upload.upload.key, tier.catalog.state
     if upload.store is tier.ports.control:
         return key.startswith((f"{RESERVED}/", *_CONTROL_PREFIXES))
-    partition = tier.ports.layout.partition_name_in_object_key(key)
+    partition = tier.ports.layout.partition_in_key(key)
     return key.startswith((f"{RESERVED}/", _PROBES)) or partition in known.partitions or partition in known.reached
 
 
@@ -344,7 +344,7 @@ def find_deletions(
     due, waiting = _split_by_grace(ports, log, retention, clock)
     known = ordering.segment_ids_protected_from_deletion(state).union(segment.id for segment in state.retiring)
     unknown = [item for item in listed if item.segment_id and item.segment_id not in known]
-    reported = ports.publisher.find_segments_unknown_to_control_log(state.topic_partition, known)
+    reported = ports.publisher.find_unknown_segments(state.topic_partition, known)
     cut_off = [one for one in reported or () if one.cut_off_ms >= 0]
     strays = tuple(one for one in cut_off if clock.now_ms(ports.control) >= one.cut_off_ms + retention.grace_ms)
     if reported is None:
@@ -359,7 +359,7 @@ def find_deletions(
         now = clock.now_ms(ports.control)
         old = {info.key for info in scratch if info.modified_ms + retention.orphan_age_ms <= now}
         left = [key for key in left if key not in begun or key in old]
-    left += [key for key in sidecars if segment_id_in_sidecar_key(key) and segment_id_in_sidecar_key(key) not in known]
+    left += [key for key in sidecars if segment_id_in_key(key) and segment_id_in_key(key) not in known]
     young = tuple(item for item in unknown if item not in set(orphans))
     # Heartbeats of earlier epochs are deleted; that of the present epoch may still be in use.
     left += [match[0] for match in beats if int(match[1]) < state.last_compactor_epoch]

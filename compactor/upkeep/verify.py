@@ -14,12 +14,12 @@ from checkpoint import offsets
 from checkpoint.files import parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
 from compactor.access.tier import READER_THREADS, Tier
-from compactor.cleaner.retention import reason_txn_index_is_invalid
+from compactor.cleaner.retention import txn_index_problem
 from compactor.cleaner.source import (
     SourceSegment,
     count_implausible_timestamps,
     open_source_segment,
-    summarize_timestamps_and_record_count,
+    summarize_timestamps,
 )
 from compactor.config.times import format_iso_time
 from compactor.config.units import count_noun
@@ -32,8 +32,8 @@ from compactor.errors import BadData, NotFound, OutOfBudget, Refused
 from compactor.local.budget import round_up_to_disk_blocks, spool_folder_of_this_process
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
-from compactor.records.encode import BalanceDigestKey, batch_digest_sum_of_segment
-from compactor.records.indexes import parse_txn_index, reason_offset_index_is_invalid, reason_time_index_is_invalid
+from compactor.records.encode import BalanceDigestKey, segment_digest_sum
+from compactor.records.indexes import parse_txn_index, offset_index_problem, time_index_problem
 from compactor.records.producers import parse_producer_snapshot_file
 from compactor.round.compaction import disk_budget_bytes
 from compactor.tier.contents import download_segment_file
@@ -116,9 +116,9 @@ def segment_file_problems(
     :param log_start: brokers drop leader epochs below it from later checkpoints.
     """
     checks: dict[str, Callable[[bytes], str]] = {
-        "index": lambda data: reason_offset_index_is_invalid(data, source.base, source.table),
-        "timeindex": lambda data: reason_time_index_is_invalid(data, source.base, source.table),
-        "txnindex": lambda data: reason_txn_index_is_invalid(parse_txn_index(data, ""), source),
+        "index": lambda data: offset_index_problem(data, source.base, source.table),
+        "timeindex": lambda data: time_index_problem(data, source.base, source.table),
+        "txnindex": lambda data: txn_index_problem(parse_txn_index(data, ""), source),
         "snapshot": _producer_snapshot_problem,
         "leader-epoch-checkpoint": lambda data: _leader_epoch_checkpoint_problem(data, lineage, log_start),
     }
@@ -387,7 +387,7 @@ class _SegmentVerifier(NamedTuple):
                 0, paths["log"], segment.start_offset, segment.end_offset + 1, segment.mtime_ms, previous_last_offset, self.inflate_limit
             )
             source.name = self._object_key_of_file("log")
-            source.verify_batch_crcs_unless_verified(0, len(source.table))
+            source.verify_batches(0, len(source.table))
             now_ms = self.tier.ports.clock_ms()
             times = count_implausible_timestamps(source, self.inflate_limit, now_ms + DAY_MS)
         except BadData as error:
@@ -418,7 +418,7 @@ class _SegmentVerifier(NamedTuple):
 
 def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> ReasonOrEmpty:
     """Compare a log with the recorded metadata that readers use without opening the log."""
-    latest = summarize_timestamps_and_record_count(source.table).max_timestamp_ms
+    latest = summarize_timestamps(source.table).max_timestamp_ms
     if segment.size_bytes != source.size:
         return f"its metadata says {segment.size_bytes} bytes, it has {source.size}"
     if segment.max_timestamp_ms != latest:
@@ -431,7 +431,7 @@ def _batch_digest_sum_mismatch(segment: RemoteLogSegmentMetadata, source: Source
     """Return no mismatch without a key or a recorded sum."""
     if key is None or segment.content is None:
         return ""
-    held = batch_digest_sum_of_segment(source.buf, key)
+    held = segment_digest_sum(source.buf, key)
     return "" if held == segment.content else f"it holds {held} batches, and {segment.content} were recorded when it was written"
 
 

@@ -17,7 +17,7 @@ from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import CompactorEpochAndEnding, FencedAppend, PartitionState, RunHistoryEntry
 from compactor.errors import UsageError
 from compactor.storage.wrappers import ReadOnlyStore
-from compactor.tier.ports import RefusingPublisherOfReadOnlyTier
+from compactor.tier.ports import ReadOnlyPublisher
 
 
 def read_only_copy(tier: Tier) -> Tier:
@@ -25,7 +25,7 @@ def read_only_copy(tier: Tier) -> Tier:
     viewed = tier.with_stores(control=ReadOnlyStore(tier.ports.control), data=ReadOnlyStore(tier.ports.data))
     if not tier.kind.is_broker_managed:
         return viewed  # what readers see is in the control store, which refuses
-    return replace(viewed, ports=replace(viewed.ports, publisher=RefusingPublisherOfReadOnlyTier()))
+    return replace(viewed, ports=replace(viewed.ports, publisher=ReadOnlyPublisher()))
 
 
 Document = dict[str, Any]

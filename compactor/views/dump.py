@@ -12,7 +12,7 @@ import numpy as np
 
 from compactor.access.rounds import open_reader_of_given_segments
 from compactor.access.tier import Tier
-from compactor.cleaner.retention import find_txn_outcomes_and_update_next_outcomes
+from compactor.cleaner.retention import find_txn_outcomes
 from compactor.cleaner.source import SourceSegment
 from compactor.control.mirror import segment_from_broker_record
 from compactor.control.state import PartitionState
@@ -104,7 +104,7 @@ def dump_segment(
     ):
         batches = [
             batch
-            for first, last in source.split_batches_by_magic_and_compression()
+            for first, last in source.split_by_kind()
             for batch in _batch_documents(source, first, last, max_inflated_bytes, show_everything=show_everything)
         ]
     return {"id": segment.id, "start_offset": segment.start_offset, "end_offset": segment.end_offset, "batches": batches}
@@ -266,7 +266,7 @@ class RecordSearch:
     def _transaction_outcomes(self, source: SourceSegment) -> dict[int, str]:
         """Return the outcome (commit, abort or open) of each transactional data batch."""
         table = source.table
-        kinds = find_txn_outcomes_and_update_next_outcomes(table, self._known)
+        kinds = find_txn_outcomes(table, self._known)
         data = np.flatnonzero((table.control == NOT_CONTROL) & table.transactional_flags)
         return {batch: _OUTCOMES.get(int(kinds[batch]), "open") for batch in data.tolist()}
 
@@ -285,7 +285,7 @@ class RecordSearch:
             at = int(np.searchsorted(table.last_offset, offset))
             wanted[at : at + 1] = True
         buffers = RecordRowBuffers()
-        for first, last in source.split_batches_by_magic_and_compression():
+        for first, last in source.split_by_kind():
             if not wanted[first:last].any():
                 continue
             for chunk in source.read_chunks(first, last, wanted[first:last], self._limit, None):

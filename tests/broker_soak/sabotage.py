@@ -13,10 +13,10 @@ _DROPPED_RECORDS = """
 import os
 os.environ["TIERED_COMPACTOR__CLEANER__VERIFY_BEFORE_PUBLISH"] = "false"
 from compactor.cleaner import retention
-plain = retention.decide_batch_retention_by_records
+plain = retention.decide_by_records
 def dropped(table, chunk, rows, first_row, superseded, *more):
     return plain(table, chunk, rows, first_row, superseded | (rows.offset % 97 == 0), *more)
-retention.decide_batch_retention_by_records = dropped
+retention.decide_by_records = dropped
 from compactor.control import publication
 publication.receipt_balance_problem = lambda state, intent: ""
 """

@@ -25,12 +25,12 @@ from compactor.errors import BadData, CannotCopy, NotFound, Unavailable
 from compactor.features.pinterest.layout import PinterestLayout, PinterestObjectKeys, segment_id_from_base_offset
 from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.segment import FILE_KINDS, EpochEntry, RemoteLogSegmentMetadata, SegmentFile
-from compactor.records.batches import verified_batch_header_digest_or_empty
+from compactor.records.batches import verified_header_digest
 from compactor.records.encode import NO_PRODUCER, prepend_batch_header
 from compactor.storage.factory import open_store
 from compactor.storage.port import ComposeSource, FileRange, ObjectRangeToCopy, ObjectStore
 from compactor.storage.wrappers import RequestCounters
-from compactor.tier.contents import TopicIdLookup, download_segment_file, read_and_verify_segment_file, segment_object_name_stem
+from compactor.tier.contents import TopicIdLookup, download_segment_file, read_verified_file, segment_object_name_stem
 from compactor.tier.kinds import KINDS
 from compactor.tier.plain import ComposableLogLayout, NativeLayout, ParsedFileName
 from compactor.tier.ports import ListedObject, SegmentIdAndStartOffset, SegmentLayout, SegmentRef, WholeLogUploadLayout
@@ -98,7 +98,7 @@ class FlatLayout(ComposableLogLayout):
         return ParsedFileName(match[2], int(match[1]), match[3]) if match else None
 
     @override
-    def partition_name_in_object_key(self, key: str) -> str:
+    def partition_in_key(self, key: str) -> str:
         match = re.fullmatch(r"flat/([^/]+-\d+)/[^/]+", key)
         return match[1] if match else ""
 
@@ -201,7 +201,7 @@ class TestReading:
             assert rig.layout.read_file(NAME, segment, kind) == data
             assert rig.layout.download_file(NAME, segment, kind, tmp_path / kind) > 0
             assert (tmp_path / kind).read_bytes() == data
-            assert read_and_verify_segment_file(rig.layout, NAME, segment, kind) == data
+            assert read_verified_file(rig.layout, NAME, segment, kind) == data
             assert download_segment_file(rig.layout, NAME, segment, kind, tmp_path / f"{kind} again").matches_recorded_content(
                 segment.files[kind]
             )
@@ -223,10 +223,8 @@ class TestReading:
         folder = rig.layout.partition_folder(NAME)
         assert folder.endswith("/")
         assert all(one.key.startswith(folder) for one in listed)
-        assert rig.layout.object_kinds_required_for_reading <= {one.kind for one in listed if one.segment_id == segment.id}
-        assert {rig.layout.object_name(NAME, segment, part) for part in rig.layout.object_kinds_required_for_reading} <= {
-            one.key for one in listed
-        }
+        assert rig.layout.required_kinds <= {one.kind for one in listed if one.segment_id == segment.id}
+        assert {rig.layout.object_name(NAME, segment, part) for part in rig.layout.required_kinds} <= {one.key for one in listed}
 
     def test_what_is_not_there_is_not_found(self, rig: Rig, tmp_path: Path) -> None:
         segment = rig.segment(0, rig.contents(3))
@@ -241,7 +239,7 @@ class TestReading:
         segment = rig.segment(0, contents, digests=False)
         rig.stored(rig.segment(0, contents), contents)
         assert rig.layout.stored_segment_problem(NAME, segment) == ""
-        assert read_and_verify_segment_file(rig.layout, NAME, segment, rig.kinds[-1]) == contents[rig.kinds[-1]]
+        assert read_verified_file(rig.layout, NAME, segment, rig.kinds[-1]) == contents[rig.kinds[-1]]
 
     def test_the_list_names_what_it_knows(self, rig: Rig) -> None:
         segments = [rig.segment(start, rig.contents(start)) for start in (0, 100)]
@@ -254,8 +252,8 @@ class TestReading:
         # A layout may have objects that hold no file, such as one that says where the files lie in the others.
         assert {item.key for item in listed} >= {rig.layout.object_name(NAME, s, kind) for s in segments for kind in s.files}
         assert all(item.size > 0 and item.modified_ms > 0 for item in listed)
-        assert {rig.layout.partition_name_in_object_key(item.key) for item in listed} == {str(NAME)}
-        assert {rig.layout.partition_name_in_object_key(key) for key in ("tier-id.json", "some/where/else", f"{NAME}x/y")} == {""}
+        assert {rig.layout.partition_in_key(item.key) for item in listed} == {str(NAME)}
+        assert {rig.layout.partition_in_key(key) for key in ("tier-id.json", "some/where/else", f"{NAME}x/y")} == {""}
 
     def test_strangers_are_listed_as_such(self, rig: Rig) -> None:
         segment = rig.segment(0, rig.contents(5))
@@ -355,7 +353,7 @@ class TestPuttingTogether:
         assert layout.read_file(NAME, made, "log", 0, len(spliced.log) + 1) == spliced.log
         assert {kind: layout.read_file(NAME, made, kind) for kind in spliced.beside} == spliced.beside
         assert download_segment_file(layout, NAME, made, "log", tmp_path / "down").matches_recorded_content(made.files["log"])
-        assert read_and_verify_segment_file(layout, NAME, made, "log") == spliced.log
+        assert read_verified_file(layout, NAME, made, "log") == spliced.log
         about = spliced.rig.store.head(layout.object_name(NAME, made, "log")).metadata
         assert about == {"batches": made.files["log"].batches, "mtime_ms": "1700000000001"}
         of_source = spliced.source.files["log"]
@@ -417,7 +415,7 @@ class TestPuttingTogether:
         spliced.rig.store.create(key, flipped(spliced.log))
         assert layout.stored_segment_problem(NAME, made) == f"{spliced.rig.store.url}/{key} has another digest than was recorded"
         with pytest.raises(BadData, match="its digest is not the one that was recorded"):
-            read_and_verify_segment_file(layout, NAME, made, "log")
+            read_verified_file(layout, NAME, made, "log")
 
     @composing_rigs
     def test_a_version_is_of_what_was_recorded(self, spliced: Spliced) -> None:
@@ -486,7 +484,7 @@ def log_of(*texts: bytes) -> bytes:
 
 def digest_of(scratch: Path, log: bytes) -> str:
     (scratch / "digested").write_bytes(log)
-    return verified_batch_header_digest_or_empty(scratch / "digested")
+    return verified_header_digest(scratch / "digested")
 
 
 def flipped(data: bytes) -> bytes:

@@ -100,7 +100,7 @@ def test_what_is_withdrawn_or_gone_records_nothing_and_may_be_said_twice(publish
 def test_what_it_has_published_or_withdrawn_is_no_stray(publisher: SegmentPublisher) -> None:
     known = [segment.id for segment in (*OLD, NEW)]
     publisher.announce_segment(NAME, NEW)
-    assert not publisher.find_segments_unknown_to_control_log(NAME, known)
+    assert not publisher.find_unknown_segments(NAME, known)
     publisher.publish_replacements(NAME, SWITCH, lambda: None, lambda cut_off: None)
-    assert not publisher.find_segments_unknown_to_control_log(NAME, known)
-    assert publisher.withdraw_segments_unknown_to_control_log(NAME, [NEW], known) == 0
+    assert not publisher.find_unknown_segments(NAME, known)
+    assert publisher.withdraw_unknown_segments(NAME, [NEW], known) == 0

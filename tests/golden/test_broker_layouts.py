@@ -14,7 +14,7 @@ from compactor.adapters.brokers.aiven.layout import AivenLayout
 from compactor.adapters.brokers.aiven.manifest import CustomMetadata, SegmentManifest
 from compactor.adapters.brokers.kafka_local import KafkaLocalLayout
 from compactor.errors import NotFound, Refused
-from compactor.records.batches import parse_batch_headers_of_segment, read_only_view, verify_crcs_of_batches
+from compactor.records.batches import parse_batch_headers, read_only_view, verify_crcs_of_batches
 from compactor.storage.factory import open_store
 from compactor.storage.wrappers import RequestCounters
 from compactor.tier.ports import SegmentLayout
@@ -43,7 +43,7 @@ def is_a_log(tier: BrokerTier, layout: SegmentLayout) -> list[tuple[int, bytes |
     for segment in tier.segments:
         log = layout.read_file(ORDERS, segment, "log")
         data = read_only_view(np.frombuffer(log, np.uint8))
-        table = parse_batch_headers_of_segment(data, segment.id, segment.start_offset - 1)
+        table = parse_batch_headers(data, segment.id, segment.start_offset - 1)
         verify_crcs_of_batches(data, table, 0, len(table), segment.id)
         assert table.last_offset[-1] == segment.end_offset
         assert table.max_timestamp.max() == segment.max_timestamp_ms

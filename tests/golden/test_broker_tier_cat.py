@@ -13,7 +13,7 @@ import pytest
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.consumer import OFFSET_BEGINNING, ConsumerOptions, MessageLike, Place, TieredConsumer
-from compactor.read.ranges import last_value_of_each_key_in_partition
+from compactor.read.ranges import last_values
 from compactor.views.checkpoints import read_only_copy
 from tests.golden_cases import names
 from tests.support.broker_metadata import broker_cli
@@ -61,7 +61,7 @@ def test_as_the_brokers_consumers(layout: str, case: str, tmp_path: Path) -> Non
     tier = read_only_copy(open_tier(load_settings(str(cli.config), {})))
     end = tier.open_control_log_of_partition(ORDERS).refresh().end_offset + 1
     for isolation in ("read_committed", "read_uncommitted"):
-        stable = last_value_of_each_key_in_partition(tier, ORDERS, read_committed=isolation == "read_committed").next_offset
+        stable = last_values(tier, ORDERS, read_committed=isolation == "read_committed").next_offset
         assert end - 200 < stable <= end
         wanted = expected(written, isolation, stable)
         with TieredConsumer(tier, options=ConsumerOptions(isolation=isolation)) as consumer:
@@ -75,9 +75,7 @@ def test_as_the_brokers_consumers(layout: str, case: str, tmp_path: Path) -> Non
             assert consumer.poll(0.05) is None
         state = {row[2]: row[3] for row in wanted if row[2] is not None}
         restored = [
-            message
-            for block in last_value_of_each_key_in_partition(tier, ORDERS, read_committed=isolation == "read_committed")
-            for message in block.messages()
+            message for block in last_values(tier, ORDERS, read_committed=isolation == "read_committed") for message in block.messages()
         ]
         assert len(restored) == len({message.key() for message in restored})
         assert {message.key(): digest(message.value()) for message in restored} == {k: v for k, v in state.items() if v is not None}

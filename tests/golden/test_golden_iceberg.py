@@ -11,7 +11,7 @@ from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.model.ids import TopicPartition
-from compactor.read.ranges import last_value_of_each_key_in_partition
+from compactor.read.ranges import last_values
 from tests.golden_cases import Round, cleaner_round, client_rounds, names
 from tests.support.iceberg_spark import read_by_spark
 from tests.support.tier_cli import TierCli, visible
@@ -68,7 +68,7 @@ def compare_table(case: Round, folder: Path, table: str = "orders") -> list[tupl
             consumed[key] = (offset, value)
     assert rows == sorted((offset, key, value) for key, (offset, value) in consumed.items() if value is not None)
 
-    view = last_value_of_each_key_in_partition(opened, ORDERS, last_offset=end - 1)
+    view = last_values(opened, ORDERS, last_offset=end - 1)
     read = [row for batch in view.arrow("key", "value", "offset") for row in batch.to_pylist()]
     assert rows == sorted((row["offset"], row["key"], row["value"]) for row in read)
     return rows

@@ -121,7 +121,7 @@ def test_a_deleted_segment_has_expired_only_if_it_lies_wholly_below_the_log_star
         id="a", start_offset=Offset(0), end_offset=Offset(9), size_bytes=9, max_timestamp_ms=TimestampMs(-1), mtime_ms=0,
         leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(0)),), files={},
     )  # fmt: skip
-    publisher = SimpleNamespace(find_segments_deleted_by_brokers=lambda partition, ids: frozenset(ids))
+    publisher = SimpleNamespace(find_deleted_segments=lambda partition, ids: frozenset(ids))
     leadership: Any = SimpleNamespace(
         ports=SimpleNamespace(publisher=publisher, broker_log_start=None),
         state=PartitionState(topic="orders", partition=0, live=(segment,), broker_log_start=log_start),

@@ -132,7 +132,7 @@ class TestObjects:
         monkeypatch.setattr(
             mirroring, "complete_metadata_from_segment_objects", lambda layout, name, one: one.model_copy(update={"files": kinds})
         )
-        monkeypatch.setattr(mirroring, "read_and_verify_segment_file", lambda *_: text.encode())
+        monkeypatch.setattr(mirroring, "read_verified_file", lambda *_: text.encode())
         layout = SimpleNamespace(object_name=lambda name, one, kind: f"{one.id}.{kind}")
         leadership = SimpleNamespace(
             ports=SimpleNamespace(brokers=lambda name: view, layout=layout),

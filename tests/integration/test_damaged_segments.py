@@ -184,7 +184,7 @@ def test_an_export_withholds_records_of_transactions_that_cat_cannot_decide(harm
     for by_index in (False, True):
         assert [record[0] for record in visible(tmp_path / "out", by_index=by_index)] == read
     for snapshot in (tmp_path / "out").glob("*.snapshot"):
-        assert parse_producer_snapshot_file(snapshot.read_bytes(), "").first_offset_of_open_transaction() is None
+        assert parse_producer_snapshot_file(snapshot.read_bytes(), "").first_open_offset() is None
 
 
 def test_a_rescued_log_keeps_its_open_transaction_open(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_rescued_log_keeps_its_open_transaction_open(tmp_path: Path) -> None:
     path.unlink()
     assert cli.ask("export", "orders-0", tmp_path / "out", "--skip-damaged").code == 3
     (snapshot,) = (tmp_path / "out").glob("*.snapshot")
-    assert (int(snapshot.stem), parse_producer_snapshot_file(snapshot.read_bytes(), "").first_offset_of_open_transaction()) == (3, 2)
+    assert (int(snapshot.stem), parse_producer_snapshot_file(snapshot.read_bytes(), "").first_open_offset()) == (3, 2)
 
 
 def test_records_whose_transaction_cannot_be_decided_are_left_out(tmp_path: Path) -> None:

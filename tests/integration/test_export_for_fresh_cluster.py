@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from compactor.records.batches import memory_map_file, parse_batch_headers_of_segment
-from compactor.records.indexes import reason_offset_index_is_invalid, reason_time_index_is_invalid
+from compactor.records.batches import memory_map_file, parse_batch_headers
+from compactor.records.indexes import offset_index_problem, time_index_problem
 from compactor.records.producers import parse_producer_snapshot_file
 from tests.builders import LogBuilder
 from tests.plain_format import read_batches
@@ -93,9 +93,9 @@ def test_one_hanging_transaction_takes_nothing_from_those_that_overlap_it(tmp_pa
 def indexes_valid(folder: Path) -> None:
     """The indexes point at the batches that the log has."""
     for path in folder.glob("*.log"):
-        table = parse_batch_headers_of_segment(memory_map_file(path), path.name, -1)
-        assert reason_offset_index_is_invalid(path.with_suffix(".index").read_bytes(), int(path.stem), table) == ""
-        assert reason_time_index_is_invalid(path.with_suffix(".timeindex").read_bytes(), int(path.stem), table) == ""
+        table = parse_batch_headers(memory_map_file(path), path.name, -1)
+        assert offset_index_problem(path.with_suffix(".index").read_bytes(), int(path.stem), table) == ""
+        assert time_index_problem(path.with_suffix(".timeindex").read_bytes(), int(path.stem), table) == ""
 
 
 def test_a_log_of_open_transactions_only_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from compactor.features.erasure.partition import KeySearchRequest, survey_object
 from compactor.features.imports.import_ import import_directory
 from compactor.model.ids import TopicPartition
 from compactor.read.ranges import read_record_blocks
-from compactor.read.reading import offset_for_time, offset_for_time_or_end
+from compactor.read.reading import offset_for_time, time_offset_or_end
 from compactor.upkeep.export import export_partition
 from compactor.upkeep.orphans import delete_records
 from compactor.upkeep.retire import GraceClock, retire_partition
@@ -295,7 +295,7 @@ def test_deleting_records_by_time_keeps_the_first_record_that_is_as_late(tier: T
     log.put("a=0", "b=1", "c=2", times=[10, 30, 20])
     log.roll()
     bring(tier, log, tmp_path)
-    assert [offset_for_time_or_end(tier, NAME, at) for at in (5, 11, 30, 31)] == [0, 1, 1, 3]
+    assert [time_offset_or_end(tier, NAME, at) for at in (5, 11, 30, 31)] == [0, 1, 1, 3]
 
 
 def test_deleting_records_beyond_the_end_is_refused_and_below_the_start_changes_nothing(tier: Tier, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from compactor.cleaner.source import SourceSegment, open_source_segment
 from compactor.model.segment import SegmentFile
-from compactor.records.batches import verified_batch_header_digest_or_empty
+from compactor.records.batches import verified_header_digest
 from compactor.round import pass_two as delivery
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectInfo
@@ -62,7 +62,7 @@ def test_a_round_records_both_digests(cli: TierCli) -> None:
     found = list(logs(cli))
     assert found
     for path, info in found:
-        about = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "batches": verified_batch_header_digest_or_empty(path)}
+        about = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "batches": verified_header_digest(path)}
         assert about.items() <= info.metadata.items()
         assert about["batches"]
 

@@ -31,6 +31,6 @@ def test_bulk_is_one_by_one(batches: list[list[tuple[int, int]]], asked: list[tu
     assert bulk.count == single.count == loaded.count
     questions = np.array([*asked, *(row for batch in batches for row in batch)], dtype=np.uint64).reshape(-1, 2)
     answers = [row.tobytes() in single for row in questions]
-    assert bulk.flag_possibly_contained_key_hashes(questions).tolist() == answers
-    assert loaded.flag_possibly_contained_key_hashes(questions).tolist() == answers
+    assert bulk.flag_possible_keys(questions).tolist() == answers
+    assert loaded.flag_possible_keys(questions).tolist() == answers
     assert all(answers[len(asked) :])

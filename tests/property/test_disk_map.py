@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, strategies as st
 
-from bloom.filter import nonzero_32_bit_tag_of_key_hash
+from bloom.filter import key_hash_tag
 from compactor.cleaner import disk_map, disk_map as row_spool
-from compactor.cleaner.disk_map import KEY_ROW_BYTES, DiskOffsetMap, count_log_scans_to_fit_disk
+from compactor.cleaner.disk_map import KEY_ROW_BYTES, DiskOffsetMap, count_log_scans
 from compactor.cleaner.keys import ENTRY_BYTES, SMALLEST, SPACE, KeyHashSet
 from compactor.errors import OutOfBudget
 from tests.support.depth import examples
@@ -49,7 +49,7 @@ def hashes_of(keys: npt.NDArray[np.int64]) -> Hashes:
 
 def kept_of(*chunks: Hashes) -> list[tuple[int, int]]:
     """What of hashes is looked at, sorted."""
-    return sorted((int(nonzero_32_bit_tag_of_key_hash(h0)), int(h1)) for chunk in chunks for h0, h1 in chunk)
+    return sorted((int(key_hash_tag(h0)), int(h1)) for chunk in chunks for h0, h1 in chunk)
 
 
 def in_memory(dirty: Hashes, clean: Hashes) -> list[bool]:
@@ -67,13 +67,13 @@ def on_disk(dirty: Hashes, clean: Hashes, calls: int, budget: DiskBudget, **sett
         path = Path(directory) / "with a space"
         with DiskOffsetMap(path, budget, **settings) as engine:
             for part in np.array_split(np.arange(len(dirty)), calls):
-                engine.add_keys_of_dirty_rows(dirty[part], part.astype(np.uint32))
-            mine = engine.flag_keys_assigned_to_map(dirty)
+                engine.add_dirty_rows(dirty[part], part.astype(np.uint32))
+            mine = engine.flag_own_keys(dirty)
             assert kept_of(*engine.iterate_dirty_key_hashes()) == kept_of(dirty[mine])
             for part in np.array_split(np.arange(len(clean)), calls):
-                engine.add_keys_of_clean_rows(clean[part], (part + len(dirty)).astype(np.uint32))
+                engine.add_clean_rows(clean[part], (part + len(dirty)).astype(np.uint32))
             bitmap = engine.survivor_bitmap(rows)
-            assert path.stat().st_size == engine.bytes_written_to_map_file == budget.used
+            assert path.stat().st_size == engine.written_bytes == budget.used
             assert engine.peak_bytes <= settings["map_budget_bytes"]
         assert list(Path(directory).iterdir()) == []
     assert budget.used == 0
@@ -131,8 +131,8 @@ def test_the_change_over_in_mid_pass() -> None:
         DiskOffsetMap(Path(directory) / "b", DiskBudget(), map_budget_bytes=100_000, expected_row_count=50_000) as engine,
     ):
         for some in key_set.iterate_key_hashes():
-            engine.add_keys_with_known_newest_record(some)
-        engine.add_keys_of_dirty_rows(dirty[done:], np.arange(done, len(dirty), dtype=np.uint32))
+            engine.add_known_keys(some)
+        engine.add_dirty_rows(dirty[done:], np.arange(done, len(dirty), dtype=np.uint32))
         first |= np.unpackbits(engine.survivor_bitmap(len(dirty)))[: len(dirty)].astype(np.bool_)
         assert engine.entries == len(np.unique(dirty, axis=0))
     assert first.tolist() == in_memory(dirty, dirty[:0])
@@ -146,7 +146,7 @@ def test_the_disk_share_is_asked_before_every_byte() -> None:
         path = Path(directory) / "b"
         engine = DiskOffsetMap(path, budget, map_budget_bytes=MEGABYTE, expected_row_count=5_000)
         with pytest.raises(OutOfBudget, match="used up"), engine:
-            engine.add_keys_of_dirty_rows(dirty, np.arange(5_000, dtype=np.uint32))
+            engine.add_dirty_rows(dirty, np.arange(5_000, dtype=np.uint32))
         assert not path.exists()
     assert budget.peak == 4_000 * KEY_ROW_BYTES
     assert budget.used == 0
@@ -155,10 +155,10 @@ def test_the_disk_share_is_asked_before_every_byte() -> None:
 
 
 def test_passes_needed_leaves_room_for_uneven_parts() -> None:
-    assert count_log_scans_to_fit_disk(0, 100) == 1
-    assert count_log_scans_to_fit_disk(1_000, 1_000 * KEY_ROW_BYTES) == 2
-    assert count_log_scans_to_fit_disk(1_000, 1_100 * KEY_ROW_BYTES) == 1
-    assert count_log_scans_to_fit_disk(10**9, 10**9) == 18
+    assert count_log_scans(0, 100) == 1
+    assert count_log_scans(1_000, 1_000 * KEY_ROW_BYTES) == 2
+    assert count_log_scans(1_000, 1_100 * KEY_ROW_BYTES) == 1
+    assert count_log_scans(10**9, 10**9) == 18
 
 
 def test_ordinals_outside_the_bitmap_and_wrong_parts_are_refused() -> None:
@@ -167,8 +167,8 @@ def test_ordinals_outside_the_bitmap_and_wrong_parts_are_refused() -> None:
         path = Path(directory) / "b"
         with DiskOffsetMap(path, DiskBudget(), map_budget_bytes=MEGABYTE, expected_row_count=1) as engine:
             with pytest.raises(ValueError, match="at most"):
-                engine.add_keys_of_dirty_rows(one, np.array([disk_map.SEEN], dtype=np.uint32))
-            engine.add_keys_of_dirty_rows(one, np.array([8], dtype=np.uint32))
+                engine.add_dirty_rows(one, np.array([disk_map.SEEN], dtype=np.uint32))
+            engine.add_dirty_rows(one, np.array([8], dtype=np.uint32))
             with pytest.raises(ValueError, match="ordinal 8"):
                 engine.survivor_bitmap(8)
             assert engine.survivor_bitmap(9).tolist() == [0, 128]
@@ -193,7 +193,7 @@ def test_a_disk_that_is_full_is_an_error_that_says_what_to_do(number: int, tmp_p
 
     budget = DiskBudget()
     with DiskOffsetMap(tmp_path / "b", budget, map_budget_bytes=MEGABYTE, expected_row_count=1) as engine:
-        engine.add_keys_of_dirty_rows(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
+        engine.add_dirty_rows(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
         monkeypatch.setattr("compactor.cleaner.disk_map.os.pwrite", full)
         with pytest.raises(OutOfBudget, match="no space is left for the keys of the offset map in .*/b") as error:
             engine.survivor_bitmap(100)
@@ -206,7 +206,7 @@ def test_a_file_that_somebody_cut_is_an_error_not_an_answer() -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "b"
         with DiskOffsetMap(path, DiskBudget(), map_budget_bytes=MEGABYTE, expected_row_count=1) as engine:
-            engine.add_keys_of_dirty_rows(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
+            engine.add_dirty_rows(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
             engine._spool.write_buffered_rows()
             path.write_bytes(path.read_bytes()[:50])
             with pytest.raises(OSError, match="shorter"):

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from compactor.cleaner.gate.batch_checks import GateFailed, transaction_outcomes_by_source
 from compactor.cleaner.gate.gate import CleanedSegmentCheckParameters, Gate
 from compactor.cleaner.gate.parser import LatestRecordTable
-from compactor.cleaner.offline import open_log_directory_for_round
+from compactor.cleaner.offline import open_for_round
 from compactor.cleaner.source import SourceSegment
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.damage import AMPLE, GATE_KEY, Round
@@ -21,15 +21,15 @@ from tests.support.depth import examples
 
 def gate_of(round_: Round, *, behind: bool = True) -> tuple[Gate, list[SourceSegment]]:
     """A gate that has read the log, newest segment first; ``behind``: also what lies behind the range."""
-    opened = open_log_directory_for_round(round_.log_dir, round_.request)
+    opened = open_for_round(round_.log_dir, round_.request)
     rules = replace(opened.rules, latest_offset=round_.next_dirty_offset - 1)
     gate = Gate(CleanedSegmentCheckParameters(rules, opened.first_dirty, GATE_KEY, 1 << 24), LatestRecordTable(AMPLE, 10_000))
     sources = opened.sources if behind else [source for source in opened.sources if source.base <= rules.latest_offset]
     for source in reversed(sources):
         if gate._terms.has_dirty_offsets(source):
-            gate.add_keys_of_dirty_segment_to_key_table(source)
+            gate.read_dirty_segment(source)
         elif source.base > rules.latest_offset:
-            gate.collect_txn_outcomes_after_dirty_range(source)
+            gate.collect_later_outcomes(source)
     return gate, opened.sources
 
 
@@ -75,7 +75,7 @@ def test_gate_knows_outcomes_from_the_end_as_from_the_beginning(made: tuple[LogB
         for source, whole in zip(sources, transaction_outcomes_by_source(sources, {}), strict=True):
             if source.ordinal in gate._dirty:
                 assert gate._outcomes_of[source.ordinal].aborted.tolist() == whole.aborted.tolist()
-        gate.compute_and_keep_txn_outcomes(sources)
+        gate.compute_txn_outcomes(sources)
         assert round_.refusal() == ""
 
 
@@ -88,7 +88,7 @@ def test_gate_refuses_a_fold_that_differs_from_what_it_read_from_the_end(tmp_pat
     request = {"now_ms": 1_000_000, "first_uncleanable_offset": 1}
     round_ = Round.of(log.write(tmp_path / "log"), tmp_path / "out", request)
     gate, sources = gate_of(round_)
-    gate.compute_and_keep_txn_outcomes(sources)
+    gate.compute_txn_outcomes(sources)
     gate, sources = gate_of(round_, behind=False)
     with pytest.raises(GateFailed, match="other aborted batches"):
-        gate.compute_and_keep_txn_outcomes(sources)
+        gate.compute_txn_outcomes(sources)

@@ -144,7 +144,7 @@ class Story:
     def process(self, faults: float) -> None:
         """A run: what is left of the last one, or a new round; then retire."""
         publisher, control = self.publisher(faults), self.control
-        publisher.withdraw_segments_unknown_to_control_log(NAME, [new.segment for new in control.plan if control.begun], self.known())
+        publisher.withdraw_unknown_segments(NAME, [new.segment for new in control.plan if control.begun], self.known())
         if control.plan and not control.begun and (self.rng.random() < 0.4 or not self.whole()):
             away = [new.segment for new in control.plan]
             control.withdrawn += [AnnouncedSegment(one.id, one.start_offset, one.end_offset, one.leader_epochs) for one in away]
@@ -164,7 +164,7 @@ class Story:
         self.objects -= set(control.replaced)
         publisher.record_finished_segment_deletion(NAME, self.refs(control.replaced))
         control.replaced = []
-        left = publisher.find_segments_unknown_to_control_log(NAME, self.known()) or ()
+        left = publisher.find_unknown_segments(NAME, self.known()) or ()
         self.objects -= {one.id for one in left}
         publisher.record_finished_segment_deletion(NAME, left)
 
@@ -292,7 +292,7 @@ def nobody_waits(patch: pytest.MonkeyPatch) -> None:
 
 def nobody_cuts_off(patch: pytest.MonkeyPatch) -> None:
     """cut off."""
-    patch.setattr(MetadataTopicSegmentPublisher, "withdraw_segments_unknown_to_control_log", lambda *_: 0)
+    patch.setattr(MetadataTopicSegmentPublisher, "withdraw_unknown_segments", lambda *_: 0)
     patch.setattr(MetadataTopicSegmentPublisher, "withdraw_segments", lambda *_, **__: None)
 
 
@@ -334,7 +334,7 @@ class WayBack(Story):
 
     def back(self, faults: float, *, backwards: bool) -> None:
         publisher, control = self.publisher(faults), self.control
-        publisher.withdraw_segments_unknown_to_control_log(NAME, [new.segment for new in control.plan if control.begun], self.known())
+        publisher.withdraw_unknown_segments(NAME, [new.segment for new in control.plan if control.begun], self.known())
         if not control.begun:
             for new in control.plan:
                 publisher.announce_segment(NAME, new.segment)

@@ -39,7 +39,7 @@ def test_a_key_set_is_a_set(calls: list[tuple[str, list[tuple[int, int]]]]) -> N
             key_set.flag_contained_keys(hashes, answer)
             assert answer.tolist() == [key_of(row) in model for row in some]
         else:
-            assert key_set.enlarge_key_set_if_budget_allows()
+            assert key_set.enlarge()
         assert key_set.key_count == len(model)
     assert {key_of((int(a), int(b))) for chunk in key_set.iterate_key_hashes() for a, b in chunk} == model
 
@@ -75,7 +75,7 @@ def test_the_bounded_map_is_a_dict_that_stops(batches: list[list[tuple[int, int]
         offset += len(some)
         stopped |= taken < len(some)
         out = np.zeros(len(some), dtype=np.int64)
-        offset_map.find_latest_offset_of_each_key(hashes, out)
+        offset_map.find_latest_offsets(hashes, out)
         assert out.tolist() == [model.get((row[0] or 1, row[1]), ABSENT) for row in some]
     assert offset_map.key_count == len(model) <= limit
     assert not stopped or len(model) == limit

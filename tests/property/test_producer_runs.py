@@ -14,9 +14,9 @@ from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
 from compactor.records.producers import (
     ProducerStates,
-    batch_table_from_runs_and_markers,
-    extract_producer_runs_and_markers,
-    reason_to_read_segment_for_its_markers,
+    batches_from_runs,
+    extract_runs_and_markers,
+    reason_to_read_markers,
 )
 from tests.support.depth import examples
 
@@ -70,8 +70,7 @@ def test_stand_ins_give_the_verdicts_of_their_segments(log: list[list[tuple[int,
         table, offset = table_of(rows, offset)
         tables.append(table)
     stand_ins = [
-        batch_table_from_runs_and_markers(*extract_producer_runs_and_markers(table)) if skip else table
-        for table, skip in zip(tables, skipped, strict=False)
+        batches_from_runs(*extract_runs_and_markers(table)) if skip else table for table, skip in zip(tables, skipped, strict=False)
     ]
     expected, got = (
         transaction_verdicts_by_source([source(t) for t in tables]),
@@ -99,7 +98,7 @@ def test_a_segment_is_due_exactly_when_its_batches_say_so(log: list[list[tuple[i
     for rows in log:
         table, offset = table_of(rows, offset)
         tables.append(table)
-    stand_ins = [batch_table_from_runs_and_markers(*extract_producer_runs_and_markers(table)) for table in tables]
+    stand_ins = [batches_from_runs(*extract_runs_and_markers(table)) for table in tables]
     for table, verdict, stand_in, other in zip(
         tables,
         transaction_verdicts_by_source([source(t) for t in tables]),
@@ -113,4 +112,4 @@ def test_a_segment_is_due_exactly_when_its_batches_say_so(log: list[list[tuple[i
                 wanted |= bool(verdict.aborted[i]) and table.count[i] > 0
             elif table.control[i] in (kafka.ABORT, kafka.COMMIT) and verdict.discardable[i]:
                 wanted |= not table.attributes[i] & kafka.HORIZON or table.base_timestamp[i] <= now
-        assert bool(reason_to_read_segment_for_its_markers(stand_in, other.aborted, other.discardable, now)) == wanted
+        assert bool(reason_to_read_markers(stand_in, other.aborted, other.discardable, now)) == wanted

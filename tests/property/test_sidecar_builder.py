@@ -10,10 +10,10 @@ from hypothesis import given, strategies as st
 
 from bloom.filter import hash_keys, siphash_key_halves
 from bloom.sidecar import decode_sidecar, encode_sidecar
-from bloom.sizing import design_filter_if_worthwhile
+from bloom.sizing import design_filter
 from compactor.cleaner.offline import open_log_directory
 from compactor.cleaner.retention import transaction_verdicts_by_source
-from compactor.cleaner.rewrite import build_sidecar, create_substitute_segment_from_sidecar, txn_verdicts_from_substitute_segment
+from compactor.cleaner.rewrite import build_sidecar, substitute_segment, verdicts_from_substitute
 from compactor.cleaner.worker_threads import WorkerThreads
 from compactor.constants import NEVER_MS, TimestampMs
 from compactor.records.batches import NOT_CONTROL
@@ -36,11 +36,9 @@ def test_verdicts_are_the_same_whoever_is_stood_in_for(log: LogBuilder, hidden: 
         for source in sources:
             if source.ordinal in hidden:
                 sidecar = build_sidecar(ID, source, None, KEY, LIMIT, workers, counts_distinct_keys=False)
-                mixed[source.ordinal] = create_substitute_segment_from_sidecar(
-                    source.ordinal, source.name, source.base, source.end, source.mtime_ms, sidecar
-                )
+                mixed[source.ordinal] = substitute_segment(source.ordinal, source.name, source.base, source.end, source.mtime_ms, sidecar)
         for source, mine, verdicts, truth in zip(sources, mixed, transaction_verdicts_by_source(mixed), whole, strict=True):
-            found = txn_verdicts_from_substitute_segment(source, mine, verdicts) if mine is not source else verdicts
+            found = verdicts_from_substitute(source, mine, verdicts) if mine is not source else verdicts
             # An event has no batches that were emptied before: of those nothing is left to be removed.
             data = (source.table.control == NOT_CONTROL) & (source.table.producer_id >= 0)
             markers = (source.table.control != NOT_CONTROL) & (source.table.producer_id >= 0)
@@ -79,7 +77,7 @@ def test_a_portrait_has_every_key_and_everything_that_will_be_due(batches: list[
         log.put(*texts, codec=codec, horizon=horizon)
     with tempfile.TemporaryDirectory() as scratch, WorkerThreads(threads) as workers:
         (source,) = open_log_directory(log.write(Path(scratch) / "log"), 4096, LIMIT)
-        made = build_sidecar(ID, source, design_filter_if_worthwhile(1_000, 100, 1 << 30), KEY, LIMIT, workers, counts_distinct_keys=True)
+        made = build_sidecar(ID, source, design_filter(1_000, 100, 1 << 30), KEY, LIMIT, workers, counts_distinct_keys=True)
     records = sum(len(some) for some, _, _ in batches)
     assert (made.records, made.distinct_keys) == (records, len(keys))
     due = made.due
@@ -90,10 +88,10 @@ def test_a_portrait_has_every_key_and_everything_that_will_be_due(batches: list[
         keyless,
     )
     back = decode_sidecar(encode_sidecar(made, KEY), ID, KEY)
-    met = [key for key in sorted(keys) if back.filter is None or back.filter.flag_possibly_contained_key_hashes(hash_of(key)).all()]
+    met = [key for key in sorted(keys) if back.filter is None or back.filter.flag_possible_keys(hash_of(key)).all()]
     assert met == sorted(keys)
     assert not keys or back.filter is not None
-    assert back.filter is None or not back.filter.flag_possibly_contained_key_hashes(hash_of("another")).any()
+    assert back.filter is None or not back.filter.flag_possible_keys(hash_of("another")).any()
 
 
 def hash_of(key: str) -> np.ndarray:

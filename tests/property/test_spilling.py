@@ -79,12 +79,12 @@ class Log:
         found = KeyScanSpillingToDisk(self.one, keys, open_disk_map, parts)
         try:
             for _ in range(parts):
-                for source, wanted in reversed(self.one.dirty_segments_and_wanted_batch_flags()):
+                for source, wanted in reversed(self.one.dirty_segments()):
                     found.scan_dirty_segment_keys(source, wanted, self.workers)
                 for source in self.sources:
                     if source.base < self.first_dirty and source.ordinal not in skip:
-                        found.scan_clean_segment_keys(source, self.one.flag_batches_below_dirty_range(source), self.workers)
-                found.mark_survivors_and_end_key_part()
+                        found.scan_clean_segment_keys(source, self.one.flag_clean_batches(source), self.workers)
+                found.end_key_part()
         finally:
             found.close()
         assert self.disk.used == 0
@@ -138,10 +138,10 @@ def test_all_engines_make_the_same_bytes(made: tuple[LogBuilder, int], parts: in
             assert on_disk.key_count == memory.key_count
             tiny = log.spilling(KeyHashSet((16 + key_set.SPACE) * key_set.ENTRY_BYTES))
             assert log.output(tiny) == want
-            assert tiny.has_moved_keys_to_disk == (memory.key_count > 12), "0.8 of 16"
+            assert tiny.has_spilled == (memory.key_count > 12), "0.8 of 16"
             roomy = log.spilling(KeyHashSet(1 << 20))
             assert log.output(roomy) == want
-            assert not roomy.has_moved_keys_to_disk
+            assert not roomy.has_spilled
 
 
 def test_what_nobody_had_a_reason_to_look_up_is_not_superseded(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_the_keys_that_filters_are_asked_about(tmp_path: Path) -> None:
     log = Log(tmp_path, 0, 1)
 
     def asked(found: KeyScanSpillingToDisk) -> set[tuple[int, int]]:
-        for source, wanted in reversed(log.one.dirty_segments_and_wanted_batch_flags()):
+        for source, wanted in reversed(log.one.dirty_segments()):
             found.scan_dirty_segment_keys(source, wanted, log.workers)
         keys = {(int(h0) & 0xFFFFFFFF, int(h1)) for chunk in found.iterate_dirty_key_hashes() for h0, h1 in chunk}
         found.close()

@@ -397,7 +397,7 @@ class Simulated:
             SimTopic(self),
             lambda name: uuid_text(WHERE.topic_id),
             clock_ms=lambda: int(self.world.now_ms),
-            max_late_metadata_delivery_ms=LATE_MS,
+            max_delivery_delay_ms=LATE_MS,
         )
 
         def log_start(name: TopicPartition) -> int:

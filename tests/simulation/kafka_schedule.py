@@ -147,7 +147,7 @@ def expired_without_log_start() -> AbstractContextManager[Any]:
     """Whatever brokers have deleted counts as expired, although no log start is recorded that explains it."""
 
     def found(leadership: Leadership, wanted: Collection[str]) -> frozenset[str]:
-        return leadership.ports.publisher.find_segments_deleted_by_brokers(leadership.state.topic_partition, wanted)
+        return leadership.ports.publisher.find_deleted_segments(leadership.state.topic_partition, wanted)
 
     return patch.object(broker_expiry, "find_expired_segments", found)
 
@@ -184,7 +184,7 @@ KAFKA_MUTATIONS: dict[str, Mutation] = {
     "behind": not_behind,
     "grace": lambda: patch.object(brokers, "KEPT", replace(brokers.KEPT, grace_ms=0, undo_window_ms=0)),
     "cut off": lambda: unasked(
-        patch.object(MetadataTopicSegmentPublisher, "withdraw_segments_unknown_to_control_log", lambda *_: 0),
+        patch.object(MetadataTopicSegmentPublisher, "withdraw_unknown_segments", lambda *_: 0),
         patch.object(MetadataTopicSegmentPublisher, "withdraw_segments", lambda *_, **__: None),
     ),
     "wait": lambda: unasked(patch.object(publication, "_wait_until_former_leaders_cannot_write", lambda leadership: None)),

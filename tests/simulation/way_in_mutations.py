@@ -116,7 +116,7 @@ def divergence_not_noticed() -> AbstractContextManager[Any]:
     """A consumer goes on at its offset, whatever became of the log."""
     return together(
         lambda: patch.object(feed, "find_log_mismatch", lambda *_: None),
-        lambda: patch.object(sources, "are_topic_ids_known_to_differ", lambda *_: False),
+        lambda: patch.object(sources, "topic_ids_differ", lambda *_: False),
     )()
 
 

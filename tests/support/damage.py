@@ -16,7 +16,7 @@ from typing_extensions import override
 from compactor.cleaner.gate.batch_checks import GateFailed
 from compactor.cleaner.gate.gate import CleanedSegmentCheckParameters, CleanedSegmentCheckReport, Gate
 from compactor.cleaner.gate.parser import LatestRecordTable
-from compactor.cleaner.offline import LogDirectoryWithRangeToClean, OfflineCleanOptions, clean_log_directory, open_log_directory_for_round
+from compactor.cleaner.offline import LogDirectoryWithRangeToClean, OfflineCleanOptions, clean_log_directory, open_for_round
 from compactor.cleaner.rewrite import CleanedSegment, GroupRewriter, group_segments
 from compactor.cleaner.source import SourceSegment
 from compactor.records.codecs import compress_body
@@ -41,7 +41,7 @@ class _AtPoint(CleanedSegmentCheckParameters):
 
     @property
     @override
-    def hash_value_inside_checked_key_range(self) -> int:
+    def checked_hash_value(self) -> int:
         return self.fixed_point
 
 
@@ -63,13 +63,13 @@ class Round:
         self, budget_bytes: int = AMPLE, point: int | None = None, opened: LogDirectoryWithRangeToClean | None = None
     ) -> tuple[Gate, list[list[SourceSegment]]]:
         """A gate that has read the dirty range, and the groups to be compared. ``point``: in the range of keys that is looked up."""
-        opened = opened or open_log_directory_for_round(self.log_dir, self.request)
+        opened = opened or open_for_round(self.log_dir, self.request)
         rules = replace(opened.rules, latest_offset=self.next_dirty_offset - 1)
         terms = CleanedSegmentCheckParameters(rules, opened.first_dirty, GATE_KEY, 1 << 24)
         if point is not None:
             terms = _AtPoint(rules, opened.first_dirty, GATE_KEY, 1 << 24, fixed_point=point)
         gate = Gate(terms, LatestRecordTable(budget_bytes, 10_000))
-        gate.collect_keys_and_txn_outcomes_of_dirty_range(opened.sources)
+        gate.read_dirty_range(opened.sources)
         inputs = [source for source in opened.sources if source.base < self.next_dirty_offset]
         return gate, group_segments(inputs, self.request.segment_bytes, self.request.segment_index_bytes, opened.upper)
 
@@ -82,7 +82,7 @@ class Round:
 
     def judged_in_turn(self, budget_bytes: int) -> list[CleanedSegmentCheckReport]:
         """One gate for each range of the keys, of as many as fit the memory, in turn: what a gate with ample memory does at once."""
-        reports, point, opened = list[CleanedSegmentCheckReport](), 0, open_log_directory_for_round(self.log_dir, self.request)
+        reports, point, opened = list[CleanedSegmentCheckReport](), 0, open_for_round(self.log_dir, self.request)
         while point < 2**64:
             gate, groups = self.gate(budget_bytes, point, opened)
             reports += [gate.check_cleaned_group(members, self.paths(members[0].base), end_offset=None) for members in groups]

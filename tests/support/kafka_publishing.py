@@ -57,7 +57,7 @@ class BrokerWorld:
     time_ms: int = 1_000
 
     def publisher(
-        self, fate: Callable[[], Loss] = Loss, *, max_late_metadata_delivery_ms: int = 0, appending: MemoryMetadataTopic | None = None
+        self, fate: Callable[[], Loss] = Loss, *, max_delivery_delay_ms: int = 0, appending: MemoryMetadataTopic | None = None
     ) -> MetadataTopicSegmentPublisher:
         """Of one process: its own consumer, its own fold. ``appending``: through which it appends."""
         topic = appending or MemoryMetadataTopic(self.log, fate=fate)
@@ -69,7 +69,7 @@ class BrokerWorld:
             topic,
             lambda name: uuid_text(TOPIC_ID),
             clock_ms=lambda: self.time_ms,
-            max_late_metadata_delivery_ms=max_late_metadata_delivery_ms,
+            max_delivery_delay_ms=max_delivery_delay_ms,
         )
 
     def tier(self, number: int, start: int, end: int, epochs: Mapping[int, int] | None = None) -> RemoteLogSegmentMetadata:

@@ -139,7 +139,7 @@ class MemoryBrokers:
             topic,
             metadata.topic_id,
             clock_ms=self.clock_ms,
-            max_late_metadata_delivery_ms=0,
+            max_delivery_delay_ms=0,
             require_allowed=conditions,
             require_suitable_cluster=suitable,
         )

@@ -35,9 +35,9 @@ def test_it_is_pybloom_lives_and_sized_by_it() -> None:
 def test_no_false_negative_and_few_false_positives() -> None:
     mine, others = random_hashes(20_000), random_hashes(200_000, seed=2)
     key_filter = filled(mine, 0.01)
-    assert key_filter.flag_possibly_contained_key_hashes(mine).all()
-    assert 0.007 < key_filter.flag_possibly_contained_key_hashes(others).mean() < 0.013
-    assert not filled(mine, 2e-9).flag_possibly_contained_key_hashes(others).any()
+    assert key_filter.flag_possible_keys(mine).all()
+    assert 0.007 < key_filter.flag_possible_keys(others).mean() < 0.013
+    assert not filled(mine, 2e-9).flag_possible_keys(others).any()
 
 
 def test_only_the_key_of_a_hash_is_looked_at() -> None:
@@ -45,9 +45,9 @@ def test_only_the_key_of_a_hash_is_looked_at() -> None:
     hashes[:5, 0] <<= np.uint64(32)  # tag 0, which counts as 1
     key_filter = filled(hashes)
     keys = hashes & np.array([0xFFFFFFFF, 2**64 - 1], dtype=np.uint64)
-    assert key_filter.flag_possibly_contained_key_hashes(keys).all()
+    assert key_filter.flag_possible_keys(keys).all()
     keys[:5, 0] = 1
-    assert key_filter.flag_possibly_contained_key_hashes(keys).all()
+    assert key_filter.flag_possible_keys(keys).all()
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_copies_of_every_kind_still_find_their_keys(twin: object) -> None:
     hashes = random_hashes(500)
     other = twin(filled(hashes))  # type: ignore[operator]
     assert type(other) is KeyFilter
-    assert other.flag_possibly_contained_key_hashes(hashes).all()
+    assert other.flag_possible_keys(hashes).all()
     assert all(row.tobytes() in other for row in hashes)
 
 
@@ -72,7 +72,7 @@ def test_a_copy_stands_alone() -> None:
 def test_union_of_two_filters() -> None:
     one, two = random_hashes(300), random_hashes(300, seed=2)
     both = filled(one, capacity=1_000) | filled(two, capacity=1_000)
-    assert both.flag_possibly_contained_key_hashes(np.vstack([one, two])).all()
+    assert both.flag_possible_keys(np.vstack([one, two])).all()
 
 
 def test_a_key_that_is_not_a_hash_is_refused() -> None:
@@ -104,5 +104,5 @@ def test_nothing_added_nothing_found() -> None:
     key_filter = KeyFilter(10)
     key_filter.add_record_key_hashes(random_hashes(0))
     assert key_filter.count == 0
-    assert key_filter.flag_possibly_contained_key_hashes(random_hashes(0)).tolist() == []
-    assert not key_filter.flag_possibly_contained_key_hashes(random_hashes(100)).any()
+    assert key_filter.flag_possible_keys(random_hashes(0)).tolist() == []
+    assert not key_filter.flag_possible_keys(random_hashes(100)).any()

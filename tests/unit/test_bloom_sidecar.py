@@ -21,9 +21,9 @@ from bloom.sidecar import (
     SidecarUnusable,
     SidecarUnusableReason,
     estimate_distinct_keys,
-    estimate_distinct_keys_of_all,
+    estimate_union_keys,
 )
-from bloom.sizing import design_filter_if_worthwhile
+from bloom.sizing import design_filter
 
 KEY = bytes(range(16))
 SEGMENT = "AAECAwQFBgcICQoLDA0ODw"
@@ -41,7 +41,7 @@ def made(hashes: Hashes, *, segment_bytes: int = GIGABYTE, probes: int = 10_000,
     run_table["transactional"] = True
     marker_table["offset"] = np.arange(markers) * 2**40
     due = RemovableRecordCounts(tombstones=5, earliest_tombstone_horizon_ms=1_700_000_000_000, keyless_records=0 if len(hashes) else 1)
-    portrait = SidecarKeyHashCollector(design_filter_if_worthwhile(len(np.unique(hashes, axis=0)), probes, segment_bytes))
+    portrait = SidecarKeyHashCollector(design_filter(len(np.unique(hashes, axis=0)), probes, segment_bytes))
     for part in np.array_split(hashes, 3):
         portrait.add_record_key_hashes(part)
     return portrait.build_sidecar(SEGMENT, len(hashes) + 1, due, run_table, marker_table)
@@ -67,8 +67,8 @@ def test_what_is_written_is_read() -> None:
     assert after.markers.tolist() == before.markers.tolist()
     assert after.sketch.tolist() == before.sketch.tolist()
     assert sidecars.encode_sidecar(after, KEY) == data
-    assert after.filter.flag_possibly_contained_key_hashes(hashes[17:18]).any()
-    assert not after.filter.flag_possibly_contained_key_hashes(random_hashes(10_000, seed=2)).any()
+    assert after.filter.flag_possible_keys(hashes[17:18]).any()
+    assert not after.filter.flag_possible_keys(random_hashes(10_000, seed=2)).any()
 
 
 def test_the_head_alone_says_everything_but_the_filter() -> None:
@@ -183,8 +183,8 @@ def test_a_reason_can_be_told_to_people_and_sent_between_processes() -> None:
     ],
 )
 def test_what_is_due_in_spite_of_the_filter(due: RemovableRecordCounts, now: int, word: str) -> None:
-    assert word in due.reason_to_read_despite_filter(now)
-    assert bool(due.reason_to_read_despite_filter(now)) == bool(word)
+    assert word in due.reason_to_read(now)
+    assert bool(due.reason_to_read(now)) == bool(word)
 
 
 def test_sidecars_are_frozen() -> None:
@@ -198,7 +198,7 @@ def test_keys_that_were_not_looked_at_count_as_many() -> None:
     assert unseen.distinct_keys == 900
     assert unseen.filter is None
     seen = made(random_hashes(3_000))
-    assert estimate_distinct_keys_of_all([unseen, seen, seen]) == pytest.approx(3_900, rel=0.08)
-    assert estimate_distinct_keys_of_all([]) == 0
+    assert estimate_union_keys([unseen, seen, seen]) == pytest.approx(3_900, rel=0.08)
+    assert estimate_union_keys([]) == 0
     empty = SidecarKeyHashCollector(None).build_sidecar(SEGMENT, 7, RemovableRecordCounts(keyless_records=7), *tables)
     assert empty.distinct_keys == 0

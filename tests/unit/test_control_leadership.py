@@ -155,10 +155,10 @@ def test_a_leader_whose_work_takes_no_step_falls_silent(play: Play) -> None:
 
 
 class LatePublisher(ControlLogPublisher):
-    """One whose messages may reach readers as long as ``max_late_metadata_delivery_ms`` after its process is gone."""
+    """One whose messages may reach readers as long as ``max_delivery_delay_ms`` after its process is gone."""
 
-    def __init__(self, max_late_metadata_delivery_ms: int) -> None:
-        self.max_late_metadata_delivery_ms = max_late_metadata_delivery_ms
+    def __init__(self, max_delivery_delay_ms: int) -> None:
+        self.max_delivery_delay_ms = max_delivery_delay_ms
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ class LatePublisher(ControlLogPublisher):
 def test_what_a_replaced_leader_has_said_is_waited_for_by_its_own_timeout(play: Play, earlier: list[int], own: int, waits: int) -> None:
     """Not by this process's, unless the record has none (0)."""
     leaders = []
-    for number, max_late_metadata_delivery_ms in enumerate([*earlier, own]):
+    for number, max_delivery_delay_ms in enumerate([*earlier, own]):
         actor = play.process(f"host:{number}")
-        leaders.append(acquire_leadership(replace(actor.ports, publisher=LatePublisher(max_late_metadata_delivery_ms)), actor.log, LEASE))
+        leaders.append(acquire_leadership(replace(actor.ports, publisher=LatePublisher(max_delivery_delay_ms)), actor.log, LEASE))
     log, control = leaders[-1].log, leaders[-1].ports.control
     taken_ms = control.head(log.control_record_object_key(log.state.slot)).modified_ms
     publication._wait_until_former_leaders_cannot_write(leaders[-1])

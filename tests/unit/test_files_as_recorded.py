@@ -84,8 +84,8 @@ def layout_with(damage: Callable[[bytes], bytes], times: int) -> Flipping:
 
 def batches_of(data: bytes) -> str:
     digest = BatchHeaderDigestBuilder()
-    digest.add_log_bytes_to_digest(data)
-    return digest.batch_header_digest_or_empty()
+    digest.add_log_bytes(data)
+    return digest.header_digest()
 
 
 SEGMENT = segment_of({"log": LOG}).model_copy(update={"files": {"log": SegmentFile(size=len(LOG), batches=batches_of(LOG))}})
@@ -107,10 +107,10 @@ class TestFetching:
     def test_what_is_damaged_on_its_way_is_fetched_once_more(self, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
         layout = layout_with(damage, 1)
         arrived = contents.download_segment_file(layout, NAME, SEGMENT, "log", tmp_path / "log")
-        arrived.require_match_with_recorded_content("log", SEGMENT.files["log"])
+        arrived.require_match("log", SEGMENT.files["log"])
         assert (tmp_path / "log").read_bytes() == LOG
         assert (arrived.size, arrived.transferred, layout.asked) == (len(LOG), len(LOG) + len(damage(LOG)), 2)
-        assert contents.read_and_verify_segment_file(layout_with(damage, 1), NAME, SEGMENT, "log") == LOG
+        assert contents.read_verified_file(layout_with(damage, 1), NAME, SEGMENT, "log") == LOG
 
     @pytest.mark.parametrize("damage", DAMAGE)
     def test_what_is_damaged_where_it_lies_is_refused(self, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ class TestFetching:
         arrived = contents.download_segment_file(layout_with(damage, 2), NAME, SEGMENT, "log", tmp_path / "log")
         assert not arrived.matches_recorded_content(SEGMENT.files["log"])
         with pytest.raises(BadData, match=f"bad data in the-object: the object was changed or damaged: {cause}"):
-            arrived.require_match_with_recorded_content("the-object", SEGMENT.files["log"])
+            arrived.require_match("the-object", SEGMENT.files["log"])
         with pytest.raises(BadData, match=cause):
-            contents.read_and_verify_segment_file(layout_with(damage, 2), NAME, SEGMENT, "log")
+            contents.read_verified_file(layout_with(damage, 2), NAME, SEGMENT, "log")
 
     @pytest.mark.parametrize("damage", DAMAGE)
     def test_sha256_comes_first_where_both_are_known(self, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from compactor.cleaner.gate.parser import (
     pack_latest_record_rows,
     record_fingerprints,
 )
-from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory, open_log_directory, open_log_directory_for_round
+from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory, open_for_round, open_log_directory
 from compactor.cleaner.retention import transaction_verdicts_by_source
 from compactor.errors import BadData, CompactorError, OutOfBudget
 from compactor.records.batches import NOT_CONTROL
@@ -70,10 +70,10 @@ def test_ranges_of_the_gate_together_have_every_key_once(many: Round, budget: in
 
 def test_gate_checks_another_range_when_the_first_dirty_offset_moves_and_the_same_one_until_then(many: Round) -> None:
     terms = [
-        CleanedSegmentCheckParameters(open_log_directory_for_round(many.log_dir, many.request).rules, offset, bytes(16), 1)
+        CleanedSegmentCheckParameters(open_for_round(many.log_dir, many.request).rules, offset, bytes(16), 1)
         for offset in range(0, 64_000, 1_000)
     ]
-    assert len({terms_.hash_value_inside_checked_key_range >> 61 for terms_ in terms}) == 8, "each eighth of the hash comes up"
+    assert len({terms_.checked_hash_value >> 61 for terms_ in terms}) == 8, "each eighth of the hash comes up"
     assert many.gate(TINY)[0].checked_key_share == many.gate(TINY)[0].checked_key_share
     reports = [many.judged(budget_bytes=TINY) for _ in range(2)]
     assert reports[0] == reports[1]
@@ -138,7 +138,7 @@ def test_a_table_that_the_cleaner_read_wrong_is_refused(many: Round, field: str)
     source.table = source.table.replace_columns(**{field: column})
     gate._crcs.clear()
     with pytest.raises(GateFailed, match=f"the cleaner read {field}"):
-        gate.begin_checks_of_segment_chunks(source)
+        gate.begin_segment(source)
 
 
 def test_bad_data_is_not_the_gates_business(tmp_path: Path) -> None:
@@ -270,17 +270,15 @@ def test_key_table_has_the_last_record_of_each_key_of_its_range(
         while (done := table.put_rows_until_full(left)) < len(left):
             table.halve_hash_range(point)
             left = left[done:]
-    held = dict(enumerate(table.flag_keys_in_table_hash_range(hashes_of(list(range(61)))).tolist()))
+    held = dict(enumerate(table.flag_keys_in_range(hashes_of(list(range(61)))).tolist()))
     assert all(held.values()) == (table.hash_range_count == 1)
     for some in outside:
-        table.add_expected_fingerprints_outside_dirty_range(
-            rows([(key, offset, digest, False) for key, offset, digest, _ in some]), bounds, found
-        )
-    table.add_fingerprint_sums_of_remaining_records(bounds, found)
+        table.add_outside_sums(rows([(key, offset, digest, False) for key, offset, digest, _ in some]), bounds, found)
+    table.add_remaining_sums(bounds, found)
     kept = [put for put in model.values() if not put[3]] + [put for put in chain.from_iterable(outside) if put[0] not in model]
     assert found.tolist() == sums([put for put in kept if held[put[0]]])
     latest = [model[key][1] if key in model and held[key] else ABSENT_KEY for key in range(61)]
-    assert table.latest_offset_of_each_key(hashes_of(list(range(61)))).tolist() == latest
+    assert table.latest_offsets(hashes_of(list(range(61)))).tolist() == latest
     assert table.key_count == sum(held[key] for key in model)
 
 
@@ -295,9 +293,9 @@ def test_a_range_that_was_made_smaller_is_the_range_that_was_asked_for_at_once(p
     at_once.reset_to_hash_range(60, 8, point * 8 >> 64)
     assert at_once.put_rows_until_full(everything) == len(everything)
     keys = hashes_of(list(range(61)))
-    assert (table.key_count, table.latest_offset_of_each_key(keys).tolist()) == (
+    assert (table.key_count, table.latest_offsets(keys).tolist()) == (
         at_once.key_count,
-        at_once.latest_offset_of_each_key(keys).tolist(),
+        at_once.latest_offsets(keys).tolist(),
     )
 
 

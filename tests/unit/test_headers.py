@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from compactor.kernels.crc import combine_crc32c, crc_after_zero_bytes, crc_tables_for_power_of_two_zero_bytes
+from compactor.kernels.crc import combine_crc32c, crc_after_zero_bytes, zero_bytes_tables
 from compactor.records import batches as headers
 from compactor.records.batches import (
     HEADER_BYTES,
     BatchHeaderDigestBuilder,
     copy_batch_headers,
-    crc32c_of_batches_from_headers,
-    parse_batch_headers_of_segment,
+    crc32c_from_headers,
+    parse_batch_headers,
     read_only_view,
     sha256_of_batch_headers,
-    verified_batch_header_digest_or_empty,
+    verified_header_digest,
 )
 from compactor.records.encode import NO_PRODUCER, prepend_batch_header
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, wrapper
@@ -53,13 +53,13 @@ def plain_digest(batches: list[Batch]) -> str:
 
 def headers_in(data: bytes) -> headers.HeaderBytes:
     buf = read_only_view(np.frombuffer(data, np.uint8))
-    return copy_batch_headers(buf, parse_batch_headers_of_segment(buf, "log").position)
+    return copy_batch_headers(buf, parse_batch_headers(buf, "log").position)
 
 
 def digest_of(data: bytes) -> str:
     digest = BatchHeaderDigestBuilder()
-    digest.add_log_bytes_to_digest(data)
-    return digest.batch_header_digest_or_empty()
+    digest.add_log_bytes(data)
+    return digest.header_digest()
 
 
 class TestDigest:
@@ -70,7 +70,7 @@ class TestDigest:
         expected = plain_digest(list(read_batches(data)))
         assert sha256_of_batch_headers(headers_in(data)) == expected
         assert digest_of(data) == expected
-        assert verified_batch_header_digest_or_empty(tmp_path / "log") == expected
+        assert verified_header_digest(tmp_path / "log") == expected
 
     def test_a_range_s_headers(self) -> None:
         data = log_of()
@@ -82,7 +82,7 @@ class TestDigest:
         (tmp_path / "log").touch()
         nothing = copy_batch_headers(read_only_view(np.empty(0, np.uint8)), np.empty(0, np.int64))
         assert nothing.shape == (0, HEADER_BYTES)
-        assert verified_batch_header_digest_or_empty(tmp_path / "log") == sha256_of_batch_headers(nothing) == plain_digest([])
+        assert verified_header_digest(tmp_path / "log") == sha256_of_batch_headers(nothing) == plain_digest([])
 
     @pytest.mark.parametrize("size", [0, 60, 100])
     def test_a_header_outside_is_a_bug(self, size: int) -> None:
@@ -94,8 +94,8 @@ class TestDigest:
         data = log_of(seed, 12)
         digest = BatchHeaderDigestBuilder()
         for start, end in itertools.pairwise([0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]):
-            digest.add_log_bytes_to_digest(data[start:end])
-        assert digest.batch_header_digest_or_empty() == plain_digest(list(read_batches(data)))
+            digest.add_log_bytes(data[start:end])
+        assert digest.header_digest() == plain_digest(list(read_batches(data)))
 
     def test_byte_by_byte_it_is_there_at_every_batch_s_end_and_nowhere_else(self) -> None:
         data = log_of(2, 6)
@@ -103,14 +103,14 @@ class TestDigest:
         ends = dict(zip(itertools.accumulate(len(batch.raw) for batch in batches), itertools.count(1)))
         digest = BatchHeaderDigestBuilder()
         for at in range(len(data)):
-            digest.add_log_bytes_to_digest(data[at : at + 1])
-            assert digest.batch_header_digest_or_empty() == (plain_digest(batches[: ends[at + 1]]) if at + 1 in ends else ""), at
+            digest.add_log_bytes(data[at : at + 1])
+            assert digest.header_digest() == (plain_digest(batches[: ends[at + 1]]) if at + 1 in ends else ""), at
 
     def test_large_files_are_looked_at_in_pieces(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         data = log_of()
         (tmp_path / "log").write_bytes(data)
         monkeypatch.setattr(headers, "SCAN_BYTES", 100)
-        assert verified_batch_header_digest_or_empty(tmp_path / "log") == plain_digest(list(read_batches(data)))
+        assert verified_header_digest(tmp_path / "log") == plain_digest(list(read_batches(data)))
 
 
 class TestDamage:
@@ -151,7 +151,7 @@ class TestDamage:
         for size in range(len(data) + 1):
             assert bool(digest_of(data[:size])) == (size in ends), size
         (tmp_path / "log").write_bytes(data[:-1])
-        assert verified_batch_header_digest_or_empty(tmp_path / "log") == ""
+        assert verified_header_digest(tmp_path / "log") == ""
 
     @pytest.mark.parametrize("magic", [0, 1])
     @pytest.mark.parametrize("packed", [False, True])
@@ -161,7 +161,7 @@ class TestDamage:
         old = wrapper(magic, 0, [old], GZIP) if packed else old
         new = log_of(1, 3)
         (tmp_path / "log").write_bytes({"alone": old, "first": old + new, "last": new + old}[place])
-        assert verified_batch_header_digest_or_empty(tmp_path / "log") == ""
+        assert verified_header_digest(tmp_path / "log") == ""
 
     @pytest.mark.parametrize("length", [-(2**31), -1, 0, 48])
     def test_a_batch_that_claims_less_than_its_header(self, length: int) -> None:
@@ -171,9 +171,9 @@ class TestDamage:
 
     def test_what_comes_after_damage_does_not_heal_it(self) -> None:
         digest, data = BatchHeaderDigestBuilder(), log_of(1, 2)
-        digest.add_log_bytes_to_digest(b"\0" * 61)
-        digest.add_log_bytes_to_digest(data)
-        assert digest.batch_header_digest_or_empty() == ""
+        digest.add_log_bytes(b"\0" * 61)
+        digest.add_log_bytes(data)
+        assert digest.header_digest() == ""
 
 
 class TestRanges:
@@ -183,15 +183,13 @@ class TestRanges:
         batches = [batch.raw for batch in read_batches(data)]
         found = headers_in(data)
         for first, last in [(0, len(batches)), (0, 1), (3, 4), (5, 30), (len(batches) - 1, len(batches)), (9, 9)]:
-            assert crc32c_of_batches_from_headers(found[first:last]) == google_crc32c.value(b"".join(batches[first:last])), (first, last)
+            assert crc32c_from_headers(found[first:last]) == google_crc32c.value(b"".join(batches[first:last])), (first, last)
 
     def test_of_batches_that_do_not_lie_together(self) -> None:
         data = log_of()
         batches = [batch.raw for batch in read_batches(data)]
-        assert crc32c_of_batches_from_headers(headers_in(data)[::3]) == google_crc32c.value(b"".join(batches[::3]))
+        assert crc32c_from_headers(headers_in(data)[::3]) == google_crc32c.value(b"".join(batches[::3]))
 
     @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
     def test_zeros_by_powers_are_zeros(self, first: int, second: int, size: int) -> None:
-        assert int(crc_after_zero_bytes(crc_tables_for_power_of_two_zero_bytes(), np.uint64(first), size)) ^ second == combine_crc32c(
-            first, second, size
-        )
+        assert int(crc_after_zero_bytes(zero_bytes_tables(), np.uint64(first), size)) ^ second == combine_crc32c(first, second, size)

@@ -152,15 +152,15 @@ def test_whoever_comes_after_a_crash_ends_with_the_same(at: int, lost: bool) -> 
     begun = any(state is S.COPY_SEGMENT_FINISHED for name, state in world.states().items() if name in (named(50), named(51)))
     publisher, control = world.publisher(), Control()
     known = [segment.id for segment in (*live, *(new.segment for new in round_))]
-    publisher.withdraw_segments_unknown_to_control_log(NAME, [], known)
+    publisher.withdraw_unknown_segments(NAME, [], known)
     if not begun:
         for new in round_:
             publisher.announce_segment(NAME, new.segment)
     publisher.publish_replacements(NAME, round_, control.begun, control.record)
     assert (control.said, control.cut) == (["publish begun", "round published"], [])
     assert world.served() == [(named(50), 0, 19), (named(51), 20, 39), (live[4].id, 40, 49)]
-    publisher.withdraw_segments_unknown_to_control_log(NAME, [], known)
-    publisher.record_finished_segment_deletion(NAME, [*live[:4], *(publisher.find_segments_unknown_to_control_log(NAME, known) or ())])
+    publisher.withdraw_unknown_segments(NAME, [], known)
+    publisher.record_finished_segment_deletion(NAME, [*live[:4], *(publisher.find_unknown_segments(NAME, known) or ())])
     assert {name for name, state in world.states().items() if state is not S.COPY_SEGMENT_FINISHED} == set()
 
 
@@ -289,10 +289,10 @@ class TestStrays:
         assert world.served()[0] == (named(50), 0, 9)
         known = [bigger.segment.id, *(one.id for one in live)]
         after = len(list(world.steps()))
-        assert publisher.withdraw_segments_unknown_to_control_log(NAME, [bigger.segment], known) == 2
+        assert publisher.withdraw_unknown_segments(NAME, [bigger.segment], known) == 2
         assert told(world, after) == ["F 60", f"D {'marker'}", "D 50"] or told(world, after)[0] == "F 60"
         assert world.served()[0] == (named(60), 0, 29)
-        assert {one.id for one in publisher.find_segments_unknown_to_control_log(NAME, known) or ()} == {named(50), uuid_text(b"\7" * 16)}
+        assert {one.id for one in publisher.find_unknown_segments(NAME, known) or ()} == {named(50), uuid_text(b"\7" * 16)}
 
 
 class TestTheRulesRefuse:
@@ -378,7 +378,7 @@ def test_a_group_that_has_expired_is_withdrawn_and_those_behind_it_are_switched(
     world.delete(*gone)
     since = sum(1 for _ in world.steps())
     publisher.publish_replacements(
-        NAME, round_, control.begun, control.record, find_segments_expired_by_brokers=lambda asked: [one for one in asked if one in gone]
+        NAME, round_, control.begun, control.record, select_expired=lambda asked: [one for one in asked if one in gone]
     )
     assert told(world, since) == ["D 50"] * introduced_too + ["F 51", "D 2", "D 3"]
     assert control.cut == [named(50)]
@@ -397,7 +397,7 @@ def test_a_group_of_which_a_part_has_expired_is_switched_as_if_it_were_whole() -
         [new],
         control.begun,
         control.record,
-        find_segments_expired_by_brokers=lambda asked: [one for one in asked if one == live[0].id],
+        select_expired=lambda asked: [one for one in asked if one == live[0].id],
     )
     assert told(world, since) == ["F 50", "D 1", "D 2"]
     assert control.cut == []
@@ -412,7 +412,7 @@ def test_a_group_that_was_switched_and_has_expired_since_cuts_off_none_behind_it
     publisher.publish_replacements(NAME, round_[:1], control.begun, lambda cut_off: None)
     world.delete(named(50))
     publisher.publish_replacements(
-        NAME, round_, control.begun, control.record, find_segments_expired_by_brokers={named(50)}.intersection, is_begun_recorded=True
+        NAME, round_, control.begun, control.record, select_expired={named(50)}.intersection, is_begun_recorded=True
     )
     assert control.cut == [named(50)]
     assert world.served() == [(named(51), 20, 39), (live[4].id, 40, 49)]
@@ -424,4 +424,4 @@ def test_only_deletions_by_brokers_are_told_as_theirs() -> None:
     world.write(world.said(live[0].id, S.DELETE_SEGMENT_STARTED))
     world.delete(live[1].id)
     world.write(world.said(live[2].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID))
-    assert publisher.find_segments_deleted_by_brokers(NAME, [one.id for one in live]) == {live[0].id, live[1].id}
+    assert publisher.find_deleted_segments(NAME, [one.id for one in live]) == {live[0].id, live[1].id}

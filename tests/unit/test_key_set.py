@@ -151,7 +151,7 @@ def test_growing_keeps_every_entry_findable_from_its_home() -> None:
     key_set = KeyHashSet(MEGABYTE)
     hashes = random_hashes(3_000, 3_000)
     first_seen(key_set, hashes)
-    while key_set.enlarge_key_set_if_budget_allows():
+    while key_set.enlarge():
         assert all(contained(key_set, hashes))
     cells = key_set.table.reshape(-1, 3)
     assert np.count_nonzero(cells[:, 0]) == key_set.key_count
@@ -168,7 +168,7 @@ def named(keys: list[str]) -> Hashes:
 
 def latest(offset_map: BoundedOffsetMap, keys: list[str]) -> list[int]:
     out = np.zeros(len(keys), dtype=np.int64)
-    offset_map.find_latest_offset_of_each_key(named(keys), out)
+    offset_map.find_latest_offsets(named(keys), out)
     return out.tolist()
 
 
@@ -200,5 +200,5 @@ def test_the_bounded_map_wraps_around_its_end() -> None:
     hashes[1, 0] = 77
     assert offset_map.put_rows_until_full(hashes, np.arange(50, dtype=np.int64)) == 50
     out = np.zeros(50, dtype=np.int64)
-    offset_map.find_latest_offset_of_each_key(hashes, out)
+    offset_map.find_latest_offsets(hashes, out)
     assert out.tolist() == list(range(50))

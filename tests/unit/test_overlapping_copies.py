@@ -90,7 +90,7 @@ def test_a_copy_that_an_earlier_leader_has_begun_does_not_come_to_its_end() -> N
     world.write(world.said(slow.id, S.COPY_SEGMENT_FINISHED))
     assert world.served() == [(new.id, 0, 199), (newest.id, 200, 260)]
     known = [new.id, first.id, second.id, newest.id]
-    assert [one.id for one in world.publisher().find_segments_unknown_to_control_log(NAME, known) or ()] == [slow.id]
+    assert [one.id for one in world.publisher().find_unknown_segments(NAME, known) or ()] == [slow.id]
 
 
 def test_a_copy_that_came_to_its_end_within_what_was_compacted_goes_again() -> None:
@@ -102,11 +102,11 @@ def test_a_copy_that_came_to_its_end_within_what_was_compacted_goes_again() -> N
     assert {(inside.id, 0, 79), (across.id, 90, 99)} <= set(world.served())
     known = [*(one.id for one in new), first.id, second.id, newest.id]
     after = len(list(world.steps()))
-    assert world.publisher().withdraw_segments_unknown_to_control_log(NAME, new, known) == 2
+    assert world.publisher().withdraw_unknown_segments(NAME, new, known) == 2
     said = [record.broker_id for record, _ in list(world.steps())[after:]]
     assert set(said) == {COMPACTOR_BROKER_ID}
     assert world.served() == [(named(50), 0, 99), (named(51), 100, 199), (newest.id, 200, 260)]
-    assert world.publisher().withdraw_segments_unknown_to_control_log(NAME, new, known) == 0
+    assert world.publisher().withdraw_unknown_segments(NAME, new, known) == 0
 
 
 def test_one_that_reaches_beyond_what_was_compacted_is_read_and_is_dirty() -> None:
@@ -117,7 +117,7 @@ def test_one_that_reaches_beyond_what_was_compacted_is_read_and_is_dirty() -> No
     state = state.model_copy(update={"live": (new, *state.live[1:]), "vector": (CleanerOffset(CompactorEpoch(0), Offset(100)),)})
     assert build_broker_changes_record(state, view(world)) is None
     across = world.tier(7, 60, 250)
-    assert world.publisher().withdraw_segments_unknown_to_control_log(NAME, [new], [new.id, first.id, second.id]) == 0
+    assert world.publisher().withdraw_unknown_segments(NAME, [new], [new.id, first.id, second.id]) == 0
     after = state_with_broker_view(state, view(world))
     assert [(one.id, one.start_offset, one.end_offset, one.last_offset_in_segment_objects) for one in after.live] == [
         (new.id, 0, 59, 99),

@@ -33,8 +33,8 @@ def states(*entries: tuple[int, int, int, int]) -> ProducerStates:
 
 
 def test_what_the_log_says_is_of_it(replayed: ProducerStates) -> None:
-    assert replayed.is_snapshot_consistent_with_replay(25, replayed)
-    assert replayed.first_offset_of_open_transaction() == 23
+    assert replayed.is_consistent_with(25, replayed)
+    assert replayed.first_open_offset() == 23
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_what_the_log_says_is_of_it(replayed: ProducerStates) -> None:
     ],
 )
 def test_a_snapshot_may_know_more(snapshot: ProducerStates, replayed: ProducerStates) -> None:
-    assert snapshot.is_snapshot_consistent_with_replay(25, replayed)
+    assert snapshot.is_consistent_with(25, replayed)
 
 
 @pytest.mark.parametrize(
@@ -62,19 +62,19 @@ def test_a_snapshot_may_know_more(snapshot: ProducerStates, replayed: ProducerSt
     ],
 )
 def test_one_of_another_time_is_not(snapshot: ProducerStates, replayed: ProducerStates) -> None:
-    assert not snapshot.is_snapshot_consistent_with_replay(25, replayed)
+    assert not snapshot.is_consistent_with(25, replayed)
 
 
 def test_a_snapshot_is_taken_back_to_where_its_segment_is_read(replayed: ProducerStates) -> None:
     """Producer 3 has written nothing since: its state is the later one's. 1 and 2 have, and what the log says of them counts."""
     later = states((1, 0, 40, -1), (2, 0, 41, 41), (3, 0, 7, -1))
-    back = later.producer_states_at_earlier_offset(24, replayed)
+    back = later.states_at(24, replayed)
     assert [(int(e["producer_id"]), int(e["last_offset"]), int(e["txn_first_offset"])) for e in back.entries] == [
         (1, 21, -1),
         (2, 24, 23),
         (3, 7, -1),
     ]
-    assert [int(e["producer_id"]) for e in later.producer_states_at_earlier_offset(24).entries] == [3]
+    assert [int(e["producer_id"]) for e in later.states_at(24).entries] == [3]
 
 
 def test_a_segment_is_cut_where_brokers_go_on_in_another(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bloom.sidecar import BATCH_RUNS, MARKERS, RemovableRecordCounts, Sidecar, SidecarKeyHashCollector
-from bloom.sizing import FilterDesign, design_filter_if_worthwhile, useless_read_probability_of_filter
+from bloom.sizing import FilterDesign, design_filter, useless_probability
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch
 from compactor.control.state import RunHistoryEntry
@@ -40,7 +40,7 @@ def look(head: SidecarHead, *, keys: int = 100, due: str = "", record: BloomFilt
 
 
 def with_filter(probes: int = 1_000, due: RemovableRecordCounts = RemovableRecordCounts()) -> SidecarHead:  # noqa: B008
-    made_for = design_filter_if_worthwhile(50, probes, 100_000)
+    made_for = design_filter(50, probes, 100_000)
     assert made_for is not None
     return SidecarHead(sidecar(50, made_for=made_for, due=due), "", 0)
 
@@ -106,7 +106,7 @@ def test_the_settings_say_how_often_a_filter_may_be_wrong_and_how_large_it_may_b
     usual, rare = designed(), designed(bloom_false_positive_rate=0.001)
     assert usual is not None
     assert rare is not None
-    assert [useless_read_probability_of_filter(each.rate, 1_000) for each in (usual, rare)] == pytest.approx([0.01, 0.001])
+    assert [useless_probability(each.rate, 1_000) for each in (usual, rare)] == pytest.approx([0.01, 0.001])
     assert designed(bloom_max_bytes=usual.bytes) == usual
     assert designed(bloom_max_bytes=usual.bytes - 1) is None
 

@@ -59,15 +59,15 @@ def test_rows_come_back_by_range_in_the_order_in_which_they_were_added(
         for part in range(parts):
             disk = Disk()
             with HashRangeRowFile(
-                Path(folder) / "rows", disk, HashRangeSpan.hash_ranges_of_key_part(count, part, parts), words, dtype, "rows"
+                Path(folder) / "rows", disk, HashRangeSpan.of_key_part(count, part, parts), words, dtype, "rows"
             ) as spool:
                 for section, numbers in added:
                     spool.add_rows_to_section(section, rows_of(numbers, words, dtype))
                 for section in (0, 1):
                     total = 0
                     for number in range(count):
-                        read = [tuple(row) for rows in spool.read_rows_of_section_and_hash_range(section, number) for row in rows.tolist()]
-                        assert spool.count_rows_of_section_and_hash_range(section, number) == len(read)
+                        read = [tuple(row) for rows in spool.read_range_rows(section, number) for row in rows.tolist()]
+                        assert spool.count_range_rows(section, number) == len(read)
                         found[section] += read
                         total += len(read)
                     assert sum(len(rows) for rows in spool.read_rows_of_section(section)) == total
@@ -94,7 +94,7 @@ def test_a_row_that_the_disk_has_changed_is_an_error_and_not_an_answer(tmp_path:
         data[-1] ^= 1
         path.write_bytes(data)
         with pytest.raises(StoreError, match="the rows in .*/rows have changed on the disk"):
-            list(chain.from_iterable(spool.read_rows_of_section_and_hash_range(0, number) for number in range(4)))
+            list(chain.from_iterable(spool.read_range_rows(0, number) for number in range(4)))
         with pytest.raises(StoreError, match="have changed"):
             list(spool.read_rows_of_section(0))
 
@@ -132,6 +132,6 @@ def test_an_error_of_the_disk_that_is_not_a_full_disk_is_raised_as_it_is(tmp_pat
 
 
 def test_ranges_outside_of_all_ranges_are_refused() -> None:
-    assert HashRangeSpan(3) == HashRangeSpan.hash_ranges_of_key_part(3, 0, 1)
+    assert HashRangeSpan(3) == HashRangeSpan.of_key_part(3, 0, 1)
     with pytest.raises(ValueError, match="ranges 4 to 6 of 4"):
-        HashRangeSpan.hash_ranges_of_key_part(2, 2, 2)
+        HashRangeSpan.of_key_part(2, 2, 2)

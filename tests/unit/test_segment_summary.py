@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compactor.cleaner.source import summarize_timestamps_and_record_count
+from compactor.cleaner.source import summarize_timestamps
 from compactor.records.batches import HEADER, BatchTable
 
 
@@ -19,5 +19,5 @@ def table_of(*batches: tuple[int, int, int]) -> BatchTable:
 
 @pytest.mark.parametrize(("log_start", "latest"), [(0, 90), (4, 90), (5, 30), (9, 30), (10, 20), (12, 20), (13, -1)])
 def test_batches_below_the_log_start_do_not_count_for_the_largest_timestamp(log_start: int, latest: int) -> None:
-    found = summarize_timestamps_and_record_count(table_of((0, 4, 90), (5, 9, 30), (10, 12, 20)), log_start)
+    found = summarize_timestamps(table_of((0, 4, 90), (5, 9, 30), (10, 12, 20)), log_start)
     assert (found.max_timestamp_ms, found.first_timestamp_ms, found.records) == (latest, 90, 13)

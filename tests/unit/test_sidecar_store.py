@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bloom.sidecar import BATCH_RUNS, MARKERS, RemovableRecordCounts, Sidecar, SidecarKeyHashCollector
-from bloom.sizing import design_filter_if_worthwhile
+from bloom.sizing import design_filter
 from compactor.storage.wrappers import RequestCounters
 from compactor.tier import sidecars
 from compactor.tier.sidecars import SidecarStore
@@ -18,7 +18,7 @@ KEY = bytes(range(16))
 
 
 def made(segment_id: str, keys: int = 50) -> Sidecar:
-    portrait = SidecarKeyHashCollector(design_filter_if_worthwhile(keys, 1_000, 100_000))
+    portrait = SidecarKeyHashCollector(design_filter(keys, 1_000, 100_000))
     portrait.add_record_key_hashes(np.random.default_rng(1).integers(0, 2**64, (keys, 2), np.uint64))
     return portrait.build_sidecar(segment_id, keys, RemovableRecordCounts(), np.zeros(0, BATCH_RUNS), np.zeros(0, MARKERS))
 
@@ -36,7 +36,7 @@ class CachedFile:
 
 def test_heads_that_are_remembered_are_not_fetched_again() -> None:
     store, kept = MemoryStore(Clock(), RequestCounters()), CachedFile()
-    SidecarStore(store, "p", KEY).add_sidecar_if_absent(made("a"))
+    SidecarStore(store, "p", KEY).add_sidecar(made("a"))
     first = SidecarStore(store, "p", KEY, kept).load_sidecar_heads(["a", "b"])
     assert (first["a"].problem, first["b"].problem) == ("", "it has no sidecar")
     assert first["a"].bytes > 0
@@ -53,7 +53,7 @@ def test_filters_are_fetched_ahead_and_never_all_of_them(monkeypatch: pytest.Mon
     store, names = MemoryStore(Clock(), RequestCounters()), [f"s{number}" for number in range(20)]
     ours = SidecarStore(store, "p", KEY)
     for name in names[1:]:
-        ours.add_sidecar_if_absent(made(name))
+        ours.add_sidecar(made(name))
     known = np.random.default_rng(1).integers(0, 2**64, (50, 2), np.uint64)
     loaded: list[str] = []
     behind: list[int] = []
@@ -68,7 +68,7 @@ def test_filters_are_fetched_ahead_and_never_all_of_them(monkeypatch: pytest.Mon
         return [known[:1]]
 
     monkeypatch.setattr(ours, "load_sidecar", noted)
-    met, fetched = ours.find_segments_that_may_hold_keys(names, keys)  # type: ignore[arg-type]
+    met, fetched = ours.find_possible_segments(names, keys)  # type: ignore[arg-type]
     assert met == {"s0": "its filter cannot be read"} | dict.fromkeys(names[1:], sidecars.FILTER_MATCHES)
     assert fetched > 0
     assert len(behind) == 19, "one filter at a time, as none is smaller than the bound"
@@ -79,7 +79,7 @@ def test_filters_are_fetched_ahead_and_never_all_of_them(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("spoil", [lambda data: data[:50], lambda data: b"", lambda data: data[:-1] + bytes([data[-1] ^ 1])])
 def test_a_memory_that_is_damaged_is_not_believed(spoil: object) -> None:
     store, kept = MemoryStore(Clock(), RequestCounters()), CachedFile()
-    SidecarStore(store, "p", KEY).add_sidecar_if_absent(made("a"))
+    SidecarStore(store, "p", KEY).add_sidecar(made("a"))
     SidecarStore(store, "p", KEY, kept).load_sidecar_heads(["a"])
     kept.data["a"] = spoil(kept.data["a"])  # type: ignore[operator]
     found = SidecarStore(store, "p", KEY, kept).load_sidecar_heads(["a"])["a"]
@@ -89,7 +89,7 @@ def test_a_memory_that_is_damaged_is_not_believed(spoil: object) -> None:
 
 def test_one_that_was_made_for_another_segment_or_tier_is_not_used() -> None:
     store = MemoryStore(Clock(), RequestCounters())
-    SidecarStore(store, "p", KEY).add_sidecar_if_absent(made("a"))
+    SidecarStore(store, "p", KEY).add_sidecar(made("a"))
     store.put("p/sidecars/b.bloom", store.get("p/sidecars/a.bloom"))
     assert SidecarStore(store, "p", KEY).load_sidecar_heads(["b"])["b"].problem == "it was made for another segment (a)"
     assert SidecarStore(store, "p", bytes(16)).load_sidecar_heads(["a"])["a"].problem == "it was made under another hash key"
@@ -98,9 +98,9 @@ def test_one_that_was_made_for_another_segment_or_tier_is_not_used() -> None:
 def test_the_first_one_stays_unless_it_is_rebuilt() -> None:
     store, kept = MemoryStore(Clock(), RequestCounters()), CachedFile()
     mine = SidecarStore(store, "p", KEY, kept)
-    assert mine.add_sidecar_if_absent(made("a", 50)) > 0
-    assert mine.add_sidecar_if_absent(made("a", 60)) == 0
+    assert mine.add_sidecar(made("a", 50)) > 0
+    assert mine.add_sidecar(made("a", 60)) == 0
     assert mine.load_sidecar_heads(["a"])["a"].sidecar.distinct_keys == 50  # type: ignore[union-attr]
     mine.save_sidecar(made("a", 60))
     assert mine.load_sidecar_heads(["a"])["a"].sidecar.distinct_keys == 60  # type: ignore[union-attr]
-    assert set(mine.stored_sidecar_bytes_by_segment()) == {"a"}
+    assert set(mine.stored_sidecar_sizes()) == {"a"}

@@ -40,7 +40,7 @@ def read_by_kernel(frames: Sequence[bytes], limit: int = 1 << 20) -> tuple[int, 
     ends = np.zeros(len(frames), np.int64)
     buf = read_only_view(np.frombuffer(b"".join(frames) + bytes(64), np.uint8))
     codec, wanted = np.full(len(frames), SNAPPY, np.int16), np.ones(len(frames), np.bool_)
-    count, filled = bulk.decompress_lz4_and_snappy_bodies(0, buf, codec, end - size, end, wanted, 0, out, 0, limit, 1 << 62, ends)
+    count, filled = bulk.decompress_lz4_snappy(0, buf, codec, end - size, end, wanted, 0, out, 0, limit, 1 << 62, ends)
     return count, out[:filled].tobytes()
 
 

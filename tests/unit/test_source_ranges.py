@@ -28,7 +28,7 @@ def end(offset: int) -> bytes:
 
 def test_markers_between_compressed_batches_cut_nothing(tmp_path: Path) -> None:
     source = opened(tmp_path, [data(offset, LZ4) if offset % 3 else end(offset) for offset in range(1, 100)])
-    assert source.split_batches_by_magic_and_compression() == [(0, 99)]
+    assert source.split_by_kind() == [(0, 99)]
     (chunk,) = source.read_chunks(0, 99, np.ones(99, np.bool_), 1 << 20)
     for number, (start, stop) in enumerate(zip(chunk.body_start.tolist(), chunk.body_end.tolist(), strict=True)):
         assert stop - start == len((data(number + 1, NONE) if (number + 1) % 3 else end(number + 1))[61:])
@@ -36,11 +36,11 @@ def test_markers_between_compressed_batches_cut_nothing(tmp_path: Path) -> None:
 
 def test_data_that_nobody_compressed_does(tmp_path: Path) -> None:
     source = opened(tmp_path, [end(0), data(1, LZ4), end(2), data(3, NONE), end(4), data(5, LZ4)])
-    assert source.split_batches_by_magic_and_compression() == [(0, 1), (1, 3), (3, 5), (5, 6)]
+    assert source.split_by_kind() == [(0, 1), (1, 3), (3, 5), (5, 6)]
 
 
 def test_where_markers_are_few_they_stand_alone(tmp_path: Path) -> None:
     """Chunks without markers are cleaned while they are inflated for the first time."""
     large = np.random.default_rng(1).bytes(PACKED_CHUNK)
     source = opened(tmp_path, [data(0, LZ4, large), end(1), data(2, LZ4, large)])
-    assert source.split_batches_by_magic_and_compression() == [(0, 1), (1, 2), (2, 3)]
+    assert source.split_by_kind() == [(0, 1), (1, 2), (2, 3)]

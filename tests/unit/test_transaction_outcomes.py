@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from compactor.cleaner.retention import UNDECIDED, find_txn_outcomes_and_update_next_outcomes
-from compactor.records.batches import ABORT, COMMIT, BatchTable, parse_batch_headers_of_segment
+from compactor.cleaner.retention import UNDECIDED, find_txn_outcomes
+from compactor.records.batches import ABORT, COMMIT, BatchTable, parse_batch_headers
 from tests.builders import LogBuilder
 
 
 def table_of(log: LogBuilder) -> BatchTable:
-    return parse_batch_headers_of_segment(np.frombuffer(b"".join(log.segments[0][1]), np.uint8), "test")
+    return parse_batch_headers(np.frombuffer(b"".join(log.segments[0][1]), np.uint8), "test")
 
 
 def transactions() -> LogBuilder:
@@ -31,7 +31,7 @@ EXPECTED = [ABORT, COMMIT, UNDECIDED, UNDECIDED, COMMIT, UNDECIDED, UNDECIDED, U
 
 def test_the_first_marker_behind_decides() -> None:
     known: dict[int, int] = {}
-    assert find_txn_outcomes_and_update_next_outcomes(table_of(transactions()), known).tolist() == EXPECTED
+    assert find_txn_outcomes(table_of(transactions()), known).tolist() == EXPECTED
     assert known == {1: ABORT, 2: COMMIT}
 
 
@@ -40,8 +40,8 @@ def test_in_pieces_it_is_the_same() -> None:
     known: dict[int, int] = {}
     found: list[int] = []
     for one in reversed(log.segments[0][1]):
-        piece = parse_batch_headers_of_segment(np.frombuffer(one, np.uint8), "test")
-        found = [*find_txn_outcomes_and_update_next_outcomes(piece, known).tolist(), *found]
+        piece = parse_batch_headers(np.frombuffer(one, np.uint8), "test")
+        found = [*find_txn_outcomes(piece, known).tolist(), *found]
     assert found == EXPECTED
 
 
@@ -49,5 +49,5 @@ def test_a_producer_without_a_marker_stays_unknown() -> None:
     log = LogBuilder()
     log.put("1=a", pid=1, txn=True)
     known: dict[int, int] = {}
-    assert find_txn_outcomes_and_update_next_outcomes(table_of(log), known).tolist() == [UNDECIDED]
+    assert find_txn_outcomes(table_of(log), known).tolist() == [UNDECIDED]
     assert known == {}

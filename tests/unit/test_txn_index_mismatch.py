@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compactor.cleaner.retention import reason_txn_index_is_invalid
+from compactor.cleaner.retention import txn_index_problem
 from compactor.cleaner.source import SourceSegment, open_source_segment
 from compactor.records.indexes import TXN_ENTRY
 from tests.builders import LogBuilder
@@ -38,7 +38,7 @@ def source(tmp_path: Path) -> SourceSegment:
 
 
 def told(source: SourceSegment, *entries: Entry) -> str:
-    return reason_txn_index_is_invalid(np.frombuffer(b"".join(struct.pack(">hqqqq", 0, *entry) for entry in entries), TXN_ENTRY), source)
+    return txn_index_problem(np.frombuffer(b"".join(struct.pack(">hqqqq", 0, *entry) for entry in entries), TXN_ENTRY), source)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def test_results_come_in_the_order_of_the_jobs(threads: int) -> None:
         return job * job
 
     with WorkerThreads(threads) as workers:
-        assert list(workers.yield_job_results_in_order(work, range(30))) == [job * job for job in range(30)]
+        assert list(workers.run_jobs(work, range(30))) == [job * job for job in range(30)]
 
 
 def test_decisions_are_made_one_by_one_and_in_order(threads: int) -> None:
@@ -37,9 +37,7 @@ def test_decisions_are_made_one_by_one_and_in_order(threads: int) -> None:
         return len(decided)
 
     with WorkerThreads(threads) as workers:
-        assert list(workers.run_jobs_with_ordered_middle_step(prepare, decide, lambda buffers, count: -count, range(30))) == [
-            -n for n in range(1, 31)
-        ]
+        assert list(workers.run_ordered_jobs(prepare, decide, lambda buffers, count: -count, range(30))) == [-n for n in range(1, 31)]
     assert decided == list(range(30))
 
 
@@ -57,9 +55,9 @@ def test_behind_a_drain_nothing_is_asked_for_before_the_rest_was_consumed(thread
 
     with WorkerThreads(threads) as workers:
         results = (
-            workers.run_jobs_with_ordered_middle_step(lambda buffers, job: job, lambda job: job, lambda buffers, job: job, jobs())
+            workers.run_ordered_jobs(lambda buffers, job: job, lambda job: job, lambda buffers, job: job, jobs())
             if steps
-            else workers.yield_job_results_in_order(lambda buffers, job: job, jobs())
+            else workers.run_jobs(lambda buffers, job: job, jobs())
         )
         for job in results:
             consumed.append(job)  # noqa: PERF402 - jobs() looks at it meanwhile
@@ -79,7 +77,7 @@ def test_while_the_first_result_is_waited_for_others_are_made(threads: int) -> N
         return job
 
     with WorkerThreads(threads) as workers:
-        assert list(workers.yield_job_results_in_order(work, range(20))) == list(range(20))
+        assert list(workers.run_jobs(work, range(20))) == list(range(20))
 
 
 def test_what_fails_is_raised_and_every_lane_is_free_again(threads: int) -> None:
@@ -91,11 +89,11 @@ def test_what_fails_is_raised_and_every_lane_is_free_again(threads: int) -> None
     with WorkerThreads(threads) as workers:
         for _ in range(3):
             with pytest.raises(ValueError, match="7"):
-                list(workers.yield_job_results_in_order(work, range(30)))
+                list(workers.run_jobs(work, range(30)))
             with pytest.raises(ValueError, match="7"):
-                list(workers.run_jobs_with_ordered_middle_step(lambda buffers, job: job, lambda job: job, work, range(30)))
+                list(workers.run_ordered_jobs(lambda buffers, job: job, lambda job: job, work, range(30)))
             with pytest.raises(ValueError, match="7"):
-                list(workers.run_jobs_with_ordered_middle_step(work, lambda job: job, lambda buffers, job: job, range(30)))
+                list(workers.run_ordered_jobs(work, lambda job: job, lambda buffers, job: job, range(30)))
             decided: list[int] = []
 
             def decide(job: int, decided: list[int] = decided) -> int:
@@ -103,12 +101,12 @@ def test_what_fails_is_raised_and_every_lane_is_free_again(threads: int) -> None
                 return job
 
             with pytest.raises(ValueError, match="7"):
-                list(workers.run_jobs_with_ordered_middle_step(lambda buffers, job: job, decide, lambda buffers, job: job, range(30)))
+                list(workers.run_ordered_jobs(lambda buffers, job: job, decide, lambda buffers, job: job, range(30)))
             assert decided == list(range(7))  # what comes behind it is not decided on
             for results in (
-                workers.yield_job_results_in_order(work, range(5)),
-                workers.run_jobs_with_ordered_middle_step(work, lambda job: job, lambda buffers, job: job, range(5)),
+                workers.run_jobs(work, range(5)),
+                workers.run_ordered_jobs(work, lambda job: job, lambda buffers, job: job, range(5)),
             ):
                 assert next(results) == 0
                 results.close()
-        assert list(workers.yield_job_results_in_order(work, range(7))) == list(range(7))
+        assert list(workers.run_jobs(work, range(7))) == list(range(7))

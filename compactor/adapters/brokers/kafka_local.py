@@ -30,7 +30,7 @@ _FOLDER: Final = re.compile(rf"{LOCAL_TIER_FOLDER}/(.+-\d+)-[A-Za-z0-9_-]{{22}}/
 class KafkaLocalLayout(OneObjectPerFileLayout):
     """SegmentLayout of Kafka's LocalTieredStorage: each file of a segment is one object below ``kafka-tiered-storage/``."""
 
-    object_kinds_required_for_reading = frozenset(FILE_KINDS) - {"txnindex"}
+    required_kinds = frozenset(FILE_KINDS) - {"txnindex"}
 
     def __init__(self, store: ObjectStore, topic_id: TopicIdOfPartition) -> None:
         super().__init__(store)
@@ -51,7 +51,7 @@ class KafkaLocalLayout(OneObjectPerFileLayout):
         return ParsedFileName(parsed.segment_id, parsed.start_offset, kind) if parsed and kind else None
 
     @override
-    def partition_name_in_object_key(self, key: str) -> str:
+    def partition_in_key(self, key: str) -> str:
         match = _FOLDER.fullmatch(key)
         return match[1] if match else ""
 

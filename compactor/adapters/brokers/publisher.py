@@ -62,7 +62,7 @@ class MetadataTopicSegmentPublisher:
     :param require_allowed: raises Refused if a partition's readers may not be switched (brokers.cluster). Called before each
         step.
     :param require_suitable_cluster: raises Refused if the cluster rules out any record. Called before each record.
-    :param max_late_metadata_delivery_ms: the producer's delivery.timeout.ms.
+    :param max_delivery_delay_ms: the producer's delivery.timeout.ms.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class MetadataTopicSegmentPublisher:
         clock_ms: Callable[[], int],
         require_allowed: Callable[[TopicPartition], None] = lambda name: None,
         require_suitable_cluster: Callable[[], None] = lambda: None,
-        max_late_metadata_delivery_ms: int = 30_000,
+        max_delivery_delay_ms: int = 30_000,
     ) -> None:
-        self.max_late_metadata_delivery_ms = max_late_metadata_delivery_ms
+        self.max_delivery_delay_ms = max_delivery_delay_ms
         self._followed = followed
         self._topic = topic
         self._topic_id = current_topic_id
@@ -141,7 +141,7 @@ class MetadataTopicSegmentPublisher:
         record_begun: Callable[[], None],
         record_published: Callable[[Collection[str]], None],
         *,
-        find_segments_expired_by_brokers: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
+        select_expired: Callable[[Collection[str]], Collection[str]] = lambda sources: (),
         last_group_first: bool = False,
         is_begun_recorded: bool = False,
     ) -> None:
@@ -156,7 +156,7 @@ class MetadataTopicSegmentPublisher:
 
         :param record_begun: called once, before the first record is appended.
         :param record_published: called at the end, with the ids of the new segments that were not published.
-        :param find_segments_expired_by_brokers: returns those of the given segments that brokers have expired.
+        :param select_expired: returns those of the given segments that brokers have expired.
         :param last_group_first: switch in descending order, because the round restores values. After a withdrawn group, the groups with
             lower offsets are then withdrawn.
         :param is_begun_recorded: whether an earlier attempt has begun to publish, so that the records are not tried on a copy beforehand.
@@ -172,7 +172,7 @@ class MetadataTopicSegmentPublisher:
         cut: list[str] = []
         gone: list[str] = []
         for new in ordered:
-            outcome = self._switch_readers_to_replacement(partition, new, find_segments_expired_by_brokers, must_withdraw=bool(cut))
+            outcome = self._switch_readers_to_replacement(partition, new, select_expired, must_withdraw=bool(cut))
             if outcome is not _ReaderSwitchOutcome.SWITCHED:
                 (cut if outcome is _ReaderSwitchOutcome.CUT_OFF else gone).append(new.segment.id)
         record_published([*cut, *gone])
@@ -222,19 +222,19 @@ class MetadataTopicSegmentPublisher:
             where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_FINISHED) for one in going]
         )
 
-    def find_segments_deleted_by_brokers(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
+    def find_deleted_segments(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         """Return the ids of those segments that brokers have deleted or have begun to delete, after reading the topic to its end."""
         _, cache = self._read_newest_metadata(partition)
         return frozenset(one for one in segment_ids if _is_deleted_by_broker(cache, uuid_bytes(one)))
 
-    def find_segments_unknown_to_control_log(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
+    def find_unknown_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
         """Return segments written by compactors that are not in ``recorded_ids`` (the control log's segments) and that readers do not
         use.
         """
         _, cache = self._read_newest_metadata(partition)
         return [_announced_segment_from_record(one) for one in _compactor_segments_not_in_control_log(cache, recorded_ids)]
 
-    def withdraw_segments_unknown_to_control_log(
+    def withdraw_unknown_segments(
         self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
     ) -> SegmentCount:
         """Begin the deletion (DELETE_SEGMENT_STARTED) of segments that the control log does not name, and return their number. These are
@@ -323,14 +323,14 @@ class MetadataTopicSegmentPublisher:
         self,
         partition: TopicPartition,
         replacement: Replacement,
-        find_segments_expired_by_brokers: Callable[[Collection[str]], Collection[str]],
+        select_expired: Callable[[Collection[str]], Collection[str]],
         *,
         must_withdraw: bool,
     ) -> _ReaderSwitchOutcome:
         """Switch readers to one group's new segment: append COPY_SEGMENT_FINISHED, verify that lookups find the segment, and append
         DELETE_SEGMENT_STARTED for its sources.
 
-        :param find_segments_expired_by_brokers: returns those of the given segments that brokers have expired.
+        :param select_expired: returns those of the given segments that brokers have expired.
         :param must_withdraw: withdraw the new segment instead, because an earlier group was withdrawn.
         """
         where, cache = self._read_newest_metadata(partition)
@@ -342,7 +342,7 @@ class MetadataTopicSegmentPublisher:
             is_gone = known is None or known.state in _DELETED_STATES
             # A group that was switched before has expired with its new segment; its sources were then deleted by this program.
             asked = [*missing, replacement.segment.id] if is_gone and len(missing) == len(replacement.sources) else missing
-            explained = find_segments_expired_by_brokers(asked) if asked else ()
+            explained = select_expired(asked) if asked else ()
             if replacement.segment.id in explained or all(source in explained for source in replacement.sources):
                 return self._withdraw_new_segment_of_expired_sources(partition, raw_id)
             if known is None or is_gone:

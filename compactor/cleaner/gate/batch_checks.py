@@ -68,13 +68,13 @@ class FingerprintSumMismatch:
     found: int
     excess: int
 
-    def unexplained_fingerprint_mismatch_error(self) -> GateFailed:
+    def unexplained_error(self) -> GateFailed:
         """Return the error for a difference that no single missing or surplus record explains."""
         what = LOST if self.found < self.expected else "records are left that must not be"
         return GateFailed(f"{what}, and not only one: {self.expected} must be left of it, {self.found} are", segment=self.segment)
 
 
-def source_rows_of_written_records(segment_name: str, source: GateRecords, written: GateRecords) -> Int64s:
+def rows_of_written(segment_name: str, source: GateRecords, written: GateRecords) -> Int64s:
     """Return the row in ``source`` of each record in the output. Raises GateFailed for a record that the source does not have, or has
     with another content.
     """
@@ -91,7 +91,7 @@ def source_rows_of_written_records(segment_name: str, source: GateRecords, writt
     return at
 
 
-def raise_for_missing_or_superseded_record(
+def raise_for_wrong_record(
     segment_name: str,
     source: GateRecords,
     in_output_flags: Flags,
@@ -113,7 +113,7 @@ def raise_for_missing_or_superseded_record(
         )
 
 
-def raise_for_record_that_explains_mismatch(
+def raise_for_single_record(
     segment_name: str, source: GateRecords, in_output_flags: Flags, may_stay_flags: Flags, mismatch: FingerprintSumMismatch
 ) -> None:
     """Raise GateFailed if the fingerprint of a single missing or surplus record is the difference of the sums.
@@ -154,7 +154,7 @@ _UNCHANGED_FIELDS = {
 }  # fmt: skip
 
 
-def header_fields_of_batch_table(table: BatchTable, batch_range: slice = slice(None)) -> HeaderFields:
+def fields_of_table(table: BatchTable, batch_range: slice = slice(None)) -> HeaderFields:
     """Convert a batch table to the gate's header columns. The column of CRCs is 0, because a batch table does not contain them."""
     headers = np.zeros((len(col.FIELDS), len(table.position[batch_range])), np.int64)
     for field, name in FROM_TABLE.items():
@@ -186,7 +186,7 @@ def find_batch_table_mismatch(headers: HeaderFields, table: BatchTable, first_ba
 class SourceBatchHeaders:
     """Batch headers of all source segments of a group. ``headers[field]`` returns one field of all batches; the array must not be changed,
     because it may be a column of a segment's batch table.
-    - SourceBatchHeaders.__len__ SourceBatchHeaders.__getitem__ header_fields_of_batches
+    - SourceBatchHeaders.__len__ SourceBatchHeaders.__getitem__ fields_of_batches
     """
 
     def __init__(self, tables: Sequence[BatchTable]) -> None:
@@ -205,7 +205,7 @@ class SourceBatchHeaders:
         columns = [getattr(table, FROM_TABLE[header_field_number]) for table in self._tables]
         return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
-    def header_fields_of_batches(self, batch_numbers: Int64s) -> HeaderFields:
+    def fields_of_batches(self, batch_numbers: Int64s) -> HeaderFields:
         """Return the header columns of the batches with these numbers."""
         headers = np.empty((len(col.FIELDS), len(batch_numbers)), np.int64)
         for field in col.FIELDS:
@@ -228,7 +228,7 @@ class BatchTransactionOutcomes:
     idle: Flags
     began: Int64s
 
-    def select_txn_outcomes_of_batches(self, batch_numbers: Int64s) -> BatchTransactionOutcomes:
+    def select_batches(self, batch_numbers: Int64s) -> BatchTransactionOutcomes:
         return BatchTransactionOutcomes(self.aborted[batch_numbers], self.idle[batch_numbers], self.began[batch_numbers])
 
 
@@ -246,7 +246,7 @@ def transaction_outcomes_by_source(
     producer = _concatenate_columns([table.producer_id[some] for table, some in zip(tables, chosen, strict=True)])
     ids = np.unique(np.concatenate((producer, np.array(list(open_txn_offset_by_producer), np.int64))))
     pending_since = np.array([open_txn_offset_by_producer.get(each, -1) for each in ids.tolist()], np.int64)
-    aborted, idle, began = compute_txn_outcomes_and_update_open_txns(
+    aborted, idle, began = fold_txn_outcomes(
         _concatenate_columns([table.control[some] for table, some in zip(tables, chosen, strict=True)]),
         np.searchsorted(ids, producer),
         _concatenate_columns([table.base_offset[some] for table, some in zip(tables, chosen, strict=True)]),
@@ -263,7 +263,7 @@ def _concatenate_columns(columns: list[npt.NDArray[np.generic]]) -> Int64s:
 
 
 @kernel
-def compute_txn_outcomes_and_update_open_txns(
+def fold_txn_outcomes(
     control_kind: Int64s, producer_index: Int64s, base_offset: Int64s, open_txn_offset_by_producer: Int64s
 ) -> TxnOutcomeColumns:
     """Return the outcomes of all transactions of a log, as in BatchTransactionOutcomes. A transaction consists of a producer's data batches
@@ -319,7 +319,7 @@ class SourceBatchesLeftInOutput:
     output: HeaderFields
 
     @staticmethod
-    def select_batches_left_in_output(
+    def select_left(
         group: SourceAndOutputBatches, source: SourceSegment, first_batch_in_group: int, wanted_flags: Flags
     ) -> SourceBatchesLeftInOutput:
         """Select the batches of one source segment that are in the output.
@@ -341,7 +341,7 @@ def flag_unchanged_batches(sources: HeaderFields, outputs: HeaderFields) -> Flag
     return np.logical_and.reduce(same)
 
 
-def could_be_empty_filler_batch(batch_header: Int64s, end_offset: int) -> bool:
+def may_be_filler(batch_header: Int64s, end_offset: int) -> bool:
     """Return whether a header looks like a filler that ends at ``end_offset``. The header of an emptied batch that must stay can look
     the same.
     """
@@ -350,16 +350,14 @@ def could_be_empty_filler_batch(batch_header: Int64s, end_offset: int) -> bool:
     return all(int(batch_header[name]) == value for name, value in plain.items())
 
 
-def is_last_offset_missing_in_first_header(table: BatchTable) -> bool:
+def lacks_first_last_offset(table: BatchTable) -> bool:
     """Return whether the header of the first batch does not state the batch's last offset: a v0/v1 wrapper whose own offset was never
     set (old librdkafka).
     """
     return len(table) > 0 and int(table.magic[0]) < 2 and int(table.codec_ids[0]) > 0 and int(table.last_offset[0]) == 0
 
 
-def match_output_batches_to_source(
-    source: SourceBatchHeaders, output: HeaderFields, end_offset_of_first_batch: int
-) -> SourceBatchNumbersAndProblem:
+def match_batches(source: SourceBatchHeaders, output: HeaderFields, end_offset_of_first_batch: int) -> SourceBatchNumbersAndProblem:
     """Return the number of each output batch's source batch, and the first problem, such as an output batch without a source; the numbers
     are valid only without a problem. The cleaner never merges, splits or reorders batches.
     :param end_offset_of_first_batch: last offset of the first source batch if its header does not state it, else -1.
@@ -382,7 +380,7 @@ def match_output_batches_to_source(
     return origin, None
 
 
-def flag_batches_whose_header_must_stay(headers: SourceBatchHeaders, retention_rules: RetentionRules) -> Flags:
+def flag_required_headers(headers: SourceBatchHeaders, retention_rules: RetentionRules) -> Flags:
     """Return a flag per batch: whether its header must stay even without records: the last batch of each live producer, and the batch
     that ends at the high watermark.
     """
@@ -408,70 +406,66 @@ def flag_removable_markers(headers: SourceBatchHeaders, outcomes: BatchTransacti
 
 def find_header_problems(group: SourceAndOutputBatches, path_by_kind: Mapping[str, Path]) -> Iterator[BatchProblem]:
     """Yield the problems of a cleaned group that batch headers alone show."""
-    of, out, rules = group.source.header_fields_of_batches(group.origin), group.output, group.rules
+    of, out, rules = group.source.fields_of_batches(group.origin), group.output, group.rules
     aborted, idle = group.outcomes.aborted[group.origin], group.outcomes.idle[group.origin]
     v2, empty = of[col.MAGIC] == 2, out[col.COUNT] == 0
     stays, gone = (
-        flag_batches_whose_header_must_stay(group.source, rules),
+        flag_required_headers(group.source, rules),
         flag_removable_markers(group.source, group.outcomes, rules.now_ms),
     )
-    yield from _yield_problem_of_first_invalid_batch(out, "not of message format 2", out[col.MAGIC] != 2)
+    yield from _first_problem(out, "not of message format 2", out[col.MAGIC] != 2)
     elsewhere = (out[col.BASE] != of[col.BASE]) | (out[col.LAST] != of[col.LAST])
-    yield from _yield_problem_of_first_invalid_batch(out, "other offsets than its source batch", v2 & elsewhere)
+    yield from _first_problem(out, "other offsets than its source batch", v2 & elsewhere)
     for column, name in _UNCHANGED_FIELDS.items():
-        yield from _yield_problem_of_first_invalid_batch(out, f"another {name} than its source batch", out[column] != of[column])
+        yield from _first_problem(out, f"another {name} than its source batch", out[column] != of[column])
     changed = out[col.ATTRIBUTES] ^ of[col.ATTRIBUTES]
-    yield from _yield_problem_of_first_invalid_batch(
-        out, "other attributes than its source batch", changed & (LOG_APPEND | TRANSACTIONAL | CONTROL) != 0
-    )
-    yield from _yield_problem_of_first_invalid_batch(out, "another codec than its source batch", ~empty & (changed & CODEC_MASK != 0))
+    yield from _first_problem(out, "other attributes than its source batch", changed & (LOG_APPEND | TRANSACTIONAL | CONTROL) != 0)
+    yield from _first_problem(out, "another codec than its source batch", ~empty & (changed & CODEC_MASK != 0))
     odd = (out[col.SIZE] != 61) | (out[col.ATTRIBUTES] & (CODEC_MASK | HORIZON) != 0) | (out[col.BASE_TIMESTAMP] != -1)
     odd |= out[col.MAX_TIMESTAMP] != of[col.MAX_TIMESTAMP]
-    yield from _yield_problem_of_first_invalid_batch(out, "an emptied batch whose header is not what Kafka leaves", empty & odd)
-    yield from _yield_problem_of_first_invalid_batch(out, "an empty batch that nothing keeps", empty & ~stays[group.origin])
-    yield from _yield_problem_of_first_invalid_batch(out, "records of an aborted transaction", ~empty & aborted)
-    yield from _yield_problem_of_first_invalid_batch(out, "a marker whose horizon has passed", ~empty & gone[group.origin])
-    yield from _yield_problem_of_first_invalid_batch(
+    yield from _first_problem(out, "an emptied batch whose header is not what Kafka leaves", empty & odd)
+    yield from _first_problem(out, "an empty batch that nothing keeps", empty & ~stays[group.origin])
+    yield from _first_problem(out, "records of an aborted transaction", ~empty & aborted)
+    yield from _first_problem(out, "a marker whose horizon has passed", ~empty & gone[group.origin])
+    yield from _first_problem(
         out,
         "a marker without data that did not just get its horizon",
-        flag_markers_given_delete_horizon(of, idle, gone[group.origin]) & ~_flag_batches_given_delete_horizon(of, out, rules),
+        flag_newly_dated_markers(of, idle, gone[group.origin]) & ~_flag_newly_dated_batches(of, out, rules),
     )
     lost = np.ones(len(group.source), np.bool_)
     lost[group.origin] = False
     cause = "the header of a producer's last batch, or of the batch at the high watermark, is missing"
-    yield from _yield_problem_of_first_invalid_batch(group.source, cause, lost & stays)
+    yield from _first_problem(group.source, cause, lost & stays)
     control = group.source[col.CONTROL_KIND] != NOT_CONTROL
-    yield from _yield_problem_of_first_invalid_batch(group.source, "a control batch is missing that must stay", lost & control & ~gone)
+    yield from _first_problem(group.source, "a control batch is missing that must stay", lost & control & ~gone)
     yield from _find_txn_index_problems(of, idle, group.outcomes.began[group.origin], path_by_kind)
 
 
-def find_changes_in_copied_batches(group: SourceAndOutputBatches) -> Iterator[BatchProblem]:
+def find_copy_changes(group: SourceAndOutputBatches) -> Iterator[BatchProblem]:
     """Yield the batches of a group that had to be copied byte for byte and differ from their source batch."""
-    of, out = group.source.header_fields_of_batches(group.origin), group.output
+    of, out = group.source.fields_of_batches(group.origin), group.output
     copied, idle = flag_unchanged_batches(of, out), group.outcomes.idle[group.origin]
     gone = flag_removable_markers(group.source, group.outcomes, group.rules.now_ms)[group.origin]
     known = CODEC_MASK | LOG_APPEND | TRANSACTIONAL | CONTROL | HORIZON
-    yield from _yield_problem_of_first_invalid_batch(out, "unknown attributes", ~copied & (out[col.ATTRIBUTES] & ~known != 0))
+    yield from _first_problem(out, "unknown attributes", ~copied & (out[col.ATTRIBUTES] & ~known != 0))
     control = of[col.CONTROL_KIND] != NOT_CONTROL
-    yield from _yield_problem_of_first_invalid_batch(
-        out, "a control batch was changed", control & ~gone & ~flag_markers_given_delete_horizon(of, idle, gone) & ~copied
-    )
+    yield from _first_problem(out, "a control batch was changed", control & ~gone & ~flag_newly_dated_markers(of, idle, gone) & ~copied)
 
 
-def flag_markers_given_delete_horizon(sources: HeaderFields, markers_without_data_flags: Flags, removed_marker_flags: Flags) -> Flags:
+def flag_newly_dated_markers(sources: HeaderFields, markers_without_data_flags: Flags, removed_marker_flags: Flags) -> Flags:
     """Return a flag per batch: whether it is a marker that gets its delete horizon in this round, because its transaction has no data
     left. A marker that this round removes gets none.
     """
     return markers_without_data_flags & ~removed_marker_flags & (sources[col.ATTRIBUTES] & HORIZON == 0)
 
 
-def _flag_batches_given_delete_horizon(sources: HeaderFields, outputs: HeaderFields, retention_rules: RetentionRules) -> Flags:
+def _flag_newly_dated_batches(sources: HeaderFields, outputs: HeaderFields, retention_rules: RetentionRules) -> Flags:
     """Return a flag per output batch: whether this round gave it its delete horizon and kept all its records."""
     dated = (outputs[col.ATTRIBUTES] & HORIZON != 0) & (outputs[col.BASE_TIMESTAMP] == retention_rules.new_delete_horizon_ms)
     return dated & (outputs[col.COUNT] == sources[col.COUNT])
 
 
-def find_headers_not_matching_records(
+def find_record_mismatches(
     sources: HeaderFields, outputs: HeaderFields, records: GateRecords, retention_rules: RetentionRules
 ) -> Iterator[BatchProblem]:
     """Yield the output batches of data whose headers do not match their records, such as a maximum timestamp that no record has. Each batch
@@ -482,31 +476,23 @@ def find_headers_not_matching_records(
     flags = np.bitwise_or.reduceat(records.flags, begin)
     tombstones = flags & col.NULL_VALUE != 0
     copied = flag_unchanged_batches(sources, outputs)
-    yield from _yield_problem_of_first_invalid_batch(
-        outputs, "record attributes, which Kafka does not write", ~copied & (flags & col.ODD_ATTRIBUTES != 0)
-    )
+    yield from _first_problem(outputs, "record attributes, which Kafka does not write", ~copied & (flags & col.ODD_ATTRIBUTES != 0))
     had, has = sources[col.ATTRIBUTES] & HORIZON != 0, outputs[col.ATTRIBUTES] & HORIZON != 0
-    yield from _yield_problem_of_first_invalid_batch(outputs, "a delete horizon is missing, or has no reason", has != (had | tombstones))
+    yield from _first_problem(outputs, "a delete horizon is missing, or has no reason", has != (had | tombstones))
     horizon = np.where(had, sources[col.BASE_TIMESTAMP], retention_rules.new_delete_horizon_ms)
-    yield from _yield_problem_of_first_invalid_batch(
-        outputs, "another delete horizon than the cleaner sets", has & (outputs[col.BASE_TIMESTAMP] != horizon)
-    )
+    yield from _first_problem(outputs, "another delete horizon than the cleaner sets", has & (outputs[col.BASE_TIMESTAMP] != horizon))
     other = outputs[col.BASE_TIMESTAMP] != records.timestamp[begin]
     appended = sources[col.ATTRIBUTES] & LOG_APPEND != 0
     # Magic 0 inside such a wrapper of magic 1 has no timestamp of its own.
     other &= ~(appended & (sources[col.MAGIC] == 1) & (outputs[col.BASE_TIMESTAMP] == -1))
-    yield from _yield_problem_of_first_invalid_batch(outputs, "a base timestamp that is not the first record's", ~has & ~copied & other)
+    yield from _first_problem(outputs, "a base timestamp that is not the first record's", ~has & ~copied & other)
     highest = np.where(appended | copied, sources[col.MAX_TIMESTAMP], np.maximum.reduceat(records.timestamp, begin))
-    yield from _yield_problem_of_first_invalid_batch(
-        outputs, "another maximum timestamp than its records have", outputs[col.MAX_TIMESTAMP] != highest
-    )
+    yield from _first_problem(outputs, "another maximum timestamp than its records have", outputs[col.MAX_TIMESTAMP] != highest)
     elsewhere = (outputs[col.BASE] != records.offset[begin]) | (outputs[col.LAST] != records.offset[end])
-    yield from _yield_problem_of_first_invalid_batch(outputs, "offsets that are not its records'", (sources[col.MAGIC] < 2) & elsewhere)
+    yield from _first_problem(outputs, "offsets that are not its records'", (sources[col.MAGIC] < 2) & elsewhere)
 
 
-def _yield_problem_of_first_invalid_batch(
-    headers: HeaderFields | SourceBatchHeaders, cause: str, invalid_flags: Flags
-) -> Iterator[BatchProblem]:
+def _first_problem(headers: HeaderFields | SourceBatchHeaders, cause: str, invalid_flags: Flags) -> Iterator[BatchProblem]:
     if invalid_flags.any():
         yield cause, int(headers[col.LAST][invalid_flags][0])
 
@@ -529,9 +515,7 @@ def _find_txn_index_problems(
         yield "the transaction index does not name the aborted transactions whose markers stay", -1
 
 
-def find_offset_and_time_index_problems(
-    headers: HeaderFields, base_offset: int, path_by_kind: Mapping[str, Path]
-) -> Iterator[IndexProblemText]:
+def find_index_problems(headers: HeaderFields, base_offset: int, path_by_kind: Mapping[str, Path]) -> Iterator[IndexProblemText]:
     """Yield the problems of a cleaned segment's offset index and time index, compared with its batches."""
     positions, lasts = headers[col.POSITION], headers[col.LAST]
     entries = np.frombuffer(path_by_kind["index"].read_bytes(), OFFSET_ENTRY)

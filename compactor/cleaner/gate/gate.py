@@ -1,8 +1,8 @@
 """The gate: a second, simpler implementation compares what went into a group with what came out, before it is uploaded.
 1. ``Gate(terms, table)``, once per round.
-2. Pass 1, from the log's end: ``collect_txn_outcomes_after_dirty_range``, ``extract_key_table_rows_of_chunk``, ...: the last record of
+2. Pass 1, from the log's end: ``collect_later_outcomes``, ``extract_key_rows``, ...: the last record of
    every key.
-3. ``compute_and_keep_txn_outcomes``: the transactions, computed once more from the log's beginning; both must agree.
+3. ``compute_txn_outcomes``: the transactions, computed once more from the log's beginning; both must agree.
 4. ``check_cleaned_group``, each group: CleanedSegmentCheckReport, or GateFailed with key, offset and segment.
 Of each source segment the gate knows how many records must be left and the sum of their fingerprints, looked up by keys under its own hash;
 the output must have the same. Records outside the dirty range are looked up while they are read for the output. Batches are compared by
@@ -34,19 +34,19 @@ from compactor.cleaner.gate.batch_checks import (
     SourceAndOutputBatches,
     SourceBatchesLeftInOutput,
     SourceBatchHeaders,
-    compute_txn_outcomes_and_update_open_txns,
-    could_be_empty_filler_batch,
+    fields_of_table,
     find_batch_table_mismatch,
-    find_changes_in_copied_batches,
+    find_copy_changes,
     find_header_problems,
-    find_headers_not_matching_records,
-    find_offset_and_time_index_problems,
-    flag_batches_whose_header_must_stay,
-    flag_markers_given_delete_horizon,
+    find_index_problems,
+    find_record_mismatches,
+    flag_newly_dated_markers,
     flag_removable_markers,
-    header_fields_of_batch_table,
-    is_last_offset_missing_in_first_header,
-    match_output_batches_to_source,
+    flag_required_headers,
+    fold_txn_outcomes,
+    lacks_first_last_offset,
+    match_batches,
+    may_be_filler,
     transaction_outcomes_by_source,
 )
 from compactor.cleaner.gate.parser import (
@@ -65,13 +65,13 @@ from compactor.cleaner.gate.parser import (
     UnreadableBatchesError,
     Words,
     allocate_zero_fingerprint_sums,
-    first_batch_with_crc_mismatch,
+    find_crc_mismatch,
     iterate_batch_header_blocks,
     key_hashes_of_offsets,
     pack_latest_record_rows,
     parse_varint,
     read_all_batch_headers,
-    split_batch_numbers_into_chunks,
+    split_into_chunks,
     sum_fingerprints_by_batch,
 )
 from compactor.cleaner.retention import RetentionRules
@@ -93,7 +93,7 @@ from compactor.records.encode import (
     DigestSumRows,
     add_batch_digest,
     digest_sum_from_row,
-    first_half_of_record_digest,
+    record_digest_half,
     second_half_of_digest,
 )
 from compactor.records.rows import BatchChunk
@@ -137,7 +137,7 @@ class CleanedSegmentCheckParameters:
         return siphash_key_halves(hashlib.sha256(b"gate" + self.hash_key).digest()[:16])
 
     @property
-    def hash_value_inside_checked_key_range(self) -> int:
+    def checked_hash_value(self) -> int:
         """Return a hash value, from 0 to 2^64 - 1, in the range of key hashes that is checked if memory does not suffice for all keys.
         It depends on the first dirty offset, so that each round checks other keys.
         """
@@ -152,7 +152,7 @@ class CleanedSegmentCheckParameters:
 
 class NewSegmentBalanceBuilder:
     """Builder of the balance of one new segment: sums that account for all its batches and records. The gate adds the records that it
-    parses; ``compute_balance_of_kept_and_removed_records`` parses the others.
+    parses; ``compute_balance`` parses the others.
     """
 
     def __init__(self, cleaned: CleanedSegment, balance_key: BalanceDigestKey, max_inflated_bytes: int) -> None:
@@ -163,7 +163,7 @@ class NewSegmentBalanceBuilder:
         self._anew = self._wanted = cleaned.anew
         self._records = np.zeros(3, np.uint64)
 
-    def set_segment_bytes_and_headers(self, buf: Bytes, headers: HeaderFields) -> None:
+    def set_segment(self, buf: Bytes, headers: HeaderFields) -> None:
         """Set the segment's bytes and the headers of all its batches, whose checksums were verified."""
         if headers.shape[1] != len(self._anew):
             self._anew = np.zeros(headers.shape[1], np.bool_)  # nobody knows which is which, and nothing will add up
@@ -172,24 +172,24 @@ class NewSegmentBalanceBuilder:
 
     def add_parsed_records(self, headers: HeaderFields, records: GateRecords) -> None:
         """Add the records of some batches. Batches that were added before are ignored."""
-        batches = np.searchsorted(self._segment_bytes_and_headers()[1][POSITION], headers[POSITION])
-        _add_record_digests_and_clear_wanted_flags(
+        batches = np.searchsorted(self._segment()[1][POSITION], headers[POSITION])
+        _add_record_digests(
             batches, self._wanted, records.buf, records.first_row, records.offset, records.key_start,
             records.key_length, *self._key.halves, self._records,
         )  # fmt: skip
 
     @measure_stage(SegmentWorkStage.GATE)
-    def compute_balance_of_kept_and_removed_records(self) -> Balance:
+    def compute_balance(self) -> Balance:
         """Return counts and digest sums of the segment's records and of what was removed. Called once. Raises BadData if the segment cannot
         be parsed.
-        - _segment_bytes_and_headers _parse_and_add_remaining_records _unparsable_segment_error
+        - _segment _add_remaining_records _unparsable_segment_error
         """
-        buf, headers = self._segment_bytes_and_headers()
-        self._parse_and_add_remaining_records(buf, headers)
+        buf, headers = self._segment()
+        self._add_remaining_records(buf, headers)
         self._begun = None  # whoever still knows this tally must not keep the file's room on the disk
         cleaned, sums = self._cleaned, self._cleaned.sums
         left, result = np.zeros(3, np.uint64), np.zeros(3, np.uint64)
-        _sum_unchanged_and_new_batch_digests(buf, headers[POSITION], headers[MAGIC], self._anew, *self._key.halves, left, result)
+        _sum_batch_digests(buf, headers[POSITION], headers[MAGIC], self._anew, *self._key.halves, left, result)
         return Balance(
             sources=cleaned.sources,
             left=digest_sum_from_row(left),
@@ -201,7 +201,7 @@ class NewSegmentBalanceBuilder:
             records_dropped={reason: digest_sum_from_row(sums[row]) for reason, row in RECORDS_DROPPED.items() if sums[row, 0]},
         )
 
-    def _segment_bytes_and_headers(self) -> tuple[Bytes, HeaderFields]:
+    def _segment(self) -> tuple[Bytes, HeaderFields]:
         """Return the segment's bytes and headers, and read them if the gate has not."""
         if self._begun is None:
             buf = memory_map_file(self._cleaned.paths["log"])
@@ -209,15 +209,15 @@ class NewSegmentBalanceBuilder:
                 headers = read_all_batch_headers(buf)
             except UnreadableBatchesError as problem:
                 raise self._unparsable_segment_error(f"cannot be read: {problem}") from None
-            if first_batch_with_crc_mismatch(buf, headers) >= 0:
+            if find_crc_mismatch(buf, headers) >= 0:
                 raise self._unparsable_segment_error("has a batch with an invalid CRC")
-            self.set_segment_bytes_and_headers(buf, headers)
+            self.set_segment(buf, headers)
             return buf, headers
         return self._begun
 
-    def _parse_and_add_remaining_records(self, buf: Bytes, headers: HeaderFields) -> None:
+    def _add_remaining_records(self, buf: Bytes, headers: HeaderFields) -> None:
         """Parse and add the records that the gate has not added. Without a gate, these are all records."""
-        waiting = list(split_batch_numbers_into_chunks(headers, self._wanted))[::-1]
+        waiting = list(split_into_chunks(headers, self._wanted))[::-1]
         if not waiting:
             return
         reader = GateRecordParser(np.uint64(0), np.uint64(0), self._limit)
@@ -237,7 +237,7 @@ class NewSegmentBalanceBuilder:
 
 
 @kernel
-def _add_record_digests_and_clear_wanted_flags(
+def _add_record_digests(
     batch_numbers: Int64s,
     wanted_flags: Flags,
     buf: Bytes,
@@ -260,14 +260,14 @@ def _add_record_digests_and_clear_wanted_flags(
         wanted_flags[batch_numbers[i]] = False
         for row in range(first_row[i], first_row[i + 1]):
             value_length, value_start = parse_varint(buf, key_start[row] + max(key_length[row], 0), buf.size)
-            one = first_half_of_record_digest(buf, offset[row], key_start[row], key_length[row], value_start, max(value_length, -1), k0)
+            one = record_digest_half(buf, offset[row], key_start[row], key_length[row], value_start, max(value_length, -1), k0)
             out_sums[0] += np.uint64(1)
             out_sums[1] += one
             out_sums[2] += second_half_of_digest(one, k1)
 
 
 @kernel
-def _sum_unchanged_and_new_batch_digests(
+def _sum_batch_digests(
     buf: Bytes,
     position: Int64s,
     magic: Int64s,
@@ -301,8 +301,8 @@ class _FingerprintSumsOutsideDirtyRange:
 
 class Gate:
     """Second, independent check of one round. It reads the batches that both passes of the cleaner read (``SecondReader``), then
-    compares each group with its sources. Used by one thread at a time, except ``extract_key_table_rows_of_chunk`` and
-    ``add_fingerprints_of_rewrite_chunk``.
+    compares each group with its sources. Used by one thread at a time, except ``extract_key_rows`` and
+    ``add_rewrite_chunk``.
     """
 
     def __init__(
@@ -346,14 +346,14 @@ class Gate:
 
     # ---- transactions
 
-    def collect_txn_outcomes_after_dirty_range(self, source: SourceSegment) -> None:
+    def collect_later_outcomes(self, source: SourceSegment) -> None:
         """Record the outcomes of transactions in a segment after the dirty range. Segments are passed newest first."""
         if not self._settled:
             self._flag_aborted_batches(source.table)
 
-    def compute_and_keep_txn_outcomes(self, sources: Sequence[SourceSegment]) -> None:
+    def compute_txn_outcomes(self, sources: Sequence[SourceSegment]) -> None:
         """Compute the outcomes of all transactions from the beginning of the log. May be called again when more segments are known.
-        :param sources: all live segments, or substitutes made from their sidecars (``create_substitute_segment_from_sidecar``).
+        :param sources: all live segments, or substitutes made from their sidecars (``substitute_segment``).
         :raises GateFailed: if an outcome differs from the one found when the dirty range was read from its end.
         """
         before = {} if self._settled else {ordinal: self._outcomes_of[ordinal].aborted for ordinal in self._dirty}
@@ -367,12 +367,12 @@ class Gate:
                 )
         self._settled = True
 
-    def keep_txn_outcomes_of_rewritten_batches_only(self, source: SourceSegment, batch_numbers: Int64s) -> None:
+    def narrow_txn_outcomes(self, source: SourceSegment, batch_numbers: Int64s) -> None:
         """Reduce a segment's transaction outcomes to those of the batches that will be rewritten. ``source`` stands in for the segment
         and contains only these batches.
         """
         whole = self._whole.setdefault(source.ordinal, self._outcomes_of[source.ordinal])
-        self._outcomes_of[source.ordinal] = whole.select_txn_outcomes_of_batches(batch_numbers)
+        self._outcomes_of[source.ordinal] = whole.select_batches(batch_numbers)
 
     def _flag_aborted_batches(self, table: BatchTable) -> Flags:
         """Return a flag per batch: whether it is data of an aborted transaction. Segments must be passed from the last to the first."""
@@ -385,7 +385,7 @@ class Gate:
         ids, places = np.unique(producer, return_inverse=True)
         # As if the next marker of each producer stood right behind the segment.
         never_opened = np.full(len(ids), -1, np.int64)
-        flags[some] = compute_txn_outcomes_and_update_open_txns(kind, places.astype(np.int64), base, never_opened)[0][: len(some)]
+        flags[some] = fold_txn_outcomes(kind, places.astype(np.int64), base, never_opened)[0][: len(some)]
         markers = some[(table.control[some] == ABORT) | (table.control[some] == COMMIT)]
         for at in markers[::-1].tolist():
             self._outcomes[int(table.producer_id[at])] = int(table.control[at])
@@ -393,25 +393,25 @@ class Gate:
 
     # ---- what must be left
 
-    def collect_keys_and_txn_outcomes_of_dirty_range(self, sources: Sequence[SourceSegment]) -> None:
+    def read_dirty_range(self, sources: Sequence[SourceSegment]) -> None:
         """Read the dirty range from its files. Needed only if pass 1 does not pass its decompressed chunks to the gate. Raises
         GateFailed.
         """
         for source in reversed(sources):
             if self._terms.has_dirty_offsets(source):
-                self.add_keys_of_dirty_segment_to_key_table(source)
+                self.read_dirty_segment(source)
             elif source.base > self._rules.latest_offset:
-                self.collect_txn_outcomes_after_dirty_range(source)
-        self.compute_and_keep_txn_outcomes(sources)
+                self.collect_later_outcomes(source)
+        self.compute_txn_outcomes(sources)
 
     @measure_stage(SegmentWorkStage.GATE, lambda self, source: source.size)
-    def add_keys_of_dirty_segment_to_key_table(self, source: SourceSegment) -> None:
+    def read_dirty_segment(self, source: SourceSegment) -> None:
         """Read the keys of a dirty segment from its bytes. Raises GateFailed if the cleaner's batch table does not match the bytes."""
-        self.begin_checks_of_segment_chunks(source)
-        headers = header_fields_of_batch_table(source.table)
+        self.begin_segment(source)
+        headers = fields_of_table(source.table)
         wanted = self._flag_batches_to_read(source, selects_non_dirty=False)
         for some, records in self._parse_batch_records(self._reader, source.buf, headers, wanted, source.name):
-            self.add_rows_to_key_table(source, self._key_table_rows_of_records(records, headers[:, some], source, selects_non_dirty=False))
+            self.add_key_rows(source, self._key_rows(records, headers[:, some], source, selects_non_dirty=False))
 
     def _flag_batches_to_read(self, source: SourceSegment, selects_non_dirty: bool) -> Flags:
         """Return a flag per batch: whether it may hold records of the dirty range, or, if ``selects_non_dirty``, outside it."""
@@ -426,7 +426,7 @@ class Gate:
         return data & outside
 
     @measure_stage(SegmentWorkStage.GATE)
-    def begin_checks_of_segment_chunks(self, source: SourceSegment) -> None:
+    def begin_segment(self, source: SourceSegment) -> None:
         """Read the batch headers of a segment and compare them with the cleaner's batch table. Raises GateFailed."""
         if not self._settled and source.ordinal not in self._outcomes_of:
             none, aborted = np.zeros(len(source.table), np.bool_), self._flag_aborted_batches(source.table)
@@ -453,7 +453,7 @@ class Gate:
         )
 
     @measure_stage(SegmentWorkStage.GATE, lambda self, buffers, source, chunk, selects_non_dirty=False: chunk.body_size_bytes)
-    def extract_key_table_rows_of_chunk(
+    def extract_key_rows(
         self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk, *, selects_non_dirty: bool = False
     ) -> KeyTableRowsAndBatchCount:
         """Return one row per record of a chunk that has a key and lies in the dirty range, or, if ``selects_non_dirty``, below it."""
@@ -464,19 +464,19 @@ class Gate:
             offset = int(source.table.last_offset[chunk.first])
             raise GateFailed("gate and cleaner do not agree which batches were aborted", segment=source.name, offset=offset)
         headers, records = self._parse_chunk(buffers, source, chunk, mine)
-        return self._key_table_rows_of_records(records, headers, source, selects_non_dirty)
+        return self._key_rows(records, headers, source, selects_non_dirty)
 
     @measure_stage(SegmentWorkStage.GATE)
-    def add_rows_to_key_table(self, source: SourceSegment, chunk_rows: KeyTableRowsAndBatchCount) -> None:
+    def add_key_rows(self, source: SourceSegment, chunk_rows: KeyTableRowsAndBatchCount) -> None:
         """Add rows to the key table. While it is full, halve the range of key hashes that is checked. Raises OutOfBudget."""
         done = self._table.put_rows_until_full(chunk_rows.rows)
         while done < len(chunk_rows.rows):
-            self._table.halve_hash_range(self._terms.hash_value_inside_checked_key_range)
+            self._table.halve_hash_range(self._terms.checked_hash_value)
             done += self._table.put_rows_until_full(chunk_rows.rows[done:])
         self._batches_read[source.ordinal] += chunk_rows.batches
 
     @measure_stage(SegmentWorkStage.GATE, lambda self, buffers, source, chunk: chunk.body_size_bytes)
-    def add_fingerprints_of_rewrite_chunk(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
+    def add_rewrite_chunk(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
         """Count those records of a chunk of pass 2 that lie outside the dirty range and must remain, and sum their fingerprints."""
         if source.ordinal in self._left:
             return
@@ -484,27 +484,27 @@ class Gate:
         mine = chunk.wanted & self._flag_batches_to_read(source, selects_non_dirty=True)[some]
         if mine.any():
             headers, records = self._parse_chunk(buffers, source, chunk, mine)
-            self._add_fingerprints_outside_dirty_range(source, chunk.first + np.flatnonzero(mine), headers, records)
+            self._add_outside_fingerprints(source, chunk.first + np.flatnonzero(mine), headers, records)
 
     def _parse_chunk(
         self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk, selected_flags: Flags
     ) -> tuple[HeaderFields, GateRecords]:
         if buffers.second_reader is None:
             buffers.second_reader = GateRecordParser(*self._key)
-        headers = header_fields_of_batch_table(source.table, slice(chunk.first, chunk.last))[:, selected_flags]
+        headers = fields_of_table(source.table, slice(chunk.first, chunk.last))[:, selected_flags]
         body = np.stack((chunk.body_start[selected_flags], chunk.body_end[selected_flags]))
         try:
             records = buffers.second_reader.parse_inflated_bodies(chunk.buf, headers, body)
         except UnreadableBatchesError as problem:
             raise GateFailed(f"unreadable: {problem}", segment=source.name) from None
-        self._give_kept_keyless_records_keys(records)
+        self._assign_keyless_keys(records)
         return headers, records
 
     def _parse_batch_records(
         self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, wanted_flags: Flags, segment_name: str
     ) -> Iterator[BatchNumbersAndRecords]:
         """Yield some wanted batches at a time; their records are valid until the next yield."""
-        waiting = list(split_batch_numbers_into_chunks(headers, wanted_flags))[::-1]
+        waiting = list(split_into_chunks(headers, wanted_flags))[::-1]
         while waiting:
             some = waiting.pop()
             try:
@@ -514,13 +514,13 @@ class Gate:
                 continue
             except UnreadableBatchesError as problem:
                 raise GateFailed(f"unreadable: {problem}", segment=segment_name) from None
-            self._give_kept_keyless_records_keys(records)
+            self._assign_keyless_keys(records)
             yield some, records
 
-    def _give_kept_keyless_records_keys(self, records: GateRecords) -> None:
+    def _assign_keyless_keys(self, records: GateRecords) -> None:
         """Unless the rules drop them, make each record without a key the only one of its own key, and no tombstone: nothing supersedes it,
         and it never expires.
-        - _flag_records_with_map_key _key_table_rows_of_records _flag_tombstones_to_remove_this_round _add_fingerprints_outside_dirty_range
+        - _flag_mappable _key_rows _flag_due_tombstones _add_outside_fingerprints
         """
         if self._rules.drops_keyless:
             return
@@ -529,16 +529,16 @@ class Gate:
             records.hashes[keyless] = key_hashes_of_offsets(records.offset[keyless], self._key[0], self._key[1])
             records.flags[keyless] &= np.uint8(~NULL_VALUE & 0xFF)
 
-    def _flag_records_with_map_key(self, records: GateRecords) -> Flags:
+    def _flag_mappable(self, records: GateRecords) -> Flags:
         """Return a flag per record: whether it can be in the key table. Records that the rules drop for want of a key cannot."""
         return np.ones(len(records.offset), np.bool_) if not self._rules.drops_keyless else records.flags & KEYLESS_RECORD == 0
 
-    def _key_table_rows_of_records(
+    def _key_rows(
         self, records: GateRecords, headers: HeaderFields, source: SourceSegment, selects_non_dirty: bool
     ) -> KeyTableRowsAndBatchCount:
         """Return one row per record that has a key and lies in the dirty range, or, if ``selects_non_dirty``, below that range."""
-        due = self._flag_tombstones_to_remove_this_round(records, headers, source)
-        digests, keyed = records.digest, self._flag_records_with_map_key(records)
+        due = self._flag_due_tombstones(records, headers, source)
+        digests, keyed = records.digest, self._flag_mappable(records)
         picked = keyed & ((records.offset < self._first_dirty) == selects_non_dirty) & (records.offset <= self._rules.latest_offset)
         if selects_non_dirty:
             picked &= ~due
@@ -550,7 +550,7 @@ class Gate:
             headers.shape[1], pack_latest_record_rows(records.hashes[picked], records.offset[picked], digests[picked])
         )
 
-    def _flag_tombstones_to_remove_this_round(self, records: GateRecords, headers: HeaderFields, source: SourceSegment) -> Flags:
+    def _flag_due_tombstones(self, records: GateRecords, headers: HeaderFields, source: SourceSegment) -> Flags:
         """Return a flag per record: whether it is a tombstone that this round must remove."""
         tombstones = records.flags & NULL_VALUE != 0
         if not tombstones.any():
@@ -560,60 +560,54 @@ class Gate:
         due = dated | (~v2 & (source.mtime_ms <= self._rules.legacy_horizon_ms))
         return tombstones & np.repeat(due, np.diff(records.first_row))
 
-    def _add_fingerprints_outside_dirty_range(
-        self, source: SourceSegment, batch_numbers: Int64s, headers: HeaderFields, records: GateRecords
-    ) -> None:
+    def _add_outside_fingerprints(self, source: SourceSegment, batch_numbers: Int64s, headers: HeaderFields, records: GateRecords) -> None:
         """Compute, for some batches of a segment, the number and the sum of fingerprints of those records outside the dirty range that
         must remain, and store them with the segment.
         """
-        reported, latest = self._outside[source.ordinal], self._table.latest_offset_of_each_key(records.hashes)
+        reported, latest = self._outside[source.ordinal], self._table.latest_offsets(records.hashes)
         stays = ~self._flag_records_to_remove(records, headers, source, latest) & (
             (records.offset < self._first_dirty) | (records.offset > self._rules.latest_offset)
         )
-        reported.sums[batch_numbers] = sum_fingerprints_by_batch(records, stays & self._flag_records_with_checked_keys(records))
+        reported.sums[batch_numbers] = sum_fingerprints_by_batch(records, stays & self._flag_checked_records(records))
         reported.known[batch_numbers] = True
 
-    def _flag_records_with_checked_keys(self, records: GateRecords) -> Flags:
+    def _flag_checked_records(self, records: GateRecords) -> Flags:
         """Return a flag per record: whether its key is in the checked hash range, or it is after the mapped range."""
         if self._table.hash_range_count == 1:
             return np.ones(len(records.offset), np.bool_)
-        return self._table.flag_keys_in_table_hash_range(records.hashes) | (records.offset > self._rules.latest_offset)
+        return self._table.flag_keys_in_range(records.hashes) | (records.offset > self._rules.latest_offset)
 
     def _flag_records_to_remove(
         self, records: GateRecords, headers: HeaderFields, source: SourceSegment, latest_offset_of_key: Int64s
     ) -> Flags:
         """Return a flag per record: whether it must be removed. ``latest_offset_of_key``: in the dirty range, or ABSENT_KEY.
-        - _expected_fingerprint_sums_of_segment _expected_fingerprint_sums_by_segment
+        - _expected_sum _expected_sums
         """
-        gone = (
-            (latest_offset_of_key > records.offset)
-            | ~self._flag_records_with_map_key(records)
-            | self._flag_tombstones_to_remove_this_round(records, headers, source)
-        )
+        gone = (latest_offset_of_key > records.offset) | ~self._flag_mappable(records) | self._flag_due_tombstones(records, headers, source)
         return gone & (records.offset <= self._rules.latest_offset)
 
-    def _expected_fingerprint_sums_of_segment(self, source: SourceSegment, map_bytes: MapSourceBytes) -> CountAndFingerprintSum:
+    def _expected_sum(self, source: SourceSegment, map_bytes: MapSourceBytes) -> CountAndFingerprintSum:
         """Return two numbers for a segment: how many of its records must remain, and the sum of their fingerprints."""
         if source.ordinal in self._left:
             return self._left[source.ordinal]
         reported = self._outside[source.ordinal]
         if not reported.known.all():
-            headers = header_fields_of_batch_table(source.table)
+            headers = fields_of_table(source.table)
             with map_bytes(source):
                 for some, records in self._parse_batch_records(self._reader, source.buf, headers, ~reported.known, source.name):
-                    self._add_fingerprints_outside_dirty_range(source, some, headers[:, some], records)
+                    self._add_outside_fingerprints(source, some, headers[:, some], records)
         below = reported.sums.sum(axis=0, dtype=np.uint64)
-        dirty = self._expected_fingerprint_sums_by_segment.get(source.ordinal)
+        dirty = self._expected_sums.get(source.ordinal)
         return below if dirty is None else below + dirty
 
     @cached_property
-    def _expected_fingerprint_sums_by_segment(self) -> dict[SegmentOrdinal, CountAndFingerprintSum]:
+    def _expected_sums(self) -> dict[SegmentOrdinal, CountAndFingerprintSum]:
         """Return, for each dirty segment, the number of its records that must remain and the sum of their fingerprints."""
         dirty = [self._dirty[ordinal] for ordinal in sorted(self._dirty)]
         sums = allocate_zero_fingerprint_sums(len(dirty))
         if dirty:
             bounds = np.array([*(source.base for source in dirty), dirty[-1].end], np.int64)
-            self._table.add_fingerprint_sums_of_remaining_records(bounds, sums)
+            self._table.add_remaining_sums(bounds, sums)
         return {source.ordinal: sums[number] for number, source in enumerate(dirty)}
 
     # ---- one group
@@ -641,37 +635,31 @@ class Gate:
                 raise CompactorError("the gate was asked before it had read the dirty range", hint="This is a bug; please report it")
         name, self._output_reader.on_records = sources[0].name, new_segment_balance.add_parsed_records if new_segment_balance else None
         output = memory_map_file(path_by_kind["log"])
-        headers = self._check_output_and_read_headers(output, sources[0].base, end_offset, name)
+        headers = self._check_output(output, sources[0].base, end_offset, name)
         if new_segment_balance:
-            new_segment_balance.set_segment_bytes_and_headers(output, headers)
-        for cause in find_offset_and_time_index_problems(headers, sources[0].base, path_by_kind):
+            new_segment_balance.set_segment(output, headers)
+        for cause in find_index_problems(headers, sources[0].base, path_by_kind):
             raise GateFailed(cause, segment=name)
-        group = self._match_output_to_sources(
-            sources, headers, end_offset, self._last_offset_not_in_header_or_minus_one(sources[0], map_bytes), name
-        )
+        group = self._match_output_to_sources(sources, headers, end_offset, self._unstated_last_offset(sources[0], map_bytes), name)
         for cause, offset in find_header_problems(group, path_by_kind):
             raise GateFailed(cause, segment=name, offset=offset)
         data = group.source[col.CONTROL_KIND] == NOT_CONTROL
         may_go = flag_removable_markers(group.source, group.outcomes, self._rules.now_ms)
-        dated = flag_markers_given_delete_horizon(group.source, group.outcomes.idle, may_go)
+        dated = flag_newly_dated_markers(group.source, group.outcomes.idle, may_go)
         begin = records = 0
         for source in sources:
             if source.ordinal not in self._crcs:
                 with map_bytes(source):
-                    self.begin_checks_of_segment_chunks(source)
+                    self.begin_segment(source)
             group.source.crc[begin : begin + len(source.table)] = self._crcs[source.ordinal]
-            self._require_unchanged_marker_records(
-                SourceBatchesLeftInOutput.select_batches_left_in_output(group, source, begin, dated), output, map_bytes
-            )
-            records += self._check_and_count_output_records(
-                SourceBatchesLeftInOutput.select_batches_left_in_output(group, source, begin, data), output, map_bytes
-            )
+            self._require_unchanged_marker_records(SourceBatchesLeftInOutput.select_left(group, source, begin, dated), output, map_bytes)
+            records += self._check_records(SourceBatchesLeftInOutput.select_left(group, source, begin, data), output, map_bytes)
             begin += len(source.table)
-        for cause, offset in find_changes_in_copied_batches(group):
+        for cause, offset in find_copy_changes(group):
             raise GateFailed(cause, segment=name, offset=offset)
         return CleanedSegmentCheckReport(headers.shape[1], records, self._table.key_count, self.checked_key_share)
 
-    def _check_output_and_read_headers(self, output: Bytes, base_offset: int, end_offset: int | None, segment_name: str) -> HeaderFields:
+    def _check_output(self, output: Bytes, base_offset: int, end_offset: int | None, segment_name: str) -> HeaderFields:
         """Check framing, checksums, order of offsets and the end offset of the cleaned segment, and return its headers. Raises
         GateFailed.
         """
@@ -679,7 +667,7 @@ class Gate:
             headers = read_all_batch_headers(output)
         except UnreadableBatchesError as problem:
             raise GateFailed(f"unreadable: {problem}", segment=segment_name) from None
-        wrong = first_batch_with_crc_mismatch(output, headers)
+        wrong = find_crc_mismatch(output, headers)
         if wrong >= 0:
             raise GateFailed("a wrong CRC", segment=segment_name, offset=int(headers[col.BASE, wrong]))
         batches = headers.shape[1]
@@ -691,12 +679,12 @@ class Gate:
             raise GateFailed(f"it {found} and must end at {end_offset}", segment=segment_name, offset=end_offset)
         return headers
 
-    def _last_offset_not_in_header_or_minus_one(self, source: SourceSegment, map_bytes: MapSourceBytes) -> int:
+    def _unstated_last_offset(self, source: SourceSegment, map_bytes: MapSourceBytes) -> int:
         """Return the last offset of the first batch, read from its records, if its header does not state it; -1 if the header does."""
-        if not is_last_offset_missing_in_first_header(source.table):
+        if not lacks_first_last_offset(source.table):
             return -1
         with map_bytes(source):
-            headers = header_fields_of_batch_table(source.table, slice(1))
+            headers = fields_of_table(source.table, slice(1))
             _, records = next(self._parse_batch_records(self._reader, source.buf, headers, np.ones(1, np.bool_), source.name))
             return int(records.offset[-1])
 
@@ -713,23 +701,23 @@ class Gate:
         columns = (np.concatenate([getattr(part, field) for part in parts]) for field in ("aborted", "idle", "began"))
         outcomes = BatchTransactionOutcomes(*columns)
         filler = False
-        if end_offset is not None and could_be_empty_filler_batch(output[:, -1], end_offset):
+        if end_offset is not None and may_be_filler(output[:, -1], end_offset):
             # The header of a batch that must stay can look just like one.
-            filler = not np.any(flag_batches_whose_header_must_stay(source, self._rules) & (source[col.LAST] == end_offset))
+            filler = not np.any(flag_required_headers(source, self._rules) & (source[col.LAST] == end_offset))
             if filler and len(source) and output[col.LEADER_EPOCH, -1] != source[col.LEADER_EPOCH][-1]:
                 raise GateFailed("a filler of another leader epoch than the last source batch", segment=segment_name, offset=end_offset)
         output = output[:, : output.shape[1] - int(filler)]
-        origin, problem = match_output_batches_to_source(source, output, end_offset_of_first_batch)
+        origin, problem = match_batches(source, output, end_offset_of_first_batch)
         if problem:
             raise GateFailed(problem[0], segment=segment_name, offset=problem[1])
         return SourceAndOutputBatches(source, outcomes, output, origin, self._rules)
 
-    def _check_and_count_output_records(self, pairs: SourceBatchesLeftInOutput, output: Bytes, map_bytes: MapSourceBytes) -> RowCount:
+    def _check_records(self, pairs: SourceBatchesLeftInOutput, output: Bytes, map_bytes: MapSourceBytes) -> RowCount:
         """Check that exactly the records that must be left of a segment are in the output. Return the number of records compared."""
         found = np.zeros(2, np.uint64)
-        for _, records in self._parse_and_check_output_records(pairs, output):
-            found += sum_fingerprints_by_batch(records, self._flag_records_with_checked_keys(records)).sum(axis=0, dtype=np.uint64)
-        left = self._expected_fingerprint_sums_of_segment(pairs.source, map_bytes)
+        for _, records in self._parse_output_records(pairs, output):
+            found += sum_fingerprints_by_batch(records, self._flag_checked_records(records)).sum(axis=0, dtype=np.uint64)
+        left = self._expected_sum(pairs.source, map_bytes)
         if np.any(found != left):
             with map_bytes(pairs.source):
                 excess = (int(found[1]) - int(left[1])) % 2**64
@@ -743,16 +731,16 @@ class Gate:
         if not len(pairs.origin):
             return
         with map_bytes(pairs.source):
-            headers = SourceBatchHeaders([pairs.source.table]).header_fields_of_batches(pairs.origin)
-            was, _ = self._fingerprint_sums_and_max_timestamps_by_batch(self._reader, pairs.source.buf, headers, pairs.source.name)
-        became, highest = self._fingerprint_sums_and_max_timestamps_by_batch(self._output_reader, output, pairs.output, pairs.source.name)
+            headers = SourceBatchHeaders([pairs.source.table]).fields_of_batches(pairs.origin)
+            was, _ = self._summarize_batches(self._reader, pairs.source.buf, headers, pairs.source.name)
+        became, highest = self._summarize_batches(self._output_reader, output, pairs.output, pairs.source.name)
         was[2] = 0  # what is written anew has none
         wrong = np.any(was != became, axis=0) | (pairs.output[col.MAX_TIMESTAMP] != highest)
         if wrong.any():
             offset = int(pairs.output[col.LAST, wrong][0])
             raise GateFailed("a marker that differs from its source", segment=pairs.source.name, offset=offset)
 
-    def _fingerprint_sums_and_max_timestamps_by_batch(
+    def _summarize_batches(
         self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, segment_name: str
     ) -> tuple[npt.NDArray[np.uint64], Int64s]:
         """Return by batch: record count, sum of fingerprints and attribute bits (shape (3, n)); maximum timestamp (shape n)."""
@@ -763,23 +751,23 @@ class Gate:
             highest[some] = np.maximum.reduceat(records.timestamp, records.first_row[:-1])
         return sums, highest
 
-    def _parse_and_check_output_records(self, pairs: SourceBatchesLeftInOutput, output: Bytes) -> Iterator[BatchNumbersAndRecords]:
+    def _parse_output_records(self, pairs: SourceBatchesLeftInOutput, output: Bytes) -> Iterator[BatchNumbersAndRecords]:
         """Yield output records with the numbers of their source batches. Raises GateFailed if records differ from their batch header."""
         name, sources = pairs.source.name, SourceBatchHeaders([pairs.source.table])
         sources.crc = self._crcs[pairs.source.ordinal]
         for some, records in self._parse_batch_records(self._output_reader, output, pairs.output, pairs.output[col.COUNT] > 0, name):
-            out, of = pairs.output[:, some], sources.header_fields_of_batches(pairs.origin[some])
+            out, of = pairs.output[:, some], sources.fields_of_batches(pairs.origin[some])
             begin, end = records.first_row[:-1], records.first_row[1:] - 1
-            for cause, offset in find_headers_not_matching_records(of, out, records, self._rules):
+            for cause, offset in find_record_mismatches(of, out, records, self._rules):
                 raise GateFailed(cause, segment=name, offset=offset)
             inside = (records.offset[begin] >= out[col.BASE]) & (records.offset[end] <= out[col.LAST])
             if not inside.all() or np.any(np.diff(records.offset) <= 0):
                 raise GateFailed("records whose offsets do not ascend within their batches", segment=name, offset=int(out[col.BASE, 0]))
-            keyless = ~self._flag_records_with_map_key(records) & (records.offset <= self._rules.latest_offset)
+            keyless = ~self._flag_mappable(records) & (records.offset <= self._rules.latest_offset)
             if keyless.any():
                 offset = int(records.offset[keyless][0])
                 raise GateFailed("a record without a key, which compaction removes", segment=name, offset=offset)
-            due = self._flag_tombstones_to_remove_this_round(records, of, pairs.source) & (records.offset <= self._rules.latest_offset)
+            due = self._flag_due_tombstones(records, of, pairs.source) & (records.offset <= self._rules.latest_offset)
             if due.any():
                 raise failures.first_invalid_record_error(failures.EXPIRED, name, records, due)
             yield pairs.origin[some], records
@@ -789,7 +777,7 @@ class Gate:
     ) -> NoReturn:
         """Raise GateFailed for a record because of which two sums differ, or for the sums if none is found. Parses the batches again."""
         source, name = pairs.source, pairs.source.name
-        headers = header_fields_of_batch_table(source.table)
+        headers = fields_of_table(source.table)
         data = (source.table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted
         filled = pairs.output[col.COUNT] > 0
         for some, records in self._parse_batch_records(self._reader, source.buf, headers, data, name):
@@ -797,13 +785,11 @@ class Gate:
             for _, written in self._parse_batch_records(
                 self._output_reader, output, pairs.output, filled & np.isin(pairs.origin, some), name
             ):
-                there[failures.source_rows_of_written_records(name, records, written)] = True
+                there[failures.rows_of_written(name, records, written)] = True
             if source.ordinal in self._left:
-                failures.raise_for_record_that_explains_mismatch(name, records, there, self._flag_records_with_map_key(records), mismatch)
+                failures.raise_for_single_record(name, records, there, self._flag_mappable(records), mismatch)
             else:
-                latest = self._table.latest_offset_of_each_key(records.hashes)
+                latest = self._table.latest_offsets(records.hashes)
                 must_go = self._flag_records_to_remove(records, headers[:, some], source, latest)
-                failures.raise_for_missing_or_superseded_record(
-                    name, records, there, latest, must_go, self._flag_records_with_checked_keys(records)
-                )
-        raise mismatch.unexplained_fingerprint_mismatch_error()
+                failures.raise_for_wrong_record(name, records, there, latest, must_go, self._flag_checked_records(records))
+        raise mismatch.unexplained_error()

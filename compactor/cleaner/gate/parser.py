@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.filter import siphash128
-from compactor.cleaner.disk_map import hash_range_number_of_row_first_word
+from compactor.cleaner.disk_map import hash_range_of_word
 from compactor.constants import MAX_OFFSET
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import (
@@ -29,7 +29,7 @@ from compactor.kernels.common import (
 )
 from compactor.kernels.crc import START, crc32c, extend, extend_word
 from compactor.kernels.jit import inline_kernel, kernel
-from compactor.kernels.memory import prefetch, prefetch_read, upper_64_bits_of_product
+from compactor.kernels.memory import high_product_word, prefetch, prefetch_read
 from compactor.records import codecs
 from compactor.records.batches import (
     ABORT,
@@ -102,7 +102,7 @@ class LatestRecordTable:
         self._most = max(8, budget_bytes // GATE_ROW_BYTES)
         self._cells: LatestRecordCells = np.zeros(WORDS * self._cell_count_for_rows(max_record_count), np.uint64)
         self._state = np.zeros(5, np.int64)
-        self._set_cell_count_and_hash_range(len(self._cells) // WORDS, 1, 0)
+        self._set_range(len(self._cells) // WORDS, 1, 0)
 
     @property
     def key_count(self) -> int:
@@ -122,7 +122,7 @@ class LatestRecordTable:
             )  # the next range may be a little larger
         else:
             self._cells[: WORDS * cells] = 0
-        self._set_cell_count_and_hash_range(cells, hash_range_count, range_number)
+        self._set_range(cells, hash_range_count, range_number)
 
     def put_rows_until_full(self, rows: LatestRecordRows) -> RowCount:
         """Add records in any order. Of several with the same key, the one with the highest offset stays. Rows of other hash ranges are
@@ -139,39 +139,37 @@ class LatestRecordTable:
         if ranges > MAX_GATE_RANGES:
             raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")
         self._state[RANGES], self._state[RANGE] = ranges, (hash_value_to_keep * ranges) >> 64
-        _remove_keys_outside_table_hash_range(self._cells, self._state)
+        _remove_outside_range(self._cells, self._state)
 
-    def flag_keys_in_table_hash_range(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+    def flag_keys_in_range(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """Return a flag per key: whether it belongs to the range that the table holds."""
         out = np.empty(len(hashes), np.bool_)
-        _flag_hashes_in_table_range(self._state, hashes, out)
+        _flag_in_range(self._state, hashes, out)
         return out
 
-    def latest_offset_of_each_key(self, hashes: Hashes) -> Int64s:
+    def latest_offsets(self, hashes: Hashes) -> Int64s:
         """Return the last offset of each key, or ABSENT_KEY where the table does not hold the key."""
         out = np.empty(len(hashes), np.int64)
-        _find_latest_offset_of_each_key(self._cells, self._state, hashes, out)
+        _find_latest_offsets(self._cells, self._state, hashes, out)
         return out
 
-    def add_fingerprint_sums_of_remaining_records(self, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment) -> None:
+    def add_remaining_sums(self, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment) -> None:
         """Add count and fingerprints of the table's records, without tombstones that are due for removal, to the row of their segment.
         :param segment_base_offsets: segment i has the offsets from ``segment_base_offsets[i]`` up to ``segment_base_offsets[i + 1]``
         (exclusive).
         """
-        _add_fingerprint_sums_of_remaining_records(self._cells, int(self._state[TABLE_CAPACITY]), segment_base_offsets, out_sums)
+        _add_remaining_sums(self._cells, int(self._state[TABLE_CAPACITY]), segment_base_offsets, out_sums)
 
-    def add_expected_fingerprints_outside_dirty_range(
-        self, rows: LatestRecordRows, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment
-    ) -> None:
+    def add_outside_sums(self, rows: LatestRecordRows, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment) -> None:
         """Add count and fingerprints of those records outside the dirty range whose key is not in the table, so that they must remain,
         to the row of their segment. Rows of other hash ranges are skipped.
         """
-        _add_expected_sums_outside_dirty_range(self._cells, self._state, rows, segment_base_offsets, out_sums)
+        _add_outside_sums(self._cells, self._state, rows, segment_base_offsets, out_sums)
 
     def _cell_count_for_rows(self, row_count: int) -> int:
         return max(8, min(self._most, int(row_count / _LOAD) + 64))
 
-    def _set_cell_count_and_hash_range(self, cell_count: int, hash_range_count: int, range_number: int) -> None:
+    def _set_range(self, cell_count: int, hash_range_count: int, range_number: int) -> None:
         self._state[:] = 0, cell_count, int(cell_count * _LOAD), hash_range_count, range_number
 
 
@@ -227,23 +225,21 @@ def find_segment_number(offset: np.uint64, segment_base_offsets: Int64s) -> int:
 
 
 @inline_kernel
-def _nonzero_cell_tag_of_key_hash(h0: KeyHashHalf) -> np.uint64:
+def _cell_tag(h0: KeyHashHalf) -> np.uint64:
     """Return the half of a key hash that chooses the key's cell. 0 becomes 1, because 0 marks an empty cell."""
     return h0 if h0 != 0 else np.uint64(1)
 
 
 @inline_kernel
-def _key_hash_bits_stored_in_row(h1: KeyHashHalf) -> np.uint64:
+def _further_key_bits(h1: KeyHashHalf) -> np.uint64:
     """Return 30 further bits of a key's hash, as they are stored in a row's last word."""
     return (h1 & np.uint64(2**30 - 1)) << np.uint64(32)
 
 
 @inline_kernel
-def _find_key_cell_or_empty_cell_complement(
-    cells: LatestRecordCells, capacity: int, cell_tag: np.uint64, further_key_bits: np.uint64
-) -> CellOrComplementOfEmptyCell:
+def _find_cell(cells: LatestRecordCells, capacity: int, cell_tag: np.uint64, further_key_bits: np.uint64) -> CellOrComplementOfEmptyCell:
     """Return the cell of a key, or the bitwise complement of the empty cell where it would be stored."""
-    cell = np.int64(upper_64_bits_of_product(cell_tag, np.uint64(capacity)))
+    cell = np.int64(high_product_word(cell_tag, np.uint64(capacity)))
     while cells[WORDS * cell] != 0:
         if cells[WORDS * cell] == cell_tag and (cells[WORDS * cell + 2] & _KEY_BITS) == further_key_bits:
             return cell
@@ -252,8 +248,8 @@ def _find_key_cell_or_empty_cell_complement(
 
 
 @inline_kernel
-def _is_hash_in_table_range(state: LatestRecordTableState, cell_tag: np.uint64) -> bool:
-    return state[RANGES] == 1 or hash_range_number_of_row_first_word(cell_tag, state[RANGES]) == state[RANGE]
+def _is_in_range(state: LatestRecordTableState, cell_tag: np.uint64) -> bool:
+    return state[RANGES] == 1 or hash_range_of_word(cell_tag, state[RANGES]) == state[RANGE]
 
 
 @inline_kernel
@@ -262,17 +258,15 @@ def _prefetch_cell_of_row(cells: LatestRecordCells, capacity: int, rows: LatestR
     than it saves.
     """
     if row + _AHEAD < len(rows):
-        prefetch(
-            cells, WORDS * np.int64(upper_64_bits_of_product(_nonzero_cell_tag_of_key_hash(rows[row + _AHEAD, 0]), np.uint64(capacity)))
-        )
+        prefetch(cells, WORDS * np.int64(high_product_word(_cell_tag(rows[row + _AHEAD, 0]), np.uint64(capacity))))
 
 
 @kernel
 def _pack_latest_record_rows(hashes: Hashes, offsets: Int64s, digests: RecordDigests, out_rows: LatestRecordRows) -> None:
     for row in range(len(offsets)):
-        out_rows[row, 0] = _nonzero_cell_tag_of_key_hash(hashes[row, 0])
+        out_rows[row, 0] = _cell_tag(hashes[row, 0])
         out_rows[row, 1] = np.uint64(offsets[row])
-        out_rows[row, 2] = digests[row] | _key_hash_bits_stored_in_row(hashes[row, 1])
+        out_rows[row, 2] = digests[row] | _further_key_bits(hashes[row, 1])
 
 
 @kernel
@@ -282,13 +276,13 @@ def _compute_fingerprints(offsets: Int64s, digests: RecordDigests, out_fingerpri
 
 
 @kernel
-def _flag_hashes_in_table_range(state: LatestRecordTableState, hashes: Hashes, out_flags: npt.NDArray[np.bool_]) -> None:
+def _flag_in_range(state: LatestRecordTableState, hashes: Hashes, out_flags: npt.NDArray[np.bool_]) -> None:
     for row in range(len(hashes)):
-        out_flags[row] = _is_hash_in_table_range(state, _nonzero_cell_tag_of_key_hash(hashes[row, 0]))
+        out_flags[row] = _is_in_range(state, _cell_tag(hashes[row, 0]))
 
 
 @kernel
-def _remove_keys_outside_table_hash_range(cells: LatestRecordCells, state: LatestRecordTableState) -> None:
+def _remove_outside_range(cells: LatestRecordCells, state: LatestRecordTableState) -> None:
     """Remove the keys whose hash lies outside the table's range. Every key that stays moves to the first empty cell at or after its
     home, so that searches find it. The loop starts after an empty cell, because no search passes one.
     """
@@ -302,8 +296,8 @@ def _remove_keys_outside_table_hash_range(cells: LatestRecordCells, state: Lates
         if tag == 0:
             continue
         cells[WORDS * cell] = 0
-        if _is_hash_in_table_range(state, tag):
-            cell = ~_find_key_cell_or_empty_cell_complement(cells, capacity, tag, rest & _KEY_BITS)
+        if _is_in_range(state, tag):
+            cell = ~_find_cell(cells, capacity, tag, rest & _KEY_BITS)
             cells[WORDS * cell], cells[WORDS * cell + 1], cells[WORDS * cell + 2] = tag, offset, rest
             state[TABLE_ENTRIES] += 1
 
@@ -313,9 +307,9 @@ def _put_latest_record_rows(cells: LatestRecordCells, state: LatestRecordTableSt
     capacity = state[TABLE_CAPACITY]
     for row in range(len(rows)):
         _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], rows, row)
-        if not _is_hash_in_table_range(state, rows[row, 0]):
+        if not _is_in_range(state, rows[row, 0]):
             continue
-        cell = _find_key_cell_or_empty_cell_complement(cells, capacity, rows[row, 0], rows[row, 2] & _KEY_BITS)
+        cell = _find_cell(cells, capacity, rows[row, 0], rows[row, 2] & _KEY_BITS)
         if cell < 0:
             if state[TABLE_ENTRIES] >= state[TABLE_LIMIT]:
                 return row
@@ -329,22 +323,16 @@ def _put_latest_record_rows(cells: LatestRecordCells, state: LatestRecordTableSt
 
 
 @kernel
-def _find_latest_offset_of_each_key(cells: LatestRecordCells, state: LatestRecordTableState, hashes: Hashes, out_offsets: Int64s) -> None:
+def _find_latest_offsets(cells: LatestRecordCells, state: LatestRecordTableState, hashes: Hashes, out_offsets: Int64s) -> None:
     for row in range(len(hashes)):
         _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], hashes, row)
-        tag = _nonzero_cell_tag_of_key_hash(hashes[row, 0])
-        cell = (
-            _find_key_cell_or_empty_cell_complement(cells, state[TABLE_CAPACITY], tag, _key_hash_bits_stored_in_row(hashes[row, 1]))
-            if _is_hash_in_table_range(state, tag)
-            else -1
-        )
+        tag = _cell_tag(hashes[row, 0])
+        cell = _find_cell(cells, state[TABLE_CAPACITY], tag, _further_key_bits(hashes[row, 1])) if _is_in_range(state, tag) else -1
         out_offsets[row] = np.int64(cells[WORDS * cell + 1]) if cell >= 0 else ABSENT_KEY
 
 
 @kernel
-def _add_fingerprint_sums_of_remaining_records(
-    cells: LatestRecordCells, capacity: int, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment
-) -> None:
+def _add_remaining_sums(cells: LatestRecordCells, capacity: int, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment) -> None:
     for cell in range(capacity):
         if cells[WORDS * cell] != 0 and cells[WORDS * cell + 2] & DUE == 0:
             segment = find_segment_number(cells[WORDS * cell + 1], segment_base_offsets)
@@ -353,7 +341,7 @@ def _add_fingerprint_sums_of_remaining_records(
 
 
 @kernel
-def _add_expected_sums_outside_dirty_range(
+def _add_outside_sums(
     cells: LatestRecordCells,
     state: LatestRecordTableState,
     rows: LatestRecordRows,
@@ -362,9 +350,9 @@ def _add_expected_sums_outside_dirty_range(
 ) -> None:
     for row in range(len(rows)):
         _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], rows, row)
-        if not _is_hash_in_table_range(state, rows[row, 0]):
+        if not _is_in_range(state, rows[row, 0]):
             continue
-        if _find_key_cell_or_empty_cell_complement(cells, state[TABLE_CAPACITY], rows[row, 0], rows[row, 2] & _KEY_BITS) < 0:
+        if _find_cell(cells, state[TABLE_CAPACITY], rows[row, 0], rows[row, 2] & _KEY_BITS) < 0:
             segment = find_segment_number(rows[row, 1], segment_base_offsets)
             out_sums[segment, 0] += np.uint64(1)
             out_sums[segment, 1] += record_fingerprint(rows[row, 1], rows[row, 2])
@@ -442,7 +430,7 @@ def iterate_batch_header_blocks(buf: Bytes) -> Iterator[HeaderFields]:
     headers = np.empty((len(FIELDS), _BLOCK), np.int64)
     at = 0
     while at < len(buf):
-        count, at, fine = _parse_batch_headers_from_position(buf, at, headers)
+        count, at, fine = _parse_header_block(buf, at, headers)
         if not fine:
             raise UnreadableBatchesError(f"position {at}: a header that makes no sense")
         if not count:
@@ -455,9 +443,9 @@ def read_all_batch_headers(buf: Bytes) -> HeaderFields:
     return np.concatenate([np.empty((len(FIELDS), 0), np.int64), *(block.copy() for block in iterate_batch_header_blocks(buf))], axis=1)
 
 
-def first_batch_with_crc_mismatch(buf: Bytes, headers: HeaderFields) -> BatchNumberOrMinusOne:
+def find_crc_mismatch(buf: Bytes, headers: HeaderFields) -> BatchNumberOrMinusOne:
     """Return the number of the first v2 batch whose CRC does not match its bytes, or -1."""
-    return int(_find_batch_with_crc_mismatch(buf, np.ascontiguousarray(headers)))
+    return int(_first_crc_mismatch(buf, np.ascontiguousarray(headers)))
 
 
 @inline_kernel
@@ -487,7 +475,7 @@ def parse_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
 
 
 @kernel
-def _parse_batch_headers_from_position(buf: Bytes, position: int, out_headers: HeaderFields) -> HeaderParseResult:
+def _parse_header_block(buf: Bytes, position: int, out_headers: HeaderFields) -> HeaderParseResult:
     """Parse batch headers until the columns are full, or at a batch that is incomplete or has an invalid header. Return the number of
     batches, the position after them, and False if an invalid header follows.
     """
@@ -513,7 +501,7 @@ def _parse_batch_headers_from_position(buf: Bytes, position: int, out_headers: H
             row[BASE_SEQUENCE] = _read_big_endian(buf, position + 53, 4)
             row[COUNT] = _read_big_endian(buf, position + 57, 4)
             if row[ATTRIBUTES] & CONTROL:
-                row[CONTROL_KIND], row[COORDINATOR_EPOCH] = _parse_control_kind_and_coordinator_epoch(buf, row)
+                row[CONTROL_KIND], row[COORDINATOR_EPOCH] = _parse_marker(buf, row)
             if row[BASE] < 0 or row[LAST] < row[BASE] or row[COUNT] < 0:
                 return count, position, False
         else:
@@ -533,7 +521,7 @@ def _parse_batch_headers_from_position(buf: Bytes, position: int, out_headers: H
 
 
 @inline_kernel
-def _parse_control_kind_and_coordinator_epoch(buf: Bytes, header: Int64s) -> ControlKindAndEpoch:
+def _parse_marker(buf: Bytes, header: Int64s) -> ControlKindAndEpoch:
     """Return ABORT, COMMIT or OTHER, or a reason why the kind is not known (EMPTIED, PACKED, MALFORMED), and the coordinator epoch or
     -1.
     """
@@ -556,7 +544,7 @@ def _parse_control_kind_and_coordinator_epoch(buf: Bytes, header: Int64s) -> Con
 
 
 @kernel
-def _find_batch_with_crc_mismatch(buf: Bytes, headers: HeaderFields) -> BatchNumberOrMinusOne:
+def _first_crc_mismatch(buf: Bytes, headers: HeaderFields) -> BatchNumberOrMinusOne:
     for i in range(headers.shape[1]):
         begin = headers[POSITION, i]
         if headers[MAGIC, i] == 2 and crc32c(buf, begin + 21, begin + headers[SIZE, i]) != headers[STORED_CRC, i]:
@@ -613,7 +601,7 @@ class GateRecordParser:
         if batch >= 0:
             raise UnreadableBatchesError(f"offset {headers[LAST, batch]}: records that cannot be read")
         for row in np.flatnonzero(records.flags & ODD_NAMES).tolist():
-            records.digest[row] = _digest_with_reencoded_header_names(records, row)
+            records.digest[row] = _reencoded_digest(records, row)
         return records
 
     def _inflate_bodies(self, buf: Bytes, headers: HeaderFields, out_body_bounds: Int64s) -> None:
@@ -636,7 +624,7 @@ class GateRecordParser:
         out_body_bounds[1] = ends
 
 
-def split_batch_numbers_into_chunks(headers: HeaderFields, selected_flags: npt.NDArray[np.bool_]) -> Iterator[Int64s]:
+def split_into_chunks(headers: HeaderFields, selected_flags: npt.NDArray[np.bool_]) -> Iterator[Int64s]:
     """Yield the numbers of the selected batches in chunks of bounded size, each either all compressed or all uncompressed."""
     batches = np.flatnonzero(selected_flags)
     if not len(batches):
@@ -772,7 +760,7 @@ def _parse_records_into_columns(
     return -1
 
 
-def _digest_with_reencoded_header_names(records: GateRecords, row: int) -> int:
+def _reencoded_digest(records: GateRecords, row: int) -> int:
     """Return the digest that a record would have if Kafka's cleaner had rewritten it: Java replaces each invalid UTF-8 sequence in
     header names.
     """
@@ -784,22 +772,22 @@ def _digest_with_reencoded_header_names(records: GateRecords, row: int) -> int:
         value, after = parse_varint(buf, position, end)
         return int(value), int(after)
 
-    parts = [int(records.timestamp[row]).to_bytes(8, "little", signed=True), *_length_and_bytes_of_field(records.key_of_row(row))]
+    parts = [int(records.timestamp[row]).to_bytes(8, "little", signed=True), *_digest_field(records.key_of_row(row))]
     with np.errstate(over="ignore"):
         length, at = parse_varint_at(key_end)
-        parts += _length_and_bytes_of_field(None if length < 0 else buf[at : at + length].tobytes())
+        parts += _digest_field(None if length < 0 else buf[at : at + length].tobytes())
         names, at = parse_varint_at(at + max(length, 0))
         parts.append(names.to_bytes(8, "little", signed=True))
         for _ in range(names):
             length, at = parse_varint_at(at)
-            parts += _length_and_bytes_of_field(reencode_as_java_utf8(buf[at : at + length].tobytes()))
+            parts += _digest_field(reencode_as_java_utf8(buf[at : at + length].tobytes()))
             length, at = parse_varint_at(at + length)
-            parts += _length_and_bytes_of_field(None if length < 0 else buf[at : at + length].tobytes())
+            parts += _digest_field(None if length < 0 else buf[at : at + length].tobytes())
             at += max(length, 0)
     return checksums.crc32c(b"".join(parts)) ^ int(START)
 
 
-def _length_and_bytes_of_field(key_or_value: bytes | None) -> tuple[bytes, bytes]:
+def _digest_field(key_or_value: bytes | None) -> tuple[bytes, bytes]:
     return (-1 if key_or_value is None else len(key_or_value)).to_bytes(8, "little", signed=True), key_or_value or b""
 
 

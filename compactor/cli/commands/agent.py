@@ -13,7 +13,7 @@ from compactor.cli.output import Output
 from compactor.config.settings import Settings
 from compactor.errors import ExitCode, UsageError
 from compactor.features.agent.agent import UploadAgent, watch_log_dirs_for_new_segments
-from compactor.tier.kinds import compactor_managed_tier_settings_hint, tier_kind
+from compactor.tier.kinds import compactor_managed_hint, tier_kind
 from compactor.web.console import RequestRouter
 from compactor.web.pages import AgentPages
 from compactor.web.server import serve_pages
@@ -59,6 +59,6 @@ def _validate_agent_settings(settings: Settings) -> Settings:
     if not tier_kind(settings).owns_root:
         raise UsageError(
             f"the agent uploads to a compactor-managed tier, not to one of kind {settings.tier.kind} with layout {settings.tier.layout}",
-            hint=f"Set {compactor_managed_tier_settings_hint()}; a topic that brokers tier needs no agent",
+            hint=f"Set {compactor_managed_hint()}; a topic that brokers tier needs no agent",
         )
     return settings

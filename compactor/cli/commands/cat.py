@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from compactor.cli import tiers
 from compactor.cli.output import Output
 from compactor.config.times import format_iso_time
-from compactor.decoding import FieldFormat, KeyAndValueDecoder, parse_key_with_topic_schema
+from compactor.decoding import FieldFormat, KeyAndValueDecoder, parse_topic_key
 from compactor.errors import BadData, ExitCode, UsageError
 from compactor.read.outcomes import DamagedOffsetRange
 from compactor.read.ranges import read_record_blocks
@@ -43,7 +43,7 @@ def print_records(args: argparse.Namespace, out: Output) -> ExitCode:
         last_offset=args.last,
         read_committed=args.isolation == "read_committed",
         latest_only=args.view == "latest",
-        key=None if args.key is None else parse_key_with_topic_schema(args.key, name.topic, decoder),
+        key=None if args.key is None else parse_topic_key(args.key, name.topic, decoder),
         on_damage=report_skipped if args.skip_damaged else None,
     )
     count = 0

@@ -14,7 +14,7 @@ from compactor.cli.output import Output, Table, format_size
 from compactor.config.units import count_noun
 from compactor.control.audit import ERASURE
 from compactor.control.logs import round_pause_reason_or_empty
-from compactor.decoding import parse_text_or_base64_key
+from compactor.decoding import parse_key_text
 from compactor.errors import ExitCode, UsageError
 from compactor.features.erasure.partition import KeyRemovalRound, KeySearchRequest
 from compactor.features.erasure.topic import (
@@ -129,7 +129,7 @@ def _requested_keys(args: argparse.Namespace) -> list[bytes]:
             texts += [line for line in args.keys_file.read_text(encoding="utf-8").splitlines() if line]
         except OSError as error:
             raise UsageError(f"{args.keys_file} cannot be read: {error.strerror}") from error
-    return list(dict.fromkeys(parse_text_or_base64_key(text) for text in texts))
+    return list(dict.fromkeys(parse_key_text(text) for text in texts))
 
 
 def _print_erasure_report(document: ErasureReportDocument, keys: list[bytes], out: Output) -> None:

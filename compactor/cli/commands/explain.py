@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from compactor.access.tier import Tier
 from compactor.cli import command_parser, tiers
 from compactor.cli.output import Output, Table
-from compactor.decoding import DecodedKeyOrValue, KeyAndValueDecoder, parse_key_with_topic_schema
+from compactor.decoding import DecodedKeyOrValue, KeyAndValueDecoder, parse_topic_key
 from compactor.model.ids import TopicPartition
 from compactor.views import explain as explaining
 
@@ -39,8 +39,8 @@ def _explain_partition(tier: Tier, partition: TopicPartition, args: argparse.Nam
     with out.show_progress(f"reading {partition}", total, "bytes") as progress:
         if args.key is not None:
             decoder = KeyAndValueDecoder(tier.settings)
-            key = parse_key_with_topic_schema(args.key, partition.topic, decoder)
-            decoded = decoder.decode_key_or_value(key) if decoder.is_schema_registry_configured else DecodedKeyOrValue()
+            key = parse_topic_key(args.key, partition.topic, decoder)
+            decoded = decoder.decode_key_or_value(key) if decoder.has_registry else DecodedKeyOrValue()
             shown = f"{decoded.format_value_as_text()} by schema {decoded.schema_id}" if decoded.is_json else ""
             return explaining.explain_key(tier, partition, key, now, progress.advance, shown)
         if args.offset is not None:

@@ -85,7 +85,7 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
     swept: list[str] = []
     waiting: list[str] = []
     sizes: dict[str, int] = {}
-    usual = args.now is None and not args.dry_run and tier.kind.is_content_determined_by_control_logs
+    usual = args.now is None and not args.dry_run and tier.kind.is_compactor_managed
     removed = _delete_missing_topics(tier, outcomes) if usual else []
     every = tier.list_partitions()
     # Machines go by one another's looks: by the store's clock.

@@ -15,7 +15,7 @@ def list_segments_command(args: argparse.Namespace, out: Output) -> None:
     names, found, live = tiers.select_partitions(tier, [args.partition]), [], set()
     for name in names:
         state = tier.open_control_log_of_partition(name).refresh()
-        listed = list_segments(state, tier.open_sidecar_store(name).stored_sidecar_bytes_by_segment(), unused_broker_segments(tier, state))
+        listed = list_segments(state, tier.open_sidecar_store(name).stored_sidecar_sizes(), unused_broker_segments(tier, state))
         found += [{**tiers.partition_name_fields(name), **segment} for segment in listed]
         live |= {segment.id for segment in state.live}
     rows = [

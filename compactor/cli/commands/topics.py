@@ -81,13 +81,13 @@ def delete_partition_from_tier(args: argparse.Namespace, out: Output) -> None:
 
 def delete_records_command(args: argparse.Namespace, out: Output) -> None:
     from compactor.adapters.brokers.admin import KafkaAdmin
-    from compactor.read.reading import offset_for_time_or_end
+    from compactor.read.reading import time_offset_or_end
     from compactor.upkeep.orphans import delete_records
 
     kind, bound = args.before
     with tiers.open_configured_tier(args) as tier:
         (name,) = tier.list_partitions([args.partition])
-        offset = bound if kind == "offset" else offset_for_time_or_end(tier, name, bound)
+        offset = bound if kind == "offset" else time_offset_or_end(tier, name, bound)
         segments = removed = 0
         if not tier.kind.compacts:
             raise UsageError(f"a tier of layout {tier.settings.tier.layout} is only read", hint="Delete the records at their source")

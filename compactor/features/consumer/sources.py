@@ -26,12 +26,12 @@ from compactor.read.outcomes import (
     HistoryMismatchReason,
     LeaderEpochEnd,
     LogIdentity,
-    are_topic_ids_known_to_differ,
     consumed_history_before_position,
     find_log_mismatch,
     log_identity,
+    topic_ids_differ,
 )
-from compactor.read.ranges import last_value_of_each_key_in_partition, select_records_at_offsets
+from compactor.read.ranges import last_values, select_records_at_offsets
 from compactor.read.reading import LogChanged, OffsetRangeReader, OffsetRangeToRead, ReadOptions, last_stable_offset, offset_for_time
 from compactor.read.records import (
     OFFSET_BEGINNING,
@@ -46,7 +46,7 @@ from compactor.read.records import (
     copy_to_record_block,
     log_truncation_error,
     no_committed_offset_error,
-    offset_out_of_range_error,
+    out_of_range_error,
     to_broker_messages,
 )
 from compactor.records.batches import Int64s
@@ -357,7 +357,7 @@ class TierPrefetcher:
         if partition.offset >= bound or partition.offset < start:
             return PartitionPrefetchEnd(partition.partition, partition.offset, start, end, log)
         if partition.view_end < 0:
-            view = last_value_of_each_key_in_partition(
+            view = last_values(
                 self._tier,
                 partition.incarnation,
                 first_offset=partition.offset,
@@ -638,7 +638,7 @@ class TierAndBrokerReader:
                 f"offset {offset} of {partition} is not there: brokers compact this topic, and have removed records that the tier lacks."
                 " Keys that were read from the tier may be deleted. Import the whole log again, or read it with tier.mode kafka_preferred"
             )
-            self._queue_partition_error_message(partition, offset, offset_out_of_range_error(text), at.topic_id)
+            self._queue_partition_error_message(partition, offset, out_of_range_error(text), at.topic_id)
             at.is_reported = True
         if self.options.offset_reset == "error" and self._broker is not None:
             self._broker.stop_reading([partition])
@@ -679,7 +679,7 @@ class TierAndBrokerReader:
 
     def _restart_waiting_partitions(self, now_s: float) -> None:
         due = [at for at in self.assigned.values() if at.source == "none" and at.wake_s <= now_s]
-        if due and self.tier.kind.is_content_determined_by_control_logs and self._mode != "kafka_only":
+        if due and self.tier.kind.is_compactor_managed and self._mode != "kafka_only":
             self.tier.catalog.refresh()  # the topic may have been created again
         for at in due:
             self._schedule_partition_retry(at)
@@ -722,7 +722,7 @@ class TierAndBrokerReader:
         if self._broker is None or partition.partition.topic in self.options.topic_ids:
             return
         topic_id = self._broker.topic_id(partition.partition)
-        if are_topic_ids_known_to_differ(partition.topic_id, topic_id) and not self._queue_topic_recreated_error_and_reset(
+        if topic_ids_differ(partition.topic_id, topic_id) and not self._queue_topic_recreated_error_and_reset(
             partition, "the broker", topic_id, self._broker.log_start_and_end_offset(partition.partition)
         ):
             return
@@ -820,7 +820,7 @@ class TierAndBrokerReader:
         """Decide where to continue. ``truncation_offset``: the broker's log was truncated and holds what was read up to this offset."""
         topic_id, bounds = broker.topic_id(partition.partition), broker.log_start_and_end_offset(partition.partition)
         self._schedule_partition_retry(partition)
-        if are_topic_ids_known_to_differ(partition.topic_id, topic_id):
+        if topic_ids_differ(partition.topic_id, topic_id):
             self._continue_reading_at_broker(partition)
         elif truncation_offset is not None:
             # A later epoch begins there: a tier without one holds the discarded records.
@@ -862,9 +862,7 @@ class TierAndBrokerReader:
         if not partition.is_reported:
             partition.is_reported = True
             text = f"offset {partition.position} of {partition.partition} is not there: {reason}"
-            self._queue_partition_error_message(
-                partition.partition, partition.position, offset_out_of_range_error(text), partition.topic_id
-            )
+            self._queue_partition_error_message(partition.partition, partition.position, out_of_range_error(text), partition.topic_id)
 
     def _schedule_partition_retry(self, partition: AssignedPartition) -> None:
         partition.source, partition.wake_s = "none", time.monotonic() + self.options.refresh_s

@@ -42,7 +42,7 @@ from compactor.features.consumer.sources import (
     compute_assignment_change,
 )
 from compactor.model.ids import TopicPartition
-from compactor.read.ranges import LastValueOfEachKey, last_value_of_each_key_in_partition
+from compactor.read.ranges import LastValueOfEachKey, last_values
 from compactor.read.records import OFFSET_END, OFFSET_INVALID, HasTopicPartitionAndOffset, MessageLike, Place, to_broker_messages
 from compactor.views.checkpoints import read_only_copy
 
@@ -244,7 +244,7 @@ class TieredConsumer:
         the result.
         """
         name = self._sources.partition_with_resolved_topic_id(TopicPartition.create_validated(place.topic, place.partition))
-        return last_value_of_each_key_in_partition(self._sources.tier, name, read_committed=self._sources.options.is_read_committed)
+        return last_values(self._sources.tier, name, read_committed=self._sources.options.is_read_committed)
 
     def _change_assignment(self, step: AssignmentStep, partitions: Mapping[TopicPartition, AssignedPartition]) -> None:
         change = compute_assignment_change(self._sources.assigned, step, partitions)

@@ -32,7 +32,7 @@ from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata, Seg
 from compactor.round.drive import scratch_key_prefix
 from compactor.round.plan import assess_round
 from compactor.tier.ports import ListedObject
-from compactor.tier.sidecars import segment_id_in_sidecar_key, sidecar_key_prefix
+from compactor.tier.sidecars import segment_id_in_key, sidecar_key_prefix
 from compactor.upkeep.retire import grace_starts_ms
 from compactor.views.dump import FoundRecord, RecordSearch
 
@@ -359,7 +359,7 @@ class _KeySearch:
             return set()
         sidecars = self.tier.open_sidecar_store(self.partition)
         hashes = hash_keys_for_bloom_filters(self.question.keys, sidecars.hash_key)
-        met, _ = sidecars.find_segments_that_may_hold_keys([segment.id for segment in self.state.live], lambda: [hashes])
+        met, _ = sidecars.find_possible_segments([segment.id for segment in self.state.live], lambda: [hashes])
         return {segment.id for segment in self.state.live if segment.id not in met}
 
     def _search_replaced_segments(self, record_time_ms_by_slot: Mapping[int, int]) -> None:
@@ -446,11 +446,9 @@ class _KeySearch:
         known = ordering.segment_ids_with_possible_objects(state)
         sidecars = self.tier.open_sidecar_store(self.partition)
         listed = list(control.list(sidecar_key_prefix(self.log.prefix)))
-        inherited = self._ids_of_segments_with_inherited_filter(
-            {segment_id_in_sidecar_key(info.key) for info in listed} & known - holding.keys()
-        )
+        inherited = self._ids_of_segments_with_inherited_filter({segment_id_in_key(info.key) for info in listed} & known - holding.keys())
         for info in listed:
-            segment_id = segment_id_in_sidecar_key(info.key)
+            segment_id = segment_id_in_key(info.key)
             if segment_id in holding:
                 self._add_key_hash_object_to_search_result(
                     info.key, info.size, KeyHoldingObjectState.SIDECAR, holding[segment_id].waits_for, holding[segment_id].until_ms
@@ -481,7 +479,7 @@ class _KeySearch:
         if whole is None:
             return True
         return whole.filter is not None and bool(
-            whole.filter.flag_possibly_contained_key_hashes(hash_keys_for_bloom_filters(self.question.keys, sidecars.hash_key)).any()
+            whole.filter.flag_possible_keys(hash_keys_for_bloom_filters(self.question.keys, sidecars.hash_key)).any()
         )
 
     def _add_untiered_records_to_unsearched_places(self) -> None:

@@ -141,7 +141,7 @@ def _unfinished_uploads_that_may_hold_keys(
     if not tier.kind.owns_root:
         not_covered.append(UnsearchedKeyLocation("unfinished uploads of brokers", "they are the brokers' own"))
     for one in found:
-        of = tier.ports.layout.partition_name_in_object_key(one.upload.key)
+        of = tier.ports.layout.partition_in_key(one.upload.key)
         if one.store is tier.ports.data and (not of or of in wanted):
             until, waits_for = one.upload.begun_ms + age_ms, "the end of who uploads it, or orphan_age_ms and `retire`"
             yield ObjectHoldingRecordKey(of, one.object_url, KeyHoldingObjectState.UPLOAD, ANY_KEY, "unknown", waits_for, until_ms=until)

@@ -21,15 +21,15 @@ import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint, parse_cleaner_offset_checkpoint, parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, Lineage, restore_epochs_below_log_start
-from compactor.cleaner.retention import reason_txn_index_is_invalid, transaction_verdicts_by_source
+from compactor.cleaner.retention import transaction_verdicts_by_source, txn_index_problem
 from compactor.cleaner.rewrite import ChunkSummaryForSidecar, SidecarBuilder
 from compactor.cleaner.source import (
     SourceSegment,
     earliest_delete_horizon_ms,
-    leader_epoch_lineage_from_batch_tables,
-    leader_epoch_lineage_of_offset_range,
-    read_earliest_delete_horizon_ms,
-    summarize_timestamps_and_record_count,
+    lineage_of_range,
+    lineage_of_tables,
+    read_earliest_horizon_ms,
+    summarize_timestamps,
 )
 from compactor.cleaner.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.constants import NEVER_MS, NO_TIMESTAMP, Offset, TimestampMs
@@ -41,15 +41,15 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import MAX32, CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.batches import HEADER, HORIZON, BatchTable
-from compactor.records.encode import BalanceDigestKey, batch_digest_sum_of_segment
+from compactor.records.encode import BalanceDigestKey, segment_digest_sum
 from compactor.records.indexes import (
     OFFSET_ENTRY,
     TIME_ENTRY,
     TXN_ENTRY,
     TxnEntries,
-    encode_offset_and_time_index,
-    reason_offset_index_is_invalid,
-    reason_time_index_is_invalid,
+    encode_indexes,
+    offset_index_problem,
+    time_index_problem,
 )
 from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
 from compactor.records.rows import parse_records
@@ -313,7 +313,7 @@ def check_file_parts(file_parts: Sequence[SegmentFilePart], check_settings: File
     invalid, a batch contradicts its header, or a transaction index contradicts the log.
     """
     for piece in file_parts:
-        problem = reason_txn_index_is_invalid(piece.source.txn_entries, piece.source)
+        problem = txn_index_problem(piece.source.txn_entries, piece.source)
         if problem:
             raise BadData(
                 problem,
@@ -345,8 +345,8 @@ def _check_segment_file_part(file_part: SegmentFilePart, check_settings: FileChe
         return int(table.position[last - 1] + table.size[last - 1]), found, beyond, seen
 
     try:
-        jobs = source.split_batches_by_magic_and_compression()
-        for until, found, beyond, looks in workers.yield_job_results_in_order(check_batch_range, jobs):
+        jobs = source.split_by_kind()
+        for until, found, beyond, looks in workers.run_jobs(check_batch_range, jobs):
             sha256.update(source.buf.data[done:until])  # while the bytes are in the processor's cache
             negative += found
             late += beyond
@@ -470,7 +470,7 @@ def _producer_states_at_offset(log_dir: Path, offset: int, replayed: ProducerSta
         given = parse_producer_snapshot_file(path.read_bytes(), path.name)
     except BadData:
         return replayed  # as Kafka does
-    return given if given.is_snapshot_consistent_with_replay(offset, replayed) else replayed
+    return given if given.is_consistent_with(offset, replayed) else replayed
 
 
 def _open_txn_offset_by_producer(states: ProducerStates) -> dict[int, int]:
@@ -498,7 +498,7 @@ def read_epoch_checkpoint(log_dir: Path) -> Lineage:
 
 def lineage_from_batches(sources: Sequence[SourceSegment]) -> Lineage:
     """Return the leader epochs of batches with their first offsets. The first begins at the start of the first segment."""
-    reported = leader_epoch_lineage_from_batch_tables([source.table for source in sources])
+    reported = lineage_of_tables([source.table for source in sources])
     return (EpochEntry(reported[0].epoch, Offset(sources[0].base)), *reported[1:]) if reported else ()
 
 
@@ -551,8 +551,8 @@ def prepare_segment_upload(
     epochs = format_leader_epoch_checkpoint(tuple(entry for entry in lineage if entry.start_offset <= segment.end))
     beside["leader-epoch-checkpoint"] = _write_file(folder / "epochs", epochs.encode())
     files = {kind: SegmentFile(size=path.stat().st_size, sha256=file_sha256(path)) for kind, path in beside.items()}
-    content, builder = summarize_timestamps_and_record_count(source.table), segment.checked.builder
-    undecided = segment.states.first_offset_of_open_transaction()
+    content, builder = summarize_timestamps(source.table), segment.checked.builder
+    undecided = segment.states.first_open_offset()
     metadata = RemoteLogSegmentMetadata(
         id=new_id,
         start_offset=Offset(segment.start),
@@ -560,15 +560,15 @@ def prepare_segment_upload(
         size_bytes=source.size,
         max_timestamp_ms=TimestampMs(content.max_timestamp_ms),
         mtime_ms=source.mtime_ms,
-        leader_epochs=leader_epoch_lineage_of_offset_range(lineage, segment.start, segment.end),
+        leader_epochs=lineage_of_range(lineage, segment.start, segment.end),
         files={"log": SegmentFile(size=source.size, sha256=segment.checked.sha256), **files},
         first_timestamp_ms=content.first_timestamp_ms,
         due_ms=earliest_delete_horizon_ms(source.table, builder.due)
         if builder
-        else read_earliest_delete_horizon_ms(source, policy.max_decompressed_batch_bytes),
+        else read_earliest_horizon_ms(source, policy.max_decompressed_batch_bytes),
         open_txn_offset=-1 if undecided is None else undecided,
         records=content.records,
-        content=batch_digest_sum_of_segment(source.buf, key),
+        content=segment_digest_sum(source.buf, key),
         negative_timestamps=segment.checked.negative_timestamps,
     )
     return metadata, {"log": log, **beside}
@@ -611,11 +611,11 @@ def max_segment_disk_bytes(segment: SegmentToImport, index_interval_bytes: int) 
 
 def _copy_or_build_indexes(segment: SegmentToImport, policy: CleanerPolicy, folder: Path) -> dict[str, Path]:
     table = segment.source.table
-    made = encode_offset_and_time_index(segment.start, table.size, table.last_offset, table.max_timestamp, policy.index_interval_bytes)
+    made = encode_indexes(segment.start, table.size, table.last_offset, table.max_timestamp, policy.index_interval_bytes)
     paths = {}
     for kind, data, mismatch_of in (
-        ("index", made[0], reason_offset_index_is_invalid),
-        ("timeindex", made[1], reason_time_index_is_invalid),
+        ("index", made[0], offset_index_problem),
+        ("timeindex", made[1], time_index_problem),
     ):
         given = segment.file_part.path.with_suffix(f".{kind}")
         usable = (

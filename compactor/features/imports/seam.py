@@ -397,7 +397,7 @@ def require_segments_precede_tier(state: PartitionState, segments: Sequence[Segm
             segment=segments[-1].source.name,
             hint="This is another log",
         )
-    undecided = segments[-1].states.first_offset_of_open_transaction()
+    undecided = segments[-1].states.first_open_offset()
     if undecided is not None:
         raise BadData(
             f"a transaction that begins at offset {undecided} is open where the tier begins, whose indexes do not tell how it ended",
@@ -547,7 +547,7 @@ def _rows_in_offset_range(
     chosen = np.flatnonzero(within)[-max_batches:]
     wanted = np.zeros(len(table), np.bool_)
     wanted[chosen] = True
-    for first, last in source.split_batches_by_magic_and_compression():
+    for first, last in source.split_by_kind():
         if not wanted[first:last].any():
             continue
         for chunk in source.read_chunks(first, last, wanted[first:last], max_inflated_bytes, None):

@@ -418,7 +418,7 @@ class SegmentUpload:
             if how.tier.ports.layout.upload_segment(how.partition, metadata, paths):
                 return None
         if how.sidecars is not None:
-            how.sidecars.add_sidecar_if_absent(self._build_sidecar(metadata.id, how.sidecars.hash_key))
+            how.sidecars.add_sidecar(self._build_sidecar(metadata.id, how.sidecars.hash_key))
         how.advance(metadata.size_bytes)
         return metadata
 

@@ -28,7 +28,7 @@ from compactor.features.imports.log_directory import CheckedFilePart, SegmentFil
 from compactor.model.plan import CleanerPolicy
 from compactor.records.indexes import TXN_ENTRY, parse_txn_index
 from compactor.round.sources import read_producer_states_at_end
-from compactor.tier.contents import download_segment_file, read_and_verify_segment_file
+from compactor.tier.contents import download_segment_file, read_verified_file
 
 
 def undo_rounds_beyond_offset(tier: Tier, log: PartitionLog, offset: int, source_name: str, *, accept_loss: bool) -> list[str]:
@@ -96,11 +96,11 @@ def segment_head_before_offset(
         return None
     key = layout.object_name(name, first, "log")
     path = segment_log_path(scratch, first.start_offset)
-    download_segment_file(layout, name, first, "log", path).require_match_with_recorded_content(key, first.files["log"])
+    download_segment_file(layout, name, first, "log", path).require_match(key, first.files["log"])
     limit = policy.max_decompressed_batch_bytes
     aborted = np.empty(0, TXN_ENTRY)
     if "txnindex" in first.files:
-        aborted = parse_txn_index(read_and_verify_segment_file(layout, name, first, "txnindex"), key)
+        aborted = parse_txn_index(read_verified_file(layout, name, first, "txnindex"), key)
     source = open_source_segment(0, path, first.start_offset, first.end_offset + 1, first.mtime_ms, -1, limit, txn_entries=aborted)
     table = source.table
     last = int(np.searchsorted(table.last_offset, offset))

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from compactor.access.tier import Tier
-from compactor.cleaner.source import batch_bytes_from_offset, open_source_segment, read_offset_of_last_record
+from compactor.cleaner.source import batch_bytes_from_offset, open_source_segment, read_last_record_offset
 from compactor.control.state import PartitionState
 from compactor.errors import AlreadyExists, BadData, Leased, NotFound, Unavailable, UsageError
 from compactor.features.pinterest.layout import (
@@ -36,14 +36,14 @@ from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import MAX32
 from compactor.model.segment import RemoteLogSegmentMetadata, StrictFrozenModel
-from compactor.records.batches import parse_batch_headers_of_segment
-from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, encode_offset_and_time_index
+from compactor.records.batches import parse_batch_headers
+from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, encode_indexes
 from compactor.round.compaction import disk_budget_bytes
 from compactor.round.sources import StagedSegmentReader, open_reader_of_segments, use_and_close_reader
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.schemes import bucket_and_prefix
-from compactor.tier.contents import FileContent, create_object_or_match_existing, read_and_verify_segment_file
+from compactor.tier.contents import FileContent, create_or_match, read_verified_file
 from compactor.tier.kinds import control_url
 
 # ---- names and records of generations -----------------------------------------------------------------------------------------
@@ -644,7 +644,7 @@ class _GenerationWriter:
         with reading.staging.pinned_local_copy_of_file(reading.log_file_to_stage(segment_ordinal)) as path:
             source = open_source_segment(segment_ordinal, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
             source.name = reading.object_key_of_log(segment_ordinal)
-            last = read_offset_of_last_record(source, limit)
+            last = read_last_record_offset(source, limit)
             if last < log_start:
                 return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)
             distance, size = segment.start_offset - base_offset, segment.size_bytes
@@ -655,21 +655,19 @@ class _GenerationWriter:
             }
             if segment.start_offset < log_start:
                 log = batch_bytes_from_offset(source, log_start, limit)
-                table, size = parse_batch_headers_of_segment(np.frombuffer(log, np.uint8), source.name), len(log)
+                table, size = parse_batch_headers(np.frombuffer(log, np.uint8), source.name), len(log)
                 interval = self.tier.cleaner_settings_for_topic(name.topic).index_interval_bytes
-                index, timeindex = encode_offset_and_time_index(base_offset, table.size, table.last_offset, table.max_timestamp, interval)
+                index, timeindex = encode_indexes(base_offset, table.size, table.last_offset, table.max_timestamp, interval)
                 contents = {"index": rebase_offset_index_to_lower_offset(index, 0), "timeindex": timeindex, "log": log}
             for kind, data in contents.items():
-                if not create_object_or_match_existing(
-                    self.target.store, f"{generation}/{self.target.keys.file_key(name, base_offset, kind)}", data
-                ):
+                if not create_or_match(self.target.store, f"{generation}/{self.target.keys.file_key(name, base_offset, kind)}", data):
                     return None
         reading.staging.delete_cached_copies([reading.log_file_to_stage(segment_ordinal)])
         return PublishedSegment(segment=segment.id, base=base_offset, last=last, timestamp_ms=latest_timestamp_ms, log_bytes=size)
 
     def _read_segment_index(self, segment: RemoteLogSegmentMetadata, index_kind: str) -> bytes:
         return (
-            read_and_verify_segment_file(self.tier.ports.layout, self.state.topic_partition, segment, index_kind)
+            read_verified_file(self.tier.ports.layout, self.state.topic_partition, segment, index_kind)
             if index_kind in segment.files
             else b""
         )
@@ -702,7 +700,7 @@ def switch_readers_to_current_generation(target: GenerationTarget, log: Generati
         else:
             changed = _delete_if_exists(target.store, log.pointer_object_key)
         if current.began not in known.recorded_ms:
-            create_object_or_match_existing(target.store, log.pointer_written_marker_key(current.began), b"")
+            create_or_match(target.store, log.pointer_written_marker_key(current.began), b"")
         target.store.delete([log.generation_step_object_key(number) for number in known.deletable_generation_step_numbers()])
         if not changed:
             return known

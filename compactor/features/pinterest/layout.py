@@ -384,7 +384,7 @@ class PinterestLayout(OneObjectPerFileLayout):
         return ParsedFileName(segment_id_from_base_offset(parsed[0]), *parsed) if parsed else None
 
     @override
-    def partition_name_in_object_key(self, key: str) -> str:
+    def partition_in_key(self, key: str) -> str:
         return str(self._keys.partition_of_object_key(key) or "")
 
     @override

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from compactor.access.tier import Tier
-from compactor.cleaner.source import open_source_segment, read_offset_of_last_record
+from compactor.cleaner.source import open_source_segment, read_last_record_offset
 from compactor.errors import BadData, NotFound, UsageError
 from compactor.features.pinterest.layout import (
     METADATA_FILE,
@@ -129,8 +129,8 @@ class _ListedPartitionVerifier:
                 for kind, path in paths.items():
                     layout.download_file(self.partition, metadata, kind, path)
                 source = open_source_segment(0, paths["log"], segment.base, None, segment.modified_ms, -1, max_inflated_bytes)
-                source.verify_batch_crcs_unless_verified(0, len(source.table))
-                end = read_offset_of_last_record(source, max_inflated_bytes) + 1
+                source.verify_batches(0, len(source.table))
+                end = read_last_record_offset(source, max_inflated_bytes) + 1
             except NotFound as error:
                 return [self._listing_problem_as_error("missing", log, error.message)], None
             except BadData as error:

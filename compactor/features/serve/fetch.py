@@ -107,7 +107,7 @@ class _CachedPieces(PiecePrefetcher):
     @override
     def _fetch_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
         found = asyncio.run_coroutine_threadsafe(self._find(reader, position), self._loop).result()
-        return reader.read_piece_at_byte_position(position) if found is None else found
+        return reader.read_piece(position) if found is None else found
 
     async def _find(self, reader: SegmentReader, position: int) -> SegmentPiece | None:
         while True:
@@ -313,7 +313,7 @@ class TierReader:
             return SegmentReader(tier.ports.layout, view.partition, metadata, limit)
 
         finder = TransactionOutcomeFinder(list_segments_from, open_segment, _CachedPieces(self._cache, loop, open_segment))
-        return outcomes_of_batches(piece.source, finder.find_transaction_outcomes_of_batches(piece.source))
+        return outcomes_of_batches(piece.source, finder.find_outcomes(piece.source))
 
 
 def outcomes_of_batches(piece: SegmentPiece, kinds: np.ndarray[tuple[int], np.dtype[np.int8]]) -> Outcomes:

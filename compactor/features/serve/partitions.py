@@ -241,7 +241,7 @@ class Partitions:
 
     async def _is_unchanged(self, partition: TopicPartition, view: View) -> bool:
         """Return whether no hint says that a partition has changed since a view was taken."""
-        if not self.tier.kind.is_content_determined_by_control_logs or self._clock_s() - view.taken_s > UNHINTED_S:
+        if not self.tier.kind.is_compactor_managed or self._clock_s() - view.taken_s > UNHINTED_S:
             return False
         await self.topics()
         return self.tier.change_notifier.latest_control_log_change_hint_number(partition) == view.hint

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from compactor.errors import BadData, StoreError
-from compactor.read.outcomes import flag_damaged_batches, read_whole_batches_before_damage
+from compactor.read.outcomes import flag_damaged_batches, read_before_damage
 from compactor.read.pieces import SegmentPiece, SegmentReader
 from compactor.records.batches import Int64s
 
@@ -122,9 +122,9 @@ def load_piece(bounds: Bounds, number: int, data: bytes | None = None) -> Piece:
     reader, position, size = bounds.reader, int(bounds.positions[number]), bounds.size(number)
     damage: BadData | None = None
     try:
-        source = reader.parse_piece(position, data) if data is not None else reader.read_piece_of_exact_size(position, size)
+        source = reader.parse_piece(position, data) if data is not None else reader.read_exact_piece(position, size)
     except BadData as error:
-        before = read_whole_batches_before_damage(reader, position, error)
+        before = read_before_damage(reader, position, error)
         if before is None:
             raise
         source, damage = before, error

@@ -27,8 +27,8 @@ from typing import Any, BinaryIO, ClassVar, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from bloom.filter import nonzero_32_bit_tag_of_key_hash, siphash128
-from compactor.cleaner.disk_map import KEY_ROW_BYTES, HashRangeRowFile, stored_key_hashes_of_rows, view_as_bytes
+from bloom.filter import key_hash_tag, siphash128
+from compactor.cleaner.disk_map import KEY_ROW_BYTES, HashRangeRowFile, stored_hashes, view_as_bytes
 from compactor.cleaner.gate.batch_checks import BatchTransactionOutcomes
 from compactor.cleaner.gate.gate import CleanedSegmentCheckParameters, Gate
 from compactor.cleaner.gate.parser import GATE_ROW_BYTES, WORDS, FingerprintSumsBySegment, LatestRecordRows, LatestRecordTable, Words
@@ -97,7 +97,7 @@ class StoredKeyRows:
     def read_dirty_key_hashes(self, store: ObjectStore) -> Iterator[Hashes]:
         """Yield the key hashes of all dirty rows, including repeated ones."""
         for begin in range(0, self.dirty_rows, BLOCK_ROWS):
-            yield stored_key_hashes_of_rows(self.read_stored_rows_by_row_number(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
+            yield stored_hashes(self.read_stored_rows_by_row_number(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
 
     def read_stored_pass_one_results(self, store: ObjectStore) -> Arrays:
         """Read the tail: the pass 1 results of the bundle's segments."""
@@ -132,7 +132,7 @@ def write_rows_by_section_and_hash_range(spool: HashRangeRowFile, file: BinaryIO
         for number in range(ranges):
             begins[number, section] = first
             crc = 0
-            for rows in spool.read_rows_of_section_and_hash_range(section, number):
+            for rows in spool.read_range_rows(section, number):
                 file.write(view_as_bytes(rows))
                 crc = zlib.crc32(view_as_bytes(rows), crc)
                 first += len(rows)
@@ -180,7 +180,7 @@ class StoredSurvivors:
     """Surviving records (cleaner.keys.survivors) of the segments of one group, read from scratch objects."""
 
     def __init__(self, latest_offset: int) -> None:
-        self.last_offset_covered_by_map = latest_offset
+        self.last_mapped_offset = latest_offset
         self.key_count = 0
         self.peak_bytes = 0
         self._segments: dict[int, tuple[Bytes, Int64s, SurvivorCountsByBatch]] = {}
@@ -335,7 +335,7 @@ def _write_key_rows_of_chunk(
         for row in range(first_row[batch + 1] - 1, first_row[batch] - 1, -1):
             if key_length[row] >= 0 and first_offset <= offset[row] < end_offset:
                 h0, h1 = siphash128(buf, key_start[row], key_length[row], k0, k1)
-                out[count, 0] = nonzero_32_bit_tag_of_key_hash(h0)
+                out[count, 0] = key_hash_tag(h0)
                 out[count, 1] = np.uint32(h1 & np.uint64(0xFFFFFFFF))
                 out[count, 2] = np.uint32(h1 >> np.uint64(32))
                 out[count, 3] = np.uint32(last_row_numbers[batch] + first_row[batch + 1] - 1 - row)
@@ -552,7 +552,7 @@ def create_gate_collecting_segment_rows(
 ) -> Gate:
     """Return a gate that collects the rows of one segment in pass 1."""
     gate = Gate(_gate_parameters_of_plan(plan, hash_key), LatestRecordTable(0, 0), {source.ordinal: outcomes})
-    gate.begin_checks_of_segment_chunks(source)
+    gate.begin_segment(source)
     return gate
 
 

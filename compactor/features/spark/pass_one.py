@@ -23,8 +23,8 @@ from compactor.cleaner.disk_map import (
     KEY_ROW_BYTES,
     HashRangeRowFile,
     HashRangeSpan,
-    mark_newest_row_of_each_key,
-    mark_rows_with_absent_keys,
+    mark_absent_rows,
+    mark_newest_rows,
 )
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.parser import (
@@ -36,7 +36,7 @@ from compactor.cleaner.gate.parser import (
     LatestRecordTable,
     allocate_zero_fingerprint_sums,
 )
-from compactor.cleaner.keys import KeyHashSet, count_keyless_records_of_rows
+from compactor.cleaner.keys import KeyHashSet, count_keyless_rows
 from compactor.cleaner.retention import TransactionVerdicts
 from compactor.cleaner.source import SourceSegment
 from compactor.cleaner.worker_threads import ReusableJobBuffers
@@ -339,9 +339,9 @@ def add_hash_range_to_expected_record_sums(
                 )
                 for part in range(parts)
             )
-    table.add_fingerprint_sums_of_remaining_records(bounds, out_sums)
+    table.add_remaining_sums(bounds, out_sums)
     for rows in gate_range.read_rows_of_dirty_or_clean_section(OUTSIDE):
-        table.add_expected_fingerprints_outside_dirty_range(rows, bounds, out_sums)
+        table.add_outside_sums(rows, bounds, out_sums)
     return table.key_count
 
 
@@ -533,7 +533,7 @@ def _collect_key_rows(
     tombstones = np.zeros(len(table), np.bool_)
     counts = np.where(selected_batches, table.count.astype(np.int64), 0)
     keyless, dirty = np.zeros(len(table), np.int64), KeylessRecords()
-    for first, last in reversed(source.split_batches_by_magic_and_compression()):
+    for first, last in reversed(source.split_by_kind()):
         if not selected_batches[first:last].any():
             continue
         for chunk in source.read_chunks(first, last, selected_batches[first:last], limit, buffers.bodies, is_backwards=True):
@@ -545,16 +545,14 @@ def _collect_key_rows(
             flag_tombstone_batches(first_row, rows.value_length, tombstones[some])
             keyless[some] = np.diff(np.append(0, np.cumsum(rows.key_length < 0))[first_row])
             if source.end > first_dirty:
-                dirty = dirty.plus(count_keyless_records_of_rows(rows.offset, rows.key_length, first_dirty))
+                dirty = dirty.plus(count_keyless_rows(rows.offset, rows.key_length, first_dirty))
                 key_rows.add_rows_to_section(DIRTY_ROWS, pack_key_rows(chunk, rows, first_row, begin, halves, first_dirty, MAX_OFFSET))
                 if gate is not None and gate_rows is not None:
-                    gate_rows.add_rows_to_section(DIRTY_ROWS, gate.extract_key_table_rows_of_chunk(buffers, source, chunk).rows)
+                    gate_rows.add_rows_to_section(DIRTY_ROWS, gate.extract_key_rows(buffers, source, chunk).rows)
             if source.base < first_dirty:
                 key_rows.add_rows_to_section(OUTSIDE, pack_key_rows(chunk, rows, first_row, begin, halves, 0, first_dirty))
                 if gate is not None and gate_rows is not None:
-                    gate_rows.add_rows_to_section(
-                        OUTSIDE, gate.extract_key_table_rows_of_chunk(buffers, source, chunk, selects_non_dirty=True).rows
-                    )
+                    gate_rows.add_rows_to_section(OUTSIDE, gate.extract_key_rows(buffers, source, chunk, selects_non_dirty=True).rows)
     packed_legacy = (table.magic < 2) & (table.codec_ids > 0)
     summary = BatchScanSummary(
         tombstones, counts if (packed_legacy & selected_batches).any() else counts[:0], keyless if keyless.any() else keyless[:0]
@@ -581,7 +579,7 @@ def query_bloom_filters(shared: RoundTaskSettings, item: BloomFilterQuery, cost:
     if sidecars is None:
         return dict.fromkeys(item.segments, "bloom = false"), 0
     store = open_task_tier(shared).ports.control
-    answer = sidecars.find_segments_that_may_hold_keys(
+    answer = sidecars.find_possible_segments(
         item.segments, lambda: chain.from_iterable(each.read_dirty_key_hashes(store) for each in item.bundles)
     )
     record_peak_memory(cost)
@@ -649,9 +647,9 @@ def _find_survivors_of_hash_range(
         full = False
         for place, rows in range_rows.read_dirty_rows(range_input.dirty):
             by_row, kept = _number_rows_by_position(rows)
-            taken = mark_newest_row_of_each_key(keys.table, keys.state, by_row, 0, ranges, wanted, kept)
-            while taken < len(rows) and keys.enlarge_key_set_if_budget_allows():
-                taken = mark_newest_row_of_each_key(keys.table, keys.state, by_row, taken, ranges, wanted, kept)
+            taken = mark_newest_rows(keys.table, keys.state, by_row, 0, ranges, wanted, kept)
+            while taken < len(rows) and keys.enlarge():
+                taken = mark_newest_rows(keys.table, keys.state, by_row, taken, ranges, wanted, kept)
             if taken < len(rows):
                 full = True
                 break
@@ -664,7 +662,7 @@ def _find_survivors_of_hash_range(
             continue
         for place, rows in range_rows.read_rows_of_dirty_or_clean_section(clean, 1):
             by_row, kept = _number_rows_by_position(rows)
-            mark_rows_with_absent_keys(keys.table, keys.state, by_row, ranges, wanted, kept)
+            mark_absent_rows(keys.table, keys.state, by_row, ranges, wanted, kept)
             if kept.any():
                 yield place, encode_surviving_row_numbers(rows, kept)
         cost.map_entries += keys.key_count
@@ -733,6 +731,6 @@ def write_surviving_records_of_bundle(
 def load_survivor_kernels() -> None:
     keys, kept = KeyHashSet(1 << 16, expected_key_count=0), np.zeros(1, np.uint8)
     rows = np.frombuffer(bytes(16), np.uint32).reshape(-1, 4)
-    mark_newest_row_of_each_key(keys.table, keys.state, rows, 0, 1, 0, kept)
-    mark_rows_with_absent_keys(keys.table, keys.state, rows, 1, 0, kept)
+    mark_newest_rows(keys.table, keys.state, rows, 0, 1, 0, kept)
+    mark_absent_rows(keys.table, keys.state, rows, 1, 0, kept)
     try_decode_row_number_gaps_to_bitmap(np.frombuffer(encode_surviving_row_numbers(rows, kept), np.uint8), kept)

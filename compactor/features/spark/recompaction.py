@@ -21,7 +21,7 @@ from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.cleaner.retention import transaction_verdicts_by_source
-from compactor.cleaner.rewrite import create_substitute_segment_from_sidecar
+from compactor.cleaner.rewrite import substitute_segment
 from compactor.config.settings import CleanerSettings, load_settings
 from compactor.config.units import format_size
 from compactor.control.logs import PartitionLog
@@ -34,7 +34,7 @@ from compactor.local.budget import DiskBudget
 from compactor.model.ids import CHANGING, RoundStatus, TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.outputs import OutputReport
-from compactor.records.producers import reason_to_read_segment_for_its_markers
+from compactor.records.producers import reason_to_read_markers
 from compactor.round.drive import RemoteEngine
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.ports import RoundCosts, estimate_distinct_keys, estimate_record_count
@@ -116,12 +116,12 @@ def reason_to_read_segment_for_delete_horizons(
     if len(segments) < len(sidecars):
         return "a segment without a sidecar may hold tombstones"
     sources = [
-        create_substitute_segment_from_sidecar(place, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, sidecar)
+        substitute_segment(place, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, sidecar)
         for place, (segment, sidecar) in enumerate(segments)
     ]
     cleaned_ids = {segment.id for segment in assessment.covered_segments}
     for source, verdicts, (segment, sidecar) in zip(sources, transaction_verdicts_by_source(sources), segments, strict=True):
-        reason = sidecar.due.reason_to_read_despite_filter(now_ms, drops_keyless=drops_keyless) or reason_to_read_segment_for_its_markers(
+        reason = sidecar.due.reason_to_read(now_ms, drops_keyless=drops_keyless) or reason_to_read_markers(
             source.table, verdicts.aborted, verdicts.discardable, now_ms
         )
         if reason and segment.id in cleaned_ids:
@@ -305,9 +305,7 @@ def find_recompaction_candidates(
     """Decide for each partition, in the given order, whether it needs a round. Nothing is written. ``min_benefit_bytes``: 0 accepts every
     partition.
     """
-    keeps = (
-        len(partitions) <= MAX_CACHED_LOGS and tier.kind.is_content_determined_by_control_logs
-    )  # if not, a round reads the control log without the view
+    keeps = len(partitions) <= MAX_CACHED_LOGS and tier.kind.is_compactor_managed  # if not, a round reads the control log without the view
 
     def assess_recompaction_candidate(partition: TopicPartition) -> RecompactionCandidate:
         try:

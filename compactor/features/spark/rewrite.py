@@ -24,14 +24,14 @@ from compactor.cleaner.disk_map import KEY_ROW_BYTES
 from compactor.cleaner.gate.batch_checks import BatchTransactionOutcomes, transaction_outcomes_by_source
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.parser import GATE_ROW_BYTES
-from compactor.cleaner.keys import count_keyless_records_of_rows
+from compactor.cleaner.keys import count_keyless_rows
 from compactor.cleaner.retention import (
     CleanedChunkCache,
     TransactionVerdicts,
-    find_txn_outcomes_and_update_next_outcomes,
+    find_txn_outcomes,
     transaction_verdicts_by_source,
 )
-from compactor.cleaner.rewrite import NO_BYTES, create_substitute_segment_from_sidecar
+from compactor.cleaner.rewrite import NO_BYTES, substitute_segment
 from compactor.cleaner.source import SourceSegment
 from compactor.cleaner.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.control.logs import PartitionLog
@@ -194,14 +194,14 @@ def _count_keyless_records(reader: StagedSegmentReader, first_dirty: int, end: i
     for ordinal in reversed([n for n, segment in enumerate(reader.live) if segment.end_offset >= first_dirty]):
         with reader.open_segment(ordinal) as source:
             table = source.table
-            aborted = find_txn_outcomes_and_update_next_outcomes(table, outcomes) == ABORT
+            aborted = find_txn_outcomes(table, outcomes) == ABORT
             wanted = (table.control == NOT_CONTROL) & ~aborted & (table.last_offset >= first_dirty)
             if source.base >= end:
                 continue
-            for first, last in source.split_batches_by_magic_and_compression():
+            for first, last in source.split_by_kind():
                 for chunk in source.read_chunks(first, last, wanted[first:last], reader.inflate_limit, buffers.bodies):
                     rows, _ = parse_records(table, chunk, buffers.rows, source.name)
-                    found = found.plus(count_keyless_records_of_rows(rows.offset, rows.key_length, first_dirty))
+                    found = found.plus(count_keyless_rows(rows.offset, rows.key_length, first_dirty))
         reader.staging.delete_cached_copies([reader.log_file_to_stage(ordinal)])
     return found
 
@@ -382,7 +382,7 @@ class PassOneSegmentResults:
             place = (ordinal, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
             found = self.segments.get(segment.id)
             if found is None:
-                yield create_substitute_segment_from_sidecar(*place, self.stand_ins[segment.id])
+                yield substitute_segment(*place, self.stand_ins[segment.id])
             else:
                 yield SourceSegment(*place, NO_BYTES, found.table, txn_entries=found.txn_entries)
 

@@ -71,7 +71,7 @@ from compactor.kernels.common import KEY_BYTES
 from compactor.local.staging import disk_bytes_to_rewrite_group
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, raise_if_keyless
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.producers import reason_to_read_segment_for_its_markers
+from compactor.records.producers import reason_to_read_markers
 from compactor.round.drive import DraftPlanAtTimeFunction
 from compactor.round.plan import PlanInputs, RoundAssessment, draft_plan
 from compactor.round.ports import (
@@ -560,7 +560,7 @@ def _find_skippable_clean_segments(
     inspections: dict[str, SegmentReadDecisionFromSidecar] = {}
     for segment in assessment.clean:
         source, verdicts, _ = index.folded[segment.id]
-        why = reason_to_read_segment_for_its_markers(source.table, verdicts.aborted, verdicts.discardable, now_ms)
+        why = reason_to_read_markers(source.table, verdicts.aborted, verdicts.discardable, now_ms)
         if why:
             due[segment.id] = why
         inspections[segment.id] = decide_whether_to_read_clean_segment(

@@ -422,8 +422,8 @@ def applied(messages: list[MessageLike]) -> dict[bytes | None, bytes | None]:
 def test_a_state_restored_while_rounds_run_is_complete(
     seed: int, way: str, tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SegmentReader.piece_positions_and_sizes_last_first, "__defaults__", (300,))
-    monkeypatch.setattr(SegmentReader.read_piece_at_byte_position, "__defaults__", (300,))
+    monkeypatch.setattr(SegmentReader.piece_spans_backwards, "__defaults__", (300,))
+    monkeypatch.setattr(SegmentReader.read_piece, "__defaults__", (300,))
     growing = GrowingLog(seed + 80, tmp_path / "log", tier, committed=True)
     for _ in range(7):
         growing.write()

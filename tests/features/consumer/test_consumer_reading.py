@@ -105,7 +105,7 @@ def with_counting_layout(tier: Tier) -> tuple[Tier, CountingLayout]:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for method in (SegmentReader.read_piece_at_byte_position, SegmentReader.find_piece_end_by_offset_index):
+    for method in (SegmentReader.read_piece, SegmentReader.find_piece_end):
         monkeypatch.setattr(method, "__defaults__", (600,))
 
 

@@ -32,7 +32,7 @@ from compactor.features.iceberg.table import TopicTable, open_table_loader
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.outputs import OutputReport
-from compactor.read.ranges import last_value_of_each_key_in_partition
+from compactor.read.ranges import last_values
 from tests.builders import LogBuilder
 from tests.support.tier_cli import GrowingTier, visible
 
@@ -114,7 +114,7 @@ class House(GrowingTier):
     def compare_with_latest(self) -> None:
         """The rows are what the view `latest` of the tier shows below the cleaner offset."""
         opened = self.opened()
-        view = last_value_of_each_key_in_partition(opened, ORDERS, last_offset=self.entry().cleaner_offset - 1)
+        view = last_values(opened, ORDERS, last_offset=self.entry().cleaner_offset - 1)
         found = [row for batch in view.arrow("key", "value", "offset") for row in batch.to_pylist()]
         assert self.rows() == sorted((row["key"], row["value"], row["offset"]) for row in found)
 

@@ -20,7 +20,7 @@ from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.model.remote_log import RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition, uuid_bytes
 from compactor.model.segment import SegmentState
-from compactor.read.ranges import last_value_of_each_key_in_partition
+from compactor.read.ranges import last_values
 from compactor.upkeep.orphans import undo_by_copies
 from tests.integration.test_undo_on_brokers_tiers import after
 from tests.simulation.memory_topic import MemoryMetadataTopic
@@ -75,7 +75,7 @@ class BrokersTable:
         """Compare the table with the last values below the cleaner offset; return how many there are."""
         opened = self.brokers.opened()
         state = opened.open_control_log_of_partition(NAME).refresh()
-        view = last_value_of_each_key_in_partition(opened, NAME, last_offset=first_dirty_offset_of_vector(state.vector) - 1)
+        view = last_values(opened, NAME, last_offset=first_dirty_offset_of_vector(state.vector) - 1)
         found = [row for batch in view.arrow("key", "value", "offset") for row in batch.to_pylist()]
         rows = self.rows()
         assert rows == sorted(found, key=lambda row: row["offset"])

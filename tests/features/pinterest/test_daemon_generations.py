@@ -16,7 +16,7 @@ from compactor.features.pinterest import generations, output as upkeep
 from compactor.features.pinterest.generations import GenerationTarget, configured_generation_target
 from compactor.service_metrics import render_metrics
 from compactor.storage.port import ObjectInfo, ObjectStore
-from compactor.tier.contents import FileContent, create_object_or_match_existing
+from compactor.tier.contents import FileContent, create_or_match
 from tests.features.pinterest.test_pinterest_generations import ORDERS, House
 from tests.support.plain_pinterest import PlainConsumer
 from tests.support.told import Told
@@ -165,12 +165,12 @@ def test_a_daemon_that_is_stopped_leaves_something_to_go_on_with(house: House, m
     daemon = Daemon(tier, seed=1)
 
     def stopped(store: ObjectStore, key: str, content: FileContent) -> bool:
-        made: bool = create_object_or_match_existing(store, key, content)
+        made: bool = create_or_match(store, key, content)
         if key.endswith(".log"):
             daemon.request_stop()
         return made
 
-    monkeypatch.setattr(generations, "create_object_or_match_existing", stopped)
+    monkeypatch.setattr(generations, "create_or_match", stopped)
     while not daemon.stop.event.is_set():
         daemon.scan()
         daemon.start_due_jobs()

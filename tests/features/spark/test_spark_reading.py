@@ -146,8 +146,8 @@ def test_all_that_a_read_committed_consumer_sees(seed: int, twins: Twins, tmp_pa
 
 @pytest.mark.parametrize("seed", range(4))
 def test_pieces_smaller_than_a_segment(seed: int, twins: Twins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces.SegmentReader.read_piece_at_byte_position, "__defaults__", (300,))
-    monkeypatch.setattr(pieces.SegmentReader.piece_positions_and_sizes_last_first, "__defaults__", (300,))
+    monkeypatch.setattr(pieces.SegmentReader.read_piece, "__defaults__", (300,))
+    monkeypatch.setattr(pieces.SegmentReader.piece_spans_backwards, "__defaults__", (300,))
     monkeypatch.setattr(outcomes, "MAX_HELD_PIECES", seed)
     folder = log_of(seed + 50).write(tmp_path / "log")
     twins.bring(folder)
@@ -351,13 +351,13 @@ def test_values_are_read_once_whatever_the_number_of_ranges(
     monkeypatch.setattr(datasource, "KEY_BYTES", ranges * numbered.settings.cleaner.map_budget_bytes // records)
     monkeypatch.setattr(disk_map, "CACHE_BYTES", max(1, records * KEY_BYTES // ranges))
     looked_at: set[int] = set()
-    answer = disk_map.DiskOffsetMap._mark_survivors_in_hash_range
+    answer = disk_map.DiskOffsetMap._mark_range_survivors
 
     def told(self: Any, bucket: int, *arguments: Any) -> None:
         looked_at.add(bucket)
         answer(self, bucket, *arguments)
 
-    monkeypatch.setattr(disk_map.DiskOffsetMap, "_mark_survivors_in_hash_range", told)
+    monkeypatch.setattr(disk_map.DiskOffsetMap, "_mark_range_survivors", told)
     fetched: list[int] = []
     get = type(numbered.ports.data).get
 

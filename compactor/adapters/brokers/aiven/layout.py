@@ -56,7 +56,7 @@ from compactor.tier.contents import (
     TopicIdOfPartition,
     content_sha256,
     content_size_bytes,
-    create_object_or_match_existing,
+    create_or_match,
     open_content,
     read_chunks,
     segment_object_name_stem,
@@ -106,7 +106,7 @@ class AivenObjectKeys:
         """Return the key of a segment's object. suffix: one of SUFFIXES."""
         return f"{self.prefix}{self.key_without_affixes(partition, segment)}.{suffix}"
 
-    def partition_name_in_object_key(self, key: str) -> str:
+    def partition_in_key(self, key: str) -> str:
         """Return the partition of a key as ``topic-partition``, whatever its topic id is, or an empty string."""
         match = _FOLDER.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
         return f"{match[1]}-{match[2]}" if match else ""
@@ -333,7 +333,7 @@ class AivenLayout(WholeLogUploadLayout):
         return self._store.url
 
     @property
-    def object_kinds_required_for_reading(self) -> frozenset[str]:
+    def required_kinds(self) -> frozenset[str]:
         return frozenset(SUFFIXES)
 
     def partition_folder(self, partition: TopicPartition) -> str:
@@ -384,7 +384,7 @@ class AivenLayout(WholeLogUploadLayout):
         with self._packer.encoded_objects(partition, segment, contents) as objects:
             for suffix, content in objects.items():
                 key = self._keys.object_key(partition, segment, suffix)
-                if not create_object_or_match_existing(self._store, key, content):
+                if not create_or_match(self._store, key, content):
                     return (
                         "" if self._is_uploaded_with_content(partition, segment, contents) else f"{key} exists already with other content"
                     )
@@ -437,8 +437,8 @@ class AivenLayout(WholeLogUploadLayout):
             else:
                 yield ListedObject(info.key, info.size, info.modified_ms)
 
-    def partition_name_in_object_key(self, key: str) -> str:
-        return self._keys.partition_name_in_object_key(key)
+    def partition_in_key(self, key: str) -> str:
+        return self._keys.partition_in_key(key)
 
     def _open_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> OpenedSegment:
         """Return a segment's manifest and cipher, from the cache if possible."""
