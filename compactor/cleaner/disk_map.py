@@ -72,17 +72,12 @@ class DiskReservation(Protocol):
     """Reservation of bytes of the disk budget. It grows before bytes are written and shrinks after they are deleted."""
 
     def reserve_bytes_on_disk(self, byte_count: int, /) -> None:
-        """Reserve bytes before they are written. Raises OutOfBudget if the disk budget does not have them.
-        - DiskReservation.release_bytes_on_disk _UnlimitedDiskReservation
-        """
+        """Reserve bytes before they are written. Raises OutOfBudget if the disk budget does not have them."""
 
-    def release_bytes_on_disk(self, byte_count: int, /) -> None:
-        """Release the reservation of bytes that were deleted from the disk."""
+    def release_bytes_on_disk(self, byte_count: int, /) -> None: ...
 
 
 class _UnlimitedDiskReservation:
-    """A DiskReservation that permits every write, for rounds without a disk budget."""
-
     def reserve_bytes_on_disk(self, byte_count: int) -> None:
         pass
 
@@ -562,7 +557,6 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
     ``iterate_dirty_key_hashes`` yields the keys for Bloom filters. The survivors are known after the last part.
     :param key_set: None to keep all keys on disk. Several parts require None.
     :param open_disk_map: (number of the part, number of parts) -> offset map.
-    - KeyScanSpillingToDisk.key_count KeyScanSpillingToDisk.peak_bytes
     """
 
     def __init__(
@@ -584,13 +578,11 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
     @property
     @override
     def key_count(self) -> int:
-        """Return the number of distinct keys in the dirty range."""
         return self._entries or self._set.key_count
 
     @property
     @override
     def peak_bytes(self) -> int:
-        """Return the largest memory of the key set so far, in bytes."""
         return max(self._peak, self._set.peak_bytes)
 
     @property
@@ -703,9 +695,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
             self._map.close()
 
     def free_key_set(self) -> None:
-        """Free the memory of the key set. Afterwards no key can be looked up.
-        - _current_disk_map _reserve_ordinals _move_keys_to_disk
-        """
+        """Free the memory of the key set. Afterwards no key can be looked up."""
         self._entries, self._peak = self.key_count, self.peak_bytes
         self._set = KeyHashSet(MIN_MAP_BYTES)
 
@@ -725,13 +715,11 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
 
     @property
     def _current_disk_map(self) -> DiskOffsetMap:
-        """Return the offset map on disk, which must be open."""
         if self._map is None:
             raise CompactorError("the disk is asked before it was needed", hint="This is a bug; please report it")
         return self._map
 
     def _reserve_ordinals(self, row_count: int) -> FirstRowOrdinal:
-        """Reserve consecutive row numbers (ordinals) for the rows of a chunk, and return the first one."""
         place = 8 * self._next
         self._next += (row_count + 7) // 8
         if 8 * self._next >= SEEN:
@@ -741,7 +729,6 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         return place
 
     def _move_keys_to_disk(self) -> None:
-        """Open an offset map on disk, and move the keys of the full set to it."""
         self._map = self._open(0, 1)
         for keys in self._set.iterate_key_hashes():
             self._map.add_known_keys(keys)

@@ -123,7 +123,6 @@ def put_keys_until_full(
 ) -> RowCount:
     """Add keys in order, from ``first_row`` on, and set ``out_first_seen[row]`` to whether the row's key was absent. Return
     ``len(hashes)``, or the number of the first row for which there is no space.
-    - flag_keys_in_table longest_filled_run
     """
     rows = len(hashes)
     capacity = state[CAPACITY]
@@ -139,7 +138,6 @@ def put_keys_until_full(
 
 @kernel
 def flag_keys_in_table(table: HashTable, state: KeySetState, hashes: Hashes, out_flags: npt.NDArray[np.bool_]) -> None:
-    """Set ``out_flags[row]`` to whether the set holds the row's key."""
     rows = len(hashes)
     for row in range(rows):
         if row + AHEAD < rows:
@@ -149,7 +147,6 @@ def flag_keys_in_table(table: HashTable, state: KeySetState, hashes: Hashes, out
 
 @kernel
 def longest_filled_run(table: HashTable, cell_count: int) -> int:
-    """Return the number of cells in the longest run of filled cells."""
     longest = 0
     size = 0
     for cell in range(cell_count):
@@ -314,7 +311,6 @@ class BoundedOffsetMap:
         """Create an empty map.
         :param max_record_count: upper bound of the rows that will be put; memory is allocated for no more keys than that.
         :raises OutOfBudget: if the system cannot provide the memory.
-        - BoundedOffsetMap.key_count BoundedOffsetMap.peak_bytes
         """
         cells = min(max_keys, max_record_count) * 4 // 3 + 2
         try:
@@ -327,12 +323,10 @@ class BoundedOffsetMap:
 
     @property
     def key_count(self) -> int:
-        """Return the number of keys in the map."""
         return int(self.state[ENTRIES])
 
     @property
     def peak_bytes(self) -> int:
-        """Return the memory of the map in bytes."""
         return self.table.nbytes
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)

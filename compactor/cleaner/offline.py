@@ -123,7 +123,6 @@ class LogDirectoryWithRangeToClean:
 def open_for_round(log_dir: Path, request: OfflineCleanOptions, workers: WorkerThreads | None = None) -> LogDirectoryWithRangeToClean:
     """Open a log directory and determine the range to clean. Raises UsageError if the directory is missing or the range is not valid, and
     BadData if the log is not valid.
-    - _clean_log _create_gate _find_survivors
     """
     sources = open_log_directory(log_dir, request.index_interval_bytes, request.max_decompressed_batch_bytes, workers)
     log_start = sources[0].base
@@ -150,9 +149,6 @@ def open_for_round(log_dir: Path, request: OfflineCleanOptions, workers: WorkerT
 
 
 def _clean_log(log_dir: Path, out_folder: Path, request: OfflineCleanOptions, report_phase: Callable[[str], None]) -> OfflineCleanSummary:
-    """Clean a log into ``out_folder``: find the surviving records (pass 1), write the new segments (pass 2), and check them (gate). Return
-    the summary.
-    """
     report_phase("index")
     finished = CleanedChunkCache(_CACHE_BYTES)
     limit = request.max_decompressed_batch_bytes
@@ -202,7 +198,6 @@ def _clean_log(log_dir: Path, out_folder: Path, request: OfflineCleanOptions, re
 def _create_gate(
     request: OfflineCleanOptions, opened_directory: LogDirectoryWithRangeToClean, retention_rules: RetentionRules
 ) -> Gate | None:
-    """Return a gate, which checks the round independently, or None if the request gives it no memory."""
     if not request.gate_budget_bytes:
         return None
     terms = CleanedSegmentCheckParameters(
@@ -213,9 +208,6 @@ def _create_gate(
 
 
 def _find_survivors(key_scan: KeyScanParameters, max_map_entries: int | None, workers: WorkerThreads) -> SurvivorLookup:
-    """Return the surviving records of the dirty range, found by a backward scan, or with Kafka's bounded offset map if ``max_map_entries``
-    (most keys of that map) is given.
-    """
     if max_map_entries is not None:
         return find_bounded_survivors(key_scan, BoundedOffsetMap(max_map_entries, max_record_count=max_map_entries), workers)
     most = sum(source.record_count_bound for source, _ in key_scan.dirty_segments())

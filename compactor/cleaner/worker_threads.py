@@ -176,7 +176,6 @@ class WorkerThreads:
     ) -> Generator[R, None, None]:
         """Yield, in order, the results of jobs of three steps. Several workers run ``prepare_job`` and ``complete_job`` at the same time;
         ``decide_job_in_order`` runs for one job after the other, in their order.
-        - _run_in_caller_thread _release_buffers
         """
         if self._pool is None:
             yield from self._run_in_caller_thread(
@@ -222,7 +221,6 @@ class WorkerThreads:
     def _run_in_caller_thread(
         self, run_job: Callable[[ReusableJobBuffers, J], R], jobs: Iterable[J | JobBarrier]
     ) -> Generator[R, None, None]:
-        """Run the jobs one after the other in the thread of the caller, and yield their results."""
         buffers = self._free.get()
         try:
             for job in jobs:
@@ -232,7 +230,6 @@ class WorkerThreads:
             self._free.put(buffers)
 
     def _release_buffers(self, running_jobs: Iterable[tuple[ReusableJobBuffers, Future[Any]]]) -> None:
-        """Wait for the jobs that are still running, and free their buffers."""
         for buffers, future in running_jobs:
             future.cancel()
             if not future.cancelled():

@@ -109,9 +109,7 @@ def zero_bytes_tables() -> CrcTable:
 
 
 def combine_crc32c(first_crc: int, second_crc: int, second_size_bytes: int) -> int:
-    """Return the CRC-32C of two adjacent byte ranges together, given the CRC-32C of each.
-    - _advance_crcs _advance_crc
-    """
+    """Return the CRC-32C of two adjacent byte ranges together, given the CRC-32C of each."""
     table = _zero_bytes_table(second_size_bytes)
     for byte in range(4):
         second_crc ^= int(table[byte, first_crc >> 8 * byte & 255])
@@ -119,7 +117,6 @@ def combine_crc32c(first_crc: int, second_crc: int, second_size_bytes: int) -> i
 
 
 def _advance_crcs(table: CrcTable, crcs: CrcTable) -> CrcTable:
-    """Return the CRC-32C states in ``crcs``, each advanced by the number of zero bytes for which ``table`` was made."""
     low = np.uint64(255)
     first, second, third, last = (table[place, crcs >> np.uint64(8 * place) & low] for place in range(4))
     applied: CrcTable = first ^ second ^ third ^ last
@@ -128,7 +125,6 @@ def _advance_crcs(table: CrcTable, crcs: CrcTable) -> CrcTable:
 
 @inline_kernel
 def _advance_crc(table: CrcTable, crc: np.uint64) -> np.uint64:
-    """Return one CRC-32C state, advanced by the number of zero bytes for which ``table`` was made."""
     low = np.uint64(255)
     return (
         table[0, crc & low]
@@ -165,7 +161,6 @@ def _extend_three_streams(buf: Bytes, start: int, stream_bytes: int, zero_bytes_
     """Advance ``crc`` by 3 * ``stream_bytes`` bytes, as three adjacent streams at once: the processor executes three independent CRC
     instructions in parallel.
     :param zero_bytes_table: advances a state by ``stream_bytes`` zero bytes; combines the results of the streams.
-    - _extend_word _extend_crc_by_instruction
     """
     second = np.uint64(0)
     third = np.uint64(0)
@@ -183,13 +178,11 @@ def _extend_three_streams(buf: Bytes, start: int, stream_bytes: int, zero_bytes_
 
 @inline_kernel
 def _extend_word(crc: np.uint64, eight_bytes: np.uint64) -> np.uint64:
-    """Return the CRC-32C state ``crc`` advanced by eight bytes, using the processor's instruction."""
     return _step64(crc, eight_bytes)
 
 
 @kernel
 def _extend_crc_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uint64:
-    """Return the CRC-32C state ``crc`` advanced by ``buf[start:end]``, using the processor's instruction."""
     at = start
     while end - at >= 3 * _LONG:
         crc = _extend_three_streams(buf, at, _LONG, _AFTER_LONG, crc)

@@ -202,7 +202,6 @@ class SegmentReader:
     def _read_index(self, index_kind: str, entry_type: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return the entries of an index (``index``, ``timeindex``); none if the segment has no such index. Raises SegmentGone if the
         object is missing, because the segment was replaced.
-        - _read_segment_file _object_key_of_file _parse_batches
         """
         try:
             if index_kind not in self._layout.segment_files(self._partition, self.metadata):
@@ -213,20 +212,15 @@ class SegmentReader:
         return np.frombuffer(data[: len(data) // entry_type.itemsize * entry_type.itemsize], entry_type)
 
     def _read_segment_file(self, file_kind: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return ``length`` bytes, or all, of one of the segment's files from byte ``start`` on. Raises SegmentGone if the object is
-        missing.
-        """
         try:
             return self._layout.read_file(self._partition, self.metadata, file_kind, start, length)
         except NotFound:
             raise SegmentGone(self._object_key_of_file(file_kind), self.metadata) from None
 
     def _object_key_of_file(self, file_kind: str) -> str:
-        """Return the object key of the segment's file of this kind."""
         return self._layout.object_name(self._partition, self.metadata, file_kind)
 
     def _parse_batches(self, object_key: str, buf: Bytes) -> SourceSegment:
-        """Return the batches in ``buf``, a part of the object ``object_key``. Raises BadData if these are not valid batches."""
         base, stop = self.metadata.start_offset, self.metadata.end_offset + 1
         source = SourceSegment(0, object_key, base, stop, self.metadata.mtime_ms, buf, parse_batch_headers(buf, object_key, -1))
         set_compressed_control_types(source, self._limit)

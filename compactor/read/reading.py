@@ -286,7 +286,6 @@ class OffsetRangeReader:
         """Yield the wanted records as selected rows of parsed chunks, at least one row at a time. Each selection is valid until the next
         one is requested.
         Raises BadData, StoreError, OutOfBudget; LogChanged if the range was truncated, or its beginning deleted.
-        - _read_forwards _read_records_forwards
         """
         latest = self._wanted.last_records_only
         if latest is None:
@@ -294,14 +293,12 @@ class OffsetRangeReader:
         return self._read_last_records(latest) if latest.spill is None else self._read_last_on_disk(latest, latest.spill)
 
     def _read_forwards(self) -> Iterator[SelectedRecords]:
-        """Yield all wanted records in ascending order. Afterwards end the threads that fetch in advance."""
         try:
             yield from self._read_records_forwards()
         finally:
             self._pieces.close()
 
     def _read_records_forwards(self) -> Iterator[SelectedRecords]:
-        """Yield all wanted records in ascending order."""
         for piece, wanted, _, first, last in self._read_pieces_forwards():
             for selection in self._scratch.parse_flagged_batches(piece, wanted, self._wanted.inflate_limit):
                 inside = _rows_with_offsets_between(selection.rows.offset, first, last)

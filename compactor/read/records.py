@@ -230,17 +230,13 @@ class Place(_TopicPartitionOffsetTuple):
 
 
 class HasTopicPartitionAndOffset(Protocol):
-    """A position in a partition: this module's Place, or a confluent_kafka.TopicPartition.
-    - HasTopicPartitionAndOffset.topic HasTopicPartitionAndOffset.partition
-    """
+    """A position in a partition: this module's Place, or a confluent_kafka.TopicPartition."""
 
     @property
-    def topic(self) -> str:
-        """Return the topic's name."""
+    def topic(self) -> str: ...
 
     @property
-    def partition(self) -> int:
-        """Return the partition's number."""
+    def partition(self) -> int: ...
 
     @property
     def offset(self) -> int:

@@ -354,9 +354,7 @@ def _raise_invalid_header(buf: Bytes, position: int, problem: ProblemNumber, seg
 
 @kernel
 def _count_complete_batches(buf: Bytes) -> CountAndEndPosition:
-    """Return the number of complete batches in a segment, and the byte position after the last one.
-    - _problem_of_incomplete_batch _find_crc_mismatch
-    """
+    """Return the number of complete batches in a segment, and the byte position after the last one."""
     end = buf.size
     position = 0
     count = 0
@@ -374,7 +372,6 @@ def _count_complete_batches(buf: Bytes) -> CountAndEndPosition:
 
 @kernel
 def _problem_of_incomplete_batch(buf: Bytes, position: int) -> ProblemNumber:
-    """Return the number of the problem (an index of _PROBLEMS) of the incomplete batch at ``position``."""
     left = buf.size - position
     if left < 17:
         return 1
@@ -391,7 +388,6 @@ def _problem_of_incomplete_batch(buf: Bytes, position: int) -> ProblemNumber:
 
 @kernel
 def _find_crc_mismatch(buf: Bytes, position: Int64s, size: Int64s, magic: npt.NDArray[np.int8]) -> BatchNumberOrMinusOne:
-    """Return the index of the first v2 batch whose CRC does not match, or -1."""
     for i in range(position.size):
         if magic[i] == 2 and crc32c(buf, position[i] + 21, position[i] + size[i]) != np.int64(load_u32(buf, position[i] + 17)):
             return i

@@ -876,7 +876,6 @@ def record_digest_half(
 def second_half_of_digest(first_half: np.uint64, k1: HashKeyHalf) -> np.uint64:
     """Return the second half of a record's or batch's digest, computed from its first half. The second half of a sum of digests cannot be
     derived from the sum of first halves. ``k1`` is the second half of the balance key.
-    - _add_header_digests _add_segment_digests
     """
     state = (first_half ^ k1) * np.uint64(0x9FB21C651E98DF25)
     return state ^ (state >> np.uint64(31))
@@ -884,20 +883,12 @@ def second_half_of_digest(first_half: np.uint64, k1: HashKeyHalf) -> np.uint64:
 
 @kernel
 def _add_header_digests(headers: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
-    """Add to ``out_sums`` the number of v2 batches, and both halves of the sum of their digests. ``headers``: the headers of these batches,
-    one after the other.
-
-    :param k0, k1: halves of the balance key.
-    """
     for position in range(0, headers.size, HEADER):
         add_batch_digest(headers, position, 2, k0, k1, out_sums)
 
 
 @kernel
 def _add_segment_digests(buf: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
-    """Add the digests of all batches in a segment to ``out_sums``: the number of batches, and the two halves of the sum of their digests.
-    :param k0, k1: halves of the balance key.
-    """
     at = 0
     while at + _LEGACY_HEADER <= buf.size:
         size = 12 + load_i32(buf, at + 8)

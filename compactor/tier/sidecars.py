@@ -87,15 +87,11 @@ def sidecar_object_keys(log_prefix: str, segment_id: str) -> SidecarObjectKeys:
 
 
 class SidecarHeadCache(Protocol):
-    """Cache of sidecar heads in local state, by segment id. Entries may disappear at any time; methods raise nothing.
-    - cached_sidecar_heads cache_sidecar_heads
-    """
+    """Cache of sidecar heads in local state, by segment id. Entries may disappear at any time; methods raise nothing."""
 
-    def cached_sidecar_heads(self, ids: Sequence[str]) -> dict[str, bytes]:
-        """Return the cached first parts (heads) of these segments' sidecars, by segment id."""
+    def cached_sidecar_heads(self, ids: Sequence[str]) -> dict[str, bytes]: ...
 
-    def cache_sidecar_heads(self, heads: Mapping[str, bytes]) -> None:
-        """Add the first parts (heads) of sidecars to the cache, by segment id."""
+    def cache_sidecar_heads(self, heads: Mapping[str, bytes]) -> None: ...
 
 
 class SidecarStore:
@@ -200,7 +196,6 @@ class SidecarStore:
     def add_key_directory(self, directory: KeyDirectory) -> WrittenBytes:
         """Create a key directory if there is none. Return the number of bytes written: 0 if one exists, or if the store failed, which is
         only logged.
-        - _load_key_directory _create_object_if_absent
         """
         from bloom import directory as directories
 
@@ -210,9 +205,6 @@ class SidecarStore:
         )
 
     def _load_key_directory(self, segment_id: str) -> LoadedKeyDirectory:
-        """Return a segment's key directory with the number of bytes fetched for it. The directory is None if it is absent or unusable,
-        which is logged.
-        """
         from bloom import directory as directories
         from bloom.sidecar import SidecarUnusable
 
@@ -228,7 +220,6 @@ class SidecarStore:
             return LoadedKeyDirectory(None, len(data))
 
     def _create_object_if_absent(self, key: str, data: bytes) -> WrittenBytes:
-        """Create an object unless it exists. Return its size, or 0 if it existed or could not be written."""
         try:
             self._control.create(key, data)
             return len(data)

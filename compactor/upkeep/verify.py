@@ -33,7 +33,7 @@ from compactor.local.budget import round_up_to_disk_blocks, spool_folder_of_this
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
 from compactor.records.encode import BalanceDigestKey, segment_digest_sum
-from compactor.records.indexes import parse_txn_index, offset_index_problem, time_index_problem
+from compactor.records.indexes import offset_index_problem, parse_txn_index, time_index_problem
 from compactor.records.producers import parse_producer_snapshot_file
 from compactor.round.compaction import disk_budget_bytes
 from compactor.tier.contents import download_segment_file

@@ -186,7 +186,6 @@ def find_batch_table_mismatch(headers: HeaderFields, table: BatchTable, first_ba
 class SourceBatchHeaders:
     """Batch headers of all source segments of a group. ``headers[field]`` returns one field of all batches; the array must not be changed,
     because it may be a column of a segment's batch table.
-    - SourceBatchHeaders.__len__ SourceBatchHeaders.__getitem__ fields_of_batches
     """
 
     def __init__(self, tables: Sequence[BatchTable]) -> None:
@@ -195,18 +194,15 @@ class SourceBatchHeaders:
         """To be filled in by who has read them."""
 
     def __len__(self) -> int:
-        """Return the number of batches."""
         return len(self.crc)
 
     def __getitem__(self, header_field_number: int) -> npt.NDArray[Any]:
-        """Return the header column with this field number, with one value per batch."""
         if header_field_number == col.STORED_CRC:
             return self.crc
         columns = [getattr(table, FROM_TABLE[header_field_number]) for table in self._tables]
         return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
     def fields_of_batches(self, batch_numbers: Int64s) -> HeaderFields:
-        """Return the header columns of the batches with these numbers."""
         headers = np.empty((len(col.FIELDS), len(batch_numbers)), np.int64)
         for field in col.FIELDS:
             headers[field] = self[field][batch_numbers]

@@ -182,7 +182,6 @@ class NewSegmentBalanceBuilder:
     def compute_balance(self) -> Balance:
         """Return counts and digest sums of the segment's records and of what was removed. Called once. Raises BadData if the segment cannot
         be parsed.
-        - _segment _add_remaining_records _unparsable_segment_error
         """
         buf, headers = self._segment()
         self._add_remaining_records(buf, headers)
@@ -202,7 +201,6 @@ class NewSegmentBalanceBuilder:
         )
 
     def _segment(self) -> tuple[Bytes, HeaderFields]:
-        """Return the segment's bytes and headers, and read them if the gate has not."""
         if self._begun is None:
             buf = memory_map_file(self._cleaned.paths["log"])
             try:
@@ -216,7 +214,6 @@ class NewSegmentBalanceBuilder:
         return self._begun
 
     def _add_remaining_records(self, buf: Bytes, headers: HeaderFields) -> None:
-        """Parse and add the records that the gate has not added. Without a gate, these are all records."""
         waiting = list(split_into_chunks(headers, self._wanted))[::-1]
         if not waiting:
             return
@@ -232,7 +229,6 @@ class NewSegmentBalanceBuilder:
                 raise self._unparsable_segment_error(f"cannot be read: {problem}") from None
 
     def _unparsable_segment_error(self, cause: str) -> BadData:
-        """Return the error for a new segment that cannot be parsed."""
         return BadData(f"the new segment {cause}", segment=self._cleaned.paths["log"].name, hint="This is a bug; please report it")
 
 
@@ -520,7 +516,6 @@ class Gate:
     def _assign_keyless_keys(self, records: GateRecords) -> None:
         """Unless the rules drop them, make each record without a key the only one of its own key, and no tombstone: nothing supersedes it,
         and it never expires.
-        - _flag_mappable _key_rows _flag_due_tombstones _add_outside_fingerprints
         """
         if self._rules.drops_keyless:
             return
@@ -530,13 +525,11 @@ class Gate:
             records.flags[keyless] &= np.uint8(~NULL_VALUE & 0xFF)
 
     def _flag_mappable(self, records: GateRecords) -> Flags:
-        """Return a flag per record: whether it can be in the key table. Records that the rules drop for want of a key cannot."""
         return np.ones(len(records.offset), np.bool_) if not self._rules.drops_keyless else records.flags & KEYLESS_RECORD == 0
 
     def _key_rows(
         self, records: GateRecords, headers: HeaderFields, source: SourceSegment, selects_non_dirty: bool
     ) -> KeyTableRowsAndBatchCount:
-        """Return one row per record that has a key and lies in the dirty range, or, if ``selects_non_dirty``, below that range."""
         due = self._flag_due_tombstones(records, headers, source)
         digests, keyed = records.digest, self._flag_mappable(records)
         picked = keyed & ((records.offset < self._first_dirty) == selects_non_dirty) & (records.offset <= self._rules.latest_offset)
@@ -551,7 +544,6 @@ class Gate:
         )
 
     def _flag_due_tombstones(self, records: GateRecords, headers: HeaderFields, source: SourceSegment) -> Flags:
-        """Return a flag per record: whether it is a tombstone that this round must remove."""
         tombstones = records.flags & NULL_VALUE != 0
         if not tombstones.any():
             return tombstones
@@ -561,9 +553,6 @@ class Gate:
         return tombstones & np.repeat(due, np.diff(records.first_row))
 
     def _add_outside_fingerprints(self, source: SourceSegment, batch_numbers: Int64s, headers: HeaderFields, records: GateRecords) -> None:
-        """Compute, for some batches of a segment, the number and the sum of fingerprints of those records outside the dirty range that
-        must remain, and store them with the segment.
-        """
         reported, latest = self._outside[source.ordinal], self._table.latest_offsets(records.hashes)
         stays = ~self._flag_records_to_remove(records, headers, source, latest) & (
             (records.offset < self._first_dirty) | (records.offset > self._rules.latest_offset)
@@ -580,14 +569,11 @@ class Gate:
     def _flag_records_to_remove(
         self, records: GateRecords, headers: HeaderFields, source: SourceSegment, latest_offset_of_key: Int64s
     ) -> Flags:
-        """Return a flag per record: whether it must be removed. ``latest_offset_of_key``: in the dirty range, or ABSENT_KEY.
-        - _expected_sum _expected_sums
-        """
+        """Return a flag per record: whether it must be removed. ``latest_offset_of_key``: in the dirty range, or ABSENT_KEY."""
         gone = (latest_offset_of_key > records.offset) | ~self._flag_mappable(records) | self._flag_due_tombstones(records, headers, source)
         return gone & (records.offset <= self._rules.latest_offset)
 
     def _expected_sum(self, source: SourceSegment, map_bytes: MapSourceBytes) -> CountAndFingerprintSum:
-        """Return two numbers for a segment: how many of its records must remain, and the sum of their fingerprints."""
         if source.ordinal in self._left:
             return self._left[source.ordinal]
         reported = self._outside[source.ordinal]
@@ -602,7 +588,6 @@ class Gate:
 
     @cached_property
     def _expected_sums(self) -> dict[SegmentOrdinal, CountAndFingerprintSum]:
-        """Return, for each dirty segment, the number of its records that must remain and the sum of their fingerprints."""
         dirty = [self._dirty[ordinal] for ordinal in sorted(self._dirty)]
         sums = allocate_zero_fingerprint_sums(len(dirty))
         if dirty:
