@@ -1,8 +1,8 @@
-"""Key directory of a remote segment (object ``<id>.keys``): which of its batches may hold a key, so that a round reads only those batches.
+"""Key directory of a remote segment (object ``<id>.keys``): which of its batches may hold a key.
     magic:8 version:4 key fingerprint:8 length:8 | MAC:16 | body
-The body, compressed with zlib and preceded by its length, holds a JSON object, also preceded by its length, and then these columns: batch
-headers of 61 bytes, stored transposed (all first bytes, then all second bytes), facts about control batches, flags, and the number of keys
-of each batch. 32 bits of each key's hash follow, uncompressed. All numbers are little-endian; the MAC is BLAKE2b under the tier's hash key.
+Body: zlib-compressed, with its length first, a JSON object, also with its length first, and columns: batch headers of 61 bytes, transposed
+(all first bytes, then all second bytes), facts about control batches, flags, number of keys of each batch. 32 bits of each key's hash
+follow, uncompressed. Numbers are little-endian; the MAC is BLAKE2b under the tier's hash key.
 A directory can be deleted at any time: without a usable one the whole segment is read. Stored headers are compared with the bytes read.
 """
 
@@ -69,8 +69,8 @@ class KeyDirectory:
         return len(self.headers)
 
     def flag_matching_batches(self, wanted_prefixes: HashPrefixes) -> Flags:
-        """Return a flag per batch: whether it may contain one of the wanted keys. Each pair of a wanted key and a key in a batch gives a
-        false positive with probability 2^-32. There are no false negatives.
+        """Flag the batches that may contain a wanted key. Each pair of a wanted key and a key in a batch gives a false positive with
+        probability 2^-32; there are no false negatives.
         :param wanted_prefixes: as ``distinct_key_hash_prefixes`` returns them.
         """
         found = np.zeros(len(self), np.bool_)
@@ -80,7 +80,7 @@ class KeyDirectory:
         return found
 
     def key_directory_of_batches(self, first_batch: int, end_batch: int) -> KeyDirectory:
-        """Return the key directory of the batches from ``first_batch`` up to ``end_batch`` (exclusive)."""
+        """Return the directory of batches [first_batch, end_batch)."""
         some, own = slice(first_batch, end_batch), self.pieces[self._begin[first_batch] : self._begin[end_batch]]
         return KeyDirectory(
             self.segment_id, self.headers[some], self.control[some], self.coordinator_epoch[some], self.flags[some], self.keys[some], own
@@ -100,7 +100,7 @@ def distinct_key_hash_prefixes(keys: Iterable[Hashes]) -> HashPrefixes:
 
 
 def concatenate_key_directories(segment_id: str, parts: Iterable[KeyDirectory]) -> KeyDirectory:
-    """Return the key directory of a new segment that consists of the batches of all ``parts``, in order."""
+    """Return the directory of a new segment of the batches of all ``parts``, in order."""
     found = list(parts)
 
     def concatenated_column(name: str) -> npt.NDArray[np.generic]:
@@ -169,9 +169,7 @@ def _parse_key_directory_body(body: memoryview) -> KeyDirectory:
 def _flag_batches(
     batch_prefixes: HashPrefixes, prefix_counts: npt.NDArray[np.int32], wanted: HashPrefixes, bitmap: Bytes, bits: int, found: Flags
 ) -> None:
-    """Set ``found``, one flag per batch, to True for each batch that has one of the ``wanted`` hash prefixes.
-    prefix_counts: number of entries of ``batch_prefixes`` per batch.
-    wanted: ascending.
+    """Set ``found`` of each batch that has one of the ``wanted`` hash prefixes, which ascend.
     bitmap: scratch space of 2^``bits`` bits, all zero. With it, a single bit test rejects most entries that are not wanted.
     """
     low = np.uint32((np.int64(1) << bits) - 1)

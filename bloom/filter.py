@@ -1,7 +1,7 @@
-"""Bloom filter over key hashes: pybloom-live's BloomFilter with positions computed from the hash, and kernels that add and test many keys.
-pybloom-live hashes ``str(key)``, which takes 2 to 9 microseconds. Here a key is the hash that the cleaner has computed anyway, and its
-position in each slice is computed from 64 freshly mixed bits: double hashing modulo the slice size gives too many false positives at rates
-near 2e-9. pybloom-live's own class must not read such a filter, because it would report false negatives.
+"""Bloom filter over key hashes: pybloom-live's BloomFilter with positions computed from the hash that the cleaner has computed anyway.
+Hashing ``str(key)`` as pybloom-live does takes 2 to 9 microseconds. A position in each slice comes from 64 freshly mixed bits: double
+hashing modulo the slice size gives too many false positives at rates near 2e-9. pybloom-live's own class must not read such a filter,
+because it would report false negatives.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _sip_round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> tu
 
 @inline_kernel
 def _tail_word(buf: npt.NDArray[np.uint8], end: int, length: int) -> np.uint64:
-    """Return the last ``length % 8`` bytes of a key that ends before ``end``, little-endian. Reads no byte outside the key."""
+    """Return the last ``length % 8`` bytes of a key, little-endian. Reads no byte outside the key."""
     rest = length & 7
     if rest == 0:
         return np.uint64(0)
@@ -63,9 +63,7 @@ def _tail_word(buf: npt.NDArray[np.uint8], end: int, length: int) -> np.uint64:
 
 @inline_kernel
 def siphash128(buf: npt.NDArray[np.uint8], start: int, length: int, k0: np.uint64, k1: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Return the SipHash-2-4-128 of ``buf[start:start + length]`` as two 64-bit halves, the low one first. Bounds are not checked.
-    :param k0, k1: ``siphash_key_halves`` of the secret hash key.
-    """
+    """Return the SipHash-2-4-128 of ``buf[start:start + length]``, the low half first. Bounds are not checked."""
     v0 = k0 ^ np.uint64(0x736F6D6570736575)
     v1 = k1 ^ np.uint64(0x646F72616E646F6D ^ 0xEE)
     v2 = k0 ^ np.uint64(0x6C7967656E657261)
@@ -94,7 +92,7 @@ def siphash128(buf: npt.NDArray[np.uint8], start: int, length: int, k0: np.uint6
 
 @inline_kernel
 def key_hash_tag(h0: np.uint64) -> np.uint32:
-    """Return the lower 32 bits of the first half of a key hash. 0 becomes 1, because 0 marks empty cells of hash tables."""
+    """Return the lower 32 bits of a hash's first half; 1 for 0, because 0 marks empty cells."""
     tag = np.uint32(h0 & np.uint64(0xFFFFFFFF))
     return tag if tag != 0 else np.uint32(1)
 
@@ -108,10 +106,8 @@ def hash_keys(
     k1: np.uint64,
     out: npt.NDArray[np.uint64],
 ) -> None:
-    """Hash n record keys and write the hashes to ``out``, shape (n, 2). A negative length stands for a record without a key and gives two
+    """Write the hashes of n record keys to ``out``, shape (n, 2). A negative length stands for a record without a key and gives two
     zeros.
-    :param starts, lengths: in bytes.
-    :param k0, k1: ``siphash_key_halves`` of the secret hash key.
     """
     for i in range(starts.size):
         if lengths[i] < 0:
@@ -122,7 +118,7 @@ def hash_keys(
 
 
 def siphash_key_halves(secret: bytes) -> tuple[np.uint64, np.uint64]:
-    """Return a tier's 16-byte hash key as its two little-endian halves (k0, k1). Raises ValueError if it has another length."""
+    """Return a 16-byte hash key as two little-endian halves. Raises ValueError if it has another length."""
     if len(secret) != 16:
         raise ValueError("a hash key has 16 bytes")
     return np.uint64(int.from_bytes(secret[:8], "little")), np.uint64(int.from_bytes(secret[8:], "little"))
@@ -137,9 +133,7 @@ BloomFilterBits = npt.NDArray[np.uint8]
 
 
 def bit_position_in_slice(h0: int, h1: int, slice_number: int, bits_per_slice: int) -> int:
-    """Return a key's bit in one slice of a filter, from 0 to ``bits_per_slice`` - 1, mixed as in splitmix64.
-    :param h0, h1: the two 64-bit halves of the key hash.
-    """
+    """Return a key's bit in one slice, from 0 to ``bits_per_slice`` - 1, mixed as in splitmix64."""
     tag = (h0 & 0xFFFFFFFF) or 1
     x = (h1 + (slice_number + 1) * (tag * GOLDEN | 1)) & MASK
     x = ((x ^ (x >> 30)) * MIX_1) & MASK
@@ -162,8 +156,8 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         return (bit_position_in_slice(h0, h1, number, self.bits_per_slice) for number in range(self.num_slices))
 
     def add_record_key_hashes(self, hashes: Hashes) -> None:
-        """Add key hashes, shape (n, 2), and count the new ones. Raises IndexError, before any bit is set, if the filter contains more
-        keys than its capacity already.
+        """Add key hashes, shape (n, 2), and count the new ones. Raises IndexError, before any bit is set, if the filter is over its
+        capacity.
         """
         if self.count > self.capacity:
             raise IndexError("BloomFilter is at capacity")
@@ -172,7 +166,7 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         self.count += int(np.count_nonzero(fresh))
 
     def flag_possible_keys(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Return a flag per key hash of an array of shape (n, 2): whether the filter may contain the key. False is certain."""
+        """Flag the key hashes, shape (n, 2), that the filter may contain. False is certain."""
         answer = np.zeros(len(hashes), dtype=np.bool_)
         _flag_possible_keys(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, np.arange(len(hashes)), answer)
         return answer
@@ -194,9 +188,7 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
 
 @inline_kernel
 def _bit_position_in_filter(h0: np.uint64, h1: np.uint64, slice_number: int, bits_per_slice: int) -> np.uint64:
-    """Return a key's bit in a slice, counted from the first bit of the first slice. Unsigned, because indexes that may be negative cost
-    an extra test in kernels.
-    """
+    """Unsigned, because indexes that may be negative cost an extra test in kernels."""
     x = h1 + np.uint64(slice_number + 1) * (np.uint64(key_hash_tag(h0)) * np.uint64(GOLDEN) | np.uint64(1))
     x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX_1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(MIX_2)
@@ -209,7 +201,7 @@ def _bit_position_in_filter(h0: np.uint64, h1: np.uint64, slice_number: int, bit
 def _add_hashes_to_filter(
     bits: BloomFilterBits, slice_count: int, bits_per_slice: int, hashes: Hashes, out_is_new: npt.NDArray[np.bool_]
 ) -> None:
-    """Set the bits of key hashes, and ``out_is_new`` of each key of which at least one bit was not set before."""
+    """Set bits, and ``out_is_new`` of each key of which at least one bit was not set before."""
     for number in range(slice_count):
         for row in range(len(hashes)):
             bit = _bit_position_in_filter(hashes[row, 0], hashes[row, 1], number, bits_per_slice)
@@ -228,9 +220,8 @@ def _flag_possible_keys(
     candidate_rows: npt.NDArray[np.int64],
     out_flags: npt.NDArray[np.bool_],
 ) -> None:
-    """Set ``out_flags`` of the keys that the filter may contain. Other flags are not changed. One slice after the other is tested, so that
-    a slice stays in the processor's cache.
-    :param candidate_rows: row numbers in ``hashes`` of the keys to test. Overwritten: rows still possible after a slice move to the front.
+    """Set ``out_flags`` of possible keys; other flags stay. One slice after the other, so that it stays in the processor's cache.
+    :param candidate_rows: rows to test. Overwritten: rows still possible after a slice move to the front.
     """
     rows = len(candidate_rows)
     for number in range(slices):

@@ -1,8 +1,8 @@
-"""Sidecar of a remote segment: its keys, its producers and markers, and what makes it due for cleaning even if no dirty key occurs in it.
+"""Sidecar of a remote segment: its keys, its producers and markers, and what makes it due for cleaning even without a dirty key.
     magic:8 version:4 key fingerprint:8 head length:4 filter length:8 | head MAC:16 filter MAC:16 | head | filter
-The head is a JSON object, preceded by its length, followed by the tables BATCH_RUNS and MARKERS and a HyperLogLog sketch. The filter is in
-pybloom-live's file format. All numbers are little-endian; the MACs are BLAKE2b under the tier's hash key. Planning reads the head only.
-A sidecar can be deleted at any time: a segment without a usable sidecar is read, and no record is lost.
+Head: a JSON object, with its length first, the tables BATCH_RUNS and MARKERS, a HyperLogLog sketch. Filter: pybloom-live's file format.
+Numbers are little-endian; the MACs are BLAKE2b under the tier's hash key. Planning reads the head only.
+A sidecar can be deleted at any time: a segment without a usable sidecar is read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def empty_sketch() -> HyperLogLogRegisters:
 
 @kernel
 def add_to_sketch(sketch: HyperLogLogRegisters, hashes: npt.NDArray[np.uint64]) -> None:
-    """Add key hashes of shape (n, 2) to a HyperLogLog sketch, in place."""
+    """Add key hashes, shape (n, 2), in place."""
     for row in range(len(hashes)):
         h1 = hashes[row, 1]
         rest = h1 << np.uint64(PRECISION)
@@ -57,7 +57,7 @@ def add_to_sketch(sketch: HyperLogLogRegisters, hashes: npt.NDArray[np.uint64]) 
 
 
 def merge_sketches(sketches: Iterable[HyperLogLogRegisters]) -> HyperLogLogRegisters:
-    """Return the HyperLogLog sketch of all keys that are in any of the sketches."""
+    """Return the sketch of all keys that are in any of the sketches."""
     merged = empty_sketch()
     for sketch in sketches:
         np.maximum(merged, sketch, out=merged)
@@ -65,7 +65,7 @@ def merge_sketches(sketches: Iterable[HyperLogLogRegisters]) -> HyperLogLogRegis
 
 
 def estimate_distinct_keys(sketch: HyperLogLogRegisters) -> int:
-    """Return the estimated number of distinct keys in a HyperLogLog sketch; standard error 1.6 %."""
+    """Estimate the number of distinct keys; standard error 1.6 %."""
     counts = np.bincount(sketch, minlength=LONGEST + 1)
     if counts[0] == REGISTERS:
         return 0
@@ -77,7 +77,7 @@ def estimate_distinct_keys(sketch: HyperLogLogRegisters) -> int:
 
 
 def _ertl_sigma(x: float) -> float:
-    """Return Ertl's sigma(x). ``x``: share of the registers that are still empty, less than 1."""
+    """:param x: share of the registers that are still empty, less than 1."""
     power, total = 1.0, x
     while True:
         x *= x
@@ -89,7 +89,7 @@ def _ertl_sigma(x: float) -> float:
 
 
 def _ertl_tau(x: float) -> float:
-    """Return Ertl's tau(x). ``x``: share of the registers that have not reached their maximum."""
+    """:param x: share of the registers that have not reached their maximum."""
     if x in (0.0, 1.0):
         return 0.0
     power, total = 1.0, 1 - x
@@ -147,8 +147,6 @@ MARKERS = np.dtype(
 
 
 class SidecarUnusableReason(StrEnum):
-    """Reasons to ignore a sidecar and read its segment."""
-
     NOT_A_SIDECAR = "it is not a sidecar"
     FUTURE_VERSION = "it is of another version"
     OTHER_KEY = "it was made under another hash key"
@@ -158,7 +156,7 @@ class SidecarUnusableReason(StrEnum):
 
 
 class SidecarUnusable(Exception):
-    """Raised for a sidecar that must be ignored. It can be rebuilt from the segment."""
+    """Raised for a sidecar that must be ignored; it can be rebuilt."""
 
     def __init__(self, reason: SidecarUnusableReason, detail: str = "") -> None:
         super().__init__(f"{reason} ({detail})" if detail else str(reason))
@@ -167,9 +165,9 @@ class SidecarUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RemovableRecordCounts:
-    """Counts of a segment's records that a later round must remove or change, so that a clean segment is read although its filter contains
-    no dirty key. Transaction markers are not counted (see compactor.records.producers).
-    tombstones_without_horizon: tombstones that get a delete horizon when the segment is next read; all of v0/v1 count.
+    """Counts of records that a later round must remove or change, so that a clean segment is read although its filter contains no dirty
+    key. Transaction markers are not counted (see compactor.records.producers).
+    tombstones_without_horizon: get a delete horizon when the segment is next read; all of v0/v1 count.
     keyless_records: removed when the segment is next read, unless the topic's rules keep them.
     """
 
@@ -194,10 +192,9 @@ class Sidecar:
     """Contents of a segment's sidecar.
     :param distinct_keys: exact if there is a filter or no key, otherwise within about 2 %. If keys were not hashed (``sketch`` is all
     zeros), the number of records with a key.
-    :param producer_runs, markers: tables with the columns BATCH_RUNS and MARKERS.
     :param made_for: None if the segment has no key, or if a filter would cost more than it saves.
-    :param filter: None if there is no filter, and in the result of ``decode_sidecar_head``.
-    :param inherited: whether filter and sketch were copied from the segment that this one replaces; they may contain keys that are gone.
+    :param filter: None if there is none, and after ``decode_sidecar_head``.
+    :param inherited: whether filter and sketch are those of the replaced segment; they may contain keys that are gone.
     """
 
     segment_id: str
@@ -212,8 +209,8 @@ class Sidecar:
     inherited: bool = False
 
     def useless_read_probability(self, probed_keys: int) -> float:
-        """Return the probability that the segment has none of ``probed_keys`` keys but its filter gives a false positive. 1 if there is
-        no filter, 0 if the segment has no key.
+        """Return the probability that the segment has none of ``probed_keys`` keys but its filter gives a false positive: 1 without a
+        filter, 0 without keys.
         """
         if self.distinct_keys == 0:
             return 0.0
@@ -224,16 +221,14 @@ class SidecarKeyHashCollector:
     """Collector of a segment's key hashes for its sidecar, in any order and with repetitions."""
 
     def __init__(self, filter_design: FilterDesign | None) -> None:
-        """Create an empty collector.
-        :param filter_design: for at least as many distinct keys as will be added; None for no filter.
-        """
+        """:param filter_design: for at least as many distinct keys as will be added; None for no filter."""
         self._made_for = filter_design
         self._filter = KeyFilter(filter_design.keys, filter_design.rate) if filter_design else None
         self._sketch = empty_sketch()
         self._rows = 0
 
     def add_record_key_hashes(self, hashes: Hashes) -> None:
-        """Add key hashes, shape (n, 2). Raises IndexError if earlier calls added more distinct keys than the filter is designed for."""
+        """Add key hashes, shape (n, 2). Raises IndexError if earlier calls exceeded the filter's design."""
         add_to_sketch(self._sketch, hashes)
         self._rows += len(hashes)
         if self._filter is not None:
@@ -247,10 +242,7 @@ class SidecarKeyHashCollector:
         producer_runs: ProducerRunOrMarkerTable,
         markers: ProducerRunOrMarkerTable,
     ) -> Sidecar:
-        """Return the sidecar of the segment whose keys were added.
-        :param record_count: number of records in the segment. If no hash was added, each record with a key counts as a distinct key.
-        :param producer_runs, markers: tables with the columns BATCH_RUNS and MARKERS.
-        """
+        """Return the sidecar of the segment whose keys were added. If none was, each record with a key counts as a distinct key."""
         if self._filter is not None:
             keys = self._filter.count
         elif self._rows:
@@ -261,8 +253,8 @@ class SidecarKeyHashCollector:
 
 
 def estimate_union_keys(sidecars: Iterable[Sidecar]) -> int:
-    """Return the estimated number of distinct keys in several segments together, within about 2 %. Too high if a segment's keys were not
-    hashed: each of its records with a key then counts as a distinct key.
+    """Estimate the distinct keys of several segments together, within about 2 %. Too high if a segment's keys were not hashed: each
+    record with a key then counts.
     """
     sketched, rest = [], 0
     for sidecar in sidecars:
@@ -274,13 +266,13 @@ def estimate_union_keys(sidecars: Iterable[Sidecar]) -> int:
 
 
 def hash_key_fingerprint(hash_key: bytes) -> bytes:
-    """Return 8 bytes that identify a tier's hash key without revealing it."""
+    """Return 8 bytes that identify a hash key without revealing it."""
     return hashlib.blake2b(key=hash_key, digest_size=8, person=b"tc-key-id").digest()
 
 
 def sidecar_mac(hash_key: bytes, purpose: bytes, *parts: bytes | memoryview) -> bytes:
-    """Return the MAC of the joined parts of a sidecar or key directory.
-    :param purpose: at most 16 bytes, different for each kind of object, so that one object cannot pass as another kind.
+    """Return the MAC of joined parts.
+    :param purpose: at most 16 bytes, per kind of object, so that one cannot pass as another kind.
     """
     digest = hashlib.blake2b(key=hash_key, digest_size=16, person=purpose)
     for part in parts:
@@ -315,16 +307,15 @@ def encode_sidecar(sidecar: Sidecar, hash_key: bytes) -> bytes:
 
 
 def sidecar_head_size_bytes(data: bytes) -> int:
-    """Return the number of bytes, from the start of a serialized sidecar, that ``decode_sidecar_head`` needs.
-    :param data: the first 64 bytes of the sidecar, or more. Raises SidecarUnusable if they are not the start of a sidecar of this version.
+    """Return the number of bytes that ``decode_sidecar_head`` needs, from the sidecar's first 64 bytes or more. Raises SidecarUnusable
+    if they are not the start of a sidecar of this version.
     """
     return _FIXED.size + _parse_sidecar_fixed_part(data).head_size
 
 
 def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
-    """Parse the head of a serialized sidecar; the result has no filter. Raises SidecarUnusable if the head is damaged or was written for
+    """Parse the first ``sidecar_head_size_bytes`` bytes, or more; the result has no filter. Raises SidecarUnusable if damaged, or of
     another segment or hash key.
-    :param data: the first ``sidecar_head_size_bytes`` bytes of the sidecar, or more.
     """
     found_key, head_size, _, head_mac, _ = _parse_sidecar_fixed_part(data)
     if not hmac.compare_digest(found_key, hash_key_fingerprint(hash_key)):
@@ -341,7 +332,7 @@ def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sideca
 
 
 def decode_sidecar(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
-    """Parse a serialized sidecar. Raises SidecarUnusable if it is damaged or was written for another segment or hash key."""
+    """Parse a sidecar. Raises SidecarUnusable if damaged, or of another segment or hash key."""
     sidecar = decode_sidecar_head(data, segment_id, hash_key)
     _, head_size, filter_size, head_mac, filter_mac = _parse_sidecar_fixed_part(data)
     filter_bytes = memoryview(data)[_FIXED.size + head_size :]
@@ -372,7 +363,6 @@ def _parse_sidecar_fixed_part(data: bytes) -> _SidecarFixedPart:
 
 
 def _parse_sidecar_head(head: memoryview) -> Sidecar:
-    """Parse a head whose MAC has been checked."""
     (size,) = _COUNT.unpack_from(head)
     about = json.loads(bytes(head[_COUNT.size : _COUNT.size + size]))
     at = _COUNT.size + size

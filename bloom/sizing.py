@@ -1,7 +1,7 @@
 """Size of a segment's Bloom filter, and whether it pays to have one.
-A filter with 1 % false positives per *key* is useless to a cleaner: with N dirty keys, a segment without any of them is skipped with
-probability 0.99 ** N, which is almost never above 458 keys. Therefore the guarantee is per segment: of the segments without any dirty key,
-at most the share USELESS_RATE is read. 1 % per segment with 5 million keys is 2e-9 per key, about 42 bits per key.
+With 1 % false positives per *key* and N dirty keys, a segment without any of them is skipped with probability 0.99 ** N: almost never above
+458 keys. Therefore the guarantee is per segment: of the segments without a dirty key, at most the share USELESS_RATE is read. 1 % per
+segment with 5 million keys is 2e-9 per key, about 42 bits per key.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ TRIAL = 50
 @dataclass(frozen=True)
 class FilterDesign:
     """Parameters of a Bloom filter.
-    keys: number of distinct keys for which it is made.
-    probes: number of distinct keys that a round is expected to look up in it.
+    keys: distinct keys for which it is made.
+    probes: distinct keys that a round is expected to look up.
     rate: probability of a false positive per key looked up.
     bytes: size of the filter.
     """
@@ -35,19 +35,17 @@ class FilterDesign:
 
 
 def rate_per_key(probed_keys: int, useless_read_probability: float = USELESS_RATE) -> float:
-    """Return the false positive rate per key at which looking up ``probed_keys`` absent keys gives at least one false positive with
-    probability ``useless_read_probability``.
-    """
+    """Return the false positive rate per key at which ``probed_keys`` absent keys give a false positive with the given probability."""
     return -math.expm1(math.log1p(-useless_read_probability) / max(1, probed_keys))
 
 
 def useless_probability(rate_per_key: float, probed_keys: int) -> float:
-    """Return the probability of at least one false positive when ``probed_keys`` absent keys are looked up."""
+    """Return the probability of a false positive among ``probed_keys`` absent keys."""
     return -math.expm1(probed_keys * math.log1p(-rate_per_key))
 
 
 def filter_size_bytes(key_count: int, rate_per_key: float) -> int:
-    """Return the size of a pybloom-live filter's bit array, by the library's own formula."""
+    """Return the size of a filter's bit array, by pybloom-live's formula."""
     slices = math.ceil(math.log2(1 / rate_per_key))
     return (slices * math.ceil(key_count * abs(math.log(rate_per_key)) / (slices * math.log(2) ** 2)) + 7) // 8
 
@@ -55,11 +53,10 @@ def filter_size_bytes(key_count: int, rate_per_key: float) -> int:
 def is_filter_worthwhile(
     filter_bytes: int, false_positive_rate: float, probed_keys: int, segment_bytes: int, segment_skip_rate: float = SKIP_RATE
 ) -> bool:
-    """Return whether a filter is expected to save more bytes in one round than it costs: it is written once and fetched once. It saves the
-    segment's download if no dirty key is in the segment (probability ``segment_skip_rate``) and there is no false positive. Savings by
-    smaller rewrites and in later rounds are not counted.
+    """Return whether a filter saves more bytes in one round than it costs: it is written once and fetched once. It saves the segment's
+    download if no dirty key is in the segment (``segment_skip_rate``) and there is no false positive. Smaller rewrites and later rounds are
+    not counted.
     :param false_positive_rate: per key.
-    :param probed_keys: number of dirty keys that are looked up in a round.
     """
     return segment_bytes * segment_skip_rate * (1 - useless_probability(false_positive_rate, probed_keys)) > 2 * filter_bytes
 
@@ -73,12 +70,9 @@ def design_filter(
     max_useless_read_rate: float = USELESS_RATE,
     max_bytes: int | None = None,
 ) -> FilterDesign | None:
-    """Return the parameters of a filter for a segment with ``key_count`` distinct keys, or None if a filter would cost more than it saves
-    or exceed ``max_bytes``.
-    :param probed_keys: number of keys that a later round is expected to look up.
+    """Return the parameters of a filter, or None if it would cost more than it saves or exceed ``max_bytes`` (None for no limit).
     :param segment_skip_rate: expected share of segments without any dirty key.
-    :param max_useless_read_rate: share of the segments without a dirty key that may be downloaded in vain.
-    :param max_bytes: None for no limit.
+    :param max_useless_read_rate: share of these that may be downloaded in vain.
     """
     if key_count <= 0:
         return None
@@ -90,7 +84,5 @@ def design_filter(
 
 
 def are_filters_worthwhile(filters_tried: int, filter_bytes_read: int, segment_bytes_saved: int) -> bool:
-    """Return whether a partition should use filters: True for its first TRIAL filters; afterwards only if they have saved more bytes of
-    segments than were read of filters.
-    """
+    """True for a partition's first TRIAL filters; afterwards if they have saved more bytes than were read of filters."""
     return filters_tried < TRIAL or segment_bytes_saved > filter_bytes_read

@@ -44,9 +44,7 @@ AvroValue = object
 @dataclass(frozen=True, slots=True)
 class DecodedKeyOrValue:
     """Result of decoding a key or a value.
-    value: text, or a JSON value in which bytes, times and decimals are texts. None if the bytes are null or were not decoded; ``error``
-    tells which.
-    is_json: whether ``value`` is a JSON value rather than a text.
+    value: text, or a JSON value in which bytes, times and decimals are texts. None if the bytes are null or were not decoded.
     schema_id: None if the bytes name no schema that the registry has.
     error: reason why the bytes were not decoded, or empty.
     """
@@ -59,16 +57,16 @@ class DecodedKeyOrValue:
 
     @property
     def is_decoded(self) -> bool:
-        """Return whether ``value`` is the decoded value. True for null, too."""
+        """True for null, too."""
         return not self.error
 
     def format_value_as_text(self) -> str | None:
-        """Return the decoded value as text, JSON for a JSON value. None if ``value`` is None and not JSON's null."""
+        """Return the value as text, JSON for a JSON value. None if ``value`` is None and not JSON's null."""
         return to_json_text(self.value) if self.is_json else self.value
 
 
 class KeyAndValueDecoder:
-    """Decoder of record keys and values. The schema registry is contacted when the first key or value needs it."""
+    """Decoder of record keys and values. The registry is contacted when the first of them needs it."""
 
     def __init__(self, settings: Settings) -> None:
         self._registry = SchemaRegistry(settings.registry) if settings.registry.url else None
@@ -83,8 +81,7 @@ class KeyAndValueDecoder:
     ) -> DecodedKeyOrValue:
         """Decode a key or value. Bytes that do not have the format give a result with an ``error``.
         :param field_format: ``auto`` decodes by the schema registry if the bytes begin with the id of a schema, otherwise as text.
-        :param keeps_python_types: whether Avro values keep the Python types of fastavro (bytes, times, decimals). Otherwise they become
-        JSON.
+        :param keeps_python_types: whether Avro values keep fastavro's Python types (bytes, times, decimals) instead of JSON's.
         :raises StoreError: if the registry is needed and cannot be reached.
         :raises UsageError: if the format is ``avro`` and no registry is configured.
         """
@@ -105,9 +102,9 @@ class KeyAndValueDecoder:
         return _parse_json_text(text) if field_format == "json" else DecodedKeyOrValue(text)
 
     def encode_avro_key(self, topic: str, key_text: str) -> bytes:
-        """Return the bytes of a key that is given as ``avro:JSON`` or ``avro@ID:JSON``, by the schema of that id or the topic's key schema.
-        Kafka compares the bytes of keys, so a value encoded with two schemas gives two keys: the id is required if several key schemas of
-        the topic can encode the value.
+        """Return the bytes of a key given as ``avro:JSON`` or ``avro@ID:JSON``, by the schema of that id or the topic's key schema.
+        Kafka compares bytes, so a value encoded with two schemas gives two keys: the id is required if several key schemas of the topic can
+        encode the value.
         :raises UsageError: if the text is not valid, the schema does not match it, or several encodings are possible.
         """
         registry = self._require_registry()
@@ -137,8 +134,8 @@ class KeyAndValueDecoder:
         return self._registry
 
     def fetch_avro_schema(self, schema_id: int) -> ParsedSchemaAndNamedTypes:
-        """Return the Avro schema with this id. Raises KeyError if the registry has no such schema, ValueError if it is not valid,
-        StoreError if the registry cannot be reached.
+        """Return an Avro schema. Raises KeyError if the registry lacks it, ValueError if it is not valid, StoreError if the registry
+        cannot be reached.
         """
         schema = self._require_registry().schema(schema_id)
         if schema is None:
@@ -146,9 +143,7 @@ class KeyAndValueDecoder:
         return self._parsed(schema)
 
     def _decode_by_schema_id(self, data: bytes, registry: SchemaRegistry, *, keeps_python_types: bool) -> DecodedKeyOrValue:
-        """Decode bytes in the registry's wire format. The result has an ``error`` and no ``schema_id`` if the bytes have another format
-        or the registry lacks the schema.
-        """
+        """The result has an ``error`` and no ``schema_id`` if the bytes have another format or the registry lacks the schema."""
         if len(data) < _HEADER.size or data[0] != 0:
             return DecodedKeyOrValue(error="not in the wire format of a schema registry")
         schema_id = _HEADER.unpack_from(data)[1]
@@ -181,7 +176,7 @@ class KeyAndValueDecoder:
         return DecodedKeyOrValue(shown, is_json=True, schema_id=schema.schema_id, is_avro=True)
 
     def _try_encode_avro(self, schema: RegisteredSchema, value: AvroValue) -> bytes | None:
-        """Return a value in the wire format of a schema, or None if it does not match the schema."""
+        """Return None if the value does not match the schema."""
         from fastavro import schemaless_writer
 
         stream = io.BytesIO(_HEADER.pack(0, schema.schema_id))
@@ -194,9 +189,7 @@ class KeyAndValueDecoder:
 
 
 def parse_key_text(key_text: str) -> bytes:
-    """Return the bytes of a key given as text or as ``base64:...``, as `segments dump` prints keys. Raises UsageError if it is not
-    base64.
-    """
+    """Return a key given as text or as ``base64:...``, as `segments dump` prints keys. Raises UsageError if it is not base64."""
     if not key_text.startswith("base64:"):
         return key_text.encode()
     try:
@@ -206,18 +199,15 @@ def parse_key_text(key_text: str) -> bytes:
 
 
 def parse_topic_key(key_text: str, topic: str, decoder: KeyAndValueDecoder) -> bytes:
-    """Return the bytes of a key given as text, as ``base64:...``, or in Avro as ``avro:JSON`` or ``avro@ID:JSON``. Without a schema
-    registry, a text that begins with ``avro`` is the key itself. Raises UsageError if the text is not valid.
+    """Return a key given as text, as ``base64:...``, ``avro:JSON`` or ``avro@ID:JSON``. Without a registry, a text that begins with
+    ``avro`` is the key itself. Raises UsageError if the text is not valid.
     """
     is_avro = decoder.has_registry and (key_text.startswith("avro:") or key_text.partition(":")[0].removeprefix("avro@").isdigit())
     return decoder.encode_avro_key(topic, key_text) if is_avro else parse_key_text(key_text)
 
 
 def to_json_text(value: object) -> str:
-    """Return a value as compact JSON. Values that JSON lacks become strings: bytes (base64), times (ISO 8601), decimals, and numbers such
-    as NaN.
-    - _replace_bytes_by_base64 _replace_uuids_by_text _parse_json_text
-    """
+    """Return compact JSON. Bytes (base64), times (ISO 8601), decimals, and numbers such as NaN become strings."""
     from pydantic_core import to_json
 
     return to_json(_replace_bytes_by_base64(value), inf_nan_mode="strings").decode()
@@ -250,7 +240,6 @@ def _parse_json_text(text: str) -> DecodedKeyOrValue:
 
 
 def _describe_decoding_error(error: Exception) -> str:
-    """Describe a decoder's exception for people who do not know the decoder."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, EOFError | IndexError | struct.error | StopIteration):
@@ -259,7 +248,7 @@ def _describe_decoding_error(error: Exception) -> str:
 
 
 def _parse_avro_schema(schema: RegisteredSchema) -> ParsedSchemaAndNamedTypes:
-    """Parse an Avro schema for fastavro. Raises ValueError if it is not valid."""
+    """Raises ValueError if it is not valid."""
     require_pip_extra("avro", "Avro")
     from fastavro.schema import SchemaParseException, UnknownType, parse_schema
 
@@ -283,7 +272,7 @@ JsonDocument = Any
 class RegisteredSchema:
     """A schema of the registry.
     kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
-    references: texts of the schemas whose types this schema uses, directly or indirectly; each comes after the texts that it uses itself.
+    references: texts of the schemas that this schema uses, directly or indirectly; each after those that it uses itself.
     """
 
     schema_id: int
@@ -296,7 +285,7 @@ class SchemaRegistry:
     """Client of the schema registry. Each schema is requested once per process, because the schema of an id never changes."""
 
     def __init__(self, settings: RegistrySettings) -> None:
-        """Create a client. Raises UsageError if the file with the credentials cannot be read."""
+        """Raises UsageError if the file with the credentials cannot be read."""
         self._url = settings.url.rstrip("/")
         # Requests are few, and no socket is left open that nobody closes.
         headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json", "Connection": "close"}
@@ -306,14 +295,13 @@ class SchemaRegistry:
         self.schema = lru_cache(maxsize=10_000)(self._fetch_schema)
 
     def _fetch_schema(self, schema_id: int) -> RegisteredSchema | None:
-        """Return a schema, or None if the registry has none with this id."""
         try:
             return self._parse_schema_document(schema_id, self._request_json(f"/schemas/ids/{schema_id}"))
         except NotFound:
             return None
 
     def fetch_subject_ids(self, subject: str) -> list[int]:
-        """Return the ids of all versions of a subject, such as ``orders-key``; an empty list if there is no such subject."""
+        """Return the schema ids of all versions of a subject, such as ``orders-key``; none if there is no such subject."""
         place = f"/subjects/{quote(subject, safe='')}/versions"
         try:
             return list(dict.fromkeys(self._request_json(f"{place}/{version}")["id"] for version in self._request_json(place)))
@@ -321,7 +309,6 @@ class SchemaRegistry:
             return []
 
     def _parse_schema_document(self, schema_id: int, document: JsonDocument) -> RegisteredSchema:
-        """Return the schema that a JSON document of the registry describes, with the schemas to which it refers."""
         references: dict[str, None] = {}
         for each in document.get("references") or ():
             found = self._request_json(f"/subjects/{quote(each['subject'], safe='')}/versions/{each['version']}")
@@ -330,8 +317,7 @@ class SchemaRegistry:
         return RegisteredSchema(schema_id, document.get("schemaType") or "AVRO", document["schema"], tuple(references))
 
     def _request_json(self, path: str) -> JsonDocument:
-        """Request a path of the registry, and return the JSON document.
-        :raises NotFound: if the registry does not have the path.
+        """:raises NotFound: if the registry does not have the path.
         :raises Refused: if the credentials are refused.
         :raises Unavailable: if the registry does not answer.
         :raises StoreError: if the answer has another status or is not JSON.
@@ -354,7 +340,7 @@ class SchemaRegistry:
 
 
 def _read_credentials_file(credentials_file: str) -> str:
-    """Return the line ``USER:PASSWORD`` of a credentials file. Raises UsageError if it cannot be read or contains anything else."""
+    """Raises UsageError if the file cannot be read or contains anything but one line ``USER:PASSWORD``."""
     try:
         text = Path(credentials_file).read_text(encoding="utf-8").strip()
     except OSError as error:

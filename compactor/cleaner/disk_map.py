@@ -69,10 +69,10 @@ SpoolRows = npt.NDArray[Any]
 
 
 class DiskReservation(Protocol):
-    """Reservation of bytes of the disk budget. It grows before bytes are written and shrinks after they are deleted."""
+    """Reservation of the disk budget. It grows before bytes are written and shrinks after they are deleted."""
 
     def reserve_bytes_on_disk(self, byte_count: int, /) -> None:
-        """Reserve bytes before they are written. Raises OutOfBudget if the disk budget does not have them."""
+        """Raises OutOfBudget if the disk budget does not have the bytes."""
 
     def release_bytes_on_disk(self, byte_count: int, /) -> None: ...
 
@@ -91,7 +91,7 @@ NO_LIMIT: Final = _UnlimitedDiskReservation()
 
 @dataclass(frozen=True, slots=True)
 class HashRangeSpan:
-    """Hash ranges from number ``first`` up to ``first + count`` (exclusive), of ``total`` equal ranges of the hash."""
+    """Hash ranges [first, first + count) of ``total`` equal ranges."""
 
     count: int
     first: int = 0
@@ -110,9 +110,7 @@ class HashRangeSpan:
 
 @dataclass(frozen=True, slots=True)
 class _SortedRowBlock:
-    """Block of rows sorted by hash range. position: byte position in the file. begins: index of the first row of each hash range,
-    followed by the number of rows. crcs: a CRC per hash range.
-    """
+    """position: in the file. begins: first row of each hash range, then the number of rows. crcs: per hash range."""
 
     position: int
     begins: npt.NDArray[np.int64]
@@ -123,10 +121,10 @@ class _SortedRowBlock:
 
 
 class HashRangeRowFile:
-    """File that sorts rows by hash range. Rows are added to numbered sections, and the rows of a section are read range by range. The file
-    exists until ``close``.
+    """File that sorts rows by hash range. Rows are added to numbered sections, which are read range by range. The file exists until
+    ``close``.
     :param disk_reservation: reserves the bytes of every write.
-    :param words_per_row, dtype: number and type of a row's words; at least three words.
+    :param words_per_row: at least three.
     """
 
     def __init__(
@@ -156,9 +154,7 @@ class HashRangeRowFile:
         return self.size // self._row_bytes + self._fill
 
     def add_rows_to_section(self, section_number: int, rows: SpoolRows) -> None:
-        """Add rows to a section. Rows of hash ranges that this file does not hold are skipped. Raises OutOfBudget if the disk budget, or
-        the disk, is used up.
-        """
+        """Rows of hash ranges that this file does not hold are skipped. Raises OutOfBudget if the disk budget, or the disk, is used up."""
         if section_number != self._section:
             self.write_buffered_rows()
             self._section = section_number
@@ -174,12 +170,12 @@ class HashRangeRowFile:
                 self.write_buffered_rows()
 
     def count_range_rows(self, section_number: int, range_number: int) -> int:
-        """Return the number of rows of a section in one hash range, counted from 0, the first range of the file."""
+        """Ranges count from the first one of the file."""
         self.write_buffered_rows()
         return sum(block.range_row_count(range_number) for block in self._blocks.get(section_number, ()))
 
     def read_range_rows(self, section_number: int, range_number: int) -> Iterator[SpoolRows]:
-        """Yield the rows of a section in one hash range, in the order in which they were added. An array is valid until the next one is
+        """Yield the rows of a section in one range, in the order in which they were added, each array valid until the next one is
         requested. Raises StoreError if a checksum does not match.
         """
         self.write_buffered_rows()
@@ -189,9 +185,7 @@ class HashRangeRowFile:
                 yield self._read_block_ranges(block, range_number, range_number + 1)
 
     def read_rows_of_section(self, section_number: int) -> Iterator[SpoolRows]:
-        """Yield all rows of a section, block by block. An array is valid until the next one is requested. Raises StoreError if a
-        checksum does not match.
-        """
+        """Yield the rows block by block, valid until the next one is requested. Raises StoreError if a checksum does not match."""
         self.write_buffered_rows()
         for block in self._blocks.get(section_number, ()):
             yield self._read_block_ranges(block, 0, self.ranges.count)
@@ -237,7 +231,7 @@ class HashRangeRowFile:
         self.size += len(data)
 
     def _read_block_ranges(self, block: _SortedRowBlock, first_range: int, end_range: int) -> SpoolRows:
-        """Read the rows of ranges [first_range, end_range) into the buffer. Rows in the buffer that are not written yet would be lost."""
+        """Rows in the buffer that are not written yet would be lost."""
         begin, end = int(block.begins[first_range]), int(block.begins[end_range])
         rows = self._buffer[: end - begin]
         data, done = view_as_bytes(rows), 0
@@ -264,9 +258,7 @@ def view_as_bytes(rows: SpoolRows) -> memoryview:
 
 @inline_kernel
 def hash_range_of_word(first_word: np.uint64, range_count: int) -> HashRangeNumber:
-    """Return the number of a row's hash range. It is computed from the lower half of the first word, because hash tables take their
-    cells from the upper half.
-    """
+    """Return a row's hash range, from the lower half of its first word, because hash tables take their cells from the upper half."""
     return np.int64(high_product_word((first_word << np.uint64(32)) | (first_word >> np.uint64(32)), np.uint64(range_count)))  # type: ignore[return-value]
 
 
@@ -285,8 +277,7 @@ def _copy_row(source_rows: SpoolRows, row: int, target_rows: SpoolRows, target_r
 def _copy_rows(
     rows: SpoolRows, first_row: int, range_count: int, first_range: int, copied_range_count: int, out_rows: SpoolRows, out_row_count: int
 ) -> NextRowAndOutRowCount:
-    """Append rows whose hash lies in the wanted ranges to ``out_rows``, from ``first_row`` on, until it is full. Return the number of the
-    next row to read, and the number of rows now in ``out_rows``.
+    """Append the rows of the wanted ranges until ``out_rows`` is full. Return the next row to read, and the number of rows in ``out_rows``.
     :param range_count: number of equal ranges of the hash.
     """
     row = first_row
@@ -302,8 +293,7 @@ def _copy_rows(
 def sort_rows(
     rows: SpoolRows, row_count: int, range_count: int, first_range: int, sorted_range_count: int, out_rows: SpoolRows
 ) -> npt.NDArray[np.int64]:
-    """Sort the first ``row_count`` rows by hash range into ``out_rows``, keeping their order within a range. Return the index of each
-    range's first row, and ``row_count`` at its end.
+    """Sort rows by hash range, keeping their order within a range. Return each range's first row, and ``row_count`` at the end.
     :param range_count: number of equal ranges of the hash.
     :param first_range, sorted_range_count: the ranges to which all these rows belong.
     """
@@ -337,21 +327,21 @@ RowBitmap = npt.NDArray[np.uint8]
 
 
 def count_log_scans(row_count: int, available_disk_bytes: int) -> int:
-    """Return the number of scans of the log, each for an equal part of the keys, with which the rows fit the disk. A tenth stays free,
-    because the parts are not exactly equal.
+    """Return the number of scans, each for an equal part of the keys, with which the rows fit the disk. A tenth stays free, because the
+    parts are not exactly equal.
     """
     return max(1, -(-row_count * KEY_ROW_BYTES * 11 // (max(1, available_disk_bytes) * 10)))
 
 
 def stored_hashes(rows: KeyRows) -> Hashes:
-    """Return the key hashes of the rows, shape (n, 2). Bits that rows do not store are zero; key sets and Bloom filters do not use them."""
+    """Return the rows' hashes, shape (n, 2). Bits that rows do not store, and that neither key sets nor Bloom filters use, are zero."""
     words = rows.astype(np.uint64)
     return np.column_stack([words[:, 0], words[:, 1] | (words[:, 2] << np.uint64(32))])
 
 
 class DiskOffsetMap:
-    """Offset map on local disk. It finds the newest record of each key in the dirty range, and the records below that range whose key
-    the range does not have. ``close`` removes its file.
+    """Offset map on local disk: the newest record of each key in the dirty range, and the records below it whose key the range does not
+    have. ``close`` removes its file.
     """
 
     def __init__(
@@ -364,8 +354,7 @@ class DiskOffsetMap:
         key_part_number: int = 0,
         key_part_count: int = 1,
     ) -> None:
-        """Create the map's file.
-        :param map_budget_bytes: memory for the keys of one hash range.
+        """:param map_budget_bytes: memory for the keys of one hash range.
         :param expected_row_count: estimated number of rows with a key; it sizes the hash ranges.
         :param key_part_number, key_part_count: the map takes only this part of the keys. A row survives if the bitmap of any part has its
         bit set.
@@ -388,19 +377,17 @@ class DiskOffsetMap:
     def add_dirty_rows(self, hashes: Hashes, ordinals: RowOrdinals) -> None:
         """Add rows of the dirty range, newest first over all calls. Raises OutOfBudget if the disk budget, or the disk, is used up.
         :param hashes: shape (n, 2).
-        :param ordinals: the rows' numbers, less than 2^32 - 1, under which ``survivor_bitmap`` reports them.
+        :param ordinals: the rows' bits in ``survivor_bitmap``, less than 2^32 - 1.
         """
         self._add_key_rows(DIRTY, hashes, self._require_valid_ordinals(ordinals))
 
     def add_known_keys(self, hashes: Hashes) -> None:
-        """Add keys whose newest records are known: rows that are added later with such a key do not survive. Must be called before
-        ``add_dirty_rows``.
-        """
+        """Add keys whose newest records are known: later rows of such a key do not survive. Must be called before ``add_dirty_rows``."""
         self._add_key_rows(DIRTY, hashes, np.full(len(hashes), SEEN, dtype=np.uint32))
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
     def add_clean_rows(self, hashes: Hashes, ordinals: RowOrdinals) -> None:
-        """Add rows of offsets below the dirty range, in any order. Such a row survives unless a row of the dirty range has its key."""
+        """Add rows below the dirty range, in any order. A row survives unless the dirty range has its key."""
         self._add_key_rows(CLEAN, hashes, self._require_valid_ordinals(ordinals))
 
     @property
@@ -408,21 +395,19 @@ class DiskOffsetMap:
         return self._spool.size
 
     def flag_own_keys(self, hashes: Hashes) -> Flags:
-        """Return a flag per row: whether its key belongs to the part of the keys that this map holds."""
+        """Flag the keys that belong to the map's part of the keys."""
         answer = np.empty(len(hashes), dtype=np.bool_)
         _flag_keys_in_ranges(hashes, self._ranges.total, self._ranges.first, self._ranges.count, answer)
         return answer
 
     def iterate_dirty_key_hashes(self) -> Iterator[Hashes]:
-        """Yield the key hashes of the dirty range, shape (n, 2). A hash may occur more than once."""
+        """Yield hashes, shape (n, 2), with repetitions."""
         for rows in self._spool.read_rows_of_section(DIRTY):
             yield stored_hashes(rows)
 
     @measure_stage(SegmentWorkStage.MAP)
     def survivor_bitmap(self, row_count: int) -> RowBitmap:
-        """Return a bitmap of the ordinals below ``row_count``, in the bit order of ``np.packbits``: set if a row with that ordinal
-        survives.
-        """
+        """Return a bitmap of ordinals below ``row_count``, in the bit order of ``np.packbits``: set if a row with that ordinal survives."""
         if self._most >= row_count:
             raise ValueError(f"ordinal {self._most} was added, the bitmap is for {row_count}")
         bitmap = np.zeros((row_count + 7) // 8, dtype=np.uint8)
@@ -441,7 +426,7 @@ class DiskOffsetMap:
         self.close()
 
     def _require_valid_ordinals(self, ordinals: RowOrdinals) -> RowOrdinals:
-        """Check that ordinals lie within the bitmap, because compiled code does not check indexes."""
+        """Compiled code does not check indexes."""
         most = int(np.max(ordinals)) if len(ordinals) else -1
         if most >= SEEN:
             raise ValueError(f"an ordinal is at most {SEEN - 1}")
@@ -454,7 +439,6 @@ class DiskOffsetMap:
         self._spool.add_rows_to_section(section_number, rows)
 
     def _mark_range_survivors(self, range_number: int, subrange_count: int, subrange_number: int, out_bitmap: RowBitmap) -> None:
-        """Set the bits of the surviving rows of part ``subrange_number`` of ``subrange_count`` equal parts of one hash range."""
         if subrange_count > 2**32:
             raise OutOfBudget("more keys than the map budget holds share one tag: the key hashes are not uniform")
         keys = KeyHashSet(self._map_budget_bytes, expected_key_count=self._guess)
@@ -507,10 +491,10 @@ def _flag_keys_in_ranges(hashes: Hashes, range_count: int, first_range: int, par
 def mark_newest_rows(
     key_set_table: HashTable, state: KeySetState, rows: KeyRows, first_row: int, range_count: int, range_number: int, out_bitmap: RowBitmap
 ) -> RowCount:
-    """Set the bit of the newest row of each key, which is its first one because rows come newest first, and add the keys to the key set.
-    Return ``len(rows)``, or the number of the first row for which the key set has no space.
-    :param first_row: row to begin with, when the call continues an earlier one.
-    :param range_count, range_number: only rows in range ``range_number`` of ``range_count`` equal ranges of the key hash are processed.
+    """Set the bit of each key's first row, which is the newest, and add the key to the set. Return ``len(rows)``, or the first row for
+    which the set has no space.
+    :param first_row: to begin with, when the call continues an earlier one.
+    :param range_count, range_number: only rows in this one of equal hash ranges.
     """
     for row in range(first_row, len(rows)):
         if row + AHEAD < len(rows):
@@ -528,7 +512,7 @@ def mark_newest_rows(
 def mark_absent_rows(
     key_set_table: HashTable, state: KeySetState, rows: KeyRows, range_count: int, range_number: int, out_bitmap: RowBitmap
 ) -> None:
-    """Set the bits of the rows in hash range ``range_number`` of ``range_count`` whose key is not in the key set."""
+    """Set the bits of the rows in the hash range whose key is not in the set."""
     for row in range(len(rows)):
         if row + AHEAD < len(rows):
             prefetch(key_set_table, 3 * first_cell_to_probe(second_hash_half(rows, row + AHEAD), state[CAPACITY]))
@@ -551,10 +535,11 @@ FirstRowOrdinal = int
 
 
 class KeyScanSpillingToDisk(BackwardSurvivorScan):
-    """Backward scan for surviving records whose keys move to disk when they do not fit in memory.
-    For each part of the keys the caller scans the dirty segments in descending order (``scan_dirty_segment_keys``), then the clean segments
-    with rows to look up, in any order (``scan_clean_segment_keys``), and calls ``end_key_part``. Between the two scans
-    ``iterate_dirty_key_hashes`` yields the keys for Bloom filters. The survivors are known after the last part.
+    """Backward scan for surviving records whose keys move to disk when they do not fit in memory. For each part of the keys:
+    1. ``scan_dirty_segment_keys``, in descending order.
+    2. ``iterate_dirty_key_hashes``, for Bloom filters.
+    3. ``scan_clean_segment_keys`` of the segments with rows to look up, in any order.
+    4. ``end_key_part``. The survivors are known after the last part.
     :param key_set: None to keep all keys on disk. Several parts require None.
     :param open_disk_map: (number of the part, number of parts) -> offset map.
     """
@@ -587,14 +572,12 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
 
     @property
     def key_scan(self) -> KeyScanParameters:
-        """Return the parameters of the scan, after the first part without the gate as second reader, because it has read all keys by
-        then.
-        """
+        """Return the scan's parameters, after the first part without the gate, which has read all keys by then."""
         return self._scan
 
     @property
     def are_rows_on_disk(self) -> bool:
-        """Return whether the rows of the current part are on disk, so that rows below the dirty range must be looked up during the scan."""
+        """Return whether the current part's rows are on disk, so that rows below the dirty range must be looked up during the scan."""
         return self._map is not None
 
     @property
@@ -606,9 +589,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
     def scan_dirty_segment_keys(
         self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads, *, cleans_chunks_while_reading: bool = True
     ) -> None:
-        """Read the keys of one dirty segment. Segments are passed in descending order. Raises BadData, OutOfBudget, StoreError.
-        :param wanted_batch_flags: a flag per batch: whether it may have rows of the dirty range.
-        """
+        """Raises BadData, OutOfBudget, StoreError."""
         before = self._bits.pop(source.ordinal, None)
         self._places[source.ordinal] = self._next
         super().scan_dirty_segment_keys(source, wanted_batch_flags, workers, cleans_chunks_while_reading=cleans_chunks_while_reading)
@@ -632,13 +613,12 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         return survives, False
 
     def iterate_dirty_key_hashes(self) -> Iterator[Hashes]:
-        """Yield hashes, shape (n, 2), of the dirty range's keys in the current part. A key may occur more than once."""
+        """Yield hashes, shape (n, 2), of the current part's dirty keys, with repetitions."""
         return self._set.iterate_key_hashes() if self._map is None else self._map.iterate_dirty_key_hashes()
 
     def scan_clean_segment_keys(self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads) -> None:
-        """Add the rows of a segment below the dirty range to the disk map, if there is one; pass 2 looks such rows up in a set in memory.
-        Raises BadData, OutOfBudget.
-        :param wanted_batch_flags: a flag per batch: whether it may have rows below the dirty range.
+        """Add the rows of a segment below the dirty range to the disk map, if there is one; pass 2 looks such rows up in a set in
+        memory. Raises BadData, OutOfBudget.
         """
         if self._map is None:
             return
@@ -670,7 +650,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         self._clean_places[source.ordinal] = (begins, np.concatenate(added) if added else np.empty(0, np.uint8))
 
     def end_key_part(self) -> None:
-        """Find which rows of the current part survive, and continue with the next part. Raises OutOfBudget, StoreError."""
+        """Find which rows of the current part survive. Raises OutOfBudget, StoreError."""
         self._scan = replace(self._scan, second_reader=None)  # it has seen all keys
         if self._map is None:
             return
@@ -690,12 +670,12 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         self._map = self._open(self._part, self._parts) if self._part < self._parts else None
 
     def close(self) -> None:
-        """Remove the file of the disk map if it is open after a failed scan. A second call does nothing."""
+        """Remove the file that a failed scan leaves. A second call does nothing."""
         if self._map is not None:
             self._map.close()
 
     def free_key_set(self) -> None:
-        """Free the memory of the key set. Afterwards no key can be looked up."""
+        """Afterwards no key can be looked up."""
         self._entries, self._peak = self.key_count, self.peak_bytes
         self._set = KeyHashSet(MIN_MAP_BYTES)
 

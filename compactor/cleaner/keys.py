@@ -73,15 +73,15 @@ KeySetState = npt.NDArray[np.int64]
 
 @inline_kernel
 def first_cell_to_probe(h1: KeyHashHalf, capacity: int) -> int:
-    """Return the cell where the search for a key begins: its hash scaled to the capacity."""
+    """Return a key's home: its hash scaled to the capacity."""
     return np.int64(high_product_word(h1, np.uint64(capacity)))
 
 
 @inline_kernel
 def find_key_cell(table: HashTable, capacity: int, tag: np.uint32, h1: KeyHashHalf) -> CellOrComplementOfEmptyCell:
-    """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored.
-    :param capacity: number of cells in which a search can begin.
-    :param tag: 32 bits of the first half of the key's hash, never 0.
+    """Return the key's cell, or the bitwise complement of the empty one where it would be stored.
+    :param capacity: number of homes.
+    :param tag: 32 bits of the first half of the hash, never 0.
     """
     low = np.uint32(h1 & np.uint64(0xFFFFFFFF))
     high = np.uint32(h1 >> np.uint64(32))
@@ -97,7 +97,7 @@ def find_key_cell(table: HashTable, capacity: int, tag: np.uint32, h1: KeyHashHa
 
 @inline_kernel
 def put_key_if_absent(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: KeyHashHalf) -> PutResult:
-    """Return 1 if the key was added, 0 if the set has it already, -1 if there is no space for it."""
+    """Return 1 if the key was added, 0 if it was there, -1 if there is no space."""
     tag = key_hash_tag(h0)
     cell = find_key_cell(table, state[CAPACITY], tag, h1)
     if cell >= 0:
@@ -121,8 +121,8 @@ def is_key_in_table(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: K
 def put_keys_until_full(
     table: HashTable, state: KeySetState, hashes: Hashes, first_row: int, out_first_seen: npt.NDArray[np.bool_]
 ) -> RowCount:
-    """Add keys in order, from ``first_row`` on, and set ``out_first_seen[row]`` to whether the row's key was absent. Return
-    ``len(hashes)``, or the number of the first row for which there is no space.
+    """Add keys in order, and set ``out_first_seen`` where a key was absent. Return ``len(hashes)``, or the first row for which there is
+    no space.
     """
     rows = len(hashes)
     capacity = state[CAPACITY]
@@ -157,8 +157,7 @@ def longest_filled_run(table: HashTable, cell_count: int) -> int:
 
 @kernel
 def enlarge_table_in_place(table: HashTable, old_capacity: int, new_capacity: int, scratch: HashTable) -> None:
-    """Move the entries of the first ``old_capacity`` cells to their places in a table of the larger ``new_capacity``. Runs of filled cells
-    are moved from the last to the first: the place where the search for a key begins never moves towards the start.
+    """Move the entries to their places in a larger table, the last run of filled cells first: a home never moves towards the start.
     :param scratch: as many cells as the longest run of filled cells.
     """
     cell = old_capacity - 1
@@ -184,8 +183,7 @@ class KeyHashSet:
     """Set of key hashes that takes at most ``budget_bytes`` of memory. One thread may write; several may read while none writes."""
 
     def __init__(self, budget_bytes: int, *, expected_key_count: int = 0) -> None:
-        """Create an empty set.
-        :param expected_key_count: number of keys for which the set is sized at first.
+        """:param expected_key_count: for which the set is sized at first.
         :raises OutOfBudget: if the budget is less than MIN_MAP_BYTES, or the system cannot provide so much memory.
         """
         self._most_homes = budget_bytes // ENTRY_BYTES - SPACE
@@ -204,13 +202,13 @@ class KeyHashSet:
 
     @property
     def peak_bytes(self) -> int:
-        """Return the memory of the set in bytes, which is the largest so far, because a set never shrinks."""
+        """Return the memory of the set, which never shrinks."""
         return int(self.state[CELLS]) * ENTRY_BYTES
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def insert_keys_until_full(self, hashes: Hashes, out_first_seen: npt.NDArray[np.bool_], first_row: int = 0) -> RowCount:
-        """Insert key hashes of shape (n, 2) in order, and set ``out_first_seen[row]`` to whether the row's key was absent. Return n, or
-        the number of the first row for which the budget has no space.
+        """Insert hashes, shape (n, 2), in order, and set ``out_first_seen`` where a key was absent. Return n, or the first row for which
+        the budget has no space.
         """
         while True:
             first_row = put_keys_until_full(self.table, self.state, hashes, first_row, out_first_seen)
@@ -219,11 +217,10 @@ class KeyHashSet:
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def flag_contained_keys(self, hashes: Hashes, out_flags: npt.NDArray[np.bool_]) -> None:
-        """Set ``out_flags[row]`` to whether the row's key is in the set."""
         flag_keys_in_table(self.table, self.state, hashes, out_flags)
 
     def enlarge(self) -> bool:
-        """Enlarge the set. Return False if the budget is used up. ``table`` stays the same array."""
+        """Return False if the budget is used up. ``table`` stays the same array."""
         capacity = min(int(self.state[CAPACITY] * GROWTH), self._most_homes)
         if capacity <= self.state[CAPACITY]:
             return False
@@ -233,9 +230,7 @@ class KeyHashSet:
         return True
 
     def iterate_key_hashes(self, max_rows: int = 1 << 16) -> Iterator[Hashes]:
-        """Yield all keys as hashes of shape (n, 2), in chunks of ``max_rows`` rows. Bits that neither sets nor Bloom filters use are
-        zero.
-        """
+        """Yield all keys, shape (n, 2), in chunks. Bits that neither sets nor Bloom filters use are zero."""
         cells = self.table[: 3 * int(self.state[CELLS])].reshape(-1, 3)
         for begin in range(0, len(cells), max_rows):
             chunk = cells[begin : begin + max_rows].astype(np.uint64)
@@ -254,7 +249,7 @@ ABSENT = -1
 
 @inline_kernel
 def find_bounded_cell(table: Hashes, cell_count: int, h0: KeyHashHalf, h1: KeyHashHalf) -> CellOrComplementOfEmptyCell:
-    """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored. ``h0`` is not 0."""
+    """Return the key's cell, or the bitwise complement of the empty one where it would be stored. ``h0`` is not 0."""
     cell = first_cell_to_probe(h1, cell_count)
     while True:
         found = table[3 * cell]
@@ -267,15 +262,14 @@ def find_bounded_cell(table: Hashes, cell_count: int, h0: KeyHashHalf, h1: KeyHa
 
 @inline_kernel
 def nonzero_hash_half(h0: KeyHashHalf) -> np.uint64:
-    """Return a half of a key hash; 0 becomes 1, because 0 marks an empty cell."""
+    """Return 1 for 0, because 0 marks an empty cell."""
     return h0 if h0 != 0 else np.uint64(1)
 
 
 @kernel
 def put_rows_until_full(table: Hashes, state: KeySetState, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> RowCount:
-    """Add keys in ascending order of their offsets, as Kafka's pass 1 does, keeping the latest offset of each key, until the map is
-    full. Return the number of rows taken. As in Kafka, the first row that comes when the map is full ends the pass, even if its key is
-    in the map.
+    """Add keys in ascending order of offsets, keeping each key's latest, until the map is full. Return the number of rows taken. As in
+    Kafka, the first row that comes when the map is full ends the pass, even if its key is in the map.
     """
     cells = state[CELLS]
     for row in range(len(hashes)):
@@ -294,7 +288,7 @@ def put_rows_until_full(table: Hashes, state: KeySetState, hashes: Hashes, offse
 
 @kernel
 def find_latest_offsets(table: Hashes, state: KeySetState, hashes: Hashes, out_offsets: npt.NDArray[np.int64]) -> None:
-    """Set ``out_offsets[row]`` to the last offset that was put for the row's key, or to ABSENT."""
+    """Set ``out_offsets`` to the last offset put for each key, or to ABSENT."""
     cells = state[CELLS]
     rows = len(hashes)
     for row in range(rows):
@@ -305,11 +299,10 @@ def find_latest_offsets(table: Hashes, state: KeySetState, hashes: Hashes, out_o
 
 
 class BoundedOffsetMap:
-    """Offset map with Kafka's limit (SkimpyOffsetMap): it is full with ``max_keys`` keys. It takes 32 bytes per key."""
+    """Offset map with Kafka's limit (SkimpyOffsetMap): full with ``max_keys`` keys, of 32 bytes each."""
 
     def __init__(self, max_keys: int, *, max_record_count: int) -> None:
-        """Create an empty map.
-        :param max_record_count: upper bound of the rows that will be put; memory is allocated for no more keys than that.
+        """:param max_record_count: upper bound of the rows that will be put; no more keys get memory.
         :raises OutOfBudget: if the system cannot provide the memory.
         """
         cells = min(max_keys, max_record_count) * 4 // 3 + 2
@@ -331,14 +324,11 @@ class BoundedOffsetMap:
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def put_rows_until_full(self, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> RowCount:
-        """Add rows in ascending order of their offsets, and return the number of rows taken. If that is less than the number given, the
-        map is full.
-        """
+        """Add rows in ascending order of offsets. The map is full if fewer rows are taken than given."""
         return put_rows_until_full(self.table, self.state, hashes, offsets)
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def find_latest_offsets(self, hashes: Hashes, out_offsets: npt.NDArray[np.int64]) -> None:
-        """Set ``out_offsets[row]`` to the last offset that was put for the row's key, or to ABSENT."""
         find_latest_offsets(self.table, self.state, hashes, out_offsets)
 
 
@@ -351,10 +341,10 @@ HashesAndRowNumbers = tuple[Hashes, Int64s]
 
 @dataclass(frozen=True, slots=True)
 class SurvivorCountsByBatch:
-    """Number of survivors for each batch of a segment, as pass 1 found them.
-    kept: -1 if unknown.
-    tombstones: whether there are tombstones among the survivors.
-    keyless: number of records without a key in the dirty range; ``kept`` counts them only if the rules keep them.
+    """Survivors of each batch of a segment, as pass 1 found them.
+    kept: their number, -1 if unknown.
+    tombstones: whether some of them are tombstones.
+    keyless: records without a key in the dirty range; ``kept`` counts them only if the rules keep them.
     """
 
     kept: Int32s
@@ -367,26 +357,25 @@ class SurvivorLookup(Protocol):
 
     @property
     def last_mapped_offset(self) -> int:
-        """Return the last offset that the offset map covers. Records after it stay."""
+        """Return the last offset that the map covers. Records after it stay."""
 
     @property
-    def key_count(self) -> int:
-        """Return the number of distinct keys in the map."""
+    def key_count(self) -> int: ...
 
     @property
     def peak_bytes(self) -> int:
-        """Return the largest memory of the map so far, in bytes."""
+        """Return the largest memory of the map so far."""
 
     def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCountsByBatch | None:
-        """Return the number of survivors per batch, -1 if records must be read to know it; None if no batch has a known number."""
+        """Return counts, -1 where records must be read; None if no count is known."""
 
     def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> Flags:
-        """Return a flag per row: whether a later record within the offsets that the map covers has its key."""
+        """Flag the rows whose key a later record within the mapped offsets has."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyScanParameters:
-    """Parameters of pass 1: segments, verdicts of their transactions, offset range [first_dirty, end), hash key and limits.
+    """Parameters of pass 1, for the offsets [first_dirty, end).
     rules: if given, the backward scan cleans a compressed chunk at once if it knows which of its records survive, and stores the result in
     ``finished``.
     second_reader: receives the chunks that were decompressed.
@@ -408,12 +397,12 @@ class KeyScanParameters:
         return [(source, self.flag_dirty_batches(source)) for source in dirty]
 
     def flag_dirty_batches(self, source: SourceSegment) -> Flags:
-        """Return a flag per batch: whether it may have records that enter the offset map."""
+        """Flag the batches that may have records for the offset map."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.last_offset >= self.first_dirty)
 
     def flag_clean_batches(self, source: SourceSegment) -> Flags:
-        """Return a flag per batch: whether it may have records below the dirty range, which are looked up in the map."""
+        """Flag the batches that may have records below the dirty range, which are looked up in the map."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.base_offset < self.first_dirty)
 
@@ -428,8 +417,8 @@ class KeyScanParameters:
         is_backwards: bool,
         hashes_rows_below_dirty_range: bool = False,
     ) -> list[HashedChunkKeys]:
-        """Hash the keys of the batches from ``first_batch`` up to ``end_batch`` (exclusive), chunk by chunk, into the thread's buffers.
-        :param is_backwards: chunks, and rows within a chunk, in descending order of offsets.
+        """Hash the keys of the batches [first_batch, end_batch), chunk by chunk, into the thread's buffers.
+        :param is_backwards: chunks, and rows within them, in descending order.
         :param hashes_rows_below_dirty_range: instead of the rows that may enter the map.
         """
         low, high = (-1, self.first_dirty) if hashes_rows_below_dirty_range else (self.first_dirty, _END)
@@ -452,8 +441,8 @@ class KeyScanParameters:
 
 @dataclass(frozen=True, slots=True)
 class HashedChunkKeys:
-    """Key hashes of the records of one chunk. hashes: shape (n, 2). picked: for each hash, the number of its row in the chunk.
-    rows: all columns; None if the batches came in several chunks, because the next chunk overwrites these columns.
+    """Key hashes of a chunk, shape (n, 2). picked: the row of each hash.
+    rows: None if the batches came in several chunks, because the next one overwrites these columns.
     """
 
     chunk: BatchChunk
@@ -480,7 +469,7 @@ class HashedChunkKeys:
 
 
 class SegmentSurvivorBitmap:
-    """Bitmap of the surviving records of one dirty segment, with the position of each batch's first bit, or -1 if it has no bits."""
+    """Bitmap of the survivors of one dirty segment, with the position of each batch's first bit, or -1."""
 
     def __init__(self, batch_count: int) -> None:
         self.begin = np.full(batch_count, -1, np.int64)
@@ -505,8 +494,7 @@ class SegmentSurvivorBitmap:
         are_flags_final: bool,
         drops_keyless: bool = True,
     ) -> None:
-        """Record which rows of a chunk survive.
-        :param are_flags_final: whether the flags will not change, so that the survivors of whole batches can be counted now.
+        """:param are_flags_final: whether the flags will not change, so that the survivors of whole batches can be counted now.
         :param drops_keyless: whether records without a key are removed; if not, they count as survivors.
         """
         chunk, first_row = hashed.chunk, hashed.first_row
@@ -534,14 +522,13 @@ class SegmentSurvivorBitmap:
         self._size += len(self._parts[-1])
 
     def join_chunks(self) -> None:
-        """Join the flags of all chunks, after the last one was added."""
         if self._parts:
             self.packed = np.concatenate(self._parts)
         self._parts = []
 
     @measure_stage(SegmentWorkStage.DECIDE)
     def flag_chunk_superseded(self, chunk: BatchChunk, first_row: FirstRowByBatch) -> Flags:
-        """Return a flag per row: whether a later record has its key."""
+        """Flag the rows whose key a later record has."""
         out = np.zeros(int(first_row[-1]), np.bool_)
         _unpack_superseded_flags(self.packed, self.begin[chunk.first : chunk.last], first_row, out)
         return out
@@ -549,7 +536,7 @@ class SegmentSurvivorBitmap:
 
 @dataclass(frozen=True, slots=True)
 class _SegmentScanState:
-    """Scan of one segment. ``decisions``: by batch headers; None if no chunk may be cleaned during the scan."""
+    """:param decisions: None if no chunk may be cleaned during the scan."""
 
     source: SourceSegment
     bits: SegmentSurvivorBitmap
@@ -569,8 +556,8 @@ ChunkWithKnownSurvivors = tuple[_SegmentScanState, HashedChunkKeys, Flags]
 
 
 class BackwardSurvivorScan:
-    """Scan of a log from its end to its beginning for the newest record of each key. Afterwards a bitmap tells which records of the
-    dirty range survive. An earlier record survives if the key set does not have its key.
+    """Scan of a log from its end for the newest record of each key. Afterwards a bitmap tells which records of the dirty range survive;
+    an earlier record survives if the key set does not have its key.
     """
 
     def __init__(self, key_scan: KeyScanParameters, key_set: KeyHashSet) -> None:
@@ -593,10 +580,8 @@ class BackwardSurvivorScan:
     def scan_dirty_segment_keys(
         self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads, *, cleans_chunks_while_reading: bool = True
     ) -> None:
-        """Read the keys of one dirty segment and find its surviving records. Segments are passed in descending order. Raises BadData;
-        OutOfBudget if the set is full.
-        :param cleans_chunks_while_reading: whether compressed chunks may be cleaned at once, as the outcomes of their transactions are
-        known.
+        """Find the survivors of one dirty segment. Segments are passed in descending order. Raises BadData; OutOfBudget if the set is full.
+        :param cleans_chunks_while_reading: compressed ones, as the outcomes of their transactions are known.
         """
         self.scan_dirty_segments([(source, wanted_batch_flags)], workers, cleans_chunks_while_reading=cleans_chunks_while_reading)
 
@@ -607,7 +592,7 @@ class BackwardSurvivorScan:
         *,
         cleans_chunks_while_reading: bool = True,
     ) -> None:
-        """Read the keys of several dirty segments, in descending order. Workers begin the next segment while the last chunks of one are
+        """Find the survivors of dirty segments, in descending order. Workers begin the next one while the last chunks of one are
         processed.
         """
         key_scan = self._scan
@@ -662,9 +647,7 @@ class BackwardSurvivorScan:
         return _SegmentScanState(source, bits, decisions)
 
     def _clean_known_chunk(self, buffers: ReusableJobBuffers, decided: ChunkWithKnownSurvivors | None) -> None:
-        """Clean a compressed chunk while its records are decompressed, and store the result for pass 2. Do nothing if its survivors are
-        not known yet.
-        """
+        """Clean a chunk while its records are decompressed, and store the result for pass 2, unless its survivors are not known yet."""
         key_scan = self._scan
         if decided is None or key_scan.rules is None or decided[0].decisions is None or not key_scan.finished.has_cache_space_left:
             return
@@ -683,7 +666,7 @@ class BackwardSurvivorScan:
         key_scan.finished.store_chunk_within_budget(source, chunk, clean)
 
     def _flag_newest_rows(self, hashed: HashedChunkKeys) -> FlagsAndWhetherTheyAreFinal:
-        """Return a flag per row, set if it is the first one with its key, and whether the flags are final."""
+        """Flag the first row of each key; return whether the flags are final."""
         seen = np.empty(len(hashed.hashes), np.bool_)
         if self._set.insert_keys_until_full(hashed.hashes, seen) < len(seen):
             raise OutOfBudget(
@@ -699,7 +682,7 @@ class BackwardSurvivorScan:
         return None if bits is None else SurvivorCountsByBatch(bits.kept, bits.tombstones, bits.keyless)
 
     def count_keyless_records(self) -> KeylessRecords:
-        """Return how many records of the dirty segments scanned so far have no key."""
+        """Count the records without a key in the dirty segments scanned so far."""
         return reduce(KeylessRecords.plus, (bits.keyless_records for bits in self._bits.values()), KeylessRecords())
 
     def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> Flags:
@@ -714,15 +697,14 @@ class BackwardSurvivorScan:
     def _flag_superseded_clean_rows(
         self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch, row_numbers: Int64s
     ) -> Flags:
-        """Return a flag per row of ``row_numbers``, which are below the dirty range: whether that range has the row's key."""
         found = np.empty(len(row_numbers), np.bool_)
         self._set.flag_contained_keys(_hash_keys_of_rows(chunk, rows, row_numbers, self._scan.hash_key), found)
         return found
 
 
 def count_keyless_rows(offset: Int64s, key_length: Int32s, first_offset: int, keyless_count: int | None = None) -> KeylessRecords:
-    """Return how many of the rows from ``first_offset`` on have no key. Offsets ascend.
-    :param keyless_count: the number of those without a key, if it is known.
+    """Count the rows without a key from ``first_offset`` on. Offsets ascend.
+    :param keyless_count: their number, if it is known.
     """
     first = int(np.searchsorted(offset, first_offset)) if len(offset) and offset[0] < first_offset else 0
     records, last = len(offset) - first, -1
@@ -733,7 +715,7 @@ def count_keyless_rows(offset: Int64s, key_length: Int32s, first_offset: int, ke
 
 
 def find_survivors_backwards(key_scan: KeyScanParameters, key_set: KeyHashSet, workers: WorkerThreads) -> BackwardSurvivorScan:
-    """Read the dirty range backwards, and return the survivors. Raises BadData; OutOfBudget if the key set is full."""
+    """Raises BadData; OutOfBudget if the key set is full."""
     found = BackwardSurvivorScan(key_scan, key_set)
     found.scan_dirty_segments(reversed(key_scan.dirty_segments()), workers)
     return found
@@ -767,7 +749,7 @@ class BoundedMapSurvivors:
         return superseded
 
     def try_add_chunk(self, source: SourceSegment, hashed: HashedChunkKeys) -> bool:
-        """Add the rows of a chunk, and return whether all were added. If not, the map is full, and the scan must end."""
+        """Return False if the map is full, so that the scan must end."""
         offsets = hashed.offset[hashed.picked]
         taken = self._table.put_rows_until_full(hashed.hashes, offsets)
         chunk = hashed.chunk
@@ -783,19 +765,19 @@ class BoundedMapSurvivors:
         return False
 
     def _set_last_mapped_offset(self, last_offset: int) -> None:
-        """Set it unless it is below the dirty range. As in Kafka it can decrease, because an old v0/v1 wrapper can state an end offset
+        """Ignore offsets below the dirty range. As in Kafka the value can decrease, because an old v0/v1 wrapper can state an end offset
         below those of its records.
         """
         if last_offset >= self._scan.first_dirty:
             self.last_mapped_offset = last_offset
 
     def extend_to_segment_end(self, source: SourceSegment) -> None:
-        """Extend the covered range to the end of this segment, so that a gap before the next segment counts as covered (KAFKA-8764)."""
+        """Cover the gap before the next segment, too (KAFKA-8764)."""
         self._set_last_mapped_offset(min(source.end, self._scan.end) - 1)
 
 
 def find_bounded_survivors(key_scan: KeyScanParameters, bounded_map: BoundedOffsetMap, workers: WorkerThreads) -> BoundedMapSurvivors:
-    """Read the dirty range in order until Kafka's bounded offset map is full, and return the survivors. Raises BadData."""
+    """Read the dirty range in order until Kafka's bounded map is full. Raises BadData."""
     found = BoundedMapSurvivors(key_scan, bounded_map)
     for source, wanted in key_scan.dirty_segments():
         # Chunks without a record that may enter count as read too, so they are not left out.
@@ -818,7 +800,6 @@ def _hash_keys_of_chunk(
     hash_key: bytes,
     is_backwards: bool,
 ) -> HashesAndRowNumbers:
-    """Hash the rows with a key and an offset from ``first_offset`` up to ``end_offset`` (exclusive)."""
     hashes, picked = buffers.hashes.take_buffers(_count_rows_with_key(rows.offset, rows.key_length, first_offset, end_offset))
     _hash_key_range(
         chunk.buf,
@@ -845,7 +826,7 @@ def _hash_keys_of_rows(chunk: BatchChunk, rows: RecordRows, row_numbers: Int64s,
 
 @kernel
 def _count_rows_with_key(offset: Int64s, key_length: Int32s, first_offset: int, end_offset: int) -> int:
-    """Count rows with a key and an offset from ``first_offset`` up to ``end_offset`` (exclusive)."""
+    """Count the rows with a key and an offset in [first_offset, end_offset)."""
     count = 0
     for row in range(offset.size):
         if key_length[row] >= 0 and first_offset <= offset[row] < end_offset:
@@ -910,8 +891,8 @@ def _count_survivors_by_batch(
     out_tombstone_flags: Flags,
     out_keyless_counts: Int32s,
 ) -> None:
-    """Set, for each batch flagged in ``complete_flags``, the number of survivors (-1 for the others), whether there are tombstones among
-    them, and the number of records without a key from ``first_dirty_offset`` on, which are survivors unless ``drops_keyless``.
+    """Count the survivors of complete batches (-1 for others), flag those with tombstones, and count the records without a key from
+    ``first_dirty_offset`` on, which survive unless ``drops_keyless``.
     """
     for batch in range(out_survivor_counts.size):
         count = 0
@@ -932,7 +913,7 @@ def _count_survivors_by_batch(
 def _unpack_superseded_flags(
     packed_survivor_bits: npt.NDArray[np.uint8], first_bit_by_batch: Int64s, first_row: FirstRowByBatch, out_superseded_flags: Flags
 ) -> None:
-    """Flag each row whose bit among the survivors is 0. Rows of batches that are not in the bitmap (-1) keep their flags."""
+    """Flag the rows whose survivor bit is 0. Rows of batches without bits (-1) keep their flags."""
     for batch in range(first_bit_by_batch.size):
         if first_bit_by_batch[batch] >= 0:
             for row in range(first_row[batch], first_row[batch + 1]):

@@ -65,8 +65,7 @@ class OfflineCleanOptions:
 
 @dataclass(frozen=True, slots=True)
 class OfflineCleanSummary:
-    """Result of ``clean``.
-    segments: (base offset, bytes) of each segment written.
+    """segments: (base offset, bytes) of each segment written.
     next_dirty_offset: the first offset that is not clean yet.
     """
 
@@ -83,7 +82,7 @@ class OfflineCleanSummary:
 def clean_log_directory(
     log_dir: Path, out_dir: Path, request: OfflineCleanOptions, report_phase: Callable[[str], None] = lambda phase: None
 ) -> OfflineCleanSummary:
-    """Clean ``log_dir`` into ``out_dir``, which must not exist and appears complete or not at all.
+    """Clean ``log_dir`` into ``out_dir``, which appears complete or not at all.
     :param report_phase: called when a phase begins: "index", "rewrite", "done".
     :raises UsageError: if ``log_dir`` is missing, ``out_dir`` exists or cannot be written, or the range is not valid.
     :raises BadData: if Kafka refuses the log, or it fails further checks (docs/compatibility.md).
@@ -110,9 +109,7 @@ def clean_log_directory(
 
 @dataclass(frozen=True, slots=True)
 class LogDirectoryWithRangeToClean:
-    """Opened log directory: all segments, the range to clean from ``first_dirty`` up to ``upper`` (exclusive), and the rules that apply
-    if the map covers all of it.
-    """
+    """Opened log directory, the range to clean [first_dirty, upper), and the rules if the map covers all of it."""
 
     sources: list[SourceSegment]
     first_dirty: int
@@ -121,8 +118,8 @@ class LogDirectoryWithRangeToClean:
 
 
 def open_for_round(log_dir: Path, request: OfflineCleanOptions, workers: WorkerThreads | None = None) -> LogDirectoryWithRangeToClean:
-    """Open a log directory and determine the range to clean. Raises UsageError if the directory is missing or the range is not valid, and
-    BadData if the log is not valid.
+    """Open a log directory and determine the range to clean. Raises UsageError if the directory or the range is not valid, BadData if
+    the log is not.
     """
     sources = open_log_directory(log_dir, request.index_interval_bytes, request.max_decompressed_batch_bytes, workers)
     log_start = sources[0].base
@@ -221,9 +218,7 @@ def _check_cleaned_groups(
     max_inflated_bytes: int,
     balance_key: BalanceDigestKey | None,
 ) -> None:
-    """Check every cleaned group with the gate, and that its balance adds up. Raises GateFailed, BadData.
-    :param balance_key: None for no balance.
-    """
+    """Check each group with the gate, and that its balance adds up. Raises GateFailed, BadData."""
     for members, segment in zip(source_groups, cleaned_segments, strict=True):
         tally = None if balance_key is None else NewSegmentBalanceBuilder(segment, balance_key, max_inflated_bytes)
         gate.check_cleaned_group(members, segment.paths, end_offset=None, new_segment_balance=tally)
@@ -245,8 +240,8 @@ def open_log_directory(
 
 
 def list_segment_base_offsets(log_dir: Path, *, is_written_by_broker: bool = False) -> list[int]:
-    """Return the base offsets of the segments in a log directory, ascending. Raises UsageError, BadData.
-    :param is_written_by_broker: whether a broker may be writing there, so that unfinished files are no error.
+    """Return the segments of a log directory, ascending. Raises UsageError, BadData.
+    :param is_written_by_broker: a broker may be writing, so that unfinished files are no error.
     """
     if not log_dir.is_dir():
         raise UsageError(f"{log_dir} is not a directory", hint="Name a Kafka log directory, such as /var/lib/kafka/orders-0")
@@ -273,10 +268,10 @@ def open_segments_of_directory(
     read_file: Callable[[Path], Bytes] = memory_map_file,
     workers: WorkerThreads | None = None,
 ) -> list[SourceSegment]:
-    """Open neighbouring segments by their base offsets. Raises UsageError, BadData.
-    :param end_offset: base offset of the segment after them; None if the last one is the newest.
-    :param read_file: returns the bytes of a file, mapped or copied.
-    :param workers: threads that parse the headers; None for the caller's thread.
+    """Open neighbouring segments. Raises UsageError, BadData.
+    :param end_offset: base offset of the next segment; None if the last one is the newest.
+    :param read_file: returns the bytes, mapped or copied.
+    :param workers: parse the headers; None for the caller's thread.
     """
     if not base_offsets:
         raise UsageError(f"{log_dir} holds no segments", hint="Segments are called <20 digits>.log")
@@ -336,8 +331,8 @@ def _begins_after(table: BatchTable, previous_last_offset: int) -> bool:
 
 
 def _usable_index_sizes(path: Path, source: SourceSegment, index_interval_bytes: int) -> tuple[int, int]:
-    """Return the sizes of both indexes, rounded down to whole entries. As in Kafka, if the offset index is missing, the sizes are those
-    after a rebuild of both; a missing time index alone counts as empty.
+    """Return sizes of whole entries. As in Kafka, without an offset index those after a rebuild of both; a missing time index alone
+    counts as empty.
     """
     index, timeindex = path.with_suffix(".index"), path.with_suffix(".timeindex")
     if index.exists():
@@ -348,24 +343,23 @@ def _usable_index_sizes(path: Path, source: SourceSegment, index_interval_bytes:
 
 
 def _segment_base_of(sources: list[SourceSegment], offset: int) -> int:
-    """Return the base offset of the segment that contains an offset (Kafka: LogCleanerManager.calculateCleanableBytes)."""
+    """Kafka: LogCleanerManager.calculateCleanableBytes."""
     if offset >= sources[-1].end:
         return offset
     return max((source.base for source in sources if source.base <= offset), default=sources[0].base)
 
 
 def _legacy_horizon_ms(sources: list[SourceSegment], first_dirty: int, delete_retention_ms: int) -> int:
-    """Return the legacy horizon: v0/v1 tombstones stay in segments that were modified after it. It is the modification time of the last
-    segment below ``first_dirty``, minus the retention; 0 without such a segment.
+    """v0/v1 tombstones stay in segments that were modified after it: the modification time of the last segment below ``first_dirty``,
+    minus the retention; 0 without such a segment.
     """
     clean = [source for source in sources if source.base < first_dirty]
     return clean[-1].mtime_ms - delete_retention_ms if clean else 0
 
 
 def _producer_states_at_offset(log_dir: Path, sources: list[SourceSegment], end_offset: int) -> ProducerStates:
-    """Return the producer states at ``end_offset`` from the newest readable snapshot and the log after it, or from the whole log. No
-    producer id expires here. As in Kafka, only snapshots at the base offset of a segment other than the first, or at ``end_offset``, are
-    used.
+    """Return the states from the newest readable snapshot and the log after it, or from the whole log. No producer id expires here. As
+    in Kafka, only snapshots at the base offset of a segment other than the first, or at ``end_offset``, are used.
     """
     places = {source.base for source in sources[1:]} | {end_offset}
     found = sorted((int(m[1]), path) for path in log_dir.iterdir() if (m := _SNAPSHOT_NAME.fullmatch(path.name)))

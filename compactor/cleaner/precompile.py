@@ -25,9 +25,8 @@ KERNELS: Final = 41
 
 
 def precompile_kernels(report: ReportKernel | None = None) -> None:
-    """Compile the numba kernels, or load them from their cache, by cleaning a small log. Of several processes at the same time, one
-    compiles and the others wait for it.
-    :param report: called before each kernel that is compiled, with its name and the number of kernels compiled so far.
+    """Compile the kernels, or load them from their cache, by cleaning a small log. Of several processes, one compiles and the others wait.
+    :param report: called before each kernel that is compiled, with its name and the number compiled so far.
     """
     folder = kernel_cache_folder()
     if folder is None or (folder / COMPLETE).exists():
@@ -43,7 +42,7 @@ def precompile_kernels(report: ReportKernel | None = None) -> None:
 
 
 class _Compilations(event.Listener):  # type: ignore[misc]
-    """Reports kernels that are called from Python. What they call is compiled as a part of them."""
+    """Reports kernels that are called from Python; what they call is compiled as a part of them."""
 
     def __init__(self, report: ReportKernel) -> None:
         self._report = report

@@ -48,10 +48,9 @@ UNDECIDED: Final = -1
 
 
 def find_txn_outcomes(table: BatchTable, next_outcome_by_producer: dict[int, int]) -> TxnOutcomes:
-    """Return the outcome of each batch's transaction: ABORT, COMMIT or UNDECIDED. Segments of a log are passed from the last to the first,
-    because a later marker decides about earlier data.
-    :param next_outcome_by_producer: by producer id, the outcome of the producer's first marker after this segment. Updated in place for the
-    call with the previous segment.
+    """Return each batch's ABORT, COMMIT or UNDECIDED. Segments are passed from the last to the first, because a later marker decides about
+    earlier data.
+    :param next_outcome_by_producer: of the producer's first marker after this segment. Updated in place for the previous segment.
     """
     kinds = np.full(len(table), UNDECIDED, np.int8)
     transactional = table.transactional_flags
@@ -70,9 +69,8 @@ def find_txn_outcomes(table: BatchTable, next_outcome_by_producer: dict[int, int
 def find_outcomes_in_columns(
     control_kind: TxnOutcomes, transactional_flags: Flags, producer: Int64s, next_outcome_by_producer: Int64s
 ) -> TxnOutcomes:
-    """Return the outcome of each batch of transactional data: ABORT, COMMIT or UNDECIDED. Other batches are UNDECIDED.
-    :param producer: for each batch, the index of its producer.
-    :param next_outcome_by_producer: by producer index, the outcome of the producer's first marker after these batches. Updated in place.
+    """Return ABORT, COMMIT or UNDECIDED of each batch of transactional data; others are UNDECIDED.
+    :param next_outcome_by_producer: by producer index, of the first marker after these batches. Updated in place.
     """
     kinds = np.full(control_kind.size, UNDECIDED, np.int8)
     for i in range(control_kind.size - 1, -1, -1):
@@ -95,10 +93,10 @@ TransactionStateByBatch = tuple[Flags, Flags, Int64s, Int64s]
 @dataclass(frozen=True, slots=True)
 class TransactionVerdicts:
     """Outcomes of transactions per batch of one segment.
-    aborted: data of a transaction whose marker is ABORT.
+    aborted: data of an aborted transaction.
     discardable: aborted data, or a marker whose transaction has no data left in the log.
     indexed: an ABORT marker that stays in the transaction index because data of its transaction is left.
-    txn_entries: entries of the new transaction index.
+    txn_entries: of the new transaction index.
     """
 
     aborted: Flags
@@ -110,9 +108,9 @@ class TransactionVerdicts:
 def transaction_verdicts_by_source(
     sources: list[SourceSegment], open_txn_offset_by_producer: Mapping[int, int] | None = None
 ) -> list[TransactionVerdicts]:
-    """Return the outcomes of all transactions of a log, per segment, from its first on. Segments after the round's range are given only
-    because later markers decide about earlier data.
-    :param open_txn_offset_by_producer: first offsets of transactions that were open where these segments begin.
+    """Return the verdicts of a log, per segment. Segments after the round's range are given only because later markers decide about earlier
+    data.
+    :param open_txn_offset_by_producer: of transactions that were open where these segments begin.
     """
     before = open_txn_offset_by_producer or {}
     # Batches without a part in a transaction need no verdict: most logs have no others.
@@ -162,9 +160,7 @@ def _expand_flags(batch_count: int, batch_numbers: Int64s, flags_of_numbers: Fla
 
 
 def _marker_index_entries(source: SourceSegment, marker_numbers: Int64s, first_offset: Int64s, last_stable_offset: Int64s) -> TxnEntries:
-    """Return the transaction index entries of the markers that stay: the segment's own if they cover their transactions, else made from
-    the batch headers.
-    """
+    """Return the segment's own entries if they cover their transactions, else made from the batch headers."""
     entries = np.zeros(len(marker_numbers), TXN_ENTRY)
     entries["producer_id"] = source.table.producer_id[marker_numbers]
     entries["first_offset"] = first_offset
@@ -174,9 +170,8 @@ def _marker_index_entries(source: SourceSegment, marker_numbers: Int64s, first_o
 
 
 def prefer_existing_entries(computed_entries: TxnEntries, existing_entries: TxnEntries) -> TxnEntries:
-    """Replace computed transaction index entries, in place, by the segment's existing entries for the same transactions, and return the
-    result. An existing entry that begins after remaining data of its transaction is not used: a broker without the producer's state
-    wrote it, and readers would take that data for committed.
+    """Replace computed index entries, in place, by existing ones for the same transactions. One that begins after remaining data of its
+    transaction is not used: a broker without the producer's state wrote it, and readers would take that data for committed.
     """
     existing_entries = existing_entries[np.argsort(existing_entries["last_offset"], kind="stable")]
     if len(existing_entries):
@@ -189,9 +184,8 @@ def prefer_existing_entries(computed_entries: TxnEntries, existing_entries: TxnE
 
 
 def txn_index_problem(index_entries: TxnEntries, source: SourceSegment) -> ReasonOrEmpty:
-    """Return why ``index_entries`` cannot be the transaction index of a segment; empty if they can. An entry must cover the remaining
-    data of its transaction, and no data of the transaction before. With an invalid index, readers would hide committed records or return
-    aborted ones.
+    """Return why the entries cannot be a segment's transaction index; empty if they can. An entry must cover the remaining data of its
+    transaction, and no data of the transaction before: otherwise readers would hide committed records or return aborted ones.
     """
     if not len(index_entries):
         return ""
@@ -215,7 +209,7 @@ def txn_index_problem(index_entries: TxnEntries, source: SourceSegment) -> Reaso
 
 
 def _previous_marker_offsets(table: BatchTable) -> Int64s:
-    """Return for each transaction marker the offset of the previous marker of its producer; -1 for other batches."""
+    """For each marker, of the same producer; -1 for other batches."""
     markers = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT))
     by_producer = markers[np.argsort(table.producer_id[markers], kind="stable")]
     same = table.producer_id[by_producer[1:]] == table.producer_id[by_producer[:-1]]
@@ -236,10 +230,9 @@ def _transaction_state_by_batch(
     base_offset: Int64s,
     last_offset: Int64s,
 ) -> TransactionStateByBatch:
-    """Return per batch: whether it may be discarded, whether it is a marker that stays in the transaction index, and first offset and last
-    stable offset of the index entry.
-    :param open_txn_offset_by_producer: first offset of each producer's transaction that was open before these batches, or -1.
-    :param producers_with_open_txn: producers with such a transaction, in the order in which the transactions began.
+    """Return per batch: discardable, indexed, first offset and last stable offset of the index entry.
+    :param open_txn_offset_by_producer: of transactions open before these batches, or -1.
+    :param producers_with_open_txn: in the order in which the transactions began.
     """
     batches = control_kind.size
     producers = open_txn_offset_by_producer.size
@@ -315,16 +308,14 @@ class RetentionRules:
 
     @property
     def new_delete_horizon_ms(self) -> int:
-        """Return the delete horizon of tombstones and markers that get one in this round: now plus delete.retention.ms, limited to
-        LAST_MS because a larger sum would overflow.
-        """
+        """Return now plus delete.retention.ms, limited to LAST_MS because a larger sum would overflow."""
         return min(self.now_ms + self.delete_retention_ms, LAST_MS)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRetentionDecisions:
-    """Decisions about batches as far as their headers allow them, one row per batch.
-    action: DROP, COPY or EMPTY if the header is enough, FILTER if the records decide.
+    """Decisions as far as headers allow them, one row per batch.
+    action: DROP, COPY or EMPTY, or FILTER if the records decide.
     retain_empty: whether the header stays, because the batch is the last of a live producer or ends at the high watermark (KAFKA-8335,
     KAFKA-20452).
     discarded: whether the batch must be removed, because its transaction was aborted or has no data left.
@@ -342,7 +333,7 @@ class BatchRetentionDecisions:
 def decide_by_headers(
     table: BatchTable, verdicts: TransactionVerdicts, retention_rules: RetentionRules, segment_name: str
 ) -> BatchRetentionDecisions:
-    """Decide each batch of a segment as far as its header allows. Raises BadData for a marker that cannot be read."""
+    """Raises BadData for a marker that cannot be read."""
     malformed = np.flatnonzero(table.control == MALFORMED)
     if len(malformed):
         at = int(malformed[0])
@@ -408,8 +399,8 @@ def decide_by_records(
     retention_rules: RetentionRules,
     segment_mtime_ms: int,
 ) -> CleaningDecisions:
-    """Decide the FILTER batches of a chunk by their records. Return the decisions on all batches and records of the chunk.
-    :param superseded_flags: a flag per row: whether a later record of the key exists in the mapped range.
+    """Decide the FILTER batches of a chunk. Return the decisions on all its batches and records.
+    :param superseded_flags: per row: whether a later record of the key exists in the mapped range.
     :param segment_mtime_ms: v0/v1 tombstones stay only if it is later than the legacy horizon.
     """
     batches = table.select_rows(slice(chunk.first, chunk.last))
@@ -488,8 +479,8 @@ def _decide_records(
 
 @dataclass(frozen=True, slots=True)
 class CleanedChunk:
-    """Cleaned batches of a chunk, ready to be written, with its number of records before and after cleaning.
-    sums: digest sums of the chunk's batches and records for the round's balance; None if no balance is computed.
+    """Cleaned batches of a chunk, ready to be written.
+    sums: digest sums for the round's balance; None if none is computed.
     """
 
     encoded: EncodedBatches
@@ -498,7 +489,7 @@ class CleanedChunk:
     sums: DigestSumRows | None = None
 
     def copy_chunk_into(self, out_buffer: memoryview) -> CleanedChunk:
-        """Return the chunk with its bytes copied into ``out_buffer``, so that the thread's buffers can be reused."""
+        """Copy the bytes, so that the thread's buffers can be reused."""
         old = self.encoded
         if len(out_buffer):  # numpy lets other threads run meanwhile: memory that was never touched is slow
             np.copyto(np.frombuffer(out_buffer, np.uint8), np.frombuffer(old.data, np.uint8))
@@ -519,9 +510,9 @@ def clean_batches_of_chunk(
     decisions: BatchRetentionDecisions,
     retention_rules: RetentionRules,
 ) -> CleanedChunk:
-    """Decide which records of a chunk stay, and encode its batches into the thread's buffers. Raises BadData if Kafka would refuse a batch.
-    :param superseded_flags: a flag per row: whether a later record has its key.
-    :param decisions: by batch headers alone, one row per batch of the chunk.
+    """Decide which records stay, and encode the batches into the thread's buffers. Raises BadData if Kafka would refuse a batch.
+    :param superseded_flags: per row: whether a later record has its key.
+    :param decisions: by batch headers, one row per batch of the chunk.
     """
     if chunk.wanted.any() and int(source.table.magic[chunk.first]) < 2:
         _reject_overlapping_wrappers(source, chunk, rows, first_row)
@@ -548,9 +539,7 @@ def clean_batches_of_chunk(
 
 
 def _reject_markers_without_value(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> None:
-    """Raise BadData for a control record without a value: Kafka's cleaner would take it for a tombstone, and brokers cannot load such a
-    log.
-    """
+    """Raise BadData: Kafka's cleaner would take such a record for a tombstone, and brokers cannot load such a log."""
     control = source.table.control[chunk.first : chunk.last] != NOT_CONTROL
     if not control.any():
         return
@@ -566,8 +555,8 @@ def _reject_markers_without_value(source: SourceSegment, chunk: BatchChunk, rows
 
 
 def _reject_overlapping_wrappers(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> None:
-    """Raise BadData if the records of a v0/v1 wrapper overlap neighbouring batches. Its header does not state its first offset, so that
-    this shows only now.
+    """Raise BadData if records overlap neighbouring batches. A wrapper's header does not state its first offset, so that this shows only
+    now.
     """
     table = source.table
     for i in np.flatnonzero(np.diff(first_row) > 0).tolist():
@@ -596,7 +585,7 @@ def _reject_overlapping_wrappers(source: SourceSegment, chunk: BatchChunk, rows:
 
 
 class CleanedChunkCache:
-    """Chunks that pass 1 has cleaned for pass 2, by segment and first batch, within a budget in bytes. Thread-safe."""
+    """Chunks that pass 1 has cleaned for pass 2, within a budget in bytes. Thread-safe."""
 
     _BLOCK: Final = 1 << 25  # large pages are cheaper to get; the memory goes back when the last chunk in a block is written
 
@@ -612,7 +601,7 @@ class CleanedChunkCache:
 
     @measure_stage(SegmentWorkStage.KEEP, lambda self, source, chunk, cleaned: len(cleaned.encoded.data))
     def store_chunk_within_budget(self, source: SourceSegment, chunk: BatchChunk, cleaned: CleanedChunk) -> None:
-        """Store a copy of a cleaned chunk if the budget allows it."""
+        """Store a copy if the budget allows it."""
         size = len(cleaned.encoded.data)
         with self._dealing:
             self._left -= size
@@ -630,5 +619,5 @@ class CleanedChunkCache:
         self._chunks.clear()
 
     def pop_cleaned_chunk(self, source: SourceSegment, first_batch: int) -> CleanedChunk | None:
-        """Remove and return the cleaned chunk that begins at ``first_batch``, or None if it was not stored."""
+        """Remove and return the chunk that begins at ``first_batch``, or None."""
         return self._chunks.pop((source.ordinal, first_batch), None)

@@ -86,10 +86,10 @@ def group_segments(
     end_offset: int,
     may_join_group: Callable[[list[S], S], bool] = _allow_every_segment,
 ) -> list[list[S]]:
-    """Return groups of neighbouring segments, each filled in order until the next segment does not fit. A segment larger than
-    ``segment_bytes`` is a group of its own. An empty segment is not subject to the limit of offsets per segment.
-    :param segment_bytes, segment_index_bytes: most bytes of a group's segments, and of each kind of their indexes.
-    :param end_offset: offset after the last one of the last segment.
+    """Group neighbouring segments, each group filled in order until the next segment does not fit. A segment larger than ``segment_bytes``
+    is a group of its own. An empty segment is not subject to the limit of offsets per segment.
+    :param segment_bytes, segment_index_bytes: most bytes of segments, and of each kind of index.
+    :param end_offset: exclusive.
     :param may_join_group: decides in addition to these limits.
     """
     groups: list[list[S]] = []
@@ -126,11 +126,11 @@ NO_BYTES = read_only_view(np.empty(0, np.uint8))
 @dataclass(frozen=True, slots=True)
 class ChunkSummaryForSidecar:
     """Facts about the batches of a chunk that a sidecar needs.
-    hashes: key hashes of the records, shape (n, 2).
-    first: number of the first of these batches.
-    keys, flags: per batch, for the segment's key directory; empty if no directory is wanted.
-    undated: number of tombstones without a delete horizon.
-    earliest_ms: earliest delete horizon of a tombstone; NEVER_MS if there is none.
+    hashes: key hashes, shape (n, 2).
+    first: number of the first batch.
+    keys, flags: per batch, for the key directory; empty if none is wanted.
+    undated: tombstones without a delete horizon.
+    earliest_ms: earliest delete horizon of a tombstone, or NEVER_MS.
     """
 
     hashes: npt.NDArray[np.uint64]
@@ -144,7 +144,7 @@ class ChunkSummaryForSidecar:
 
 
 class SidecarBuilder:
-    """Builder of a segment's sidecar that is filled while the segment is read or written. Batches come in any order, each once."""
+    """Builder of a sidecar that is filled while the segment is read or written. Batches come in any order, each once."""
 
     def __init__(
         self,
@@ -155,9 +155,8 @@ class SidecarBuilder:
         counts_distinct_keys: bool,
         collects_key_directory: bool = False,
     ) -> None:
-        """Create an empty builder. Keys are hashed only if a filter, the number of distinct keys or a key directory is wanted.
-        :param filter_design: for at least as many keys as the segment has records; None for no filter.
-        :param collects_key_directory: whether ``build_key_directory`` will be called; all batches must be of v2 then.
+        """:param filter_design: for at least as many keys as the segment has records; None for no filter.
+        :param collects_key_directory: all batches must be of v2 then.
         """
         self._source = source
         self._table = source.table
@@ -170,7 +169,7 @@ class SidecarBuilder:
         self.due = RemovableRecordCounts()
 
     def summarize_chunk(self, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> ChunkSummaryForSidecar:
-        """Summarize a chunk while its rows are valid, without control records. May be called in any thread."""
+        """Summarize a chunk, without control records, while its rows are valid. May be called in any thread."""
         table = self._table
         keyed = rows.key_length >= 0
         records = len(rows)
@@ -195,9 +194,7 @@ class SidecarBuilder:
     def _directory_columns(
         self, rows: RecordRows, first_row: FirstRowByBatch, chunk: BatchChunk, has_key_flags: npt.NDArray[np.bool_]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-        """Return for the key directory: the number of records with a key in each batch, and flags of batches that have tombstones or
-        records without a key.
-        """
+        """Return per batch the number of records with a key, and flags for tombstones and records without a key."""
         keys = _count_flagged_rows(has_key_flags, first_row)
         keyless = self._data[chunk.first : chunk.last] & (keys < np.diff(first_row))
         buried = _count_flagged_rows(has_key_flags & (rows.value_length < 0), first_row) > 0
@@ -216,14 +213,12 @@ class SidecarBuilder:
         )
 
     def build_sidecar(self, segment_id: str) -> Sidecar:
-        """Return the sidecar of the segment. Called after all batches with records were added."""
+        """Called after all batches with records were added."""
         runs, markers = extract_runs_and_markers(self._table)
         return self._sidecar.build_sidecar(segment_id, int(self._table.count[self._data].sum()), self.due, runs, markers)
 
     def build_key_directory(self, segment_id: str) -> KeyDirectory:
-        """Return the segment's key directory. Called after all batches with records were added, while the segment's bytes can still be
-        read.
-        """
+        """Called after all batches with records were added, while the segment's bytes can be read."""
         table, summary = self._table, sorted(self._summaries or (), key=lambda one: one.first)
         keys, flags = np.zeros(len(table), np.int32), np.zeros(len(table), np.uint8)
         for one in summary:
@@ -255,7 +250,7 @@ def build_sidecar(
     *,
     counts_distinct_keys: bool,
 ) -> Sidecar:
-    """Read a whole segment and return its sidecar. Raises BadData if the segment cannot be read.
+    """Read a whole segment and return its sidecar. Raises BadData if it cannot be read.
     :param filter_design: for at least as many keys as the segment has records; None for no filter.
     """
     return add_segment(
@@ -264,7 +259,7 @@ def build_sidecar(
 
 
 def add_segment(builder: SidecarBuilder, source: SourceSegment, inflate_limit: int, workers: WorkerThreads) -> SidecarBuilder:
-    """Add every data batch of ``source`` to ``builder`` and return the builder. Raises BadData."""
+    """Add every data batch of ``source``. Raises BadData."""
     wanted = source.table.control == NOT_CONTROL
 
     def summarize_batch_range(buffers: ReusableJobBuffers, batch_range: FirstAndEndBatch) -> list[ChunkSummaryForSidecar]:
@@ -284,16 +279,16 @@ def add_segment(builder: SidecarBuilder, source: SourceSegment, inflate_limit: i
 def substitute_segment(
     ordinal: SegmentOrdinal, name: str, base_offset: int, end_offset: int, mtime_ms: int, sidecar: Sidecar
 ) -> SourceSegment:
-    """Return a substitute for a segment, with which outcomes of transactions are computed without reading the segment. It has no bytes;
-    its batches are the sidecar's producer runs and markers.
+    """Return a substitute with which outcomes of transactions are computed without reading the segment. It has no bytes; its batches are
+    the sidecar's runs and markers.
     """
     table = batches_from_runs(sidecar.producer_runs, sidecar.markers)
     return SourceSegment(ordinal, name, base_offset, end_offset, mtime_ms, NO_BYTES, table)
 
 
 def verdicts_from_substitute(source: SourceSegment, substitute: SourceSegment, verdicts: TransactionVerdicts) -> TransactionVerdicts:
-    """Convert the verdicts of a segment's substitute to those of the segment itself. In the substitute, each marker has a batch of its
-    own, and the next batch of the same producer stands for a data batch.
+    """Convert the verdicts of a substitute to those of its segment. In the substitute, each marker has a batch of its own, and the next
+    batch of the producer stands for a data batch.
     """
     producers = np.unique(substitute.table.producer_id)
     offsets = np.unique(np.concatenate((substitute.table.base_offset, source.table.base_offset)))
@@ -316,9 +311,9 @@ def verdicts_from_substitute(source: SourceSegment, substitute: SourceSegment, v
 @dataclass(frozen=True, slots=True)
 class CleanedSegment:
     """A new segment: files ``<20 digits>.log``, ``.index``, ``.timeindex`` and, unless empty, ``.txnindex``.
-    anew: a flag per batch: whether it is not a copy of a source batch.
+    anew: per batch: whether it is not a copy of a source batch.
     sources: number and digest sum of all source batches, for the balance.
-    sums: number and digest sum of the batches and records that are not copied, one row per account.
+    sums: of the batches and records that are not copied, one row per account.
     """
 
     base: int
@@ -362,8 +357,8 @@ GroupMember = Callable[[], AbstractContextManager[tuple[SourceSegment, Transacti
 
 @dataclass(frozen=True, slots=True)
 class GroupSourceOpener:
-    """Callable that opens one source segment of a group. The segment's bytes stay available until its last chunk is written, although
-    the next source may be opened before.
+    """Callable that opens one source of a group. Its bytes stay available until its last chunk is written, although the next source may
+    be opened before.
     """
 
     source: SourceSegment
@@ -405,7 +400,7 @@ class GroupRewriter:
     ) -> CleanedSegment:
         """Write the new segment of a group into ``folder``.
         :param base_offset: of the first source.
-        :param group: functions that open the sources with their verdicts, in order.
+        :param group: open the sources with their verdicts, in order.
         :param end_offset: last offset of a published segment, inclusive (coverage, I1): a filler is added if the last batch would end
         before it. None if the segment may end earlier, or be empty, as with Kafka's cleaner.
         :param filler_epoch: leader epoch of the filler if no batch of the last source shows it.
@@ -452,9 +447,7 @@ class GroupRewriter:
     def _batch_ranges(
         self, group: Sequence[GroupMember], progress: _NewSegmentProgress
     ) -> Generator[_BatchRangeWithDecisions | JobBarrier, None, None]:
-        """Yield every range of batches of every source, in order, and a barrier after a source that cannot stay open while the next one
-        is read.
-        """
+        """Yield all ranges in order, and a barrier after a source that cannot stay open while the next one is read."""
         for member in group:
             with member() as (source, verdicts):
                 if self.second_reader is not None:
@@ -483,9 +476,7 @@ class GroupRewriter:
     def _clean_chunks_of_range(
         self, buffers: ReusableJobBuffers, source: SourceSegment, first_batch: int, end_batch: int, decisions: BatchRetentionDecisions
     ) -> list[CleanedChunk]:
-        """Return the cleaned chunks of one range: from the cache of pass 1, from the batch headers alone if these decide, else by
-        reading the records.
-        """
+        """Take the chunks from the cache of pass 1, decide them by batch headers alone, or read the records."""
         action = decisions.action
         finished = self.finished.pop_cleaned_chunk(source, first_batch)
         if finished is not None:
@@ -527,7 +518,7 @@ class GroupRewriter:
 def _append_cleaned_chunk(
     file: BinaryIO, cleaned: CleanedChunk, source: SourceSegment, progress: _NewSegmentProgress, disk_reservation: DiskReservation
 ) -> None:
-    """Append a cleaned chunk to the file and to ``progress``. Raises BadData if the segment would exceed 2 GiB."""
+    """Raises BadData if the segment would exceed 2 GiB."""
     if progress.written + len(cleaned.encoded.data) > MAX_SEGMENT:
         raise BadData(
             "the cleaned segment would exceed 2 GiB",
@@ -559,9 +550,9 @@ def _append_filler(
 def _decide_by_survivors(
     table: BatchTable, decisions: BatchRetentionDecisions, survivor_counts: SurvivorCountsByBatch, now_ms: int
 ) -> None:
-    """Decide the batches whose survivor count from pass 1 is decisive, so that they are not read again: one without survivors is dropped
-    or emptied, one whose records all survive is copied, unless it has tombstones that are due or have no delete horizon yet. A batch
-    that has records without a key is read, so that the balance counts them as such.
+    """Decide the batches whose survivor count is decisive, so that they are not read again: one without survivors is dropped or emptied,
+    one whose records all survive is copied, unless it has tombstones that are due or have no delete horizon yet. A batch with records
+    without a key is read, so that the balance counts them as such.
     """
     action, retain_empty = decisions.action, decisions.retain_empty
     open_ = (action == FILTER) & (survivor_counts.kept >= 0) & (survivor_counts.keyless == 0)

@@ -40,20 +40,19 @@ from compactor.records.rows import BatchChunk, RecordRowBuffers, chunk_of_uncomp
 
 @dataclass(frozen=True, slots=True)
 class KeyTableRowsAndBatchCount:
-    """Result of reading one chunk: one row per record whose key the second reader will look up, and the number of batches read."""
+    """One row per record of a chunk whose key the second reader will look up, and the number of batches read."""
 
     batches: int
     rows: npt.NDArray[np.uint64]
 
 
 class SecondReader(Protocol):
-    """A second, independent reader of the batches that a round reads, so that nothing is decompressed twice. The gate implements it.
-    ``extract_key_rows`` and ``add_rewrite_chunk`` run in worker threads, the other methods in the order
-    of the log.
+    """A second reader of the batches that a round reads, so that nothing is decompressed twice; the gate. ``extract_key_rows`` and
+    ``add_rewrite_chunk`` run in worker threads, the other methods in the order of the log.
     """
 
     def begin_segment(self, source: SourceSegment) -> None:
-        """Announce that the next chunks belong to this segment."""
+        """The next chunks belong to this segment."""
 
     def extract_key_rows(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> KeyTableRowsAndBatchCount:
         """Read a chunk of pass 1, in which every batch that may enter the offset map is decompressed. Return the rows for
@@ -79,9 +78,9 @@ class TimestampSummary:
 
 
 def summarize_timestamps(table: BatchTable, log_start: int = 0) -> TimestampSummary:
-    """Return the timestamps and the number of records of a segment.
-    :param log_start: batches that end below it do not count for the largest timestamp. Brokers search one segment only, the first whose
-    largest timestamp is late enough: if all such records lie below the log start, they answer with a later offset than the right one.
+    """:param log_start: batches that end below it do not count for the largest timestamp. Brokers search one segment only, the first
+    whose largest timestamp is late enough: if all such records lie below the log start, they answer with a later offset than the right
+    one.
     """
     data = table.max_timestamp[(table.control == NOT_CONTROL) & ((table.count > 0) | (table.magic < 2)) & (table.last_offset >= log_start)]
     return TimestampSummary(
@@ -92,8 +91,8 @@ def summarize_timestamps(table: BatchTable, log_start: int = 0) -> TimestampSumm
 
 
 def read_earliest_horizon_ms(source: SourceSegment, inflate_limit: int) -> int:
-    """Return the earliest delete horizon of markers and tombstones, or -1 if none has one. Reads the records of batches that have a
-    horizon. Raises BadData.
+    """Return the earliest delete horizon of markers and tombstones, or -1. Reads the records of batches that have a horizon. Raises
+    BadData.
     """
     table = source.table
     due = _earliest_marker_horizon_ms(table)
@@ -113,8 +112,8 @@ def read_earliest_horizon_ms(source: SourceSegment, inflate_limit: int) -> int:
 
 
 def earliest_delete_horizon_ms(table: BatchTable, removable_counts: RemovableRecordCounts) -> int:
-    """Return the earliest delete horizon of markers and tombstones, or -1 if none has one. Reads no record.
-    :param removable_counts: from the segment's sidecar.
+    """Return the earliest delete horizon of markers and tombstones, or -1, without reading records.
+    :param removable_counts: from the sidecar.
     """
     due = min(_earliest_marker_horizon_ms(table), removable_counts.earliest_tombstone_horizon_ms)
     return due if due != NEVER_MS else NO_TIMESTAMP
@@ -126,13 +125,12 @@ def _flag_dated_batches(table: BatchTable) -> npt.NDArray[np.bool_]:
 
 
 def _earliest_marker_horizon_ms(table: BatchTable) -> int:
-    """Return the earliest delete horizon of a marker, or NEVER_MS."""
     return int(table.base_timestamp[_flag_dated_batches(table) & (table.control != NOT_CONTROL)].min(initial=NEVER_MS))
 
 
 def read_last_record_offset(source: SourceSegment, inflate_limit: int) -> int:
-    """Return the offset of the last record, including control records, or -1. Records must be read, because a batch may end after its
-    last record. Raises BadData.
+    """Return the offset of the last record, control records included, or -1. A batch may end after its last record, so records are read.
+    Raises BadData.
     """
     table, buffers = source.table, RecordRowBuffers()
     for batch in np.flatnonzero((table.count > 0) | (table.magic < 2))[::-1].tolist():
@@ -144,16 +142,12 @@ def read_last_record_offset(source: SourceSegment, inflate_limit: int) -> int:
 
 
 def count_negative_timestamps(source: SourceSegment, inflate_limit: int) -> int:
-    """Return the number of records with a negative timestamp other than -1, which means no timestamp. Cleaners refuse to rewrite a batch
-    in which such a record stays.
-    """
+    """Count the records with a negative timestamp other than -1 (none). Cleaners refuse to rewrite a batch in which such a record stays."""
     return count_implausible_timestamps(source, inflate_limit, NEVER_MS).negative
 
 
 class ImplausibleTimestamps(NamedTuple):
-    """Number of records with a negative timestamp other than -1, number of records that are later than a limit, and the latest
-    timestamp.
-    """
+    """Number of records with a negative timestamp other than -1, number after a limit, and the latest timestamp."""
 
     negative: int
     late: int
@@ -161,7 +155,7 @@ class ImplausibleTimestamps(NamedTuple):
 
 
 def count_implausible_timestamps(source: SourceSegment, inflate_limit: int, limit_ms: int) -> ImplausibleTimestamps:
-    """Count the records whose timestamps cannot be times: negative ones other than -1, and those after ``limit_ms``."""
+    """Count negative timestamps other than -1, and those after ``limit_ms``."""
     buffers, negative, late, latest_ms = RecordRowBuffers(), 0, 0, NO_TIMESTAMP
     for first, last in source.split_by_kind():
         for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), inflate_limit, None):
@@ -173,7 +167,7 @@ def count_implausible_timestamps(source: SourceSegment, inflate_limit: int, limi
 
 
 def lineage_of_tables(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
-    """Return the leader epochs of the batches, each with its first offset. v0/v1 batches count as epoch 0."""
+    """Return the batches' leader epochs with their first offsets; 0 for v0/v1."""
     found: list[EpochEntry] = []
     for table in tables:
         epochs = np.maximum(table.leader_epoch, 0)
@@ -186,9 +180,7 @@ def lineage_of_tables(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
 
 
 def lineage_of_range(lineage: tuple[EpochEntry, ...], start_offset: int, end_offset: int) -> tuple[EpochEntry, ...]:
-    """Return the leader epochs of the offsets from ``start_offset`` to ``end_offset``, both inclusive: at least one, the first of which
-    begins at ``start_offset``.
-    """
+    """Return the leader epochs of the offsets (both inclusive): at least one, the first of which begins at ``start_offset``."""
     inside = [entry for entry in lineage if start_offset < entry.start_offset <= end_offset]
     before = [entry for entry in lineage if entry.start_offset <= start_offset]
     first = before[-1].epoch if before else max(0, inside[0].epoch - 1 if inside else 0)
@@ -208,7 +200,7 @@ INFLATED_CHUNK: Final = 1 << 26
 class SourceSegment:
     """Segment to be cleaned: its bytes and batch table.
     end: base offset of the next segment, the exclusive end of its offsets.
-    index_bytes, timeindex_bytes: sizes of its indexes, which grouping adds up; 8 and 12 bytes per entry.
+    index_bytes, timeindex_bytes: 8 and 12 bytes per entry; grouping adds them up.
     is_last: whether no other segment determines where it ends.
     """
 
@@ -234,7 +226,7 @@ class SourceSegment:
 
     def split_by_kind(self) -> list[FirstAndEndBatch]:
         """Return ranges of batches of one kind (magic, compressed or not) and bounded size, in file order. Markers, which are never
-        compressed, join the compressed batches around them if they would otherwise cut these into many small ranges.
+        compressed, join compressed batches around them that they would cut into many small ranges.
         """
         table = self.table
         if not len(table):
@@ -264,14 +256,14 @@ class SourceSegment:
 
     @property
     def record_count_bound(self) -> int:
-        """Return an upper bound of the number of records: the numbers in the batch headers, but at most two records per byte. A v0/v1
-        wrapper, whose header states no number, counts as one record per byte.
+        """Return an upper bound: the numbers in the batch headers, but at most two records per byte; one per byte of a v0/v1 wrapper,
+        whose header states no number.
         """
         table = self.table
         return int(np.where(table.count > 0, np.minimum(table.count, 2 * table.size), table.size).sum())
 
     def verify_batches(self, first_batch: int, end_batch: int) -> None:
-        """Verify the CRCs of the batches [first_batch, end_batch) that were not verified yet. Raises BadData."""
+        """Verify the CRCs of [first_batch, end_batch) that were not verified yet. Raises BadData."""
         if not self.verified[first_batch:end_batch].all():
             verify_crcs_of_batches(self.buf, self.table, first_batch, end_batch, self.name)
             self.verified[first_batch:end_batch] = True
@@ -286,7 +278,7 @@ class SourceSegment:
         *,
         is_backwards: bool = False,
     ) -> Iterator[BatchChunk]:
-        """Yield the batches from ``first_batch`` up to ``end_batch`` (exclusive) as chunks, with the bodies of the wanted batches.
+        """Yield the batches [first_batch, end_batch) as chunks, with the bodies of the wanted ones.
         :param max_body_bytes: most bytes that one body may inflate to.
         :param inflate_buffer: a chunk in it is valid until the next one is requested.
         :raises BadData: if a CRC does not match, or a body cannot be inflated or exceeds ``max_body_bytes``.
@@ -316,7 +308,7 @@ class SourceSegment:
     def _inflate_bodies(
         self, first_batch: int, end_batch: int, wanted_flags: Flags, max_body_bytes: int, inflate_buffer: codecs.GrowingByteBuffer
     ) -> Int64s | None:
-        """Return where each inflated body ends, or None if all together are too large."""
+        """Return the ends, or None if all together are too large."""
         inflate_buffer.clear()
         table, some = self.table, slice(first_batch, end_batch)
         start, end = table.position[some] + HEADER, table.position[some] + table.size[some]
@@ -335,7 +327,7 @@ class SourceSegment:
         return ends if inflate_buffer.size <= most else None
 
     def _wrapper_body_bounds(self, batch_number: int) -> tuple[BytePosition, BytePosition]:
-        """Return where the value of a v0/v1 wrapper, which holds its messages, begins and ends (exclusive)."""
+        """Bound (exclusive end) the value of a v0/v1 wrapper, which holds its messages."""
         position, size, magic = (
             int(self.table.position[batch_number]),
             int(self.table.size[batch_number]),
@@ -369,7 +361,6 @@ def open_source_segment(
     """Map a segment and read its batch headers. Raises BadData.
     :param end_offset: base offset of the next segment, None for the last segment.
     :param max_body_bytes: most bytes that a compressed control batch may inflate to; its body must be read.
-    :param txn_entries: entries of the segment's transaction index; None for none.
     :param read_bytes: given if the file may shrink, so that it must not be mapped.
     """
     buf = read_bytes(path)
@@ -392,9 +383,7 @@ def open_source_segment(
 
 
 def segment_of_batch_range(source: SourceSegment, first_batch: int, end_batch: int, base_offset: int, end_offset: int) -> SourceSegment:
-    """Return the batches from ``first_batch`` up to ``end_batch`` (exclusive) as a segment that covers the offsets from ``base_offset``
-    up to ``end_offset`` (exclusive).
-    """
+    """Return the batches [first_batch, end_batch) as a segment of the offsets [base_offset, end_offset)."""
     table = source.table
     begin = int(table.position[first_batch]) if first_batch < len(table) else source.size
     stop = int(table.position[end_batch - 1] + table.size[end_batch - 1]) if end_batch > first_batch else begin
@@ -408,8 +397,8 @@ def segment_of_batch_range(source: SourceSegment, first_batch: int, end_batch: i
 
 
 def segment_cut_after_offset(source: SourceSegment, end_offset: int) -> SourceSegment:
-    """Return a segment without the batches after ``end_offset``, an offset before the segment's last one. A batch that lies on both
-    sides of the cut is left out if it has no records. Raises BadData if it has some.
+    """Return a segment without the batches after ``end_offset``, which is before its last one. A batch on both sides of the cut is left
+    out if it has no records. Raises BadData if it has some.
     """
     table = source.table
     last = int(np.searchsorted(table.last_offset, end_offset, side="right"))
@@ -425,8 +414,8 @@ def segment_cut_after_offset(source: SourceSegment, end_offset: int) -> SourceSe
 
 
 def batch_bytes_from_offset(source: SourceSegment, offset: int, inflate_limit: int) -> bytes:
-    """Return the bytes of the batches from ``offset`` (inclusive) on. A batch that holds records on both sides of it is rewritten
-    without the earlier ones, as by a round. Raises BadData if a batch cannot be read or written.
+    """Return the batches from ``offset`` (inclusive) on. One with records on both sides of it is rewritten without the earlier ones, as
+    by a round. Raises BadData if a batch cannot be read or written.
     """
     table = source.table
     first = int(np.searchsorted(table.last_offset, offset))
@@ -445,7 +434,7 @@ def batch_bytes_from_offset(source: SourceSegment, offset: int, inflate_limit: i
 
 
 def set_compressed_control_types(source: SourceSegment, max_body_bytes: int) -> None:
-    """Set the control type of compressed control batches. No known client writes such batches, but Kafka reads them."""
+    """Set the control type of compressed control batches, which no known client writes, but Kafka reads."""
     table = source.table
     for batch in np.flatnonzero(table.control == PACKED).tolist():
         wanted = np.ones(1, np.bool_)

@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 class KeyHashBuffers:
-    """Buffers for key hashes, shape (n, 2), and the numbers of their rows; reused from chunk to chunk."""
+    """Buffers for key hashes, shape (n, 2), and their row numbers."""
 
     def __init__(self) -> None:
         self._hashes = np.empty((1 << 14, 2), np.uint64)
@@ -41,7 +41,7 @@ class KeyHashBuffers:
 
 
 class ReusableJobBuffers:
-    """Buffers that one job at a time may use. The next job reuses them after the consumer has taken the result of the job before."""
+    """Buffers of one job at a time, reused after the consumer has taken its result."""
 
     def __init__(self) -> None:
         self.bodies = GrowingByteBuffer()
@@ -52,7 +52,7 @@ class ReusableJobBuffers:
 
 
 class JobBarrier:
-    """Separator between jobs: jobs after it start only when the results of all jobs before it were taken."""
+    """Jobs after it start only when the results of all jobs before it were taken."""
 
 
 BARRIER: Final = JobBarrier()
@@ -64,7 +64,7 @@ class _JobQueueWithBarriers(Generic[J]):
         self._draining = False
 
     def next_startable_job(self, *, are_all_results_taken: bool) -> J | None:
-        """Return the next job; None if there is none, or if a barrier blocks it until the results of all earlier jobs were taken."""
+        """Return None if there is none, or if a barrier blocks it until the results of all earlier jobs were taken."""
         if self._draining and not are_all_results_taken:
             return None
         for job in self._jobs:
@@ -78,7 +78,7 @@ class _JobQueueWithBarriers(Generic[J]):
 
 @dataclass(frozen=True, slots=True)
 class _JobAwaitingDecision(Generic[A, R]):
-    """Job whose first step is done. ``prepared``: result of that step; None if the job was cancelled."""
+    """:param prepared: None if the job was cancelled."""
 
     buffers: ReusableJobBuffers
     prepared: A | None
@@ -86,9 +86,7 @@ class _JobAwaitingDecision(Generic[A, R]):
 
 
 class _OrderedDecisionRunner(Generic[A, D, R]):
-    """Runner of the decision step of jobs in their order. The thread that finishes the preparation of the earliest undecided job runs
-    its decision, so that no thread waits for another one.
-    """
+    """The thread that prepares the earliest undecided job runs its decision, so that no thread waits for another one."""
 
     def __init__(self, decide_job: Callable[[A], D]) -> None:
         self._decide = decide_job
@@ -99,8 +97,8 @@ class _OrderedDecisionRunner(Generic[A, D, R]):
         self.stopped = False
 
     def add_and_decide(self, job_number: int, job: _JobAwaitingDecision[A, R]) -> list[tuple[_JobAwaitingDecision[A, R], D]]:
-        """Add a prepared job, and decide all jobs that are next in order. Return these: none if an earlier job is not prepared yet, or
-        if another thread is running decisions; that thread then decides this job, too.
+        """Decide and return all jobs that are next in order: none if an earlier one is not prepared yet, or if another thread is
+        deciding, which then decides this job, too.
         """
         with self._lock:
             self._waiting[job_number] = job
@@ -147,7 +145,7 @@ class WorkerThreads:
             self._free.put(ReusableJobBuffers())
 
     def run_jobs(self, run_job: Callable[[ReusableJobBuffers, J], R], jobs: Iterable[J | JobBarrier]) -> Generator[R, None, None]:
-        """Yield the results of ``run_job`` in the order of the jobs. A result is valid until the next one is requested."""
+        """Yield results in the order of the jobs, each valid until the next one is requested."""
         if self._pool is None:
             yield from self._run_in_caller_thread(run_job, jobs)
             return
@@ -174,7 +172,7 @@ class WorkerThreads:
         complete_job: Callable[[ReusableJobBuffers, D], R],
         jobs: Iterable[J | JobBarrier],
     ) -> Generator[R, None, None]:
-        """Yield, in order, the results of jobs of three steps. Several workers run ``prepare_job`` and ``complete_job`` at the same time;
+        """Yield, in order, the results of jobs of three steps. Several workers prepare and complete at the same time;
         ``decide_job_in_order`` runs for one job after the other, in their order.
         """
         if self._pool is None:

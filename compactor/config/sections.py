@@ -21,7 +21,7 @@ Milliseconds = Annotated[int, Field(ge=0, le=MAX_MS)]
 
 
 class SettingsSection(StrictFrozenModel):
-    """Base class of the sections. Values have exactly the declared types, except that durations and sizes may be texts such as ``10m``."""
+    """Base class of sections. Values have exactly the declared types, except that durations and sizes may be texts such as ``10m``."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -32,8 +32,8 @@ class SettingsSection(StrictFrozenModel):
 
 
 class SegmentReplacementCosts(NamedTuple):
-    """Costs of replacing segments in a store, from which an automatic dirty ratio is computed.
-    replaced_ms: time for which replaced segments stay in the store before they are deleted.
+    """Costs of replacing segments in a store, for an automatic dirty ratio.
+    replaced_ms: how long replaced segments stay in the store.
     """
 
     prices: StorePrices
@@ -53,7 +53,7 @@ MINIMUM_DAYS = {"STANDARD_IA": 30, "ONEZONE_IA": 30, "GLACIER_IR": 90}
 
 
 def validate_storage_class(name: str) -> str:
-    """Return the name of a storage class. Raises ValueError for an archive class, whose objects must be restored before reading."""
+    """Return the name. Raises ValueError for an archive class, whose objects must be restored before reading."""
     if name in ("GLACIER", "DEEP_ARCHIVE"):
         raise ValueError("objects of that class must be restored before they can be read")
     return name
@@ -100,7 +100,7 @@ class RegistrySettings(SettingsSection):
 
 
 def validate_regular_expressions(patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the patterns unchanged. Raises ValueError if one of them is not a valid regular expression."""
+    """Return the patterns. Raises ValueError if one is not a valid regular expression."""
     for pattern in patterns:
         try:
             re.compile(pattern)
@@ -130,7 +130,7 @@ class IcebergTableSettings(SettingsSection):
 
     @property
     def decoded_format_by_field(self) -> dict[str, DecodedFormat]:
-        """Return the format of each field (``key``, ``value``) that is decoded, whose format is not ``bytes``."""
+        """Return the format of each field (``key``, ``value``) that is decoded."""
         formats: dict[str, DecodedFormat] = {"key": self.key_format, "value": self.value_format}
         return {field: each for field, each in formats.items() if each != "bytes"}
 
@@ -152,8 +152,7 @@ def _validate_iceberg_table_name(name: str) -> str:
 
 class IcebergSettings(SettingsSection):
     """[outputs.iceberg]: Iceberg tables with the compacted view of topics.
-    topics: by a regular expression that topics match. A topic's literal name means that topic alone: ``orders.v1`` does not match
-    ``orders-v1``.
+    topics: by regular expression. A topic's literal name means that topic alone: ``orders.v1`` does not match ``orders-v1``.
     """
 
     table: Annotated[str, AfterValidator(_validate_iceberg_table_name)] = "kafka.{topic}"
@@ -170,8 +169,8 @@ class IcebergSettings(SettingsSection):
         return self
 
     def iceberg_table_settings(self, topic: str) -> IcebergTableSettings | None:
-        """Return the settings of a topic's Iceberg table, or None if it has none: those of its literal name, or else of the first pattern
-        that matches. Empty values are taken from [outputs.iceberg].
+        """Return the settings of a topic's table, or None: those of its literal name, or else of the first pattern that matches. Empty
+        values are taken from [outputs.iceberg].
         ``{topic}`` in the table's name stands for the topic, with ``_`` in place of characters that names in SQL cannot have.
         """
         patterns = (pattern for pattern in self.topics if not _TOPIC_NAME.fullmatch(pattern) and re.fullmatch(pattern, topic))
@@ -183,8 +182,8 @@ class IcebergSettings(SettingsSection):
         return own.model_copy(update=given)
 
     def find_shared_tables(self, topics: Iterable[str]) -> dict[str, list[str]]:
-        """Return the tables that several topics would have (names that differ in ``.``, ``-`` and ``_`` only, or a pattern with a fixed
-        table), with their topics in order.
+        """Return the tables that several topics would have (a pattern with a fixed table, or names that differ in ``.``, ``-`` and ``_``
+        only), with their topics in order.
         """
         tables: dict[tuple[str, str], list[str]] = {}
         for topic in sorted(set(topics)):

@@ -54,7 +54,7 @@ def format_toml_value(value: object) -> str:
 
 
 def parse_toml_value(text: str) -> object:
-    """Return the TOML value of a text; the text itself if it is not valid TOML, so that validation can name the allowed values."""
+    """Return the TOML value of a text; the text itself if it is not valid, so that validation can name the allowed values."""
     try:
         document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -162,9 +162,7 @@ def _validate_encryption_key_pairs(files: dict[str, str]) -> dict[str, str]:
 
 
 class AivenSettings(SettingsSection):
-    """[tier.aiven]: for ``layout = "aiven"``. They must match the brokers' ``rsm.config``, so that each side can read the other's
-    objects.
-    """
+    """[tier.aiven]. They must match the brokers' ``rsm.config``, so that each side can read the other's objects."""
 
     key_prefix: str = ""
     key_pairs: Annotated[dict[str, str], AfterValidator(_validate_encryption_key_pairs)] = {}
@@ -199,7 +197,7 @@ def _validate_pinterest_output_url(url: str) -> str:
 
 
 class PinterestSettings(SettingsSection):
-    """[tier.pinterest]: for ``layout = "pinterest"``, and for the output (``target``) that consumers of that layout read."""
+    """[tier.pinterest]: for ``layout = "pinterest"``, and for the output (``target``) that its consumers read."""
 
     cluster: Annotated[str, AfterValidator(_validate_cluster_name)] = ""
     entropy_bits: int = Field(0, ge=0, le=128)
@@ -433,11 +431,10 @@ class Settings(StrictFrozenModel):
 
     def cleaner_settings_for_topic(self, topic: str, topic_settings: Mapping[str, str] | None = None) -> CleanerSettings:
         """Return the cleaner settings of a topic: [cleaner], overridden by the topic's settings in Kafka, overridden by the first [topics]
-        table whose expression matches the topic's whole name.
+        table whose expression matches its whole name. Raises UsageError if a value is invalid.
         A minimum lag above the maximum lag, which Kafka refuses, would stop all topics of a tier here. The one that has precedence holds,
         and the other one is set to it.
         :param topic_settings: by Kafka's names.
-        :raises UsageError: if a value is invalid.
         """
         pattern = self.matching_topic_pattern(topic)
         cleaner = self.cleaner if pattern is None else self.topics[pattern]
@@ -463,9 +460,8 @@ class Settings(StrictFrozenModel):
         return next((pattern for pattern in self.topics if re.fullmatch(pattern, topic)), None)
 
     def source_of_topic_setting(self, topic: str, key: str, topic_settings: Mapping[str, str]) -> str:
-        """Return where a topic's cleaner setting is set: a file, an environment variable, ``topic NAME`` (on the brokers), or ``default``.
-        For a lag that is set to the other lag, the name of the latter.
-        :param topic_settings: by Kafka's names.
+        """Return where a topic's setting is set: a file, an environment variable, ``topic NAME`` (on the brokers), or ``default``. For a
+        lag that is set to the other lag, the name of the latter.
         """
         pattern = self.matching_topic_pattern(topic)
         if pattern is not None and key in self.overridden_setting_names(pattern):
@@ -489,7 +485,7 @@ class Settings(StrictFrozenModel):
         return self._sources.get(key, "default")
 
     def overridden_setting_names(self, pattern: str) -> list[str]:
-        """Return the names of the settings that the [topics] table with this pattern sets."""
+        """Return the names of the settings that a [topics] table sets."""
         return [name for name in CleanerSettings.model_fields if topic_override_key(pattern, name) in self._sources]
 
     @property
@@ -520,15 +516,15 @@ SECTION_TYPES: dict[str, type[SettingsSection]] = dict(_nested_sections(Settings
 
 
 def setting_keys(section_type: type[StrictFrozenModel]) -> list[str]:
-    """Return the names of the settings of a section, without those of its inner sections."""
+    """Return a section's settings, without those of its inner sections."""
     return [name for name, field in section_type.model_fields.items() if not isinstance(field.default, SettingsSection)]
 
 
 def load_settings(file: str | None = None, environ: Mapping[str, str] | None = None) -> Settings:
     """Load the settings from the configuration file and the environment.
-    :param file: value of ``--config``; None to search the default locations.
+    :param file: None to search the default locations.
     :param environ: None for the environment of the process.
-    :raises UsageError: if anything is invalid. The message names the file or variable, the key and the allowed values.
+    :raises UsageError: if anything is invalid. It names the file or variable, the key and the allowed values.
     """
     environ = os.environ if environ is None else environ
     raw = _UncheckedSettings()
@@ -550,9 +546,7 @@ _TEXTS_OF_PIPES: dict[Path, str] = {}
 
 
 def _read_config_file(path: Path) -> str:
-    """Return the text of a configuration file. A pipe, as of ``--config <(...)``, can be read only once, so its text is cached for the
-    process.
-    """
+    """A pipe, as of ``--config <(...)``, can be read only once, so its text is cached for the process."""
     if path in _TEXTS_OF_PIPES:
         return _TEXTS_OF_PIPES[path]
     text = path.read_text(encoding="utf-8")
@@ -601,7 +595,7 @@ class _UncheckedSettings:
             self.add_section_table(name, value, path)
 
     def add_environment(self, environ: Mapping[str, str]) -> None:
-        """Read the variables whose names begin with TIERED_COMPACTOR_. Raises UsageError for unknown ones."""
+        """Read the variables that begin with TIERED_COMPACTOR_. Raises UsageError for unknown ones."""
         for variable in sorted(name for name in environ if name.startswith(ENV_PREFIX[:-1])):
             if not variable.startswith(ENV_PREFIX):
                 if variable not in _NO_SETTINGS and not _OF_KUBERNETES.search(variable):
@@ -714,9 +708,7 @@ def _all_keys() -> Iterator[tuple[str, str]]:
 def _unknown_setting_error(
     message: str, name: str, format_key: Callable[[str, str], str] = _format_setting_name, near_section: str = ""
 ) -> UsageError:
-    """Return the error for an unknown setting or variable. Its hint names the most similar setting, preferably of section
-    ``near_section``.
-    """
+    """The hint names the most similar setting, preferably of section ``near_section``."""
     for candidates in ([pair for pair in _all_keys() if pair[0] == near_section], list(_all_keys())):
         near = difflib.get_close_matches(name, [key for _, key in candidates], n=1)
         if near:

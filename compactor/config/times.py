@@ -33,9 +33,8 @@ def format_clock_time(at_ms: int, now_ms: int) -> str:
 
 
 def format_iso_time(at_ms: int, timespec: str = "seconds") -> str:
-    """Return a time as ISO 8601 in UTC. Years beyond 9999 or before 1 are written in full: clients that count microseconds give times like
-    ``58878-11-27T09:40:29Z``.
-    :param timespec: ``seconds`` or ``milliseconds``.
+    """Return a time as ISO 8601 in UTC. Years beyond 9999 or before 1 are written in full: clients that count microseconds give times
+    like ``58878-11-27T09:40:29Z``.
     """
     cycles, rest_ms = divmod(at_ms, _GREGORIAN_CYCLE_MS)  # the calendar repeats every 400 years, and so do its days of the week
     at = datetime.fromtimestamp(rest_ms // 1000, UTC).replace(tzinfo=None, microsecond=rest_ms % 1000 * 1000)

@@ -27,8 +27,8 @@ def parse_size_bytes(text: str) -> int | None:
 
 
 def parse_unit_text(key: str, value: object) -> object:
-    """Return a setting's value, with a text that is a duration or a size replaced by its number.
-    :param key: name of the setting, whose ending tells the kind: ``_ms``, ``_bytes`` or ``_bytes_per_s``.
+    """Return a setting's value, with a text that is a duration or a size replaced by its number. The key's ending tells the kind:
+    ``_ms``, ``_bytes`` or ``_bytes_per_s``.
     """
     if not isinstance(value, str):
         return value
@@ -75,7 +75,7 @@ def count_noun(count: int, singular: str, plural: str = "") -> str:
 
 
 def format_setting(key: str, value: object) -> str:
-    """Return the value of a setting as text; a size or duration is followed by the same value in larger units, in parentheses."""
+    """Return a setting's value as text; a size or duration with the same value in larger units, in parentheses."""
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         return str(value).lower() if isinstance(value, bool) else str(value)
     is_size = key.endswith(("_bytes", "_bytes_per_s"))

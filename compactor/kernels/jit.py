@@ -1,9 +1,8 @@
 """Compilation of kernels with numba, and the folder in which the machine code is cached.
-numba reuses cached machine code as long as the kernel's source file is unchanged, and does not notice a change in what the kernel imports
-from another file. Therefore the folder's name ends in a digest of all files that kernels are compiled from, of where they are installed, of
-the compiler versions, and of the processor.
-Import this module late, because numba takes half a second to load. Call a kernel with arrays of the same types everywhere, so that it is
-compiled once: two processes that compile it for different types at the same moment may overwrite each other's cache entry.
+numba does not notice a change in what a kernel imports from another file. Therefore the folder's name ends in a digest of all files that
+kernels are compiled from, their path, the compiler versions, and the processor.
+Import this module late, because numba takes half a second to load. Call a kernel with the same array types everywhere: two processes that
+compile it for different types at the same moment may overwrite each other's cache entry.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 def kernel(function: F) -> F:
-    """Compile a function that loops over arrays. It releases the GIL, does not check indexes, and divides by zero as numpy does."""
+    """Compile a function over arrays. It releases the GIL, does not check indexes, and divides by zero as numpy does."""
     folder = kernel_cache_folder()
     compiled: Any = numba.njit(cache=folder is not None, **_OPTIONS)(function)
     if folder is not None and not compiled.stats.cache_path.startswith(str(folder)):  # beside the source, where entries become stale
@@ -52,15 +51,15 @@ def kernel(function: F) -> F:
 
 
 def inline_kernel(function: F) -> F:
-    """Compile a small function that is inlined into every kernel that calls it. Called from Python it runs as Python code."""
+    """Compile a function that is inlined into kernels. Called from Python it runs as Python code."""
     inlined: F = register_jitable(forceinline=True, **_OPTIONS)(function)
     return inlined
 
 
 @functools.cache
 def kernel_cache_folder() -> Path | None:
-    """Return the folder in which numba caches machine code: the first writable one of ``NUMBA_CACHE_DIR``, the user's cache directory and
-    the directory for temporary files. None, so that each process compiles, if none can be written or the sources are in an archive.
+    """Return the first writable cache folder of ``NUMBA_CACHE_DIR``, the user's cache directory and the directory for temporary files.
+    None, so that each process compiles, if there is none or the sources are in an archive.
     A cache in a read-only folder, as in a container image, is copied to the writable one: numba uses a cache only where it can write.
     """
     if not Path(__file__).is_file():
@@ -89,8 +88,7 @@ def kernel_cache_folder() -> Path | None:
 
 def kernel_sources_digest() -> str:
     """Return 32 hex digits of the kernels' source code and its path, the versions of Python and of the compilers, and the processor.
-    The path is included because numba caches per source path: a second installation would find the folder complete and compile everything
-    again.
+    numba caches per source path: without it, a second installation would find the folder complete and compile everything again.
     """
     config = numba.config
     machine = config.CPU_NAME or binding.get_host_cpu_name()
@@ -103,7 +101,7 @@ def kernel_sources_digest() -> str:
 
 
 def kernel_source_files() -> list[Path]:
-    """Return the files that contain kernels, and the files from which those files import constants."""
+    """Return the files that contain kernels, and those from which they import constants."""
     root = Path(__file__).parents[2]
     files = sorted([*root.glob("bloom/*.py"), *root.glob("compactor/**/*.py")])
     names = ("compactor/constants.py", "compactor/read/outcomes.py", "bloom/sidecar.py")
@@ -114,7 +112,7 @@ def kernel_source_files() -> list[Path]:
 
 
 def _candidate_locations() -> Iterator[FolderAndNamePrefix]:
-    """Yield (directory, prefix of the folder's name) of each place for the cache folder, the preferred one first."""
+    """Yield (directory, prefix of the folder's name), the preferred one first."""
     if _NAMED_FOLDER:
         yield Path(_NAMED_FOLDER), ""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -123,13 +121,13 @@ def _candidate_locations() -> Iterator[FolderAndNamePrefix]:
 
 
 def _delete_old_folders(parent_folder: Path) -> None:
-    """Delete all but the KEPT_FOLDERS most recently used cache folders. A process that uses a deleted one compiles its kernels again."""
+    """A process that uses a deleted folder compiles its kernels again."""
     for old in sorted(parent_folder.glob("kernels-*"), key=lambda path: path.stat().st_mtime)[:-KEPT_FOLDERS]:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def _copy_folder(source_folder: Path, target_folder: Path) -> None:
-    """Copy a cache folder. Other processes see either all of the copy or nothing."""
+    """Other processes see either all of the copy or nothing."""
     with tempfile.TemporaryDirectory(dir=target_folder.parent) as scratch:
         shutil.copytree(source_folder, Path(scratch) / "copy").rename(target_folder)
 

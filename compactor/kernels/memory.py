@@ -1,5 +1,5 @@
 """Access to byte arrays in kernels: unaligned loads and stores, block copies, prefetches, varints, and calls of C functions.
-Nothing here checks bounds. The caller must have compared positions with the end of the array.
+Nothing here checks bounds.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ def _element_pointer(
 
 
 def _define_load_intrinsic(bits: int, result_type: NumbaType, *, is_big_endian: bool = True) -> NumbaIntrinsic:
-    """Return a numba intrinsic ``load_number(array, position)`` that reads ``bits`` bits at any byte position."""
-
     @intrinsic  # type: ignore[untyped-decorator]
     def load_number(typing_context: TypingContext, array: NumbaType, position: NumbaType) -> IntrinsicDefinition:
         def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
@@ -54,8 +52,6 @@ def _define_load_intrinsic(bits: int, result_type: NumbaType, *, is_big_endian: 
 
 
 def _define_store_intrinsic(bits: int, value_type: NumbaType, *, is_big_endian: bool = True) -> NumbaIntrinsic:
-    """Return a numba intrinsic ``store_number(array, position, value)`` that writes ``bits`` bits at any byte position."""
-
     @intrinsic  # type: ignore[untyped-decorator]
     def store_number(typing_context: TypingContext, array: NumbaType, position: NumbaType, value: NumbaType) -> IntrinsicDefinition:
         def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
@@ -90,7 +86,7 @@ def copy_bytes(
     source_position: NumbaType,
     length: NumbaType,
 ) -> IntrinsicDefinition:
-    """Copy ``length`` bytes between two byte arrays with memcpy. The ranges must not overlap."""
+    """Copy between byte arrays with memcpy. The ranges must not overlap."""
 
     def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
         to = _element_pointer(context, builder, signature.args[0], args[0], args[1])
@@ -104,8 +100,6 @@ def copy_bytes(
 
 
 def _define_copy_intrinsic(bits: int) -> NumbaIntrinsic:
-    """Return a numba intrinsic ``copy_word(target, target_position, source, source_position)`` that copies ``bits`` bits."""
-
     @intrinsic  # type: ignore[untyped-decorator]
     def copy_word(
         typing_context: TypingContext, target: NumbaType, target_position: NumbaType, source: NumbaType, source_position: NumbaType
@@ -128,7 +122,7 @@ copy_8, copy_16 = _define_copy_intrinsic(64), _define_copy_intrinsic(128)
 
 @intrinsic  # type: ignore[untyped-decorator]
 def memory_address_of_element(typing_context: TypingContext, array: NumbaType, position: NumbaType) -> IntrinsicDefinition:
-    """Return the memory address of ``array[position]``, valid as long as the array exists."""
+    """Return the address of ``array[position]``, valid as long as the array exists."""
 
     def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
         return builder.ptrtoint(_element_pointer(context, builder, signature.args[0], args[0], args[1]), ir.IntType(64))
@@ -139,7 +133,7 @@ def memory_address_of_element(typing_context: TypingContext, array: NumbaType, p
 @intrinsic  # type: ignore[untyped-decorator]
 def call_c_function(typing_context: TypingContext, function_address: NumbaType, *arguments: NumbaType) -> IntrinsicDefinition:
     """Call a C function with at most six integers or addresses, each passed as 64 bits, and return its ``int`` result. Only for 64-bit
-    processors. The address is a run-time value, so that cached machine code remains valid if the library is loaded elsewhere.
+    processors. The address is a run-time value, so that cached machine code stays valid if the library is loaded elsewhere.
     """
 
     def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
@@ -153,7 +147,7 @@ def call_c_function(typing_context: TypingContext, function_address: NumbaType, 
 
 
 def _define_prefetch_intrinsic(write_flag: int) -> NumbaIntrinsic:
-    """Return a numba intrinsic that loads the cache line of an array element; ``write_flag`` is 1 if the element will be written."""
+    """:param write_flag: 1 if the element will be written."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def prefetch_element(typing_context: TypingContext, array: NumbaType, index: NumbaType) -> IntrinsicDefinition:
@@ -176,9 +170,7 @@ prefetch, prefetch_read = _define_prefetch_intrinsic(1), _define_prefetch_intrin
 
 @intrinsic  # type: ignore[untyped-decorator]
 def high_product_word(typing_context: TypingContext, factor_a: NumbaType, factor_b: NumbaType) -> IntrinsicDefinition:
-    """Return the upper 64 bits of the product of two unsigned 64-bit numbers: uniform from 0 to ``factor_b`` - 1 if ``factor_a`` is
-    uniform.
-    """
+    """Return the upper 64 bits of an unsigned product: uniform from 0 to ``factor_b`` - 1 if ``factor_a`` is uniform."""
 
     def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
         wide = ir.IntType(128)
@@ -190,9 +182,7 @@ def high_product_word(typing_context: TypingContext, factor_a: NumbaType, factor
 
 @inline_kernel
 def read_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
-    """Read a zigzag varint. Return its value and the position after it; 0 and -1 if it has more than ten bytes or does not end before
-    ``end``.
-    """
+    """Return a zigzag varint and the position after it; 0 and -1 if it has more than ten bytes or does not end before ``end``."""
     if position < end and buf[position] < 128:
         byte = np.int64(buf[position])
         return (byte >> 1) ^ -(byte & 1), position + 1
@@ -210,7 +200,7 @@ def read_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
 
 @inline_kernel
 def varint_size_bytes(value: int) -> int:
-    """Return the size of the shortest zigzag varint of ``value``."""
+    """Return the size of the shortest zigzag varint."""
     raw = np.uint64((value << 1) ^ (value >> 63))
     size = 1
     while raw >= np.uint64(128):
@@ -221,7 +211,7 @@ def varint_size_bytes(value: int) -> int:
 
 @inline_kernel
 def write_varint(buf: Bytes, position: int, value: int) -> BytePosition:
-    """Write ``value`` as the shortest zigzag varint, and return the position after it."""
+    """Write the shortest zigzag varint, and return the position after it."""
     raw = np.uint64((value << 1) ^ (value >> 63))
     while raw >= np.uint64(128):
         buf[position] = np.uint8((raw & np.uint64(127)) | np.uint64(128))

@@ -28,7 +28,7 @@ TextFunction = Callable[[str, int, bytes | None], str | None]
 def to_arrow_batch(
     selection: SelectedRecords, topic: str, partition: int, schema: pa.Schema, decode_text: TextFunction | None = None
 ) -> pa.RecordBatch:
-    """Return the selected rows as an Arrow batch with exactly the columns of ``schema``.
+    """Return the selected rows with exactly the columns of ``schema``.
     :param decode_text: makes the columns ``keyText`` and ``valueText``; needed only if ``schema`` has one of them.
     """
     return pa.RecordBatch.from_arrays([_arrow_column(selection, field, topic, partition, decode_text) for field in schema], schema=schema)
@@ -77,12 +77,11 @@ def to_arrow_binary_column(strings: ConcatenatedByteStrings) -> pa.Array:
 
 
 def _arrow_validity_bitmap(is_valid: Flags) -> pa.Buffer | None:
-    """Return Arrow's validity bitmap; None if all flags are set, because Arrow needs none then."""
     return None if is_valid.all() else pa.py_buffer(np.packbits(is_valid, bitorder="little"))
 
 
 def _record_header_column(selection: SelectedRecords, column_type: pa.DataType) -> pa.Array:
-    """Return the record headers of the selected records; null for records without headers, as in Spark's own Kafka source."""
+    """Null for records without headers, as in Spark's own Kafka source."""
     found = copy_record_headers(selection)
     entries = pa.StructArray.from_arrays(
         [_decode_header_names(to_arrow_binary_column(found.names)), to_arrow_binary_column(found.values)],
@@ -93,7 +92,7 @@ def _record_header_column(selection: SelectedRecords, column_type: pa.DataType) 
 
 
 def _decode_header_names(binary_names: pa.Array) -> pa.Array:
-    """Return header names as text. As in Kafka, bytes that are not valid UTF-8 become replacement characters."""
+    """Replace bytes that are not valid UTF-8, as Kafka does."""
     try:
         text = binary_names.cast(pa.string())
         text.validate(full=True)
@@ -103,7 +102,7 @@ def _decode_header_names(binary_names: pa.Array) -> pa.Array:
 
 
 def arrow_schema_of_columns(column_names: Sequence[str]) -> pa.Schema:
-    """Return the schema of these columns, or of all if ``column_names`` is empty. Raises UsageError if a column is unknown."""
+    """Return the schema of these columns; of all if none is named. Raises UsageError if a column is unknown."""
     kinds = {
         "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])), "key": pa.binary(), "leaderEpoch": pa.int32(),
         "offset": pa.int64(), "partition": pa.int32(), "timestamp": pa.timestamp("ms", "UTC"), "timestampType": pa.int32(),

@@ -44,7 +44,7 @@ class BatchPositionAndFirstOffset(NamedTuple):
 
 
 class DamagedOffsetRange(NamedTuple):
-    """Range of offsets that cannot be read, with the reason.
+    """Range of offsets that cannot be read.
     first, last: both inclusive.
     segment: name of the object.
     position: byte position of the damage in the object; -1 if unknown.
@@ -73,8 +73,8 @@ def log_damage(damage: DamagedOffsetRange) -> None:
 
 
 def flag_damaged_batches(piece: SegmentPiece, wanted_batches: Flags) -> Flags:
-    """Return a flag for each batch of a piece: whether its CRC is known not to match. The CRCs of the wanted batches, and of batches
-    between them, are checked unless they were checked before. Other batches are not flagged.
+    """Flag the batches whose CRC is known not to match. The CRCs of the wanted batches, and of batches between them, are checked unless
+    they were checked before.
     """
     source, found = piece.source, piece.damaged
     for first, last in source.split_by_kind():
@@ -95,9 +95,7 @@ def _has_valid_crcs(source: SourceSegment, first_batch: int, end_batch: int) -> 
 def damaged_offset_ranges(
     piece: SegmentPiece, damaged_batches: Flags, reason: str, first_offset: int, last_offset: int
 ) -> Iterator[DamagedOffsetRange]:
-    """Yield the offset ranges of the flagged batches, neighbours as one range, limited to ``first_offset`` to ``last_offset``
-    (inclusive).
-    """
+    """Yield the offset ranges of the flagged batches, neighbours as one, within ``first_offset`` to ``last_offset`` (inclusive)."""
     table = piece.source.table
     places = np.flatnonzero(damaged_batches)
     for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1):
@@ -111,9 +109,9 @@ def damaged_offset_ranges(
 
 
 def read_before_damage(reader: SegmentReader, position: int, error: BadData) -> SegmentPiece | None:
-    """Return the whole batches from byte ``position`` up to the damage that ``error`` reports, or None if there are none.
+    """Return the whole batches from byte ``position`` up to the damage, or None.
     If the damaged batch's base offset is not greater than the offsets of the batch before it, that batch is left out, too: no CRC covers
-    base offsets, so either of the two may be the damaged one.
+    base offsets, so either may be the damaged one.
     """
     if error.position <= position:
         return None
@@ -128,9 +126,7 @@ def read_before_damage(reader: SegmentReader, position: int, error: BadData) -> 
 
 
 def find_readable_after(reader: SegmentReader, damaged_position: int, first_unread_offset: int) -> BatchPositionAndFirstOffset:
-    """Return the next readable batch after a damaged one, found through the offset index, or the segment's end if no later batch can be
-    read.
-    :param damaged_position: byte position of the damaged batch.
+    """Return the next readable batch after the damaged one, found through the offset index, or the segment's end.
     :param first_unread_offset: first offset that was not read yet.
     """
     metadata = reader.metadata
@@ -160,8 +156,7 @@ class LeaderEpochEnd(NamedTuple):
 class ConsumedLogHistory:
     """Description of the records that a reader has read of a log.
     topic_id: empty if unknown.
-    epochs: leader epochs of records that were read, ascending; empty if unknown. Of a position restored after a restart, only the last
-    epoch is known.
+    epochs: of records that were read, ascending; empty if unknown. After a restart, only the last one is known.
     end: everything below this offset was read.
     """
 
@@ -171,7 +166,7 @@ class ConsumedLogHistory:
 
     @property
     def last_read_leader_epoch(self) -> LeaderEpoch | None:
-        """Return the leader epoch of the last record that was read; None if unknown."""
+        """Return the leader epoch of the last record read; None if unknown."""
         return self.epochs[-1].epoch if self.epochs else None
 
     def consumed_history_below_offset(self, offset: int) -> ConsumedLogHistory:
@@ -184,10 +179,9 @@ class ConsumedLogHistory:
 
 @dataclass(frozen=True)
 class LogIdentity:
-    """Topic id, leader epochs and end of a log, by which two logs can be compared without reading their records.
-    topic_id: empty if unknown.
-    lineage: leader epochs with their first offsets; empty if unknown.
-    end: end offset, exclusive.
+    """Topic id, leader epochs and end of a log, by which logs are compared without reading their records.
+    topic_id, lineage: empty if unknown.
+    end: exclusive.
     """
 
     topic_id: TopicId = EMPTY_TOPIC_ID
@@ -206,9 +200,9 @@ class LogIdentity:
 @dataclass(frozen=True)
 class HistoryMismatchReason:
     """Reason why a log does not continue what was read.
-    reason: ``topic``: the log is another topic's; ``older``: the log ends in an earlier leader epoch than what was read, so that a later
-    leader has replaced its end; ``truncated``: a later leader has discarded records that were read.
-    agreed_offset: for ``truncated``: the log holds what was read up to this offset (exclusive); -1 for other reasons.
+    reason: ``topic``: it is another topic's; ``older``: it ends in an earlier leader epoch than what was read, so that a later leader has
+    replaced its end; ``truncated``: a later leader has discarded records that were read.
+    agreed_offset: for ``truncated``: the log holds what was read up to this offset (exclusive); otherwise -1.
     """
 
     reason: Literal["topic", "older", "truncated"]
@@ -216,28 +210,28 @@ class HistoryMismatchReason:
 
 
 def log_identity(tier: Tier, state: PartitionState) -> LogIdentity:
-    """Return topic id, leader epochs and end offset of a partition's log in the tier."""
+    """Return the identity of a partition's log in the tier."""
     return LogIdentity(state.topic_id or tier.metadata.topic_id(state.topic_partition), state.lineage, state.end_offset + 1)
 
 
 def consumed_history_before_position(offset: int, leader_epoch: int | None, topic_id: str) -> ConsumedLogHistory:
     """Return the history of a reader of which only a position is known, as after a restart.
-    :param leader_epoch: epoch of the record before ``offset``; None or negative if unknown.
+    :param leader_epoch: of the record before ``offset``; None or negative if unknown.
     """
     known = leader_epoch is not None and leader_epoch >= 0 and offset > 0
     return ConsumedLogHistory(TopicId(topic_id), (LeaderEpochEnd(LeaderEpoch(leader_epoch or 0), offset),) if known else (), offset)
 
 
 def topic_ids_differ(first_id: TopicId, second_id: TopicId) -> bool:
-    """Return whether two topic ids are known to differ. An empty id is unknown."""
+    """Return whether topic ids are known to differ. An empty id is unknown."""
     return bool(first_id and second_id and first_id != second_id)
 
 
 def find_log_mismatch(consumed_history: ConsumedLogHistory, log: LogIdentity) -> HistoryMismatchReason | None:
-    """Return why ``log`` does not continue the records that were read, or None if it does, or if too little is known to compare them.
+    """Return why ``log`` does not continue the records that were read, or None if it does, or if too little is known.
     Records of one leader epoch are the same in all logs of a partition, and so are all records before them. Therefore two logs agree up to
-    the end of the largest epoch that both have. An epoch of ``log`` ends where the next one begins (OffsetsForLeaderEpoch). The last epoch
-    has no known end, because the tier ends earlier than the broker's log from which it is uploaded.
+    the end of the largest epoch that both have. An epoch of ``log`` ends where the next one begins (OffsetsForLeaderEpoch). The last one
+    has no known end, because the tier ends earlier than the broker's log.
     """
     if topic_ids_differ(consumed_history.topic_id, log.topic_id):
         return HistoryMismatchReason("topic")
@@ -258,7 +252,7 @@ def find_log_mismatch(consumed_history: ConsumedLogHistory, log: LogIdentity) ->
 
 
 def first_diverging_offset(old_log: LogIdentity, new_log: LogIdentity, end_offset: int) -> int | None:
-    """Return the first offset below ``end_offset`` (exclusive) at which ``new_log`` holds other records than ``old_log``, or None."""
+    """Return the first offset below ``end_offset`` at which the logs hold different records, or None."""
     if topic_ids_differ(old_log.topic_id, new_log.topic_id):
         return 0
     return first_divergent_offset(old_log.lineage, end_offset, new_log.lineage, new_log.end)
@@ -275,10 +269,8 @@ BatchOutcomes = npt.NDArray[np.int8]
 
 
 class TransactionOutcomeFinder:
-    """Finder of transaction outcomes for a reader that reads a log in pieces, in one direction. Reads transaction markers after the current
-    piece where they are needed.
+    """Finder of transaction outcomes for a reader of pieces, in one direction. Reads markers after the current piece where they are needed.
     :param list_segments_from: reads the control log again and returns the live segments that end at or after an offset.
-    :param pieces: source of pieces, which may prefetch them.
     """
 
     def __init__(
@@ -298,7 +290,7 @@ class TransactionOutcomeFinder:
         self._is_damaged_ahead = False
 
     def read_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
-        """Return a piece. One that was read to find transaction markers is not fetched again."""
+        """Return a piece. One that was read for its markers is not fetched again."""
         held = self._held.pop((reader.metadata.id, position), None)
         return held or self._pieces.take_piece(reader, position)
 
@@ -307,8 +299,8 @@ class TransactionOutcomeFinder:
         return (reader.metadata.id, position) in self._held
 
     def find_outcomes(self, piece: SegmentPiece) -> BatchOutcomes:
-        """Return for each batch the outcome of its transaction: ABORT, COMMIT, UNDECIDED (open, or no transaction), or UNKNOWN (the
-        marker is damaged or lost). Raises NotFound if a needed segment was deleted meanwhile.
+        """Return for each batch ABORT, COMMIT, UNDECIDED (open, or no transaction), or UNKNOWN (the marker is damaged or lost). Raises
+        NotFound if a needed segment was deleted meanwhile.
         """
         table = piece.source.table
         if not len(table):
@@ -332,8 +324,8 @@ class TransactionOutcomeFinder:
         return kinds
 
     def drop_unneeded_markers(self, piece: SegmentPiece) -> None:
-        """Drop transaction markers that a backward reader no longer needs when it goes on from this piece to the data before it: of each
-        producer that has markers in the piece, all but its first marker there.
+        """Drop markers that a backward reader no longer needs before this piece: of each producer with markers in the piece, all but its
+        first one there.
         """
         table = piece.source.table
         markers = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT))
@@ -343,13 +335,13 @@ class TransactionOutcomeFinder:
             self._markers[int(table.producer_id[batch])] = deque([(int(table.last_offset[batch]), int(table.control[batch]))])
 
     def drop_prefetched_pieces(self) -> None:
-        """Drop the pieces that were read in advance to find transaction markers, because a segment was replaced."""
+        """Drop the pieces that were read for their markers, because a segment was replaced."""
         self._ahead = None
         self._held.clear()
 
     def _find_open_outcome(self, piece: SegmentPiece, producer_id: int) -> TransactionOutcome:
-        """Return the outcome of the transaction that a producer has open at the end of a piece, from its next marker. UNDECIDED if there
-        is none up to the log's end; UNKNOWN if a damaged segment may hold it.
+        """Return the outcome of a producer's open transaction, from its next marker. UNDECIDED if there is none up to the log's end;
+        UNKNOWN if a damaged segment may hold it.
         """
         last_offset = int(piece.source.table.last_offset[-1])
         if self._frontier <= last_offset:
@@ -375,13 +367,11 @@ class TransactionOutcomeFinder:
         self._is_damaged_ahead = True
 
     def _start_reading_markers_after(self, piece: SegmentPiece) -> None:
-        """Begin to search for markers at the first batch after this piece; markers that were found before stay known."""
         self._is_damaged_ahead = False
         self._frontier = int(piece.source.table.last_offset[-1]) + 1
         self._ahead = self._unsearched_pieces(piece.metadata.id, piece.end_byte_position)
 
     def _try_read_next_markers(self) -> bool:
-        """Read the markers of the next batches; False at the end of the log."""
         if self._ahead is None:
             self._ahead = self._unsearched_pieces("", 0)
         piece = next(self._ahead, None)
@@ -401,8 +391,8 @@ class TransactionOutcomeFinder:
         return True
 
     def _unsearched_pieces(self, segment_id: str, position: int) -> Iterator[SegmentPiece]:
-        """Yield the pieces, ascending, from the first offset whose markers have not been read yet.
-        :param segment_id: id of the segment that is read from byte ``position`` on; later segments are read from the first needed offset.
+        """Yield the pieces, ascending, from the first offset whose markers have not been read.
+        :param segment_id: of the segment that is read from byte ``position`` on; later ones from the first needed offset.
         """
         for metadata in self._list_segments_from(self._frontier):
             reader = self._open_segment_reader(metadata)

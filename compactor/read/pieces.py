@@ -38,8 +38,8 @@ PieceLocation = tuple["SegmentReader", int]
 
 @dataclass(frozen=True)
 class SegmentPiece:
-    """Piece of a segment's log: consecutive whole batches in memory.
-    position: byte position in the segment's log at which they begin.
+    """Consecutive whole batches of a segment in memory.
+    position: byte position in the segment's log.
     damaged: a flag for each batch: whether its CRC was found not to match.
     """
 
@@ -53,12 +53,12 @@ class SegmentPiece:
 
     @property
     def end_byte_position(self) -> int:
-        """Return the byte position in the segment's log after the last of these batches."""
+        """Return the byte position in the segment's log after these batches."""
         return self.position + len(self.source.buf)
 
     @contextmanager
     def shift_damage_positions(self) -> Iterator[None]:
-        """Add the piece's position in the segment to the position of a BadData raised within the ``with`` block."""
+        """Add the piece's position to that of a BadData raised within the ``with`` block."""
         try:
             yield
         except BadData as error:
@@ -66,7 +66,7 @@ class SegmentPiece:
 
 
 class SegmentReader:
-    """Reader of one remote segment. Raises SegmentGone if an object is missing, BadData if its bytes are not valid batches."""
+    """Reader of one segment. Raises SegmentGone if an object is missing, BadData if its bytes are not valid batches."""
 
     def __init__(self, layout: SegmentLayout, partition: TopicPartition, metadata: RemoteLogSegmentMetadata, max_batch_bytes: int) -> None:
         self._layout = layout
@@ -81,37 +81,37 @@ class SegmentReader:
         return object_key == self._object_key_of_file("log")
 
     def ignore_offset_index(self) -> None:
-        """Read the segment from now on as if it had no offset index, because the index is damaged."""
+        """Read from now on without the offset index, because it is damaged."""
         self._offset_entries = np.empty(0, OFFSET_ENTRY)
 
     def offset_entries(self) -> npt.NDArray[Any]:
-        """Return the entries of the offset index (relative ``offset``, ``position``); none if it is missing, or not true."""
+        """Return the entries of the offset index; none if it is missing, or not true."""
         try:
             return self._cached_offset_entries()
         except SegmentGone:
             return np.empty(0, OFFSET_ENTRY)
 
     def parse_piece(self, position: int, data: bytes) -> SegmentPiece:
-        """Return the whole batches that ``data`` holds, bytes of the log from ``position`` on. Raises BadData."""
+        """Return the whole batches of ``data``, the log from ``position`` on. Raises BadData."""
         buf = read_only_view(np.frombuffer(data, np.uint8))
         return SegmentPiece(self.metadata, position, self._parse_batches(self._object_key_of_file("log"), buf))
 
     def offset_index_positions_after(self, position: int) -> list[int]:
-        """Return the byte positions after ``position`` that the offset index contains, ascending; none if the index is missing."""
+        """Return the offset index's byte positions after ``position``, ascending; none if it is missing."""
         known = self.offset_entries()["position"].astype(np.int64)
         after: list[int] = known[known > position].tolist()
         return after
 
     def read_pieces(self, position: int = 0, piece_bytes: int = FETCH_BYTES) -> Iterator[SegmentPiece]:
-        """Yield the batches from ``position``, where a batch begins, to the segment's end, in pieces of about ``piece_bytes`` bytes."""
+        """Yield the batches from ``position``, where a batch begins, in pieces of about ``piece_bytes``."""
         while position < self.metadata.size_bytes:
             piece = self.read_piece(position, piece_bytes)
             yield piece
             position = piece.end_byte_position
 
     def find_piece_end(self, position: int, piece_bytes: int = FETCH_BYTES) -> int | None:
-        """Return the byte position at which a piece of about ``piece_bytes`` bytes should end: the first batch of the offset index after
-        these bytes, else the segment's end. None if the index is empty and the segment is longer.
+        """Return where a piece of about ``piece_bytes`` should end: the first batch of the offset index after these bytes, else the
+        segment's end. None if the index is empty and the segment is longer.
         """
         if self.metadata.size_bytes - position <= piece_bytes:
             return self.metadata.size_bytes
@@ -120,16 +120,14 @@ class SegmentReader:
         return int(known[at]) if at < len(known) else self.metadata.size_bytes if len(known) else None
 
     def byte_position_after_offset(self, offset: int) -> int:
-        """Return a byte position after all batches with offsets up to ``offset``: that of a later entry of the offset index, or the
-        segment's end.
-        """
+        """Return a byte position after all batches with offsets up to ``offset``, by the offset index, or the segment's end."""
         entries = self._cached_offset_entries()
         # An entry is of the last offset in its batch: the first one above may be of the batch that holds the offset.
         after = int(np.searchsorted(entries["offset"].astype(np.int64) + self.metadata.start_offset, offset, side="right")) + 1
         return int(entries["position"][after]) if after < len(entries) else self.metadata.size_bytes
 
     def piece_spans_backwards(self, piece_bytes: int = FETCH_BYTES) -> list[PositionAndSize]:
-        """Divide the segment into pieces that begin at batches in the offset index, the last one first."""
+        """Divide the segment at batches of the offset index, the last piece first."""
         known = self._cached_offset_entries()["position"].astype(np.int64)
         size = self.metadata.size_bytes
         at = np.searchsorted(known, np.arange(piece_bytes, size, piece_bytes))
@@ -137,7 +135,7 @@ class SegmentReader:
         return [(begin, end - begin) for begin, end in reversed(list(zip([0, *cuts], [*cuts, size], strict=True)))]
 
     def read_piece(self, position: int, piece_bytes: int = FETCH_BYTES) -> SegmentPiece:
-        """Return the whole batches within ``piece_bytes`` bytes from ``position`` on, at least one batch."""
+        """Return the whole batches within ``piece_bytes`` from ``position`` on, at least one."""
         key = self._object_key_of_file("log")
         left = self.metadata.size_bytes - position
         length = min(piece_bytes, left)
@@ -156,8 +154,8 @@ class SegmentReader:
             raise _error_with_shifted_position(error, position) from None
 
     def read_exact_piece(self, position: int, piece_bytes: int) -> SegmentPiece:
-        """Return the batches that fill exactly ``piece_bytes`` bytes from ``position`` on. Raises BadData if no batch ends where these
-        bytes end: then a batch's length field is damaged, or the offset index from which the bounds were taken.
+        """Return the batches that fill exactly ``piece_bytes``. Raises BadData if no batch ends there: then a batch's length field is
+        damaged, or the offset index that gave the bounds.
         """
         piece = self.read_piece(position, piece_bytes)
         if piece.end_byte_position != position + piece_bytes:
@@ -170,7 +168,7 @@ class SegmentReader:
         return piece
 
     def floor_position(self, offset: int) -> int:
-        """Return the byte position of a batch at or before the one containing ``offset``, or 0 if the offset index has no entry."""
+        """Return the byte position of a batch at or before the one containing ``offset``; 0 without an entry of the offset index."""
         if offset <= self.metadata.start_offset or not self.trusts_index:
             return 0
         entries = self._cached_offset_entries()
@@ -178,15 +176,14 @@ class SegmentReader:
         return int(entries["position"][after - 1]) if after else 0
 
     def min_offset_for_time(self, timestamp_ms: int) -> int:
-        """Return an offset below which all records of the segment are older than ``timestamp_ms``, from its time index; without a
-        matching entry, the segment's first offset.
+        """Return an offset below which all records are older than ``timestamp_ms``, from the time index; without a matching entry, the
+        first offset.
         """
         entries = self._read_index("timeindex", TIME_ENTRY)
         after = int(np.searchsorted(entries["timestamp"].astype(np.int64), timestamp_ms, side="left"))
         return self.metadata.start_offset + (int(entries["offset"][after - 1]) if after else 0)
 
     def _cached_offset_entries(self) -> npt.NDArray[Any]:
-        """Return the entries of the offset index, read once; none if it is missing or ignored."""
         if self._offset_entries is None:
             self._offset_entries = self._read_offset_entries()
         return self._offset_entries
@@ -200,9 +197,7 @@ class SegmentReader:
         return entries if sound else entries[:0]
 
     def _read_index(self, index_kind: str, entry_type: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return the entries of an index (``index``, ``timeindex``); none if the segment has no such index. Raises SegmentGone if the
-        object is missing, because the segment was replaced.
-        """
+        """Raises SegmentGone if the object is missing, because the segment was replaced."""
         try:
             if index_kind not in self._layout.segment_files(self._partition, self.metadata):
                 return np.empty(0, entry_type)
@@ -228,9 +223,7 @@ class SegmentReader:
 
 
 class PiecePrefetcher:
-    """Prefetcher of pieces: other threads fetch up to ``max_pieces`` of them before a reader needs them. If ``max_pieces`` is 0, nothing
-    is fetched in advance.
-    """
+    """Prefetcher of up to ``max_pieces`` pieces, by other threads; with 0, nothing is fetched in advance."""
 
     def __init__(self, max_pieces: int) -> None:
         self._most = max_pieces
@@ -243,16 +236,12 @@ class PiecePrefetcher:
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
     def peek_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
-        """Return a piece. A prefetched one stays in memory for ``take_piece``; one that is fetched now is not
-        stored.
-        """
+        """Return a piece. A prefetched one stays in memory for ``take_piece``; one that is fetched now is not stored."""
         fetch = self._fetches.get((reader.metadata.id, position))
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
     def prefetch_pieces(self, positions: Iterable[PieceLocation]) -> None:
-        """Begin to fetch the first ``max_pieces`` of these pieces, which will be needed next. Others that earlier calls fetched are
-        dropped.
-        """
+        """Begin to fetch the first ``max_pieces`` of these pieces. Others that earlier calls fetched are dropped."""
         if self._pool is None:
             return
         before, self._fetches = self._fetches, {}
@@ -274,7 +263,7 @@ class PiecePrefetcher:
 
 
 def prefetch_results(fetches: Iterable[Callable[[], T]], max_in_advance: int) -> Iterator[T]:
-    """Yield the results of calling ``fetches``, in their order. Other threads call up to ``max_in_advance`` of them ahead."""
+    """Yield the results of ``fetches``, in order. Other threads call up to ``max_in_advance`` of them ahead."""
     if not max_in_advance:
         for fetch in fetches:
             yield fetch()
@@ -294,7 +283,7 @@ def prefetch_results(fetches: Iterable[Callable[[], T]], max_in_advance: int) ->
 
 
 class SegmentGone(NotFound):
-    """Raised if an object of a segment is missing: the segment was replaced meanwhile, or the object is lost."""
+    """Raised if an object is missing: the segment was replaced meanwhile, or the object is lost."""
 
     def __init__(self, object_key: str, metadata: RemoteLogSegmentMetadata) -> None:
         super().__init__(f"{object_key} is missing in the store")
@@ -302,20 +291,19 @@ class SegmentGone(NotFound):
         self.metadata = metadata
 
     def to_bad_data_error(self) -> BadData:
-        """Return the BadData to raise if the segment is still live, which means that its object is lost."""
+        """Return the BadData to raise if the segment is still live: its object is lost."""
         return BadData("a live segment is missing in the store", segment=self.key, hint="Run `verify`")
 
 
 def _error_with_shifted_position(error: BadData, shift_bytes: int) -> BadData:
-    """Return a copy of the error whose byte position is increased, unless the position is unknown."""
     at = error.position + shift_bytes if error.position >= 0 else -1
     return BadData(error.cause, segment=error.segment, position=at, offset=error.offset, hint=error.hint)
 
 
 @kernel
 def cut_off_batch(buf: Bytes) -> PositionAndSize:
-    """Return the byte position after the last whole batch in ``buf``, and the full size in bytes of the batch that is cut off there: 0
-    if no batch is cut off, or if not even its length field is complete.
+    """Return the byte position after the last whole batch in ``buf``, and the full size of the batch that is cut off there: 0 if there
+    is none, or if not even its length field is complete.
     """
     position = np.int64(0)
     while position + FRAME <= buf.size:
@@ -330,10 +318,9 @@ def cut_off_batch(buf: Bytes) -> PositionAndSize:
 
 
 def listed_stable_offset(tier: Tier, listed: ListedTier, state: PartitionState) -> int:
-    """Return the first offset of the oldest transaction that is open at the end of a partition in a listed tier, or the end offset
-    (exclusive) if none is open.
+    """Return the last stable offset of a partition in a listed tier, or the end offset (exclusive). Raises BadData, StoreError.
     Segments that were uploaded more than ``producer_id_expiration_ms`` before the newest one are not read: a transaction that began there
-    counts as abandoned. Raises BadData, StoreError.
+    counts as abandoned.
     """
     cleaner = tier.cleaner_settings_for_topic(state.topic)
     recent = _recently_uploaded(state.live, cleaner.producer_id_expiration_ms)
@@ -357,7 +344,6 @@ def listed_stable_offset(tier: Tier, listed: ListedTier, state: PartitionState) 
 
 
 def _recently_uploaded(live_segments: Sequence[RemoteLogSegmentMetadata], within_ms: int) -> Sequence[RemoteLogSegmentMetadata]:
-    """Return the first segment, in offset order, that was uploaded at most ``within_ms`` before the last one, and all after it."""
     if not live_segments:
         return ()
     begin = next(at for at, segment in enumerate(live_segments) if segment.mtime_ms >= live_segments[-1].mtime_ms - within_ms)
@@ -365,9 +351,7 @@ def _recently_uploaded(live_segments: Sequence[RemoteLogSegmentMetadata], within
 
 
 def update_open_transactions(first_offset_by_producer: dict[int, int], table: BatchTable, last_offset: int) -> None:
-    """Update the table of open transactions with the batches up to ``last_offset`` (inclusive).
-    :param first_offset_by_producer: by producer id; entries are added and removed.
-    """
+    """Add and remove open transactions, by producer id, for the batches up to ``last_offset`` (inclusive)."""
     inside = (table.producer_id >= 0) & (table.last_offset <= last_offset)
     ends = ((table.control == ABORT) | (table.control == COMMIT)) & inside
     data = (table.control == NOT_CONTROL) & table.transactional_flags & inside

@@ -1,6 +1,4 @@
-"""Records of a range of offsets as the tier holds them now, in blocks, in order; last values of all keys; and an estimate of what
-compaction would save.
-"""
+"""Records of a range of offsets as the tier holds them now, last values of all keys, and an estimate of what compaction would save."""
 
 from __future__ import annotations
 
@@ -71,18 +69,15 @@ class LastValueOfEachKey:
 
     @property
     def log_identity(self) -> LogIdentity:
-        """Return topic id, leader epochs and end offset of the log that is read."""
         return self.extent.log or LogIdentity()
 
     def __iter__(self) -> Iterator[RecordBlock]:
-        """Yield the last records of all keys in blocks, in no particular order. Each key occurs once. Raises StoreError, BadData."""
+        """Yield the last records in blocks, in no particular order. Each key occurs once. Raises StoreError, BadData."""
         for selection in self.read_selected_records():
             yield copy_to_record_block(self.extent.partition, selection, self.log_identity.topic_id)
 
     def arrow(self, *columns: str) -> Iterator[pa.RecordBatch]:
-        """Yield the last record of each key, in Arrow batches.
-        :param columns: names from ``compactor.read.columns.MESSAGE_COLUMNS``; all of them by default.
-        """
+        """:param columns: names from ``compactor.read.columns.MESSAGE_COLUMNS``; all of them by default."""
         from compactor.read.columns import arrow_schema_of_columns, to_arrow_batch
 
         schema = arrow_schema_of_columns(columns)
@@ -90,12 +85,12 @@ class LastValueOfEachKey:
             yield to_arrow_batch(selection, *self.extent.partition, schema)
 
     def offsets(self) -> Int64s:
-        """Return the offsets of the last records of all keys, ascending. Takes eight bytes per key."""
+        """Return the last records' offsets, ascending. Takes eight bytes per key."""
         found = [selection.rows.offset[selection.picked] for selection in self.read_selected_records()]
         return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
 
     def read_selected_records(self) -> Iterator[SelectedRecords]:
-        """Yield the last record of each key as selected rows. Each selection is valid until the next one is requested."""
+        """Yield the last records as selected rows, each selection valid until the next one is requested."""
         cleaner = self.tier.cleaner_settings_for_topic(self.extent.partition.topic)
         left = [(0, 1, MAX_OFFSET)]
         while left:
@@ -125,7 +120,7 @@ def last_values(
 ) -> LastValueOfEachKey:
     """Return the last values of a partition's keys, as the tier holds them now.
     :param first_offset, last_offset: both inclusive.
-    :param hash_key: the tier's hash key; empty to read it from the tier, which only one thread at a time may do.
+    :param hash_key: empty to read it from the tier, which only one thread at a time may do.
     :raises BadData: if the tier's data is damaged.
     :raises StoreError: if the tier cannot be read.
     """
@@ -138,7 +133,7 @@ def last_values(
 
 
 def select_records_at_offsets(selection: SelectedRecords, wanted_offsets: Int64s) -> SelectedRecords:
-    """Return those selected rows whose offset is in ``wanted_offsets``, an ascending array."""
+    """Return the rows whose offset is in ``wanted_offsets``, which ascend."""
     offsets = selection.rows.offset[selection.picked]
     at = np.searchsorted(wanted_offsets, offsets)
     found = at < len(wanted_offsets)
@@ -158,9 +153,9 @@ def read_record_blocks(
     on_damage: Callable[[DamagedOffsetRange], None] | None = None,
 ) -> Iterator[RecordBlock]:
     """Yield the records with offsets from ``first_offset`` to ``last_offset`` (inclusive), ascending. Raises StoreError, BadData.
-    :param latest_only: only the last record of each key in the range, without keys whose last record is a tombstone.
+    :param latest_only: only the last record of each key in the range, without tombstones.
     :param key: only records with this key; a segment whose Bloom filter excludes the key is not read.
-    :param on_damage: called with offsets that cannot be read, which are then left out; None to raise BadData.
+    :param on_damage: called with offsets that cannot be read, which are left out; None to raise BadData.
     """
     view = last_values(tier, partition, first_offset=first_offset, last_offset=last_offset, read_committed=read_committed)
     if key is not None:
@@ -177,7 +172,6 @@ def read_record_blocks(
 
 
 def _exclude_segments_without_key(tier: Tier, read_range: OffsetRangeToRead, key: bytes) -> OffsetRangeToRead:
-    """Return the range without those segments whose Bloom filter excludes the key."""
     if not tier.kind.compacts:
         return read_range
     inside = [
@@ -201,7 +195,6 @@ def _select_records_with_key(selection: SelectedRecords, key: Bytes) -> Selected
 
 @kernel
 def _flag_rows_with_key(buf: Bytes, start: Int64s, length: Int32s, selected_rows: Int64s, key: Bytes, out_is_equal: Flags) -> None:
-    """Fill ``out_is_equal`` with a flag for each selected row: whether its key equals ``key``."""
     for i in range(selected_rows.size):
         row = selected_rows[i]
         out_is_equal[i] = length[row] == key.size
@@ -236,10 +229,9 @@ KeyHashesAndSizes = tuple[Hashes64, Sizes]
 class CompactionSavingEstimate:
     """Estimate of the bytes that a round of compaction would save.
     at_least_bytes: estimated lower bound.
-    error_bytes: half width of the 95 % confidence interval of ``at_least_bytes``; 0 if all bytes were read.
-    read_bytes: bytes of segments that were read.
-    of_bytes: bytes of all segments that a round could clean.
-    keyless: of the records that were read, those without a key.
+    error_bytes: half width of its 95 % confidence interval; 0 if all bytes were read.
+    of_bytes: all segments that a round could clean.
+    keyless: of the records that were read.
     """
 
     at_least_bytes: int
@@ -295,7 +287,7 @@ def estimate_saving_from_samples(tier: Tier, state: PartitionState, sample_bytes
 
 
 class _SampleWindow(NamedTuple):
-    """Range of offsets to read for a sample (both inclusive), with its approximate size."""
+    """Range of offsets (both inclusive), with its approximate size."""
 
     first: int
     last: int
@@ -314,8 +306,8 @@ class _SampleReader:
         """Of the records read so far from the first dirty offset on, those without a key."""
 
     def read_key_hashes(self, first_offset: int, last_offset: int) -> KeyHashesAndSizes:
-        """Return the key hash (0 without a key) and the approximate size of each record from ``first_offset`` to ``last_offset``
-        (inclusive), in offset order.
+        """Return key hash (0 without a key) and approximate size of each record from ``first_offset`` to ``last_offset`` (inclusive), in
+        order.
         """
         parts = list(self._read_key_hash_blocks(first_offset, last_offset))
         if not parts:
@@ -339,9 +331,7 @@ class _SampleReader:
 
 
 def _superseded_share_of_bytes(hashes: Hashes64, sizes: Sizes, *, drops_keyless: bool) -> float:
-    """Return the share, by size, of records that are followed by one with the same key hash, or have no key if ``drops_keyless``. Both
-    arrays are in offset order.
-    """
+    """Return the share, by size, of records that are followed by one with the same key hash, or have no key if ``drops_keyless``."""
     if not len(hashes):
         return 0.0
     _, from_end = np.unique(hashes[::-1], return_index=True)
@@ -352,7 +342,6 @@ def _superseded_share_of_bytes(hashes: Hashes64, sizes: Sizes, *, drops_keyless:
 
 
 def _locate_log_tail(live_segments: Sequence[RemoteLogSegmentMetadata], wanted_bytes: int) -> FirstOffsetAndBytes:
-    """Return first offset and size of the last part of the log, of about ``wanted_bytes`` bytes; of the whole log if that is smaller."""
     taken = 0
     for segment in reversed(live_segments):
         if taken + segment.size_bytes >= wanted_bytes:
@@ -366,8 +355,8 @@ def _locate_log_tail(live_segments: Sequence[RemoteLogSegmentMetadata], wanted_b
 def _sample_windows(
     live_segments: Sequence[RemoteLogSegmentMetadata], end_offset: int, older_bytes: int, sample_bytes: int
 ) -> Iterator[_SampleWindow]:
-    """Yield windows with ``sample_bytes`` bytes in all, evenly spread over the ``older_bytes`` bytes below ``end_offset`` (exclusive),
-    without overlap.
+    """Yield windows of ``sample_bytes`` in all, evenly spread over the ``older_bytes`` below ``end_offset`` (exclusive), without
+    overlap.
     """
     count = max(1, min(WINDOWS, sample_bytes // LEAST_WINDOW))
     size = max(1, sample_bytes // count)

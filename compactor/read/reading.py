@@ -73,9 +73,7 @@ BatchesToCopy = tuple[SegmentPiece, Flags]
 
 
 class _PieceToRead(NamedTuple):
-    """Piece of which offsets ``first`` to ``last`` (inclusive) are read. Flags for each batch: ``wanted``, whether its records are to be
-    read; ``left_out``, whether they are not because of damage.
-    """
+    """Piece of which offsets ``first`` to ``last`` (inclusive) are read, with flags per batch: to be read; left out because of damage."""
 
     piece: SegmentPiece
     wanted: Flags
@@ -86,7 +84,7 @@ class _PieceToRead(NamedTuple):
 
 @dataclass(frozen=True)
 class OffsetRangeToRead:
-    """Offsets of one partition that are to be read.
+    """Offsets of one partition to read.
     first, last: both inclusive.
     segments: live segments that held these offsets when the read was planned.
     log: identity at that time; None if changes of it need not be noticed.
@@ -117,10 +115,9 @@ class LogBeginningDeleted(LogChanged):
 
 @dataclass(frozen=True)
 class DiskKeySortRequest:
-    """Request to find the last record of each key by sorting key hashes on the local disk, 16 bytes for each record; values are read in a
-    second pass.
-    records: largest number of records that the range can hold.
-    disk_bytes: limit of bytes on disk; 0 for no limit.
+    """Request to sort key hashes on the local disk, 16 bytes for each record; values are read in a second pass.
+    records: most records that the range can hold.
+    disk_bytes: 0 for no limit.
     """
 
     records: int
@@ -129,12 +126,12 @@ class DiskKeySortRequest:
 
 @dataclass(frozen=True)
 class LastRecordOfEachKeyRequest:
-    """Request for the last record of each key in a range, without keys whose last record is a tombstone.
+    """Request for the last record of each key in a range, without tombstones.
     key_ranges: number of equal ranges into which key hashes are divided.
-    key_range: number of the range, from 0, whose keys are wanted.
+    key_range: number of the wanted range, from 0.
     map_budget_bytes: memory for key hashes.
-    hash_key: the tier's hash key; empty to read it from the tier.
-    spill: how to sort keys on disk, for at most MAX_SPILL_SPAN offsets and with ``key_ranges`` 1; None to hold keys in memory.
+    hash_key: empty to read it from the tier.
+    spill: for at most MAX_SPILL_SPAN offsets and with ``key_ranges`` 1; None to hold keys in memory.
     """
 
     key_range: int
@@ -148,8 +145,7 @@ class LastRecordOfEachKeyRequest:
 class ReadOptions:
     """Options for reading a range.
     inflate_limit: largest size of an uncompressed batch, in bytes.
-    last_records_only: set to read only the last record of each key.
-    requests_in_advance: number of requests, of 16 MiB each, that are made before their data is needed.
+    requests_in_advance: requests, of 16 MiB each, that are made before their data is needed.
     skip_damaged: whether offsets that cannot be read are reported and skipped. Not allowed with ``last_records_only``, because an older
     value of a key would take the place of one that cannot be read.
     """
@@ -162,9 +158,8 @@ class ReadOptions:
 
 
 def last_stable_offset(tier: Tier, state: PartitionState) -> int:
-    """Return the first offset of the oldest transaction that is open at the tier's end, or the end offset (exclusive) if none is open.
-    It comes from the metadata of the last segment; in a broker-managed tier from that segment's producer snapshot, and in a listed tier
-    from the batches. Raises StoreError, BadData.
+    """Return the first offset of the oldest transaction open at the tier's end, or the end offset (exclusive), from the metadata of the
+    last segment; in a broker-managed tier from its producer snapshot, in a listed tier from the batches. Raises StoreError, BadData.
     """
     if not state.has_segments:
         return state.end_offset + 1
@@ -189,8 +184,8 @@ def find_record_for_time(
     max_batch_bytes: int,
     first_offset: int = 0,
 ) -> RecordAtTime | None:
-    """Return the first record whose timestamp is ``timestamp_ms`` or later, or None if there is none (Kafka: offsetsForTimes).
-    :param max_batch_bytes: largest size of an uncompressed batch, in bytes.
+    """Return the first record whose timestamp is ``timestamp_ms`` or later, or None (Kafka: offsetsForTimes).
+    :param max_batch_bytes: largest size of an uncompressed batch.
     :param first_offset: records with lower offsets are left out.
     :raises SegmentGone: if a segment was replaced meanwhile.
     """
@@ -211,7 +206,7 @@ def find_record_for_time(
 
 
 def offset_for_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int | None:
-    """Return the offset of the first live record whose timestamp is ``timestamp_ms`` or later, or None. Raises BadData, StoreError."""
+    """Return the first live record's offset whose timestamp is ``timestamp_ms`` or later, or None. Raises BadData, StoreError."""
     limit = tier.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
 
     def find_live_offset() -> int | None:
@@ -229,7 +224,7 @@ def time_offset_or_end(tier: Tier, partition: TopicPartition, timestamp_ms: int)
 
 
 class _ParseBuffers:
-    """Buffers into which each chunk of batches is decompressed and parsed, reused for the next chunk."""
+    """Buffers for a decompressed and parsed chunk, reused for the next one."""
 
     def __init__(self) -> None:
         self._rows = RecordRowBuffers()
@@ -239,8 +234,7 @@ class _ParseBuffers:
         self, piece: SegmentPiece, batch_flags: Flags, max_batch_bytes: int, *, backwards: bool = False
     ) -> Iterator[SelectedRecords]:
         """Yield each chunk of a piece that holds any of the flagged batches, with all its rows selected.
-        :param max_batch_bytes: largest size of an uncompressed batch, in bytes.
-        :param backwards: last chunk first.
+        :param max_batch_bytes: largest size of an uncompressed batch.
         """
         source = piece.source
         ranges = source.split_by_kind()
@@ -267,7 +261,7 @@ class OffsetRangeReader:
         on_damage: Callable[[DamagedOffsetRange], None] = log_damage,
     ) -> None:
         """Create a reader; nothing is read yet.
-        :param folder: where keys are sorted on disk, if that is needed; None for the system's folder of temporary files.
+        :param folder: where keys are sorted on disk; None for the system's folder of temporary files.
         :param on_damage: called with offsets that are skipped (``ReadOptions.skip_damaged``).
         """
         self._tier = tier
@@ -283,8 +277,7 @@ class OffsetRangeReader:
         self._scratch = _ParseBuffers()
 
     def read_selected_records(self) -> Iterator[SelectedRecords]:
-        """Yield the wanted records as selected rows of parsed chunks, at least one row at a time. Each selection is valid until the next
-        one is requested.
+        """Yield the wanted records as selected rows, at least one at a time, each selection valid until the next one is requested.
         Raises BadData, StoreError, OutOfBudget; LogChanged if the range was truncated, or its beginning deleted.
         """
         latest = self._wanted.last_records_only
@@ -306,9 +299,9 @@ class OffsetRangeReader:
                     yield replace(selection, picked=inside)
 
     def read_intact_batches(self) -> Iterator[BatchesToCopy]:
-        """Yield the range's batches in pieces, ascending, each with a flag for each batch: whether a copy of the log may have it. It may
-        not if readers with these options do not get its records because of damage, or if its CRC does not match. Intact markers and
-        aborted batches are flagged. Damage is reported to ``on_damage``, in no certain order.
+        """Yield the range in pieces, ascending, each with a flag for each batch: whether a copy of the log may have it. It may not if
+        readers with these options do not get its records because of damage, or if its CRC does not match. Intact markers and aborted
+        batches are flagged. Damage is reported to ``on_damage``, in no certain order.
         """
         for piece, _, left_out, first, last in self._read_pieces_forwards():
             inside = (piece.source.table.last_offset >= first) & (piece.source.table.base_offset <= last)
@@ -318,8 +311,8 @@ class OffsetRangeReader:
             yield piece, inside & ~damaged & ~left_out
 
     def _read_pieces_forwards(self) -> Iterator[_PieceToRead]:
-        """Yield the range in pieces, ascending, and report damage. Where a segment was replaced meanwhile, read the control log again
-        and continue with its replacement.
+        """Yield the range in pieces, and report damage. Where a segment was replaced meanwhile, re-read the control log and continue
+        with its replacement.
         """
         extent = self._extent
         first, retries = extent.first, 0
@@ -368,8 +361,8 @@ class OffsetRangeReader:
                     raise LogBeginningDeleted(extent, self._log_start) from None
 
     def _find_piece_damage(self, piece: SegmentPiece, first_offset: int, last_offset: int) -> tuple[Flags, Flags, list[DamagedOffsetRange]]:
-        """Return a flag for each batch, whether it is to be read; another one, whether it is left out because of damage; and the damaged
-        ranges. Unless damage is skipped, no batch from the first damaged one on is to be read.
+        """Return per batch whether it is to be read, and whether it is left out because of damage; and the damaged ranges. Unless damage
+        is skipped, no batch from the first damaged one on is to be read.
         """
         wanted, unknown = self._flag_wanted_batches(piece, first_offset, last_offset)
         bad = flag_damaged_batches(piece, wanted) & wanted
@@ -384,7 +377,7 @@ class OffsetRangeReader:
         return wanted, left_out, sorted(damage)
 
     def _report_damage_or_raise(self, damage: DamagedOffsetRange) -> None:
-        """Report offsets that cannot be read. Raises BadData unless damage is skipped."""
+        """Raises BadData unless damage is skipped."""
         if not self._wanted.skip_damaged:
             raise damage.to_bad_data_error(self._extent.partition)
         self._on_damage(damage)
@@ -392,8 +385,8 @@ class OffsetRangeReader:
     def _report_lost_segment(
         self, gone: SegmentGone, error: BadData, readers: dict[str, SegmentReader], first_offset: int, last_offset: int
     ) -> NextOffset:
-        """Report that an object of a live segment is lost, and return the offset at which reading continues: after the segment if its
-        log is lost; a lost index is ignored. Raises BadData if damage is not skipped. ``readers``: by segment id.
+        """Return the offset at which reading continues after an object is lost: after the segment if it is the log; a lost index is
+        ignored. Raises BadData if damage is not skipped.
         """
         if isinstance(error, LogChanged):
             raise error
@@ -410,8 +403,8 @@ class OffsetRangeReader:
         return last_offset + 1
 
     def _positions_of_next_pieces(self, readers: Sequence[SegmentReader], position: int) -> Iterator[PieceLocation]:
-        """Yield each piece that will be read next, as far as the offset indexes show them.
-        :param position: byte position in the first of these segments from which reading continues.
+        """Yield each piece that will be read next, as far as the offset indexes show them, from byte ``position`` of the first segment
+        on.
         """
         for reader in readers:
             at: int | None = position
@@ -424,7 +417,7 @@ class OffsetRangeReader:
             position = 0
 
     def _read_last_records(self, request: LastRecordOfEachKeyRequest) -> Iterator[SelectedRecords]:
-        """Yield the last record of each key. The log is read backwards, so that the first record found of a key is its last one."""
+        """Yield the last record of each key, reading backwards: the first record found of a key is its last one."""
         keys, halves = (
             KeyHashSet(request.map_budget_bytes),
             siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_unstored_hashes()),
@@ -454,7 +447,7 @@ class OffsetRangeReader:
                 yield replace(selection, picked=found)
 
     def _read_chunks_backwards(self) -> Iterator[SelectionAndLastOffset]:
-        """Yield chunks, the newest first, each with the last offset that is still wanted of them. Rows after that offset are done."""
+        """Yield chunks, newest first, each with the last offset that is still wanted of them."""
         extent = self._extent
         last, retries = extent.last, 0
         while last >= extent.first:
@@ -476,14 +469,13 @@ class OffsetRangeReader:
                 return
 
     def _read_pieces_backwards(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[SegmentPiece]:
-        """Yield the pieces of segments, which are given newest first, from the end to the beginning."""
         readers = map(self._open_segment_reader, segments)
         fetches = (partial(it.read_exact_piece, *cut) for it in readers for cut in it.piece_spans_backwards())
         return prefetch_results(fetches, self._wanted.requests_in_advance)
 
     def _flag_wanted_batches(self, piece: SegmentPiece, first_offset: int, last_offset: int) -> tuple[Flags, Flags]:
-        """Return two flags for each batch: whether its records are wanted, and whether it is wanted but its transaction's outcome cannot
-        be read. Batches outside ``first_offset`` to ``last_offset`` (inclusive) and aborted ones are not wanted.
+        """Flag batches whose records are wanted, and wanted ones whose transaction's outcome cannot be read. Batches outside the offsets
+        (inclusive) and aborted ones are not wanted.
         """
         table = piece.source.table
         # The base offset of a compressed v0/v1 wrapper is not known before it is inflated; it is -1 here.
@@ -499,9 +491,7 @@ class OffsetRangeReader:
         return mine, unknown
 
     def _reread_log(self, error: SegmentGone, retries: int) -> RetryCount:
-        """Read the control log again after an object was missing, and return ``retries + 1``. Raises BadData if the segment is still
-        live, or if ``retries`` has reached MAX_RETRIES.
-        """
+        """Return ``retries + 1``. Raises BadData if the segment is still live, or if ``retries`` has reached MAX_RETRIES."""
         self._segments = tuple(self._reread_live_segments_from(self._extent.first))
         self._outcomes.drop_prefetched_pieces()
         if retries >= MAX_RETRIES or any(segment.id == error.metadata.id for segment in self._segments):
@@ -512,8 +502,8 @@ class OffsetRangeReader:
         return SegmentReader(self._tier.ports.layout, self._extent.partition, metadata, self._wanted.inflate_limit)
 
     def _reread_live_segments_from(self, offset: int) -> Sequence[RemoteLogSegmentMetadata]:
-        """Read the control log again and return the live segments that end at or above ``offset``. Raises LogChanged if the log was
-        truncated meanwhile, or the topic created again.
+        """Return the live segments that end at or above ``offset``. Raises LogChanged if the log was truncated meanwhile, or the topic
+        created again.
         """
         extent, state = self._extent, self._tier.open_control_log_of_partition(self._extent.partition).refresh()
         changed = (
@@ -529,7 +519,6 @@ class OffsetRangeReader:
 
 
 def _rows_with_offsets_between(offsets: Int64s, first_offset: int, last_offset: int) -> Int64s:
-    """Return the numbers of rows with offsets between these (inclusive)."""
     return np.flatnonzero((offsets >= first_offset) & (offsets <= last_offset))
 
 
@@ -540,8 +529,8 @@ def hash_keys_of_rows(
     request: LastRecordOfEachKeyRequest,
     hash_key_halves: HashKeyHalves,
 ) -> KeyHashesAndRows:
-    """Return key hashes and row numbers of the rows that have a key in the key range of ``request`` and an offset from ``first_offset``
-    to ``last_offset`` (inclusive), last row first.
+    """Return key hashes and numbers of the rows with a key in the requested range and an offset from ``first_offset`` to ``last_offset``
+    (inclusive), last row first.
     """
     rows = selection.rows
     hashes, picked = np.empty((len(rows), 2), np.uint64), np.empty(len(rows), np.int64)
@@ -560,8 +549,8 @@ def _select_new_rows(
     keys: KeyHashSet,
     hash_key_halves: HashKeyHalves,
 ) -> Int64s:
-    """Add to ``keys`` the requested keys of rows with offsets from ``first_offset`` to ``last_offset`` (inclusive). Return the numbers
-    of rows, ascending, whose key was new and whose value is not null. Raises OutOfBudget if ``keys`` is full.
+    """Add the requested keys to ``keys``. Return the rows, ascending, whose key was new and whose value is not null. Raises OutOfBudget
+    if ``keys`` is full.
     """
     hashes, picked = hash_keys_of_rows(selection, first_offset, last_offset, request, hash_key_halves)
     seen = np.empty(len(hashes), np.bool_)
@@ -575,8 +564,6 @@ def _select_new_rows(
 
 
 class _KeySortDiskBudget:
-    """Limit of the disk space that one read may use to sort keys."""
-
     def __init__(self, max_bytes: int) -> None:
         self._most = max_bytes
         self._used = 0
@@ -597,8 +584,8 @@ def _hash_keys_backwards(
     buf: Bytes, offsets: Int64s, key_start: Int64s, key_length: Int32s, first_offset: int, last_offset: int, k0: np.uint64, k1: np.uint64,
     range_count: int, wanted_range: int, out_hashes: Hashes, out_rows: Int64s,
 ) -> RowCount:  # fmt: skip
-    """Fill ``out_hashes`` and ``out_rows`` for each row that has a key in hash range ``wanted_range`` of ``range_count`` and an offset
-    from ``first_offset`` to ``last_offset`` (inclusive), last row first. Return their number.
+    """Hash each row with a key in hash range ``wanted_range`` of ``range_count`` and an offset within bounds (inclusive), last row
+    first. Return their number.
     """
     count = 0
     for row in range(offsets.size - 1, -1, -1):

@@ -27,10 +27,10 @@ from compactor.records.rows import HAS_HEADERS, BatchChunk, Int32s, RecordRows
 @dataclass(frozen=True)
 class SelectedRecords:
     """Records selected from one chunk of parsed batches, in which each record is a numbered row.
-    table: batches of the piece to which the chunk belongs.
+    table: batches of the chunk's piece.
     rows: all records of the chunk.
-    first_row: number of each batch's first row; one more entry for the end of the last batch.
-    picked: numbers of the selected rows, ascending.
+    first_row: of each batch; one more entry for the end of the last.
+    picked: selected rows, ascending.
     """
 
     table: BatchTable
@@ -43,7 +43,7 @@ class SelectedRecords:
         return len(self.picked)
 
     def repeat_per_record(self, values_by_batch: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return for each selected row the value of its batch. ``values_by_batch`` has one value for each batch of the chunk."""
+        """Return for each selected row the value of its batch."""
         return values_by_batch[np.searchsorted(self.first_row, self.picked, side="right") - 1]
 
 
@@ -61,7 +61,7 @@ class ConcatenatedByteStrings:
 
 @dataclass(frozen=True, slots=True)
 class RecordHeaderArrays:
-    """Headers of several records: those of record i have the indexes ``begins[i]`` to ``begins[i + 1]`` (exclusive)."""
+    """Headers: those of record i have the indexes ``begins[i]`` to ``begins[i + 1]`` (exclusive)."""
 
     begins: Int32s
     names: ConcatenatedByteStrings
@@ -69,9 +69,7 @@ class RecordHeaderArrays:
 
 
 def copy_byte_strings(buf: Bytes, start: Int64s, length: Int32s, selected_rows: Int64s) -> ConcatenatedByteStrings:
-    """Copy the byte strings of the selected rows out of ``buf``. ``start`` and ``length``: per row of the chunk; a negative length is
-    null.
-    """
+    """Copy the byte strings of the selected rows; a negative length is null."""
     begins = np.empty(len(selected_rows) + 1, np.int32)
     valid = np.empty(len(selected_rows), np.bool_)
     data = np.empty(_compute_byte_string_offsets(length, selected_rows, begins, valid), np.uint8)
@@ -97,10 +95,8 @@ def copy_record_headers(selection: SelectedRecords) -> RecordHeaderArrays:
 
 @kernel
 def _compute_byte_string_offsets(length: Int32s, selected_rows: Int64s, out_offsets: Int32s, out_valid: Flags) -> ByteCount:
-    """Compute where the byte strings of the selected rows lie in a copy. Return their total length.
-    :param length: length of each row's byte string; negative for null.
-    :param out_offsets: receives the start of each selected row's string in the copy, and the end of the last one.
-    :param out_valid: receives for each selected row whether its string is not null.
+    """Compute where the selected strings lie in a copy: starts, and the end of the last one. Return their total length. A negative
+    length is null.
     """
     at = 0
     for i in range(selected_rows.size):
@@ -115,9 +111,6 @@ def _compute_byte_string_offsets(length: Int32s, selected_rows: Int64s, out_offs
 
 @kernel
 def _copy_selected_byte_strings(buf: Bytes, start: Int64s, selected_rows: Int64s, offsets: Int32s, out_data: Bytes) -> None:
-    """Copy the byte strings of the selected rows to ``out_data``.
-    :param offsets: position in ``out_data`` of each selected row's byte string, and the end of the last one.
-    """
     for i in range(selected_rows.size):
         copy_bytes(out_data, np.int64(offsets[i]), buf, start[selected_rows[i]], np.int64(offsets[i + 1]) - np.int64(offsets[i]))
 
@@ -132,8 +125,7 @@ def _count_headers_of_rows(
     selected_rows: Int64s,
     out_first_header: Int32s,
 ) -> int:
-    """Count the record headers of each selected row, and return their total number.
-    :param value_start, value_length, end, flags: by row; the headers follow the value, if HAS_HEADERS is set.
+    """Count the headers, which follow the value, of the selected rows with HAS_HEADERS. Return their total number.
     :param out_first_header: receives for each selected row the number of headers before it, and at last the number of all.
     """
     total = 0
@@ -151,11 +143,8 @@ def _count_headers_of_rows(
 def _locate_headers_of_rows(
     buf: Bytes, value_start: Int64s, value_length: Int32s, end: Int64s, selected_rows: Int64s, first_header: Int32s, out_positions: Int64s
 ) -> None:
-    """Fill ``out_positions`` with four lines: name start, name length, value start and value length of each header. Lengths below 0 mean
-    null.
-    :param buf: bytes of the parsed records, whose headers ``parse_records`` has checked.
-    :param value_start, value_length, end: by row; the headers follow the value.
-    :param first_header: number of each selected row's first header, and the number of all headers.
+    """Fill ``out_positions`` with four lines: name start, name length, value start and value length of each header, which
+    ``parse_records`` has checked. Lengths below 0 mean null.
     """
     for i in range(selected_rows.size):
         if first_header[i] == first_header[i + 1]:
@@ -206,10 +195,9 @@ class _TopicPartitionOffsetTuple(NamedTuple):
 
 class Place(_TopicPartitionOffsetTuple):
     """Position in a partition: a tuple of topic, partition and offset. Functions accept confluent_kafka.TopicPartition in its place.
-    leader_epoch: epoch of the record before ``offset``; None if unknown.
+    leader_epoch: of the record before ``offset``; None if unknown.
     topic_id: empty if unknown.
-    Epoch and topic id identify the log of the offset. They are no part of the tuple: positions are equal if topic, partition and offset
-    are.
+    Epoch and topic id identify the log. They are no part of the tuple: positions are equal if topic, partition and offset are.
     """
 
     leader_epoch: int | None = None
@@ -272,7 +260,7 @@ class PartitionReadError:
 
 
 def out_of_range_error(reason: str) -> PartitionReadError:
-    """Return the error for a position that neither tier nor broker holds, or that belonged to another topic."""
+    """Return the error for a position that neither tier nor broker holds, or of another topic."""
     return PartitionReadError(1, "OFFSET_OUT_OF_RANGE", reason)
 
 
@@ -282,7 +270,7 @@ def log_truncation_error(reason: str) -> PartitionReadError:
 
 
 def no_committed_offset_error(reason: str) -> PartitionReadError:
-    """Return the error for a partition that has no committed offset while ``auto.offset.reset`` is ``error``."""
+    """Return the error for a partition without a committed offset while ``auto.offset.reset`` is ``error``."""
     return PartitionReadError(-168, "_NO_OFFSET", reason)
 
 
@@ -336,7 +324,7 @@ class TierMessage(tuple[Any, ...]):
         return self[5]  # type: ignore[no-any-return]
 
     def timestamp(self) -> TimestampTypeAndMs:
-        """Return the type of the timestamp (TIMESTAMP_CREATE_TIME ...) and the timestamp in milliseconds."""
+        """Return a TIMESTAMP_ constant and milliseconds."""
         return self[6]  # type: ignore[no-any-return]
 
     def leader_epoch(self) -> int | None:
@@ -406,7 +394,7 @@ class RecordBlock:
 
     @property
     def nbytes(self) -> int:
-        """Return the approximate size of the block in memory, in bytes."""
+        """Return the approximate size in memory."""
         inside = len(self.headers.names.data) + len(self.headers.values.data) if self.headers else 0
         return len(self.keys.data) + len(self.values.data) + inside + 40 * len(self.offset)
 
@@ -433,12 +421,10 @@ class RecordBlock:
 
 
 def to_broker_messages(messages: Iterable[ConfluentMessage], topic_id: str) -> Iterator[BrokerMessage]:
-    """Yield each message of confluent-kafka as a BrokerMessage with this topic id."""
     return map(tuple.__new__, repeat(BrokerMessage), zip(messages, repeat(topic_id), strict=False))
 
 
 def _describe_message(message: MessageLike) -> str:
-    """Return a message as text for a log: its position, its key, and its value, each up to REPR_BYTES."""
     error, where = message.error(), f"{message.topic()}-{message.partition()}@{message.offset()}"
     if error is not None:  # one that concerns the whole group has no topic
         return f"<message {where} error={error}>" if message.topic() else f"<message error={error}>"
@@ -453,7 +439,7 @@ def _shortened_text_of_bytes(data: bytes | None) -> str:
 
 
 def copy_to_record_block(partition: TopicPartition, selection: SelectedRecords, topic_id: str = "") -> RecordBlock:
-    """Copy the selected rows to a RecordBlock, which does not depend on the buffers they were parsed from."""
+    """Copy the selected rows, independent of the buffers they were parsed from."""
     rows, picked, table, buf = selection.rows, selection.picked, selection.table, selection.chunk.buf
     some = slice(selection.chunk.first, selection.chunk.last)
     kinds = np.where(table.attributes[some] & np.int16(LOG_APPEND), TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_CREATE_TIME)
@@ -481,7 +467,7 @@ def iterate_byte_strings(strings: ConcatenatedByteStrings) -> Iterator[bytes | N
 
 
 def _headers_by_record(headers: RecordHeaderArrays) -> list[MessageHeaders | None]:
-    """Return the headers of each record. As in Kafka, bytes of a name that are not valid UTF-8 become replacement characters."""
+    """Replace bytes of a name that are not valid UTF-8, as Kafka does."""
     pairs = [
         ((name or b"").decode("utf-8", "replace"), value)
         for name, value in zip(iterate_byte_strings(headers.names), iterate_byte_strings(headers.values), strict=True)

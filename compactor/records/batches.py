@@ -79,13 +79,13 @@ def sha256_of_batch_headers(headers: HeaderBytes) -> Sha256Hex:
 
 
 def crc32c_from_headers(headers: HeaderBytes) -> int:
-    """Return the CRC-32C of all bytes of consecutive batches. It is valid if the batches match their stored CRCs."""
+    """Return the CRC-32C of all bytes of consecutive batches, valid if the batches match their stored CRCs."""
     return int(_combine_batch_crcs(read_only_view(np.ascontiguousarray(headers).reshape(-1)), zero_bytes_tables()))
 
 
 class BatchHeaderDigestBuilder:
-    """Builder of the SHA-256 of all batch headers of a log whose bytes arrive in parts of any size. It verifies the CRC of every batch,
-    and holds one header in memory.
+    """Builder of the SHA-256 of all batch headers of a log that arrives in parts of any size. It verifies every CRC, and holds one
+    header in memory.
     """
 
     def __init__(self) -> None:
@@ -110,8 +110,8 @@ class BatchHeaderDigestBuilder:
 
 
 def verified_header_digest(path: Path) -> Sha256Hex:
-    """Return the SHA-256 of all batch headers of a file, in hexadecimal, after verifying the CRC of every batch. Empty if a CRC does not
-    match, if the file holds anything but v2 batches, or if it ends within a batch.
+    """Return the SHA-256 of a file's batch headers, in hexadecimal. Empty if a CRC does not match, if the file holds anything but v2
+    batches, or if it ends within a batch.
     """
     buf, digest = memory_map_file(path), BatchHeaderDigestBuilder()
     for start in range(0, len(buf), SCAN_BYTES):
@@ -121,9 +121,6 @@ def verified_header_digest(path: Path) -> Sha256Hex:
 
 @kernel
 def _combine_batch_crcs(headers: Bytes, zero_byte_tables: CrcTable) -> int:
-    """Return the CRC-32C of all bytes of consecutive batches. ``zero_byte_tables``: as ``zero_bytes_tables``
-    returns them.
-    """
     crc = np.uint64(0)
     for at in range(0, headers.size, HEADER):
         left = int(load_i32(headers, at + 8)) + FRAME - _CHECKED
@@ -134,11 +131,9 @@ def _combine_batch_crcs(headers: Bytes, zero_byte_tables: CrcTable) -> int:
 
 @kernel
 def _collect_batch_headers(partial_batch_state: Int64s, partial_header: Bytes, buf: Bytes, out_headers: Bytes) -> RowCount:
-    """Write the headers of the batches whose last byte is in ``buf`` to ``out_headers``. Return their number, or -1 if a batch is not v2 or
-    its CRC does not match.
-    :param partial_batch_state: state between two calls: bytes of the current header, bytes of its batch still to come, and the CRC so far.
-    Updated in place.
-    :param partial_header: the current header as far as it was received. Updated in place.
+    """Write the headers of the batches whose last byte is in ``buf``. Return their number, or -1 if a batch is not v2 or its CRC does not
+    match.
+    :param partial_batch_state: between two calls: bytes of the current header, bytes of its batch still to come, and the CRC so far.
     """
     have, left, crc = partial_batch_state[_HAVE], partial_batch_state[_LEFT], np.uint64(partial_batch_state[_STATE])
     at = 0
@@ -217,8 +212,7 @@ class BatchTable(NamedTuple):
     """Batch headers of one segment as columns: one row per batch, in file order.
     ``size`` includes the 12 bytes of offset and size. The header of a compressed v0/v1 wrapper does not state its first offset: its
     ``base_offset`` is UNKNOWN_OFFSET and its ``count`` 0. v0/v1 batches have no producer, epoch or sequence (-1).
-    Kernels take a table as one argument. It is a tuple of columns, but ``len`` returns the number of batches; in kernels, use the size of a
-    column.
+    Kernels take a table as one argument: a tuple of columns, whose ``len`` is the number of batches; in kernels, use the size of a column.
     """
 
     position: Int64s
@@ -247,7 +241,7 @@ class BatchTable(NamedTuple):
         return BatchTable(*(np.empty(batch_count, _DTYPES.get(name, np.int64)) for name in BatchTable._fields))
 
     def select_rows(self, batches: slice | Int64s) -> BatchTable:
-        """Return a table with only these batches. The column ``position`` still states the position in the complete segment."""
+        """Return only these batches; ``position`` is still that in the complete segment."""
         return BatchTable(*(column[batches] for column in self))
 
     def replace_columns(self, **columns: npt.NDArray[Any]) -> BatchTable:
@@ -255,12 +249,11 @@ class BatchTable(NamedTuple):
 
     @property
     def codec_ids(self) -> npt.NDArray[np.int16]:
-        """Return the codec number of each batch: the low three bits of its attributes."""
+        """Return the low three bits of the attributes."""
         return self.attributes & np.int16(CODEC_MASK)
 
     @property
     def transactional_flags(self) -> npt.NDArray[np.bool_]:
-        """Return a flag per batch: whether it is part of a transaction."""
         return (self.attributes & np.int16(TRANSACTIONAL)) != 0
 
 
@@ -277,7 +270,7 @@ _DTYPES: Final[dict[str, Any]] = {
 
 
 def memory_map_file(path: Path) -> Bytes:
-    """Map a file into memory and return its bytes as a read-only array; an empty array for an empty file."""
+    """Map a file as a read-only array; an empty array for an empty file."""
     with path.open("rb") as file:
         if file.seek(0, 2) == 0:
             return read_only_view(np.empty(0, np.uint8))
@@ -288,7 +281,7 @@ def memory_map_file(path: Path) -> Bytes:
 
 
 def read_only_view(array: Bytes) -> Bytes:
-    """Return a read-only view of an array. Kernels are compiled for read-only input, so that each is compiled only once."""
+    """Return a read-only view. Kernels are compiled for read-only input, so that each is compiled only once."""
     view = array.view()
     view.flags.writeable = False
     return view
@@ -296,8 +289,8 @@ def read_only_view(array: Bytes) -> Bytes:
 
 @measure_stage(SegmentWorkStage.CHECK)
 def parse_batch_headers(buf: Bytes, segment_name: str, previous_last_offset: int = -1) -> BatchTable:
-    """Parse the batch headers of a segment. Bodies are not read and CRCs are not checked.
-    :param previous_last_offset: last offset before this segment; the first base offset must be greater.
+    """Parse batch headers. Bodies are not read and CRCs are not checked.
+    :param previous_last_offset: the first base offset must be greater.
     :raises BadData: if the bytes are not batches with ascending offsets.
     """
     count, position = _count_complete_batches(buf)
@@ -312,7 +305,7 @@ def parse_batch_headers(buf: Bytes, segment_name: str, previous_last_offset: int
 
 @measure_stage(SegmentWorkStage.CHECK, lambda buf, table, first_batch, end_batch, _: int(table.size[first_batch:end_batch].sum()))
 def verify_crcs_of_batches(buf: Bytes, table: BatchTable, first_batch: int, end_batch: int, segment_name: str) -> None:
-    """Verify the stored CRCs of the batches [first_batch, end_batch). Raises BadData for the first mismatch.
+    """Verify the CRCs of the batches [first_batch, end_batch). Raises BadData for the first mismatch.
     In v2, a CRC-32C covers byte 21 to the end of the batch; in v0 and v1, a CRC-32 covers byte 16 to the end. Kafka's cleaner does not
     verify them; see docs/compatibility.md.
     """
@@ -354,7 +347,7 @@ def _raise_invalid_header(buf: Bytes, position: int, problem: ProblemNumber, seg
 
 @kernel
 def _count_complete_batches(buf: Bytes) -> CountAndEndPosition:
-    """Return the number of complete batches in a segment, and the byte position after the last one."""
+    """Return their number, and the byte position after the last one."""
     end = buf.size
     position = 0
     count = 0
@@ -396,7 +389,7 @@ def _find_crc_mismatch(buf: Bytes, position: Int64s, size: Int64s, magic: npt.ND
 
 @inline_kernel
 def _parse_control(buf: Bytes, position: int, end: int, record_count: int) -> ControlTypeAndEpoch:
-    """Parse an uncompressed control batch. The key of its record is ``version:int16 | type:int16``."""
+    """Parse an uncompressed control batch, whose record has the key ``version:int16 | type:int16``."""
     if record_count == 0:
         return EMPTIED, -1
     _, at = read_varint(buf, position + HEADER, end)
@@ -422,7 +415,7 @@ def _parse_control(buf: Bytes, position: int, end: int, record_count: int) -> Co
 
 @kernel
 def _parse_headers(buf: Bytes, previous_last_offset: int, out_table: BatchTable) -> ProblemAndPosition:
-    """Fill ``out_table``. Return the number of a problem (0 for none) and the byte position of the batch that has it."""
+    """Return a problem (0 for none) and the byte position of its batch."""
     position = 0
     for i in range(out_table.position.size):
         size = np.int64(load_i32(buf, position + 8)) + FRAME
@@ -507,10 +500,7 @@ _HEADER_FIELDS: Final = np.dtype(
 
 
 def batch_table_from_headers(headers: Bytes, control_kind: npt.NDArray[np.int8], coordinator_epoch: npt.NDArray[np.int32]) -> BatchTable:
-    """Return the BatchTable of consecutive v2 batches, equal to that of the complete batches.
-    :param headers: shape (batches, 61).
-    :param control_kind, coordinator_epoch: columns of the table that headers do not contain.
-    """
+    """Return the table of consecutive v2 batches from headers, shape (batches, 61), and the columns that headers do not contain."""
     rows = np.ascontiguousarray(headers).view(_HEADER_FIELDS).reshape(-1)
     size: Int64s = rows["length"].astype(np.int64) + FRAME
     base: Int64s = rows["base"].astype(np.int64)
@@ -534,6 +524,6 @@ def batch_table_from_headers(headers: Bytes, control_kind: npt.NDArray[np.int8],
 
 
 def select_batches_of_table(table: BatchTable, batch_numbers: Int64s) -> BatchTable:
-    """Return the BatchTable that a file of only these batches would have. ``batch_numbers``: ascending."""
+    """Return the table that a file of only these batches, ascending, would have."""
     selected = table.select_rows(batch_numbers)
     return selected.replace_columns(position=np.cumsum(selected.size) - selected.size)

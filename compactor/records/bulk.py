@@ -1,7 +1,7 @@
-"""Compression and decompression of many batches at once: what ``codecs`` does for one batch, without Python in between and without the GIL.
+"""Compression and decompression of many batches at once: what ``codecs`` does for one batch, without the GIL. Both give the same bytes.
 Kernels call the lz4 package's library by the addresses of its functions. A kernel decompresses snappy bodies, because no package exports
-its library's functions. ``codecs`` does the work where lz4 exports none (a build against another library may hide them), and for every body
-that is not the plain case. Both ways give the same bytes.
+its library's functions. ``codecs`` does the work where lz4 exports none (a build against another library may hide them), and for unusual
+bodies.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _MAGIC: Final = np.uint64(int.from_bytes(codecs.XERIAL_HEADER[:8], "little"))
 def _decompress_snappy_block(
     buf: Bytes, position: int, end: int, out: Bytes, out_position: int, max_out_position: int
 ) -> BytePositionOrMinusOne:
-    """Decompress a raw snappy block into ``out``. Return the position where its content ends, or -1 if the block is corrupt or of a form
-    that is left to the library, ends after ``max_out_position``, or does not fit.
+    """Return the position where the content ends, or -1 if the block is corrupt or left to the library, ends after ``max_out_position``,
+    or does not fit.
     """
     size = shift = 0
     byte = 128
@@ -113,8 +113,8 @@ def _decompress_snappy_block(
 def _decompress_snappy_body(
     buf: Bytes, position: int, end: int, out: Bytes, out_position: int, max_content_bytes: int
 ) -> BytePositionOrMinusOne:
-    """Decompress a Xerial stream or a raw block into ``out``. Return the position where its content ends, or -1 if the body is corrupt,
-    too large or of an unusual form, so that ``codecs`` must decompress it.
+    """Return the position where the content of a Xerial stream or raw block ends, or -1 if it is corrupt, too large or left to
+    ``codecs``.
     """
     most = out_position + max_content_bytes
     if end - position < 8 or end + _WIDE > buf.size:
@@ -158,7 +158,7 @@ class BatchUnreadableError(Exception):
 
 
 def _lz4_function_address(function_name: str) -> int:
-    """Return the address of a function of the library in the lz4 package, or 0 if the package does not export it."""
+    """Return 0 if the package does not export the function."""
     try:
         return ctypes.cast(getattr(ctypes.CDLL(lz4.block._block.__file__), function_name), ctypes.c_void_p).value or 0
     except (AttributeError, OSError):
@@ -166,8 +166,8 @@ def _lz4_function_address(function_name: str) -> int:
 
 
 class Lz4FunctionAddresses:
-    """Addresses of the C functions of the lz4 package; all are 0 unless all are exported. ``lz4.block.compress`` calls them, too, so
-    both ways of compressing give the same bytes (determinism, I7).
+    """Addresses of lz4's C functions; all are 0 unless all are exported. ``lz4.block.compress`` calls them, too, so both ways give the
+    same bytes (determinism, I7).
     """
 
     def __init__(self, function_names: Sequence[str] = ("LZ4_decompress_safe", "LZ4_resetStream", "LZ4_compress_fast_continue")) -> None:
@@ -189,11 +189,9 @@ def decompress_batch_bodies(
     max_total_bytes: int,
     magic: npt.NDArray[Any],
 ) -> Int64s:
-    """Decompress the bodies ``buf[start:end]`` of the wanted batches, append them to ``out``, and return the position in ``out`` where each
-    one ends.
-    Stops after the body with which ``out`` exceeds ``max_total_bytes`` bytes, so that the result may be shorter than ``wanted_flags``.
-    :param codec, magic: of each batch.
-    :param max_body_bytes: most bytes that one body may have.
+    """Append the bodies ``buf[start:end]`` of the wanted batches to ``out``, and return where each one ends there.
+    Stops after the body with which ``out`` exceeds ``max_total_bytes``, so that the result may be shorter than ``wanted_flags``.
+    :param max_body_bytes: most bytes of one body.
     :raises BatchUnreadableError: if a body is corrupt or too large. The caller must clear ``out`` then.
     """
     ends = np.empty(len(wanted_flags), np.int64)
@@ -232,10 +230,8 @@ def decompress_batch_bodies(
 def compress_bodies_into(
     plain_bodies: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: Bytes, out_start: Int64s, out_capacity: Int64s
 ) -> Int64s:
-    """Compress each body ``plain_bodies[start:start + size]`` to its place in ``out``, and return the compressed sizes in bytes.
-    :param out_start, out_capacity: where each compressed body begins in ``out``, and how many bytes it may have there, as
-    ``codecs.max_compressed_size`` returns them.
-    - _read_little_endian_u32 _write_little_endian_u32
+    """Compress each body ``plain_bodies[start:start + size]``, and return the compressed sizes.
+    :param out_start, out_capacity: place of each compressed body in ``out``, as large as ``codecs.max_compressed_size``.
     """
     packed = np.empty(len(size), np.int64)
     kinds = np.unique(codec)
@@ -283,10 +279,7 @@ def _write_little_endian_u32(buf: Bytes, position: int, word: int) -> None:
 def _decompress_lz4_frame(
     decompress_address: int, buf: Bytes, start: int, end: int, out: Bytes, out_position: int, max_content_bytes: int
 ) -> BytePositionOrMinusOne:
-    """Decompress an lz4 frame into ``out``. Return the position where its content ends, or -1 if the frame has optional fields, is corrupt,
-    or does not fit.
-    :param decompress_address: address of LZ4_decompress_safe.
-    """
+    """Return the position where the content ends, or -1 if the frame has optional fields, is corrupt, or does not fit."""
     at = start + _FRAME_BYTES
     if at + 4 > end:
         return -1
@@ -322,11 +315,10 @@ def decompress_lz4_snappy(
     decompress_address: int, buf: Bytes, codec: Codecs, start: Int64s, end: Int64s, wanted_flags: npt.NDArray[np.bool_], first_batch: int,
     out: Bytes, out_position: int, max_body_bytes: int, max_total_bytes: int, out_ends: Int64s,
 ) -> NextBatchAndPosition:  # fmt: skip
-    """Decompress the wanted lz4 and snappy bodies ``buf[start:end]`` from batch ``first_batch`` on, until one is met that ``codecs`` must
+    """Decompress the wanted lz4 and snappy bodies ``buf[start:end]`` from ``first_batch`` on, until one is met that ``codecs`` must
     decompress. Return the number of that batch (or the number of batches) and the position in ``out`` after the content.
-    :param decompress_address: address of LZ4_decompress_safe, or 0 if lz4 bodies are left to ``codecs``.
-    :param max_body_bytes, max_total_bytes: most bytes of one decompressed body; total after which no further body is begun.
-    :param out_ends: receives the position in ``out`` where each body ends.
+    :param decompress_address: of LZ4_decompress_safe, or 0 if lz4 bodies are left to ``codecs``.
+    :param max_total_bytes: after it no further body is begun.
     """
     while first_batch < wanted_flags.size and out_position <= max_total_bytes:
         if wanted_flags[first_batch]:
@@ -357,8 +349,8 @@ def _compress_lz4_bodies(
     out_start: Int64s,
     out_size: Int64s,
 ) -> None:
-    """Compress bodies with lz4, in independent blocks, and store their compressed sizes in ``out_size``.
-    :param reset_address, compress_address: addresses of LZ4_resetStream and LZ4_compress_fast_continue.
+    """Compress bodies in independent blocks.
+    :param reset_address, compress_address: of LZ4_resetStream and LZ4_compress_fast_continue.
     """
     for body in range(size.size):
         at = out_start[body]

@@ -70,7 +70,7 @@ class CodecError(Exception):
 
 
 class GrowingByteBuffer:
-    """Growing byte array that is reused, because new memory for every body would cost more than decompressing it. Not thread-safe."""
+    """Byte array that is reused, because new memory for every body would cost more than decompressing it. Not thread-safe."""
 
     def __init__(self, capacity: int = 1 << 20) -> None:
         self.array = np.empty(capacity, np.uint8)
@@ -82,8 +82,8 @@ class GrowingByteBuffer:
         self.size = 0
 
     def reserve_space(self, nbytes: int) -> memoryview:
-        """Return a view of at least ``nbytes`` bytes after the content, valid until the next call. Bytes written there belong to the
-        content once ``size`` is increased.
+        """Return a view of at least ``nbytes`` after the content, valid until the next call. What is written there is content once
+        ``size`` is increased.
         """
         if self.size + nbytes > len(self.array):
             most = max(self.size + nbytes, 2 * len(self.array))
@@ -112,7 +112,7 @@ _contexts = _CompressionContextsOfThread()
 
 
 def codec_library_versions() -> str:
-    """Return the versions of the libraries on which the bytes of a recompressed batch depend (I7: equal plans give equal bytes)."""
+    """Return the library versions on which recompressed bytes depend (I7: equal plans give equal bytes)."""
     return f"gzip={zlib_ng.ZLIBNG_VERSION} lz4={lz4.library_version_string()} snappy={cramjam.__version__} zstd={zstandard.__version__}"
 
 
@@ -120,20 +120,18 @@ def codec_library_versions() -> str:
 
 
 def compress_body(codec: CodecId, data: Buffer) -> bytes:
-    """Compress the records of one batch at Kafka's default level."""
+    """Compress one batch at Kafka's default level."""
     out = memoryview(bytearray(max_compressed_size(len(data))))
     return bytes(out[: compress_body_into(codec, memoryview(data), out)])
 
 
 def max_compressed_size(size: SizeOrSizes) -> SizeOrSizes:
-    """Return the largest compressed size of ``size`` bytes with any codec. Accepts numbers and arrays."""
+    """Return the largest compressed size with any codec, of a number or an array."""
     return size + size // 6 + 64 * (size // XERIAL_BLOCK) + 128
 
 
 def compress_body_into(codec: CodecId, data: memoryview, out: memoryview) -> ByteCount:
-    """Compress ``data`` into ``out``, which must have ``max_compressed_size(len(data))`` bytes, and return the compressed size. Raises
-    CodecError for an unknown codec.
-    """
+    """Compress into ``max_compressed_size(len(data))`` bytes, and return the size. Raises CodecError for an unknown codec."""
     if codec == LZ4:
         return _compress_lz4(data, out)
     if codec == ZSTD:
@@ -152,8 +150,8 @@ ZSTD_IN_BULK: Final = {"buffer_types", "multi_compress_to_buffer"} <= set(zstand
 
 
 def compress_zstd_bodies(data: memoryview, positions_and_sizes: bytes) -> Sequence[Buffer]:
-    """Compress several bodies with zstd in one call that releases the GIL. The results equal those of ``compress_body_into``.
-    :param positions_and_sizes: for each body, its position in ``data`` and its size, which must not be 0, as 64-bit numbers.
+    """Compress bodies in one call that releases the GIL, as ``compress_body_into`` does.
+    :param positions_and_sizes: per body, as 64-bit numbers; a size must not be 0.
     """
     made: Any = _contexts.zstd_compressor.multi_compress_to_buffer(zstandard.BufferWithSegments(data, positions_and_sizes))
     return list(made)
@@ -196,8 +194,7 @@ def _compress_snappy_xerial_stream(data: memoryview, out: memoryview) -> ByteCou
 
 
 def decompress_body_into(codec: CodecId, data: memoryview, out: GrowingByteBuffer, max_decompressed_bytes: int, magic: int = 2) -> None:
-    """Decompress the body of one batch and append it to ``out``. After an error the caller must clear ``out``.
-    :param magic: message format of the batch.
+    """Append the body of one batch to ``out``. After an error the caller must clear ``out``.
     :raises CodecError: if the body is corrupt, too large, or its codec is unknown.
     """
     try:
@@ -265,9 +262,7 @@ def _decompress_snappy(data: memoryview, out: GrowingByteBuffer, max_decompresse
 
 
 def _decompress_snappy_block(block: memoryview, out: GrowingByteBuffer, max_block_bytes: int, max_bytes: int) -> ByteCount:
-    """Decompress a raw snappy block and return its size. Raises CodecError if that exceeds ``max_block_bytes``; ``max_bytes`` is for the
-    message.
-    """
+    """Raises CodecError if the size exceeds ``max_block_bytes``; ``max_bytes`` is for the message."""
     size: int = cramjam.snappy.decompress_raw_len(block)
     if size > max_block_bytes:
         raise _decompressed_too_large_error(SNAPPY, max_bytes)
@@ -304,7 +299,7 @@ def _decompress_lz4(data: memoryview, out: GrowingByteBuffer, max_decompressed_b
 
 
 def _decompress_unusual_lz4(data: memoryview, max_decompressed_bytes: int, magic: int) -> bytes:
-    """Decompress an lz4 frame with checksums, with content size, or with the header checksum of message format v0."""
+    """Frames with checksums, with content size, or with the header checksum of message format v0."""
     if bytes(data[:4]) != _LZ4_MAGIC or len(data) < 7:
         raise CodecError("lz4 data has no frame header")
     if not data[4] & 0x20:
@@ -326,9 +321,7 @@ def _decompress_unusual_lz4(data: memoryview, max_decompressed_bytes: int, magic
 
 
 def _fix_lz4_header_checksum(data: memoryview) -> memoryview:
-    """Return the lz4 frame with a valid header checksum. In message format v0 clients computed it over the frame's magic number, too
-    (KAFKA-3160).
-    """
+    """In message format v0 clients computed the header checksum over the frame's magic number, too (KAFKA-3160)."""
     header = 6 + (8 if data[4] & 0x08 else 0)
     patched = bytearray(data)
     patched[header] = (xxhash.xxh32_intdigest(bytes(data[4:header])) >> 8) & 0xFF
@@ -369,7 +362,6 @@ def _decompress_zstd_stream(data: memoryview, out: GrowingByteBuffer, max_decomp
 
 
 def _are_complete_zstd_frames(data: memoryview) -> bool:
-    """Return whether the bytes are complete zstd frames, with nothing after the last one."""
     at = 0
     while 0 <= at < len(data):
         at = _end_of_zstd_frame(data, at)
@@ -377,7 +369,7 @@ def _are_complete_zstd_frames(data: memoryview) -> bool:
 
 
 def _end_of_zstd_frame(data: memoryview, start: int) -> BytePositionOrMinusOne:
-    """Return the position after the zstd frame that begins at ``start``, or -1 if the frame is incomplete (RFC 8878, section 3)."""
+    """Return the position after the frame at ``start``, or -1 if it is incomplete (RFC 8878, section 3)."""
     end = len(data)
     if start + 8 > end:
         return -1

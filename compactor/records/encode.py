@@ -89,9 +89,7 @@ KeptRowBounds = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatches:
-    """Encoded batches of a chunk, one row per batch that is not dropped. ``anew``: whether the batch was encoded, instead of being
-    copied.
-    """
+    """Encoded batches of a chunk, one row per batch that is not dropped. ``anew``: encoded, not copied."""
 
     data: memoryview
     size: Int64s
@@ -101,9 +99,7 @@ class EncodedBatches:
 
 
 class CleaningDecisions(NamedTuple):
-    """Decisions on a chunk: for each batch an action and a delete horizon (milliseconds, or NO_HORIZON), and for each row whether the
-    record stays.
-    """
+    """Decisions on a chunk: per batch an action and a delete horizon (or NO_HORIZON), and per row whether the record stays."""
 
     action: Actions
     horizon: Int64s
@@ -130,8 +126,7 @@ def encode_cleaned_chunk(
     output: EncodedBatchBuffer,
     segment_name: str,
 ) -> EncodedBatches:
-    """Encode the batches of a chunk as ``decisions`` says. The result is in ``output`` and valid until the next call.
-    :param first_row: number of each batch's first row, as ``parse_records`` returns it.
+    """Encode the batches of a chunk into ``output``, valid until the next call.
     :param decisions: DROP, COPY, REWRITE or EMPTY per batch; delete horizons and flags of rows are only used for REWRITE.
     :raises BadData: if Kafka's MemoryRecordsBuilder would refuse a batch.
     """
@@ -182,9 +177,7 @@ def _compress_and_join(
     size: Int64s,
     output: EncodedBatchBuffer,
 ) -> memoryview:
-    """Compress the bodies of the rewritten batches, and return the bytes of all batches in order.
-    :param start, size: of each batch in ``output`` before compression. ``size`` is changed in place to the size after compression.
-    """
+    """:param start, size: before compression. ``size`` is changed in place to that after compression."""
     some = slice(chunk.first, chunk.last)
     body = np.where(action_by_batch == REWRITE, size - HEADER, 0)
     bound = codecs.max_compressed_size(body)
@@ -205,8 +198,8 @@ def _compress_and_join(
 
 
 def encode_filler_batch(base_offset: int, last_offset: int, leader_epoch: int, max_timestamp_ms: int = -1) -> bytes:
-    """Return a filler: an empty v2 batch that extends a segment whose last records were removed, so that the segment still ends at the
-    last offset of its sources (coverage, I1).
+    """Return a filler: an empty v2 batch, so that a segment whose last records were removed still ends at the last offset of its sources
+    (coverage, I1).
     """
     after = struct.pack(">hiqqqhii", 0, last_offset - base_offset, -1, max_timestamp_ms, -1, -1, -1, 0)
     return struct.pack(">qiibI", base_offset, HEADER - 12, leader_epoch, 2, checksums.crc32c(after)) + after
@@ -217,7 +210,7 @@ def encode_filler_batch(base_offset: int, last_offset: int, leader_epoch: int, m
 
 @kernel
 def _flag_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: FirstRowByBatch, action_by_batch: Actions, keep_flags: Flags) -> Flags:
-    """Return a flag per row: whether the record stays and Kafka would encode its key, value and headers differently."""
+    """Flag the records that stay and that Kafka would encode differently."""
     loose = np.zeros(keep_flags.size, np.bool_)
     for batch in range(action_by_batch.size):
         if action_by_batch[batch] == REWRITE:
@@ -227,7 +220,7 @@ def _flag_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: FirstRowByBa
 
 
 def _reencode_rows(buf: Bytes, rows: RecordRows, row_numbers: Int64s) -> tuple[Bytes, RecordRows]:
-    """Return a copy of the chunk's bytes, in which these rows are encoded as Kafka encodes them, and the rows that refer to it."""
+    """Return a copy of the chunk's bytes with these rows as Kafka encodes them, and the rows that refer to it."""
     low, high = int(rows.start[0]), int(rows.end[-1])
     parts = [buf[low:high].tobytes()]
     moved = RecordRows(
@@ -253,7 +246,6 @@ def _reencode_rows(buf: Bytes, rows: RecordRows, row_numbers: Int64s) -> tuple[B
 
 
 def _reencode_tail(record_tail: Bytes) -> bytes:
-    """Re-encode a record with shortest varints, and header names as Java decodes and encodes them."""
     out = bytearray()
     at = 0
 
@@ -307,8 +299,7 @@ def reencode_as_java_utf8(header_name: bytes) -> bytes:
 @kernel
 def _write_lengths_and_crcs(out: Bytes, read_only_out: Bytes, action_by_batch: Actions, size: Int64s) -> None:
     """Write length and CRC into all batches of ``out`` that are not copies.
-    :param read_only_out: a read-only view of ``out``, because the CRC kernel is compiled for read-only arrays.
-    :param size: size of each batch in bytes; dropped batches are not in ``out``.
+    :param read_only_out: a view of ``out``, because the CRC kernel is compiled for read-only arrays.
     """
     at = np.int64(0)
     for batch in range(action_by_batch.size):
@@ -332,11 +323,6 @@ def _write_batches_in_order(
     size: Int64s,
     out: Bytes,
 ) -> None:
-    """Write all batches to ``out`` in order: copies from ``segment_bytes``, headers from ``plain_batches``, and bodies from
-    ``compressed_slots``.
-    :param position, start, slot_position: where each batch, header or compressed body begins in the array named before it.
-    :param size: of each batch after compression.
-    """
     at = np.int64(0)
     for batch in range(action_by_batch.size):
         if action_by_batch[batch] == DROP:
@@ -364,7 +350,6 @@ def _write_v2_batch_header(
     base_sequence: int,
     record_count: int,
 ) -> None:
-    """Write a v2 batch header, without length and CRC."""
     store_i64(out, position, base_offset)
     store_i32(out, position + 12, leader_epoch)
     out[position + 16] = 2
@@ -382,7 +367,7 @@ def _write_v2_batch_header(
 def _write_legacy_tail(
     buf: Bytes, out: Bytes, out_position: int, key_start: int, key_length: int, value_start: int, value_length: int
 ) -> BytePosition:
-    """Write key, value and an empty header list of a v0/v1 record in format v2. Return the position after them."""
+    """Write a v0/v1 record in format v2, without headers."""
     out_position = write_varint(out, out_position, key_length)
     if key_length > 0:
         copy_bytes(out, out_position, buf, key_start, key_length)
@@ -397,9 +382,7 @@ def _write_legacy_tail(
 
 @inline_kernel
 def _problem_of_producer_fields(batch_attributes: int, producer_id: int, producer_epoch: int, base_sequence: int) -> ProblemNumber:
-    """Return the problem for which Kafka's builder would refuse a batch with these fields (MemoryRecordsBuilder.validateProducerState),
-    0 for none.
-    """
+    """Return why Kafka's builder would refuse the batch (MemoryRecordsBuilder.validateProducerState), 0 for none."""
     if batch_attributes & TRANSACTIONAL and producer_id == -1:
         return 2
     if producer_id != -1 and producer_epoch == -1:
@@ -411,9 +394,7 @@ def _problem_of_producer_fields(batch_attributes: int, producer_id: int, produce
 
 @inline_kernel
 def _bounds_of_kept_rows(keep_flags: Flags, timestamp: Int64s, first_row: int, end_row: int) -> KeptRowBounds:
-    """Bound the rows from ``first_row`` up to ``end_row`` (exclusive) that stay. First row, last row and highest timestamp are -1 if no
-    row stays.
-    """
+    """Bound the rows of [first_row, end_row) that stay. First row, last row and highest timestamp are -1 if none does."""
     first = np.int64(-1)
     last = np.int64(-1)
     count = 0
@@ -443,9 +424,8 @@ def _write_records_that_stay(
     rows: RecordRows,
     keep_flags: Flags,
 ) -> BytePosition:
-    """Write the records of rows [first, last] that stay. Return the position after them.
-    :param base_offset, base_timestamp: of the new batch.
-    :param are_records_copied: whether complete records may be copied, because base offset and base timestamp are unchanged.
+    """Write rows [first, last].
+    :param are_records_copied: because base offset and base timestamp are unchanged.
     """
     row = first_row
     while row <= last_row:
@@ -501,11 +481,9 @@ def _encode_batches(
     out_start: Int64s,
     out_size: Int64s,
 ) -> ProblemAndBatch:
-    """Encode all batches of a chunk into ``out``, uncompressed. Return the number of a problem (an index of _PROBLEMS, 0 for none) and the
-    number of the batch that has it.
+    """Encode a chunk, uncompressed. Return a problem (an index of _PROBLEMS, 0 for none) and its batch.
     :param batches: last offsets and maximum timestamps are changed in place to those of the encoded batches.
     :param has_compressed_bodies: whether some bodies will be compressed, so that batches that are only copied are not written to ``out``.
-    :param out_start, out_size: receive position and size of each batch in ``out``; a dropped batch has size 0.
     """
     at = np.int64(0)
     for batch in range(decisions.action.size):
@@ -614,12 +592,10 @@ def encode_batch(
 ) -> bytes:
     """Encode a data batch as brokers store it (Kafka: DefaultRecordBatch, DefaultRecord). Without records, encode the bare header that the
     cleaner leaves of an emptied batch.
-    :param base_offset, last_offset: by default those of the first and last record. A compacted batch may span more offsets than its
-    records.
-    :param max_timestamp: by default the highest timestamp of the records. An emptied batch keeps its former value.
-    :param append_time_ms: timestamp of all records of a LogAppendTime batch; None for a CreateTime batch. As brokers do, the records are
-    written with timestamp deltas nevertheless.
-    :param delete_horizon_ms: stored in place of the base timestamp (KIP-534); None for no delete horizon.
+    :param base_offset, last_offset: by default those of the records. A compacted batch may span more.
+    :param max_timestamp: by default the highest of the records. An emptied batch keeps its former value.
+    :param append_time_ms: of a LogAppendTime batch; None for CreateTime. As brokers do, records have timestamp deltas nevertheless.
+    :param delete_horizon_ms: stored in place of the base timestamp (KIP-534).
     """
     if not records and (base_offset is None or last_offset is None):
         raise ValueError("a batch without records needs its base and last offset")
@@ -656,8 +632,8 @@ def encode_txn_marker(
     is_log_append_time: bool = False,
     delete_horizon_ms: int | None = None,
 ) -> bytes:
-    """Encode the control batch that ends a transaction with COMMIT or ABORT (Kafka: EndTransactionMarker).
-    :param delete_horizon_ms: stored in place of the base timestamp (KIP-534); None for no delete horizon.
+    """Encode a COMMIT or ABORT control batch (Kafka: EndTransactionMarker).
+    :param delete_horizon_ms: stored in place of the base timestamp (KIP-534).
     """
     base_timestamp = timestamp_ms if delete_horizon_ms is None else delete_horizon_ms
     row = RecordToEncode(offset, timestamp_ms, struct.pack(">hh", 0, int(is_commit)), struct.pack(">hi", 0, coordinator_epoch))
@@ -681,9 +657,7 @@ def prepend_batch_header(
     record_count: int,
     body: bytes,
 ) -> bytes:
-    """Prepend a batch header with its CRC-32C to a body that is compressed already. Accepts invalid values, so that tests can write
-    corrupt batches.
-    """
+    """Prepend a header with its CRC-32C to a compressed body. Accepts invalid values, so that tests can write corrupt batches."""
     after = _AFTER_CRC.pack(
         attributes, last_offset_delta, base_timestamp, max_timestamp, producer.id, producer.epoch, producer.sequence, record_count
     )
@@ -692,7 +666,7 @@ def prepend_batch_header(
 
 
 def encode_varint(value: int) -> bytes:
-    """Encode a signed number as Kafka's varint or varlong: zigzag, then seven bits per byte, lowest first (Kafka: ByteUtils)."""
+    """Encode Kafka's varint or varlong: zigzag, then seven bits per byte, lowest first (Kafka: ByteUtils)."""
     zigzag = (value << 1) ^ (value >> 63)
     if zigzag < 0x80:
         return _ONE_BYTE[zigzag]
@@ -725,7 +699,6 @@ def _encode_record(record: RecordToEncode, base_offset: int, base_timestamp: int
 
 
 def _encode_length_and_bytes(field_bytes: bytes | None) -> tuple[bytes, bytes]:
-    """Return the varint length and the bytes of a field; null has the length -1."""
     return (_NULL, b"") if field_bytes is None else (encode_varint(len(field_bytes)), field_bytes)
 
 
@@ -753,33 +726,33 @@ _LEGACY_HEADER: Final = 26  # what every message of v0 and v1 has, its CRC inclu
 
 
 class BalanceDigestKey:
-    """Secret key of the record digests of a tier, derived from the tier's hash key."""
+    """Secret key of a tier's record digests."""
 
     def __init__(self, hash_key: bytes) -> None:
-        """Derive another key from the tier's 16-byte hash key, so that records that collide in an offset map differ here."""
+        """Derive it from the hash key, so that records that collide in an offset map differ here."""
         self.halves = siphash_key_halves(hashlib.sha256(b"balance" + hash_key).digest()[:16])
 
 
 def zero_digest_sums() -> DigestSumRows:
-    """Return sums of zero, one row for each account: the reason for which batches or records are counted, such as a dropped tombstone."""
+    """Return zeros, one row for each account: the reason for which batches or records are counted, such as a dropped tombstone."""
     return np.zeros((len(ACCOUNTS), 3), np.uint64)
 
 
 def digest_sum_from_row(row_of_sums: DigestSumRows) -> CountAndDigestSum:
-    """Convert a row of sums: number of items, and the two halves of the sum of their digests."""
+    """Convert a row: number of items, and both halves of the sum of their digests."""
     return CountAndDigestSum.from_digest_halves(int(row_of_sums[0]), int(row_of_sums[1]), int(row_of_sums[2]))
 
 
 @measure_stage(SegmentWorkStage.GATE, lambda buf, _: len(buf))
 def segment_digest_sum(buf: Bytes, key: BalanceDigestKey) -> CountAndDigestSum:
-    """Return the number of batches in a segment and the sum of the digests of their headers. The bytes must be valid batches."""
+    """Return number and digest sum of a segment's valid batches."""
     out = np.zeros(3, np.uint64)
     _add_segment_digests(buf, *key.halves, out)
     return digest_sum_from_row(out)
 
 
 def digest_sum_of_headers(headers: Bytes, key: BalanceDigestKey) -> CountAndDigestSum:
-    """Return the number of v2 batches and the sum of their digests, computed from their headers, shape (batches, 61)."""
+    """Return number and digest sum of v2 batches, from headers, shape (batches, 61)."""
     out = np.zeros(3, np.uint64)
     _add_header_digests(read_only_view(np.ascontiguousarray(headers).reshape(-1)), *key.halves, out)
     return digest_sum_from_row(out)
@@ -798,14 +771,13 @@ def uncopied_digest_sums(
     superseded_flags: Flags,
     aborted_flags: Flags,
 ) -> DigestSumRows:
-    """Return the counts and digest sums of those batches and records of a chunk that the cleaner does not copy, one row for each account.
-    A batch whose records were filtered counts in the account OPENED, and all its records in RECORDS. Dropped batches and records count in
-    the account of the reason for which they were dropped. A record that was dropped for no valid reason is in no account of dropped
-    records.
-    :param action_by_header: action of each batch as decided by its header.
+    """Return the counts and digest sums of the batches and records of a chunk that are not copied, one row for each account.
+    A batch whose records were filtered counts in OPENED, and all its records in RECORDS. Dropped batches and records count in the account
+    of their reason. A record that was dropped for no valid reason is in no account of dropped records.
+    :param action_by_header: as decided by the batch headers.
     :param decisions: after the records were filtered.
-    :param superseded_flags: a flag per row: whether a later record has its key.
-    :param aborted_flags: a flag per batch: whether it is data of an aborted transaction.
+    :param superseded_flags: per row: whether a later record has its key.
+    :param aborted_flags: per batch: whether it is data of an aborted transaction.
     """
     sums = zero_digest_sums()
     if np.all(decisions.action == COPY):
@@ -824,7 +796,7 @@ def _mix_digest(digest_state: np.uint64) -> np.uint64:
 
 @inline_kernel
 def _finish_digest(digest_state: np.uint64) -> np.uint64:
-    """Return the final value of a digest state: the last step of MurmurHash3, in which each bit changes half of the others."""
+    """The last step of MurmurHash3, in which each bit changes half of the others."""
     digest_state = (digest_state ^ (digest_state >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     digest_state = (digest_state ^ (digest_state >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     return digest_state ^ (digest_state >> np.uint64(33))
@@ -832,10 +804,8 @@ def _finish_digest(digest_state: np.uint64) -> np.uint64:
 
 @inline_kernel
 def add_batch_digest(segment_bytes: Bytes, position: int, magic: int, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
-    """Add the batch at a byte position to a row of sums.
-    :param magic: message format of the batch.
+    """Add the batch at a byte position to a row of sums: number of batches, both halves of the sum of their digests.
     :param k0, k1: halves of the balance key.
-    :param out_sums: number of batches, and the two halves of the sum of their digests.
     """
     end = position + (HEADER if magic == 2 else _LEGACY_HEADER)
     state = _mix_digest(k0 ^ load_u64(segment_bytes, end - 8))
@@ -849,7 +819,7 @@ def add_batch_digest(segment_bytes: Bytes, position: int, magic: int, k0: HashKe
 
 @inline_kernel
 def _digest_key_or_value(buf: Bytes, start: int, length: int) -> np.uint64:
-    """Return a digest of a key or value from its length (-1 for null) and its first and last eight bytes."""
+    """Digest length (-1 for null) and first and last eight bytes."""
     edges = np.uint64(length) * np.uint64(0x9E3779B97F4A7C15)
     if length >= 8:
         first: np.uint64 = load_u64(buf, start)
@@ -864,7 +834,7 @@ def _digest_key_or_value(buf: Bytes, start: int, length: int) -> np.uint64:
 def record_digest_half(
     buf: Bytes, offset: int, key_start: int, key_length: int, value_start: int, value_length: int, k0: HashKeyHalf
 ) -> np.uint64:
-    """Return the first half of a record's digest. A length of -1 means null. ``k0`` is the first half of the balance key.
+    """Return the first half of a record's digest. A length of -1 means null.
     The timestamp is not included, because rewriting v0 and v1 batches as v2 changes its encoding; the gate checks timestamps.
     """
     state = k0 + _digest_key_or_value(buf, key_start, key_length)
@@ -874,8 +844,8 @@ def record_digest_half(
 
 @inline_kernel
 def second_half_of_digest(first_half: np.uint64, k1: HashKeyHalf) -> np.uint64:
-    """Return the second half of a record's or batch's digest, computed from its first half. The second half of a sum of digests cannot be
-    derived from the sum of first halves. ``k1`` is the second half of the balance key.
+    """Return the second half of a digest, from its first half. The second half of a sum of digests cannot be derived from the sum of
+    first halves.
     """
     state = (first_half ^ k1) * np.uint64(0x9FB21C651E98DF25)
     return state ^ (state >> np.uint64(31))
@@ -913,9 +883,6 @@ def _add_uncopied_digests(
     key_halves: HashKeyHalves,
     out_sums: DigestSumRows,
 ) -> None:
-    """Add the batches of a chunk that are not copied, and their records, to the sums of their accounts.
-    :param buf: decompressed bytes of the chunk, to which the positions in ``rows`` refer.
-    """
     k0, k1 = key_halves
     records = np.uint64(0)
     first = np.uint64(0)

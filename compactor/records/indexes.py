@@ -29,12 +29,9 @@ IndexColumnsAndCounts = tuple[Int64s, Int64s, Int64s, Int64s, int, int]
 def encode_indexes(
     base_offset: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, index_interval_bytes: int
 ) -> tuple[bytes, bytes]:
-    """Return the bytes of a segment's offset index and time index.
-    The offset index has one entry for each batch that begins more than ``index_interval_bytes`` bytes after the batch of the previous
-    entry; the time index has one more entry at the end. A filler may lie further from the base offset than an entry can express. It gets no
-    entry; readers find it by scanning.
-    :param base_offset: of the segment.
-    :param size, last_offset, max_timestamp: columns of its batches.
+    """Return a segment's offset index and time index.
+    The offset index has one entry for each batch that begins more than ``index_interval_bytes`` after that of the previous entry; the time
+    index has one more at the end. A filler further from the base offset than an entry can express gets none; readers find it by scanning.
     """
     offsets, positions, times, time_offsets, n, m = _select_index_entries(
         base_offset, size, last_offset, max_timestamp, index_interval_bytes
@@ -50,7 +47,7 @@ def encode_indexes(
 def _select_index_entries(
     base_offset: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, index_interval_bytes: int
 ) -> IndexColumnsAndCounts:
-    """Return the columns of both indexes, and the number of entries of each: only that many elements of the arrays are entries."""
+    """Only as many elements of the arrays as the counts say are entries."""
     offsets = np.empty(size.size, np.int64)
     positions = np.empty(size.size, np.int64)
     times = np.empty(size.size + 1, np.int64)
@@ -83,7 +80,7 @@ def _select_index_entries(
 
 
 def offset_index_problem(index_bytes: bytes, base_offset: int, table: BatchTable) -> ReasonOrEmpty:
-    """Return why ``index_bytes`` cannot be the offset index of these batches; empty if it can. ``base_offset``: of the segment."""
+    """Return why the bytes cannot be the offset index of these batches; empty if they can."""
     if len(index_bytes) % OFFSET_ENTRY.itemsize:
         return "it holds no whole number of entries"
     entries = np.frombuffer(index_bytes, OFFSET_ENTRY)
@@ -99,8 +96,8 @@ def offset_index_problem(index_bytes: bytes, base_offset: int, table: BatchTable
 
 
 def time_index_problem(index_bytes: bytes, base_offset: int, table: BatchTable) -> ReasonOrEmpty:
-    """Return why ``index_bytes`` cannot be the time index of these batches; empty if it can. With an invalid index, a reader that seeks
-    a timestamp would begin after the first matching record.
+    """Return why the bytes cannot be the time index of these batches; empty if they can. With an invalid index, a reader that seeks a
+    timestamp would begin after the first matching record.
     """
     if len(index_bytes) % TIME_ENTRY.itemsize:
         return "it holds no whole number of entries"
@@ -117,7 +114,7 @@ def time_index_problem(index_bytes: bytes, base_offset: int, table: BatchTable) 
 
 
 def read_txn_index(path: Path) -> TxnEntries:
-    """Read a transaction index: the aborted transactions of one segment. A file that does not exist is an empty index. Raises BadData."""
+    """Read the aborted transactions of one segment; none if the file does not exist. Raises BadData."""
     if not path.exists():
         return np.empty(0, TXN_ENTRY)
     return parse_txn_index(path.read_bytes(), path.name)

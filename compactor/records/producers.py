@@ -62,16 +62,16 @@ class ProducerStates:
         return ProducerStates(np.empty(0, ENTRY))
 
     def first_open_offset(self) -> int | None:
-        """Return the first offset of the oldest open transaction, or None if none is open."""
+        """Return the first offset of the oldest open transaction, or None."""
         opened = self.entries["txn_first_offset"]
         opened = opened[opened >= 0]
         return int(opened.min()) if len(opened) else None
 
     def is_consistent_with(self, offset: int, replayed_states: ProducerStates) -> bool:
-        """Return whether these states, read from a snapshot, can be the producer states at ``offset`` of a log: nothing in them lies at or
-        after ``offset``, and the log has no batch of a producer that is later than the producer's state.
-        :param replayed_states: states computed from the batches that the log still has before ``offset``. Producers may be missing in them,
-        because cleaning may have removed their batches.
+        """Return whether these states, read from a snapshot, can be those at ``offset`` of a log: nothing in them lies at or after
+        ``offset``, and the log has no later batch of a producer.
+        :param replayed_states: from the batches that the log still has before ``offset``. Producers may be missing, because cleaning may
+        have removed their batches.
         """
         if np.any(self.entries["last_offset"] >= offset) or np.any(self.entries["txn_first_offset"] >= offset):
             return False
@@ -81,10 +81,8 @@ class ProducerStates:
         return not np.any(behind & (known["epoch"] == reported["epoch"]))
 
     def states_at(self, end_offset: int, known_states: ProducerStates | None = None) -> ProducerStates:
-        """Return the producer states at an earlier offset, as far as they are known. States of producers that have written after
-        ``end_offset`` are known only from ``known_states``; the states of the others have not changed since.
-        :param end_offset: inclusive.
-        :param known_states: states at that offset that are known already. They take precedence.
+        """Return the states at an earlier offset (inclusive), as far as they are known: those of producers that have written after it
+        only from ``known_states``, which take precedence; the others have not changed since.
         """
         mine = self.entries[(self.entries["last_offset"] <= end_offset) & (self.entries["txn_first_offset"] <= end_offset)]
         if known_states is None:
@@ -94,9 +92,7 @@ class ProducerStates:
         return ProducerStates(both[np.argsort(both["producer_id"], kind="stable")])
 
     def replay_batches(self, table: BatchTable, from_offset: int = 0) -> ProducerStates:
-        """Return the states that result if these batches follow. Batches that end before ``from_offset`` are skipped, because the
-        present states include them already.
-        """
+        """Return the states after these batches. Batches that end before ``from_offset`` are skipped, because the states include them."""
         mine = np.flatnonzero((table.producer_id >= 0) & (table.last_offset >= from_offset))
         if not len(mine):
             return self
@@ -117,10 +113,8 @@ class ProducerStates:
 
 @kernel
 def _apply_batches(producer: Int64s, batches: BatchTable, seen: npt.NDArray[np.bool_], states: _ProducerStateColumns) -> None:
-    """Apply batches to producer states, in order.
-    :param producer: for each batch, the row of its producer in ``seen`` and ``states``.
-    :param seen: a flag per producer: whether it has a state. Set in place for the producers of these batches.
-    :param states: changed in place.
+    """:param producer: for each batch, the row of its producer in ``seen`` (whether it has a state) and ``states``, both changed in
+    place.
     """
     for i in range(producer.size):
         p = producer[i]
@@ -177,9 +171,7 @@ def format_producer_snapshot(states: ProducerStates) -> bytes:
 
 
 def extract_runs_and_markers(batches: BatchTable) -> tuple[ProducerRunOrMarkerTable, ProducerRunOrMarkerTable]:
-    """Return the producer runs and the transaction markers of a segment. A run is all data batches of one producer between two of its
-    markers, as long as producer epoch and transactional flag stay the same.
-    """
+    """Return the producer runs and the transaction markers of a segment."""
     owned = np.flatnonzero(batches.producer_id >= 0)
     return _producer_run_table(batches, owned), _marker_table(batches, owned[batches.control[owned] != NOT_CONTROL])
 
@@ -235,8 +227,8 @@ def _structured_array(dtype: np.dtype[np.void], rows: int, columns: Mapping[str,
 
 def batches_from_runs(runs: ProducerRunOrMarkerTable, markers: ProducerRunOrMarkerTable) -> BatchTable:
     """Return a batch table, ascending by base offset, from which transaction outcomes can be computed in place of a segment's own batches.
-    It has the last batch of each run, each marker, and the first batch of each run of several batches. In a row for a first batch only the
-    base offset is exact, because another batch of the run follows. Positions and sizes are 0.
+    It has the last batch of each run, each marker, and the first batch of each run of several batches, of which only the base offset is
+    exact, because another batch of the run follows. Positions and sizes are 0.
     """
     begun = runs[runs["batches"] > 1]
     rows = np.concatenate((begun, runs))
@@ -272,10 +264,10 @@ def batches_from_runs(runs: ProducerRunOrMarkerTable, markers: ProducerRunOrMark
 
 
 def reason_to_read_markers(batches: BatchTable, aborted_flags: Flags, discardable_flags: Flags, now_ms: int) -> ReasonOrEmpty:
-    """Return why a segment must be read because of its transaction markers; empty if it need not. A marker that may be discarded makes its
-    segment due if it has no delete horizon, because it gets one, or if its horizon has passed, because then it is removed.
-    :param batches: the segment's batches, or those rebuilt from its sidecar.
-    :param aborted_flags, discardable_flags: per batch: whether it is data of an aborted transaction; whether it may be removed.
+    """Return why a segment must be read because of its markers; empty if it need not. A discardable marker makes it due if it has no delete
+    horizon, because it gets one, or if its horizon has passed, because it is removed.
+    :param batches: the segment's own, or those rebuilt from its sidecar.
+    :param aborted_flags, discardable_flags: per batch: data of an aborted transaction; may be removed.
     """
     if np.any(aborted_flags & (batches.control == NOT_CONTROL) & (batches.count > 0)):
         return "it holds records of an aborted transaction"

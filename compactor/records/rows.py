@@ -58,9 +58,8 @@ CountsAndProblemWithBatch = tuple[Int64s, int, int]
 class RecordRows(NamedTuple):
     """Parsed records of a chunk as columns, one row per record.
     Positions are relative to the chunk's byte array; a length of -1 means null. ``offset`` and ``timestamp`` (milliseconds) are absolute.
-    In LogAppendTime batches the timestamp of every record is the batch's maximum.
-    Kernels take rows as one argument. They are a tuple of columns, but ``len`` returns the number of records; in kernels, use the size of a
-    column.
+    In LogAppendTime batches every timestamp is the batch's maximum.
+    Kernels take rows as one argument: a tuple of columns, whose ``len`` is the number of records; in kernels, use the size of a column.
     """
 
     offset: Int64s
@@ -83,7 +82,7 @@ _ROW_DTYPES: Final = (np.int64,) * 7 + (np.int32, np.int32, np.uint8)
 
 
 class RecordRowBuffers:
-    """Memory for the rows of one chunk, reused from chunk to chunk because new memory would cost more than parsing. Not thread-safe."""
+    """Memory for the rows of one chunk, reused because new memory would cost more than parsing. Not thread-safe."""
 
     def __init__(self) -> None:
         self._arrays = _allocate_record_columns(1 << 14)
@@ -120,8 +119,8 @@ class BatchChunk:
 
 @measure_stage(SegmentWorkStage.PARSE, lambda table, chunk, *_: chunk.body_size_bytes)
 def parse_records(table: BatchTable, chunk: BatchChunk, buffers: RecordRowBuffers, segment_name: str) -> tuple[RecordRows, FirstRowByBatch]:
-    """Parse the records of a chunk. Return its rows, and the number of each batch's first row (one more entry than batches). The rows
-    are in ``buffers`` and valid until the next call. Raises BadData, naming the batch.
+    """Return the rows of a chunk, in ``buffers`` and valid until the next call, and the number of each batch's first row (one more entry
+    than batches). Raises BadData, naming the batch.
     """
     magic = int(table.magic[chunk.first])
     some = slice(chunk.first, chunk.last)
@@ -178,8 +177,8 @@ def _is_overlong_varint(buf: Bytes, start: int, end: int) -> bool:
 
 @inline_kernel
 def _skip_record_headers(buf: Bytes, position: int, end: int) -> ProblemPositionAndFlags:
-    """Return a problem (index of _PROBLEMS, 0 for none), the position after the record's headers, and flags: HAS_HEADERS if there are
-    headers, TAIL_LOOSE if Kafka would encode them differently.
+    """Return a problem (index of _PROBLEMS), the position after the headers, and flags: HAS_HEADERS, TAIL_LOOSE if Kafka would encode
+    them differently.
     """
     before = position
     count, position = read_varint(buf, position, end)
@@ -219,8 +218,8 @@ def _skip_record_headers(buf: Bytes, position: int, end: int) -> ProblemPosition
 
 @inline_kernel
 def _read_key_or_value(buf: Bytes, position: int, end: int) -> ProblemLengthPositionAndFlags:
-    """Return a problem (index of _PROBLEMS, 0 for none), the length (-1 for null), the position of the bytes, and flags: TAIL_LOOSE if
-    Kafka would encode the length differently.
+    """Return a problem (index of _PROBLEMS), length (-1 for null), position, and flags: TAIL_LOOSE if Kafka would encode the length
+    differently.
     """
     before = position
     length, position = read_varint(buf, position, end)
@@ -236,7 +235,6 @@ def _read_key_or_value(buf: Bytes, position: int, end: int) -> ProblemLengthPosi
 def _parse_v2_records(
     buf: Bytes, body_start: Int64s, body_end: Int64s, first_row: FirstRowByBatch, batches: BatchTable, out_rows: RecordRows
 ) -> ProblemAndBatch:
-    """Parse the records of v2 batches into ``out_rows``. Return the number of a problem (0 for none) and the batch that has it."""
     for batch in range(body_start.size):
         at = body_start[batch]
         limit = body_end[batch]
@@ -303,8 +301,8 @@ def _parse_v2_records(
 
 @inline_kernel
 def _position_after_legacy_message(buf: Bytes, position: int, end: int) -> ProblemAndPosition:
-    """Return a problem (index of _PROBLEMS, 0 for none) and the position after the v0/v1 entry at ``position``. Position -1 without a
-    problem stands for an incomplete entry at the end, which Kafka ignores.
+    """Return a problem (index of _PROBLEMS) and the next position: -1 without a problem for an incomplete entry at the end, which Kafka
+    ignores.
     """
     if end - position < 12:
         return 0, -1
@@ -341,9 +339,7 @@ def _count_legacy_messages(
 def _parse_legacy_records(
     buf: Bytes, body_start: Int64s, body_end: Int64s, first_row: FirstRowByBatch, batches: BatchTable, out_rows: RecordRows
 ) -> ProblemAndBatch:
-    """Parse v0/v1 batches into ``out_rows``: uncompressed ones (one record each) and decompressed wrappers. Return a problem (index of
-    _PROBLEMS, 0 for none) and the batch that has it.
-    """
+    """Parse uncompressed batches (one record each) and decompressed wrappers."""
     for batch in range(body_start.size):
         if first_row[batch] == first_row[batch + 1]:
             continue

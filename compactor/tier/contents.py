@@ -1,4 +1,4 @@
-"""Comparison of stored and downloaded objects with expected content: by recorded digests, or byte by byte if there is no digest."""
+"""Comparison of stored and downloaded objects with expected content: by recorded digests, or byte by byte."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _FOREIGN: Final = (
 
 
 def recognize_layout(keys: Iterable[str]) -> RecognizedLayout | None:
-    """Return the layout that one of these object keys has, or None if no brokers' plug-in has written any."""
+    """Return the brokers' layout that one of these object keys has, or None."""
     return next((who for key in keys for names, who in _FOREIGN if names.fullmatch(key)), None)
 
 
@@ -96,13 +96,13 @@ class SegmentObjectNameStem(NamedTuple):
 
 
 def md5_prefix_bits(text: str, bits: int) -> str:
-    """Return the first ``bits`` binary digits of a text's MD5. In front of a key they spread the keys over a bucket's index."""
+    """Return binary digits of a text's MD5, which spread keys over a bucket's index."""
     digest = hashlib.md5(text.encode(), usedforsecurity=False).digest()
     return f"{int.from_bytes(digest, 'big'):0128b}"[:bits]
 
 
 def segment_object_name_stem(segment: SegmentRef) -> str:
-    """Return the common beginning of a segment's object names, such as ``00000000000000000042-<id>``."""
+    """Return a segment's stem, such as ``00000000000000000042-<id>``."""
     return f"{segment.start_offset:020d}-{segment.id}"
 
 
@@ -122,14 +122,14 @@ def content_size_bytes(content: FileContent) -> int:
 
 
 def read_chunks(content: FileContent, chunk_bytes: int = READ_BYTES) -> Iterator[bytes]:
-    """Yield the content in chunks of ``chunk_bytes`` bytes; the last chunk may be shorter."""
+    """Yield the content in chunks; the last one may be shorter."""
     with open_content(content) as file:
         while piece := file.read(chunk_bytes):
             yield piece
 
 
 def content_sha256(content: FileContent) -> str:
-    """Return the SHA-256 of the content as hex digits."""
+    """Return hex digits."""
     digest = hashlib.sha256()
     for piece in read_chunks(content):
         digest.update(piece)
@@ -137,9 +137,7 @@ def content_sha256(content: FileContent) -> str:
 
 
 class FileStreamDigest:
-    """Digest of a file whose bytes arrive in pieces: a SHA-256 if the file has a recorded SHA-256, else the digest over the log's batch
-    headers (``batches``).
-    """
+    """Digest of a file whose bytes arrive in pieces: a SHA-256 if one is recorded, else over the log's batch headers (``batches``)."""
 
     def __init__(self, recorded: SegmentFile) -> None:
         self._size = 0
@@ -180,9 +178,7 @@ def damaged_object_error(key: str, found: SegmentFile, recorded: SegmentFile) ->
 
 
 def create_or_match(store: ObjectStore, key: str, content: FileContent) -> bool:
-    """Create an object without object metadata. Return True if the key now has this content, also if it had it before; False if an
-    object with other content exists. Raises StoreError.
-    """
+    """Create an object without object metadata. Return whether the key now has this content, new or before. Raises StoreError."""
     try:
         if isinstance(content, bytes):
             store.create(key, content)
@@ -194,9 +190,7 @@ def create_or_match(store: ObjectStore, key: str, content: FileContent) -> bool:
 
 
 def digest_stored_file(store: ObjectStore, key: str, size: int, digest_kind_of: SegmentFile) -> SegmentFile:
-    """Read ``size`` bytes of an object, and return their size and a digest of the kind that ``digest_kind_of`` has. Raises NotFound,
-    StoreError.
-    """
+    """Read ``size`` bytes of an object, and digest them as ``digest_kind_of`` is. Raises NotFound, StoreError."""
     digests = FileStreamDigest(digest_kind_of)
     for start in range(0, size, READ_BYTES):
         digests.update(store.get(key, start, min(READ_BYTES, size - start)))
@@ -204,14 +198,12 @@ def digest_stored_file(store: ObjectStore, key: str, size: int, digest_kind_of: 
 
 
 def metadata_digests(info: ObjectInfo) -> SegmentFile:
-    """Return the size and digests of a file as its object's metadata states them."""
+    """Return size and digests as the object's metadata states them."""
     return SegmentFile(size=info.size, sha256=info.metadata.get("sha256", ""), batches=info.metadata.get("batches", ""))
 
 
 def object_digests(store: ObjectStore, info: ObjectInfo, expected: SegmentFile) -> SegmentFile:
-    """Return size and digests of an object from its metadata, or by reading the object if its metadata lacks the kind of digest that
-    ``expected`` has.
-    """
+    """Return size and digests from the metadata, or by reading the object if that lacks the kind of digest that ``expected`` has."""
     stated = metadata_digests(info)
     if stated.size != expected.size or stated.has_digest_of_same_kind(expected):
         return stated
@@ -219,9 +211,7 @@ def object_digests(store: ObjectStore, info: ObjectInfo, expected: SegmentFile) 
 
 
 def stored_file_problem(store: ObjectStore, key: str, segment: RemoteLogSegmentMetadata, file_kind: str) -> str:
-    """Return why the object with one file of a segment is not as recorded; empty if it is. Without a recorded digest only the size is
-    compared.
-    """
+    """Return why one file of a segment is not as recorded; empty if it is. Without a recorded digest only the size is compared."""
     recorded = segment.files.get(file_kind)
     size = recorded.size if recorded else segment.size_bytes if file_kind == "log" else -1
     try:
@@ -261,11 +251,11 @@ class DownloadedFile:
         return self.found.size
 
     def matches_recorded_content(self, file: SegmentFile) -> bool:
-        """Return whether the downloaded bytes have the recorded digest, or the recorded size if no digest is recorded."""
+        """Return whether the bytes have the recorded digest, or size if no digest is recorded."""
         return file.is_consistent_with_read_file(self.found)
 
     def require_match(self, key: str, file: SegmentFile) -> None:
-        """Raise BadData if the downloaded bytes differ from what ``file`` records. ``key``: the object's key, for the message."""
+        """Raise BadData if the bytes differ from what ``file`` records. ``key``: for the message."""
         if not self.matches_recorded_content(file):
             raise damaged_object_error(key, self.found, file)
 
@@ -273,9 +263,7 @@ class DownloadedFile:
 def download_segment_file(
     layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path
 ) -> DownloadedFile:
-    """Download one file of a segment into a new local file. Raises NotFound, StoreError, and BadData if it differs from what was
-    recorded.
-    """
+    """Download into a new local file. Raises NotFound, StoreError, and BadData if it differs from what was recorded."""
     file = segment.recorded_size_and_digests(file_kind)
     arrived = _digest_downloaded_file(layout.download_file(partition, segment, file_kind, path), path, file)
     if not arrived.matches_recorded_content(file):
@@ -284,7 +272,7 @@ def download_segment_file(
 
 
 def matches_recorded_content(path: Path, recorded: SegmentFile) -> bool:
-    """Return whether a local file has the recorded size and digest. False also if no digest is recorded."""
+    """False also if no digest is recorded."""
     return (
         path.stat().st_size == recorded.size
         and recorded.has_digest
@@ -293,7 +281,7 @@ def matches_recorded_content(path: Path, recorded: SegmentFile) -> bool:
 
 
 def read_verified_file(layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str) -> bytes:
-    """Return a small file of a segment. Raises BadData if it differs from what was recorded, NotFound if it is missing, and StoreError."""
+    """Return a small file of a segment. Raises BadData if it differs from what was recorded, NotFound, StoreError."""
     file = segment.recorded_size_and_digests(file_kind)
     most = file.size + 1  # for a range the store states what it sends, so that a truncated body is noticed
     data = layout.read_file(partition, segment, file_kind, 0, most)
@@ -319,6 +307,6 @@ def _describe_downloaded_bytes(data: bytes, file: SegmentFile) -> DownloadedFile
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a local file as hex digits."""
+    """Return hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -35,26 +35,25 @@ class LayoutModule(Protocol):
     """Interface of the modules of layouts. Its functions make no request."""
 
     def open_layout(self, settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> SegmentLayout:
-        """Return the layout of the tier's objects. Raises UsageError if its settings are incomplete."""
+        """Raises UsageError if the tier's settings are incomplete."""
 
     def open_listing(self, settings: Settings, store: ObjectStore) -> ListedTier:
-        """Return the listing of a tier whose metadata source is LISTING; other layouts do not have this function."""
+        """Only layouts whose metadata source is LISTING have this function."""
 
 
 @dataclass(frozen=True)
 class TierKind:
     """Capabilities of one kind of tier.
-    layout_module: name of the module that opens its layout and listing.
+    layout_module: opens its layout and listing.
     owns_root: whether only this program writes below tier.url. Then the tier's identity and, by default, its control store lie there,
     unknown objects are orphans that `retire` sweeps, segments can be imported, and outputs can be made of the tier.
     compacts: whether rounds run. If not, the tier is only read and has no control store.
-    describes_segments: whether end offset, leader epochs and open transactions of segments are recorded. If not, they are read from the
-    batches.
+    describes_segments: whether end offset, leader epochs and open transactions are recorded. If not, they are read from the batches.
     undo_copies: whether `undo` uploads copies of the replaced segments under new ids, because readers never take up a deleted id again. If
     not, it restores the segments themselves.
     brokers_expire: whether brokers expire its segments, so that settings for retention are refused.
-    key_prefix: the beginning of every object key below tier.url.
-    storage_class: the S3 storage class of new segments; empty for the bucket's default.
+    key_prefix: of every object below tier.url.
+    storage_class: of new segments in S3; empty for the bucket's default.
     """
 
     layout_module: str
@@ -68,11 +67,11 @@ class TierKind:
     storage_class: Callable[[Settings], str] = lambda settings: ""
 
     def layout(self, settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> SegmentLayout:
-        """Return the layout of the tier's objects. Makes no request. Raises UsageError if its settings are incomplete."""
+        """Makes no request. Raises UsageError if the tier's settings are incomplete."""
         return self._layout_module().open_layout(settings, store, topic_id)
 
     def listing(self, settings: Settings, store: ObjectStore) -> ListedTier | None:
-        """Return the listing of the tier's segments, or None if its metadata source is not LISTING. Makes no request."""
+        """Return None if the metadata source is not LISTING. Makes no request."""
         return self._layout_module().open_listing(settings, store) if self.metadata is MetadataSource.LISTING else None
 
     def _layout_module(self) -> LayoutModule:
@@ -115,9 +114,7 @@ KINDS: Mapping[tuple[str, str], TierKind] = {
 
 
 def tier_kind(settings: Settings) -> TierKind:
-    """Return the capabilities of the configured kind and layout. Raises UsageError if the two cannot be combined with each other or with
-    the settings of retention or on_topic_deletion.
-    """
+    """Raises UsageError if kind and layout cannot be combined with each other or with the settings of retention or on_topic_deletion."""
     tier = settings.tier
     found = KINDS.get((tier.kind, tier.layout))
     if found is None:
@@ -168,9 +165,8 @@ def compactor_managed_hint() -> str:
 
 
 def control_url(settings: Settings) -> str:
-    """Return the URL of the control store, which holds control logs, sidecars and scratch objects. Empty if the tier is only read, or if
-    it is broker-managed and [tier] names no control store. Raises UsageError if no tier is set, or if the named control store lies among
-    the brokers' objects.
+    """Return the URL of the control store (control logs, sidecars, scratch objects). Empty if the tier is only read, or broker-managed
+    without a control store. Raises UsageError if no tier is set, or if the control store lies among the brokers' objects.
     """
     root, kind = settings.tier_url.rstrip("/"), tier_kind(settings)
     if not kind.compacts:
@@ -187,7 +183,7 @@ def control_url(settings: Settings) -> str:
 
 
 def read_only_tier_error(settings: Settings) -> UsageError:
-    """Return the error for a command that would change a tier which this program only reads."""
+    """Return the error for a command that would change a tier that is only read."""
     return UsageError(
         f"a tier of layout {settings.tier.layout} is only read", hint="`import --from-tier` copies it into a compactor-managed tier"
     )

@@ -1,6 +1,5 @@
 """Layouts that store each file of a segment as one object with exactly the file's bytes, among them that of compactor-managed tiers.
-A new layout of this kind only names its objects: ``partition_folder``, ``file_name``, ``parse_file_name`` and
-``partition_in_key``. It derives from ``ComposableLogLayout`` if only this program writes the objects, and from
+A new layout of this kind only names its objects. It derives from ``ComposableLogLayout`` if only this program writes the objects, and from
 ``OneObjectPerFileLayout`` if they must look as another program writes them, without object metadata.
 """
 
@@ -47,9 +46,9 @@ class ParsedFileName(NamedTuple):
 
 
 class OneObjectPerFileLayout(WholeLogUploadLayout):
-    """Base class of layouts that store each file of a segment as one object, unchanged and without metadata. Thread-safe if the store is.
+    """Base class of layouts that store each file as one object, without metadata. Thread-safe if the store is.
     kinds: the kinds of files that this layout has.
-    required_kinds: the kinds without which a segment cannot be read.
+    required_kinds: those without which a segment cannot be read.
     """
 
     kinds: ClassVar[Sequence[str]] = FILE_KINDS
@@ -60,19 +59,19 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
 
     @abstractmethod
     def partition_folder(self, partition: TopicPartition) -> str:
-        """Return the key prefix of a partition's objects, with a slash at the end."""
+        """Return a partition's key prefix, with a slash at the end."""
 
     @abstractmethod
     def file_name(self, segment: SegmentRef, file_kind: str) -> str:
-        """Return the name of a file's object below the folder. The names of one segment's files differ only after the last dot."""
+        """Return an object's name below the folder. The names of one segment's files differ only after the last dot."""
 
     @abstractmethod
     def parse_file_name(self, file: str) -> ParsedFileName | None:
-        """Return what an object's name below the folder stands for, or None if this layout does not make such names."""
+        """Return None if this layout does not make such names."""
 
     @abstractmethod
     def partition_in_key(self, key: str) -> str:
-        """Return the partition in whose folder this key lies, as ``topic-partition``, or an empty string."""
+        """Return the partition in whose folder a key lies, as ``topic-partition``, or empty."""
 
     @property
     def url(self) -> str:
@@ -82,8 +81,8 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
         return self.partition_folder(partition) + self.file_name(segment, file_kind)
 
     def segment_files(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
-        """Return a segment's files by kind. If the metadata records none, a LIST request finds them, without digests. Raises NotFound if
-        there is no log.
+        """Return files by kind. If the metadata records none, a LIST request finds them, without digests. Raises NotFound if there is no
+        log.
         """
         if segment.files:
             return segment.files
@@ -121,9 +120,7 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
         return ""
 
     def stored_segment_problem(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        """Return why a stored segment is not as recorded; empty if it is. Compares size and digest of each object, and reads objects
-        whose metadata has no digest.
-        """
+        """Compares size and digest of each object, and reads objects whose metadata has no digest."""
         problems = (
             stored_file_problem(self._store, self.object_name(partition, segment, kind), segment, kind)
             for kind in self._expected_file_kinds(segment)
@@ -131,7 +128,6 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
         return next(filter(None, problems), "")
 
     def _expected_file_kinds(self, segment: RemoteLogSegmentMetadata) -> Collection[str]:
-        """Return the kinds of files that a valid segment must have in the store."""
         return segment.files or self.required_kinds
 
     def delete_segments(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
@@ -147,9 +143,8 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
 
 
 class ComposableLogLayout(OneObjectPerFileLayout):
-    """Base class of layouts whose objects have their digests in the object metadata: ``sha256`` and ``batches`` (known digests) and
-    ``mtime_ms`` (the broker's modification time). Therefore the store can compose a log of byte ranges of existing objects, and the
-    result can be checked without a download.
+    """Base class of layouts whose objects have metadata: ``sha256`` and ``batches`` (known digests) and ``mtime_ms`` (the broker's
+    modification time). Therefore the store can compose a log of existing byte ranges, and the result can be checked without a download.
     """
 
     should_record_batch_digests = True
@@ -184,17 +179,14 @@ class ComposableLogLayout(OneObjectPerFileLayout):
         log: Sequence[ComposeSource],
         contents: Mapping[str, FileContent],
     ) -> ContentConflictOrEmpty:
-        """Create a segment's objects, with a log composed by the store. The log is created first, so that nothing exists yet if the
-        store turns out not to copy ranges.
-        """
+        """The log is created first, so that nothing exists yet if the store turns out not to copy ranges."""
         beside = {kind: partial(self._write_object, content) for kind, content in contents.items()}
         return self._create_segment_objects(partition, segment, {"log": lambda key, about: self._store.compose(key, log, about), **beside})
 
     def _create_segment_objects(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, writes: Mapping[str, _CreateObject]
     ) -> ContentConflictOrEmpty:
-        """Create an object for each file of a segment. Return a message that names an existing object with other content, or an empty
-        string.
+        """Return a message that names an existing object with other content, or empty.
         :param writes: kind of file -> function (key, object metadata) that creates the object.
         """
         for kind, write in writes.items():
@@ -213,8 +205,8 @@ class ComposableLogLayout(OneObjectPerFileLayout):
         return self._store.create_from_file(key, content, object_metadata)
 
     def _is_existing_object_equal(self, key: str, file: SegmentFile) -> bool:
-        """Return whether the object under this key has the content of ``file``. An object whose metadata lacks a SHA-256 was composed by
-        the store, and is read: the process that composed it may have died before it checked the copied bytes.
+        """An object whose metadata lacks a SHA-256 was composed by the store, and is read: the process that composed it may have died
+        before it checked the copied bytes.
         """
         try:
             info = self._store.head(key)
@@ -231,7 +223,7 @@ _FOLDER: Final = re.compile(rf"([^/]+-\d+(?:{INCARNATION_SUFFIX})?)/[^/]+")
 
 class NativeLayout(ComposableLogLayout):
     """SegmentLayout of compactor-managed tiers: ``orders-0/00000000000000000042-<id>.log``; with entropy bits ``0110/orders-0/...``.
-    entropy_bits: number of binary digits of a hash of the partition's name in front of its folder; 0 for none.
+    entropy_bits: number of binary digits of a hash of the partition's name; 0 for none.
     """
 
     def __init__(self, store: ObjectStore, entropy_bits: int = 0) -> None:

@@ -33,7 +33,7 @@ class SegmentRef(Protocol):
 
     @property
     def id(self) -> str:
-        """Return the segment id: a UUID as 22 characters of URL-safe base64."""
+        """Return a UUID as 22 characters of URL-safe base64."""
 
     @property
     def start_offset(self) -> int: ...
@@ -74,41 +74,41 @@ class SegmentLayout(Protocol):
         """Return the kinds of objects, as ``list_objects`` names them, without which a segment cannot be read."""
 
     def partition_folder(self, partition: TopicPartition) -> str:
-        """Return the key prefix of a partition's objects. It ends in a slash, so that partition 1 is not a prefix of partition 10."""
+        """Return a partition's key prefix. It ends in a slash, so that partition 1 is not a prefix of partition 10."""
 
     def object_name(self, partition: TopicPartition, segment: SegmentRef, file_kind: str) -> str:
-        """Return the name of the object that holds this file, for messages and reports."""
+        """Return the object of a file, for messages and reports."""
 
     def segment_files(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
-        """Return the files of a segment by kind. Makes a request if the metadata does not list them."""
+        """Return files by kind. Makes a request if the metadata does not list them."""
 
     def read_file(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, start: int = 0, length: int | None = None
     ) -> bytes:
-        """Return bytes [start, start + length) of one file; fewer only at its end. length: None for the rest of the file."""
+        """Return bytes [start, start + length); fewer only at the file's end. length: None for the rest."""
 
     def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> TransferredBytes:
-        """Download one file into a new local file, and return the number of bytes transferred."""
+        """Download into a new local file, and return the number of bytes transferred."""
 
     def upload_segment(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]
     ) -> ContentConflictOrEmpty:
-        """Create a segment's objects. Objects that exist with equal content are left as they are.
-        Returns a message that names an existing object with other content, or an empty string. The caller's task then fails, because equal
-        tasks must create equal objects (determinism, I7).
+        """Create a segment's objects. Those that exist with equal content stay as they are.
+        Returns a message that names an existing object with other content, or empty. The caller's task then fails, because equal tasks must
+        create equal objects (determinism, I7).
         """
 
     @property
     def should_record_batch_digests(self) -> bool:
-        """Return whether the digest over batch headers (``batches``) is recorded, the only digest that a composed log can have."""
+        """Return whether the digest over batch headers is recorded, the only digest that a composed log can have."""
 
     @property
     def log_file_copy_limits(self) -> CopyLimits | None:
-        """Return the limits of server-side copies that ``compose_segment`` may use now, or None if logs can only be uploaded whole."""
+        """Return the limits of server-side copies, or None if logs can only be uploaded whole."""
 
     def log_object_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        """Return the version (ObjectInfo.etag) of the log's object, for ObjectRangeToCopy. Raises BadData if the object differs from
-        what was recorded, as far as the store can tell without reading it.
+        """Return ObjectInfo.etag of the log's object. Raises BadData if it differs from what was recorded, as far as the store can tell
+        without reading it.
         """
 
     def compose_segment(
@@ -118,8 +118,8 @@ class SegmentLayout(Protocol):
         log: Sequence[ComposeSource],
         contents: Mapping[str, Path | bytes],
     ) -> ContentConflictOrEmpty:
-        """Create a segment's objects as ``upload_segment`` does, with a log that the store composes of copied ranges and new bytes.
-        :param log: the pieces of the log in order; the keys of copied ranges are those that ``object_name`` returns.
+        """Do what ``upload_segment`` does, with a log that the store composes of copied ranges and new bytes.
+        :param log: in order; copied ranges have the keys that ``object_name`` returns.
         :param contents: the segment's other files.
         :raises CannotCopy: before anything is created, if the store does not copy ranges.
         :raises NotFound: if a source is gone.
@@ -127,29 +127,29 @@ class SegmentLayout(Protocol):
         """
 
     def upload_scratch_disk_bytes(self, log_bytes: int) -> int:
-        """Return the bytes of local disk that ``upload_segment`` needs beside a log of this size until it ends."""
+        """Return the local disk that ``upload_segment`` needs beside a log of this size."""
 
     def custom_metadata(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
-        """Return the custom metadata (base64, or empty) that brokers need for the objects that ``upload_segment`` will create."""
+        """Return the custom metadata (base64, or empty) that brokers need for the objects of ``upload_segment``."""
 
     def stored_segment_problem(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        """Read every object of the segment back, and return why one is not as recorded, or an empty string."""
+        """Read every object back, and return why one is not as recorded, or empty."""
 
     def delete_segments(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Delete all objects of these segments, including those of unfinished uploads. Absent objects are ignored. The caller has
-        checked with ``control.ordering`` that they may be deleted.
+        """Delete all objects, also those of unfinished uploads; absent ones are ignored. The caller has checked with
+        ``control.ordering`` that they may be deleted.
         """
 
     def list_objects(self, partition: TopicPartition) -> Iterator[ListedObject]:
-        """Yield every object below the partition's prefix, including those whose names this layout does not make."""
+        """Yield every object below the partition's prefix, also those whose names this layout does not make."""
 
     def partition_in_key(self, key: str) -> str:
-        """Return the partition in whose folder an object key lies, as ``topic-partition``, or an empty string."""
+        """Return the partition in whose folder a key lies, as ``topic-partition``, or empty."""
 
 
 @dataclass(frozen=True)
 class AnnouncedSegment:
-    """A segment that a plan or the brokers' metadata topic announced before readers can use it, with the fields needed to withdraw it.
+    """A segment that a plan or the brokers' metadata topic announced before readers can use it.
     end_offset: inclusive.
     cut_off_ms: when DELETE_SEGMENT_STARTED was written, by the writer's clock; -1 if it was not written.
     """
@@ -163,7 +163,7 @@ class AnnouncedSegment:
 
 class MetadataRecordRateLimitDelay(NamedTuple):
     """Answer that a round must wait because of the rate limit of metadata records.
-    until_ms: when to ask again, by this machine's clock. records: number of metadata records that the round would write.
+    until_ms: when to ask again, by this machine's clock. records: that the round would write.
     """
 
     until_ms: int
@@ -171,17 +171,17 @@ class MetadataRecordRateLimitDelay(NamedTuple):
 
 
 class SegmentPublisher(Protocol):
-    """Port that switches readers from replaced segments to new ones: by a record of the control log on a compactor-managed tier, by
-    records in ``__remote_log_metadata`` on a broker-managed tier. Every method can be repeated after a crash without a further effect.
-    All raise Unavailable and Refused.
+    """Port that switches readers to new segments: by a record of the control log on a compactor-managed tier, by records in
+    ``__remote_log_metadata`` on a broker-managed tier. Every method can be repeated after a crash without a further effect. All raise
+    Unavailable and Refused.
     """
 
     @property
     def max_delivery_delay_ms(self) -> int:
-        """Return how long metadata records of a process may still reach readers after the process has ended; 0 if they cannot."""
+        """Return how long metadata records of a process may reach readers after it has ended; 0 if they cannot."""
 
     def check_publishing_allowed(self, partition: TopicPartition) -> None:
-        """Raise Refused if the segments that readers of this partition see must not be replaced. Called before a round is planned."""
+        """Raise Refused if the segments that readers see must not be replaced. Called before a round is planned."""
 
     def check_deletion_allowed(self) -> None:
         """Raise Refused if readers may be using segments that this program takes for replaced. Called before objects are deleted."""
@@ -189,13 +189,12 @@ class SegmentPublisher(Protocol):
     def reserve_metadata_records(
         self, partition: TopicPartition, record_count: int, max_records_per_hour: int
     ) -> MetadataRecordRateLimitDelay | None:
-        """Reserve the metadata records of a round and return None, or return until when the round has to wait. May be called again when the
-        number of records is known more exactly.
-        :param max_records_per_hour: cap for all partitions together; 0 for no cap.
+        """Reserve a round's metadata records, or return until when it has to wait. May be called again with a more exact number.
+        :param max_records_per_hour: for all partitions together; 0 for no cap.
         """
 
     def release_reserved_metadata_records(self, partition: TopicPartition) -> None:
-        """Release the reserved metadata records that a round, ended or no longer due, has not written."""
+        """Release the records that a round, ended or no longer due, has not written."""
 
     def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """Announce a finished rewrite before its first object is uploaded (COPY_SEGMENT_STARTED). Its size and largest timestamp are
@@ -216,11 +215,11 @@ class SegmentPublisher(Protocol):
         """Switch readers to the replacements, then call ``record_published``.
         :param record_begun: appends *publish begun*. Called before the first step if switching takes several steps; from then on the round
         must be completed.
-        :param record_published: appends *round published*. Its argument is the ids of new segments that were not published, because brokers
-        had deleted their sources.
-        :param select_expired: segment ids -> those of them that brokers have expired. If all sources of a group have
-        expired, later groups are switched all the same.
-        :param last_group_first: switch groups in descending order of offsets, because the round restores earlier values.
+        :param record_published: appends *round published*. Its argument: ids of new segments that were not published, because brokers had
+        deleted their sources.
+        :param select_expired: segment ids -> those that brokers have expired. If all sources of a group have expired, later groups are
+        switched all the same.
+        :param last_group_first: in descending order of offsets, because the round restores earlier values.
         :param is_begun_recorded: whether *publish begun* is in the log already, so that rules which apply only before it are skipped.
         """
 
@@ -240,27 +239,25 @@ class SegmentPublisher(Protocol):
         self, partition: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False
     ) -> None:
         """Make sure that these segments are never published.
-        :param include_unannounced: withdraw also segments that were never announced, so that announcements which arrive late have no
-        effect.
+        :param include_unannounced: also those that were never announced, so that announcements which arrive late have no effect.
         """
 
     def record_finished_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Record that the objects of these segments are deleted (DELETE_SEGMENT_FINISHED)."""
 
     def find_deleted_segments(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
-        """Return the ids of those segments which brokers have begun to delete or have deleted, as the newest metadata shows."""
+        """Return those which brokers have begun to delete or have deleted, as the newest metadata shows."""
 
     def find_unknown_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
-        """Return segments that a dead compactor announced to brokers and that are not in ``recorded_ids``. None on a tier whose readers use
-        the control log alone, so that objects of other segments in the store are orphans.
-        :param recorded_ids: ids of all segments that the control log names.
+        """Return segments that a dead compactor announced to brokers and that are not among the control log's ``recorded_ids``. None on
+        a tier whose readers use the control log alone: objects of other segments are orphans.
         """
 
     def withdraw_unknown_segments(
         self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
     ) -> SegmentCount:
-        """Withdraw the segments that ``find_unknown_segments`` returns, and return their number. Live segments that
-        brokers stopped reading because of them are made readable again first.
+        """Withdraw the ``find_unknown_segments``, and return their number. Live segments that brokers stopped reading because of them
+        are made readable again first.
         """
 
 
@@ -296,17 +293,15 @@ def _cannot_compose_error() -> CannotCopy:
 
 
 class ControlLogPublisher:
-    """SegmentPublisher of compactor-managed tiers. Readers see exactly the segments that the control log names, so appending *round
-    published* is all that publishing takes.
+    """SegmentPublisher of compactor-managed tiers. Readers see the segments that the control log names, so appending *round published*
+    is all.
     """
 
     max_delivery_delay_ms: int = 0
 
-    def check_publishing_allowed(self, partition: TopicPartition) -> None:
-        """Permit every round."""
+    def check_publishing_allowed(self, partition: TopicPartition) -> None: ...
 
-    def check_deletion_allowed(self) -> None:
-        """Permit every deletion."""
+    def check_deletion_allowed(self) -> None: ...
 
     def reserve_metadata_records(
         self, partition: TopicPartition, record_count: int, max_records_per_hour: int
@@ -314,10 +309,10 @@ class ControlLogPublisher:
         return None
 
     def release_reserved_metadata_records(self, partition: TopicPartition) -> None:
-        """Do nothing: there is no rate limit."""
+        """There is no rate limit."""
 
     def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
-        """Do nothing: the plan in the control log names the segment's id."""
+        """The plan in the control log names the segment's id."""
 
     def publish_replacements(
         self,
@@ -344,10 +339,10 @@ class ControlLogPublisher:
     def withdraw_segments(
         self, partition: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False
     ) -> None:
-        """Do nothing: the record of the control log that closed the plan has withdrawn the segments."""
+        """The record of the control log that closed the plan has withdrawn them."""
 
     def record_finished_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Do nothing: a record of the control log follows."""
+        """A record of the control log follows."""
 
     def find_deleted_segments(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         return frozenset()
@@ -366,7 +361,6 @@ class ReadOnlyPublisher(ControlLogPublisher):
 
     @override
     def check_publishing_allowed(self, partition: TopicPartition, *args: Any, **options: Any) -> NoReturn:
-        """Raise UsageError."""
         raise UsageError(
             f"{partition} was opened for reading only",
             hint="Nothing was changed. Listed tiers and snapshots of a broker-managed tier are only read",
@@ -396,7 +390,7 @@ class OpenTransactionsAtSegmentEnd:
 
 
 class ListedTier(Protocol):
-    """Tier whose partitions and live segments are found by listing objects, because no log records them. Every method makes LIST requests.
+    """Tier whose partitions and live segments are found by LIST requests, because no log records them.
     transactions: cache for code that reads batches; uploaded segments never change.
     """
 

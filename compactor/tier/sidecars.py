@@ -1,6 +1,6 @@
 """Sidecars in the control store: ``partitions/<topic-partition>/sidecars/<segment id>.bloom``, and key directories, ``<segment id>.keys``.
-Both can be deleted at any time: an absent or unusable one costs reading the segment, never a record. Modules that decode sidecars are
-imported late, because they import numba.
+Both can be deleted at any time: that costs reading the segment, never a record. Modules that decode them are imported late, because of
+numba.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SidecarHead:
-    """All of a segment's sidecar but the Bloom filter, or the reason why the sidecar cannot be used.
-    sidecar: None if the sidecar is missing or cannot be used.
-    problem: empty if the sidecar can be used.
+    """All of a segment's sidecar but the Bloom filter, or the reason why it cannot be used (``problem``).
     bytes: number of bytes that were fetched.
     """
 
@@ -52,7 +50,7 @@ class SidecarHead:
 
 
 def sidecar_key_prefix(log_prefix: str) -> str:
-    """Return the key prefix of a partition's sidecars. log_prefix: key prefix of the partition's control log."""
+    """:param log_prefix: of the partition's control log."""
     return f"{log_prefix}/sidecars/"
 
 
@@ -66,8 +64,8 @@ class SidecarObjectKeys(NamedTuple):
 
 
 class PossibleSegments(NamedTuple):
-    """Segments that may hold wanted keys, and the number of bytes of Bloom filters fetched to find them.
-    reasons: segment id -> why: the filter matches, or the filter cannot be read.
+    """Segments that may hold wanted keys, and the bytes of Bloom filters fetched to find them.
+    reasons: segment id -> why: the filter matches, or cannot be read.
     """
 
     reasons: dict[str, str]
@@ -75,14 +73,14 @@ class PossibleSegments(NamedTuple):
 
 
 class LoadedKeyDirectory(NamedTuple):
-    """A segment's key directory, and the number of bytes fetched for it. directory: None if it is absent or unusable."""
+    """A segment's key directory, None if absent or unusable, and the bytes fetched for it."""
 
     directory: KeyDirectory | None
     fetched_bytes: int
 
 
 def sidecar_object_keys(log_prefix: str, segment_id: str) -> SidecarObjectKeys:
-    """Return the object keys of a segment's sidecar and key directory. log_prefix: key prefix of the partition's control log."""
+    """:param log_prefix: of the partition's control log."""
     return SidecarObjectKeys(f"{sidecar_key_prefix(log_prefix)}{segment_id}.bloom", f"{sidecar_key_prefix(log_prefix)}{segment_id}.keys")
 
 
@@ -98,7 +96,7 @@ class SidecarStore:
     """Access to the sidecars and key directories of one partition."""
 
     def __init__(self, control: ObjectStore, log_prefix: str, hash_key: bytes, head_cache: SidecarHeadCache | None = None) -> None:
-        """Create the access. head_cache: local cache of sidecar heads, which never change for a segment."""
+        """:param head_cache: local; heads never change for a segment."""
         self._control = control
         self._head_cache = head_cache
         self._log_prefix = log_prefix
@@ -136,9 +134,9 @@ class SidecarStore:
             return None
 
     def find_possible_segments(self, segment_ids: Sequence[str], yield_key_hashes: Callable[[], Iterable[Hashes]]) -> PossibleSegments:
-        """Return the segments whose Bloom filter may contain one of the keys or cannot be read. Filters are loaded in groups of about
-        MAX_FILTER_BYTES. Raises StoreError.
-        :param yield_key_hashes: called once per group; yields the hashes of all keys.
+        """Return the segments whose Bloom filter may contain one of the keys or cannot be read, loading about MAX_FILTER_BYTES of filters
+        at a time. Raises StoreError.
+        :param yield_key_hashes: called per group of filters.
         """
         met: dict[str, str] = {}
         fetched = 0
@@ -173,7 +171,7 @@ class SidecarStore:
         return _prefetch_in_order(segment_ids, self.load_sidecar)
 
     def save_sidecar(self, sidecar: Sidecar, directory: KeyDirectory | None = None) -> WrittenBytes:
-        """Write or replace a sidecar and, if given, its key directory. Return their total size in bytes. Raises StoreError."""
+        """Write or replace a sidecar and, if given, its key directory. Return the bytes written. Raises StoreError."""
         from bloom import directory as directories, sidecar as sidecars
 
         data = sidecars.encode_sidecar(sidecar, self.hash_key)
@@ -186,16 +184,16 @@ class SidecarStore:
         return len(data) + len(keys)
 
     def add_sidecar(self, sidecar: Sidecar) -> WrittenBytes:
-        """Create a sidecar if there is none. Return the number of bytes written: 0 if one exists, or if the store failed, which is only
-        logged, because a sidecar can be built again later.
+        """Create a sidecar if there is none. Return the bytes written: 0 if one exists, or if the store failed, which is only logged,
+        because a sidecar can be built again.
         """
         from bloom import sidecar as sidecars
 
         return self._create_object_if_absent(self.sidecar_object_key(sidecar.segment_id), sidecars.encode_sidecar(sidecar, self.hash_key))
 
     def add_key_directory(self, directory: KeyDirectory) -> WrittenBytes:
-        """Create a key directory if there is none. Return the number of bytes written: 0 if one exists, or if the store failed, which is
-        only logged.
+        """Create a key directory if there is none. Return the bytes written: 0 if one exists, or if the store failed, which is only
+        logged.
         """
         from bloom import directory as directories
 
@@ -235,7 +233,6 @@ class SidecarStore:
         return {segment_id_in_key(info.key): info.size for info in listed if info.key.endswith(".bloom") and segment_id_in_key(info.key)}
 
     def _usable_cached_heads(self, segment_ids: Sequence[str]) -> dict[str, SidecarHead]:
-        """Return the heads of which the local cache has valid ones."""
         from bloom import sidecar as sidecars
 
         found = {}
@@ -245,7 +242,7 @@ class SidecarStore:
         return found
 
     def _fetch_sidecar_head(self, segment_id: str) -> tuple[SidecarHead, bytes]:
-        """Return a head decoded, and as bytes for the cache; the bytes are empty if the sidecar is missing or unusable."""
+        """Return a head decoded, and as bytes for the cache; empty if missing or unusable."""
         from bloom import sidecar as sidecars
 
         try:
@@ -261,9 +258,7 @@ class SidecarStore:
 
 
 def _prefetch_in_order(segment_ids: Sequence[str], fetch_segment: Callable[[str], T]) -> Generator[tuple[str, T], None, None]:
-    """Yield each segment id with the result of ``fetch_segment``, in the given order. Up to MAX_PREFETCHED calls run at a time, in
-    threads.
-    """
+    """Yield in the given order. Up to MAX_PREFETCHED calls run at a time, in threads."""
     rest = iter(segment_ids)
     with ThreadPoolExecutor(MAX_PREFETCHED, "sidecars") as pool:
         coming = deque((name, pool.submit(fetch_segment, name)) for name in islice(rest, MAX_PREFETCHED))
@@ -274,6 +269,6 @@ def _prefetch_in_order(segment_ids: Sequence[str], fetch_segment: Callable[[str]
 
 
 def segment_id_in_key(key: str) -> str:
-    """Return the segment id in the key of a sidecar or key directory, or an empty string for any other key."""
+    """Empty for a key of anything but a sidecar or key directory."""
     name, dot, kind = key.rpartition("/")[2].rpartition(".")
     return name if dot and kind in ("bloom", "keys") else ""

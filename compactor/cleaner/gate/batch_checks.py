@@ -58,9 +58,9 @@ class GateFailed(CompactorError):
 
 @dataclass(frozen=True, slots=True)
 class FingerprintSumMismatch:
-    """Difference between a cleaned segment's records and those that must remain of its source.
+    """Difference between a cleaned segment's records and those that must remain.
     expected, found: number of records.
-    excess: sum of the record fingerprints found, minus the sum expected, modulo 2^64.
+    excess: fingerprint sum found minus expected, modulo 2^64.
     """
 
     segment: str
@@ -69,15 +69,13 @@ class FingerprintSumMismatch:
     excess: int
 
     def unexplained_error(self) -> GateFailed:
-        """Return the error for a difference that no single missing or surplus record explains."""
+        """Return the error if no single missing or surplus record explains the difference."""
         what = LOST if self.found < self.expected else "records are left that must not be"
         return GateFailed(f"{what}, and not only one: {self.expected} must be left of it, {self.found} are", segment=self.segment)
 
 
 def rows_of_written(segment_name: str, source: GateRecords, written: GateRecords) -> Int64s:
-    """Return the row in ``source`` of each record in the output. Raises GateFailed for a record that the source does not have, or has
-    with another content.
-    """
+    """Return the source row of each output record. Raises GateFailed for a record that the source lacks, or has with another content."""
     if not len(source.offset) and len(written.offset):
         invented = np.ones(len(written.offset), np.bool_)
         raise first_invalid_record_error("a record that no source has", segment_name, written, invented)
@@ -99,9 +97,9 @@ def raise_for_wrong_record(
     must_be_removed_flags: Flags,
     checked_flags: Flags,
 ) -> None:
-    """Raise GateFailed for the first record that is missing from the output, or that is in the output and must not be.
-    :param latest_offset_of_key: per source record, the offset of the newest record with its key.
-    :param checked_flags: a flag per source record: whether it is compared.
+    """Raise GateFailed for the first record that is missing from the output, or must not be there.
+    :param latest_offset_of_key: of the newest record with the key of each source record.
+    :param checked_flags: per source record: whether it is compared.
     """
     invalid = checked_flags & (in_output_flags == must_be_removed_flags)
     for row in np.flatnonzero(invalid)[:1].tolist():
@@ -116,9 +114,7 @@ def raise_for_wrong_record(
 def raise_for_single_record(
     segment_name: str, source: GateRecords, in_output_flags: Flags, may_stay_flags: Flags, mismatch: FingerprintSumMismatch
 ) -> None:
-    """Raise GateFailed if the fingerprint of a single missing or surplus record is the difference of the sums.
-    :param in_output_flags, may_stay_flags: per source record.
-    """
+    """Raise GateFailed if the fingerprint of a single source record is the difference of the sums."""
     fingerprints = record_fingerprints(source.offset, source.digest)
     for cause, invalid in (
         (LOST, ~in_output_flags & may_stay_flags & (fingerprints == np.uint64(-mismatch.excess % 2**64))),
@@ -155,7 +151,7 @@ _UNCHANGED_FIELDS = {
 
 
 def fields_of_table(table: BatchTable, batch_range: slice = slice(None)) -> HeaderFields:
-    """Convert a batch table to the gate's header columns. The column of CRCs is 0, because a batch table does not contain them."""
+    """Convert a batch table to header columns. CRCs are 0, because a batch table does not contain them."""
     headers = np.zeros((len(col.FIELDS), len(table.position[batch_range])), np.int64)
     for field, name in FROM_TABLE.items():
         headers[field] = getattr(table, name)[batch_range]
@@ -163,7 +159,7 @@ def fields_of_table(table: BatchTable, batch_range: slice = slice(None)) -> Head
 
 
 def find_batch_table_mismatch(headers: HeaderFields, table: BatchTable, first_batch: int) -> BatchProblem | None:
-    """Return the first difference between headers that the gate has read and the cleaner's batch table, with the batch's last offset.
+    """Return the first difference from the cleaner's table, with the batch's last offset.
     :param first_batch: index in ``table`` of the first batch in ``headers``.
     """
     some = slice(first_batch, first_batch + headers.shape[1])
@@ -184,9 +180,7 @@ def find_batch_table_mismatch(headers: HeaderFields, table: BatchTable, first_ba
 
 
 class SourceBatchHeaders:
-    """Batch headers of all source segments of a group. ``headers[field]`` returns one field of all batches; the array must not be changed,
-    because it may be a column of a segment's batch table.
-    """
+    """Batch headers of a group's sources. ``headers[field]`` must not be changed, because it may be a column of a segment's batch table."""
 
     def __init__(self, tables: Sequence[BatchTable]) -> None:
         self._tables = tables
@@ -215,9 +209,9 @@ class SourceBatchHeaders:
 @dataclass(frozen=True, slots=True)
 class BatchTransactionOutcomes:
     """Outcomes of transactions, per batch of a segment.
-    aborted: whether the batch is data of an aborted transaction.
-    idle: whether the batch is a marker whose transaction has no data left before the marker.
-    began: for a marker that is not idle, the offset of the first data that is left of its transaction; -1 for other batches.
+    aborted: data of an aborted transaction.
+    idle: a marker whose transaction has no data left before it.
+    began: for another marker, the offset of the first data that is left; -1 for other batches.
     """
 
     aborted: Flags
@@ -231,9 +225,9 @@ class BatchTransactionOutcomes:
 def transaction_outcomes_by_source(
     sources: Sequence[SourceSegment], open_txn_offset_by_producer: Mapping[int, int]
 ) -> list[BatchTransactionOutcomes]:
-    """Return the outcomes of all transactions of a log, per source segment.
+    """Return the outcomes of a log, per source segment.
     :param sources: all segments of the log, ascending.
-    :param open_txn_offset_by_producer: by producer id, the first offset of the transaction that was open at the start of the first source.
+    :param open_txn_offset_by_producer: first offsets of transactions that were open at the start of the first source.
     """
     tables = [source.table for source in sources]
     lengths = np.cumsum([0, *(len(table) for table in tables)])
@@ -262,11 +256,11 @@ def _concatenate_columns(columns: list[npt.NDArray[np.generic]]) -> Int64s:
 def fold_txn_outcomes(
     control_kind: Int64s, producer_index: Int64s, base_offset: Int64s, open_txn_offset_by_producer: Int64s
 ) -> TxnOutcomeColumns:
-    """Return the outcomes of all transactions of a log, as in BatchTransactionOutcomes. A transaction consists of a producer's data batches
-    since its last marker; the next marker of the producer decides about all of them.
+    """Return the columns of BatchTransactionOutcomes. A transaction consists of a producer's data batches since its last marker; its next
+    marker decides about all of them.
     :param producer_index: of each batch, an index of ``open_txn_offset_by_producer``.
-    :param open_txn_offset_by_producer: first offset of each producer's open transaction before the first batch, or -1. Updated in place to
-    those that are open after the last batch.
+    :param open_txn_offset_by_producer: of transactions that are open before the first batch, or -1. Updated in place to those open after
+    the last batch.
     """
     aborted = np.zeros(control_kind.size, np.bool_)
     idle = np.zeros(control_kind.size, np.bool_)
@@ -308,7 +302,7 @@ class SourceAndOutputBatches:
 
 @dataclass(frozen=True, slots=True)
 class SourceBatchesLeftInOutput:
-    """Batches of one source segment that are in the output: their numbers in the source (``origin``) and their headers in the output."""
+    """Batches of one source that are in the output: their numbers in the source (``origin``) and their headers in the output."""
 
     source: SourceSegment
     origin: Int64s
@@ -318,9 +312,8 @@ class SourceBatchesLeftInOutput:
     def select_left(
         group: SourceAndOutputBatches, source: SourceSegment, first_batch_in_group: int, wanted_flags: Flags
     ) -> SourceBatchesLeftInOutput:
-        """Select the batches of one source segment that are in the output.
-        :param first_batch_in_group: number of the source's first batch among all source batches of the group.
-        :param wanted_flags: per source batch of the group.
+        """Select the batches of one source that are in the output.
+        :param first_batch_in_group: of this source among all source batches of the group.
         """
         mine = np.flatnonzero(
             (group.origin >= first_batch_in_group) & (group.origin < first_batch_in_group + len(source.table)) & wanted_flags[group.origin]
@@ -329,8 +322,8 @@ class SourceBatchesLeftInOutput:
 
 
 def flag_unchanged_batches(sources: HeaderFields, outputs: HeaderFields) -> Flags:
-    """Return a flag per output batch: whether it is a copy of its source batch: equal in size, CRC (which covers all later bytes and was
-    verified), magic, base offset and leader epoch.
+    """Flag the output batches that are copies: equal in size, CRC (which covers all later bytes and was verified), magic, base offset and
+    leader epoch.
     :param sources: for each output batch, the header of its source batch.
     """
     same = [sources[c] == outputs[c] for c in (col.SIZE, col.STORED_CRC, col.MAGIC, col.BASE, col.LEADER_EPOCH)]
@@ -338,25 +331,21 @@ def flag_unchanged_batches(sources: HeaderFields, outputs: HeaderFields) -> Flag
 
 
 def may_be_filler(batch_header: Int64s, end_offset: int) -> bool:
-    """Return whether a header looks like a filler that ends at ``end_offset``. The header of an emptied batch that must stay can look
-    the same.
-    """
+    """Return whether a header looks like a filler that ends at ``end_offset``; an emptied batch that must stay can look the same."""
     plain = {col.BASE: end_offset, col.LAST: end_offset, col.SIZE: 61, col.MAGIC: 2, col.COUNT: 0, col.ATTRIBUTES: 0,
              col.PRODUCER_ID: -1, col.PRODUCER_EPOCH: -1, col.BASE_SEQUENCE: -1}  # fmt: skip
     return all(int(batch_header[name]) == value for name, value in plain.items())
 
 
 def lacks_first_last_offset(table: BatchTable) -> bool:
-    """Return whether the header of the first batch does not state the batch's last offset: a v0/v1 wrapper whose own offset was never
-    set (old librdkafka).
-    """
+    """Return whether the first header does not state its last offset: a v0/v1 wrapper whose own offset was never set (old librdkafka)."""
     return len(table) > 0 and int(table.magic[0]) < 2 and int(table.codec_ids[0]) > 0 and int(table.last_offset[0]) == 0
 
 
 def match_batches(source: SourceBatchHeaders, output: HeaderFields, end_offset_of_first_batch: int) -> SourceBatchNumbersAndProblem:
-    """Return the number of each output batch's source batch, and the first problem, such as an output batch without a source; the numbers
-    are valid only without a problem. The cleaner never merges, splits or reorders batches.
-    :param end_offset_of_first_batch: last offset of the first source batch if its header does not state it, else -1.
+    """Return the source batch of each output batch, and the first problem, such as one without a source; the numbers are valid only without
+    a problem. The cleaner never merges, splits or reorders batches.
+    :param end_offset_of_first_batch: last offset of the first source batch if its header lacks it, else -1.
     """
     lasts, bases = source[col.LAST], source[col.BASE]
     if end_offset_of_first_batch >= 0:
@@ -377,8 +366,8 @@ def match_batches(source: SourceBatchHeaders, output: HeaderFields, end_offset_o
 
 
 def flag_required_headers(headers: SourceBatchHeaders, retention_rules: RetentionRules) -> Flags:
-    """Return a flag per batch: whether its header must stay even without records: the last batch of each live producer, and the batch
-    that ends at the high watermark.
+    """Flag the batches whose header must stay even without records: the last of each live producer, and the one that ends at the high
+    watermark.
     """
     entries = retention_rules.producers.entries
     stays = headers[col.LAST] + 1 == retention_rules.high_watermark
@@ -393,8 +382,8 @@ def flag_required_headers(headers: SourceBatchHeaders, retention_rules: Retentio
 
 
 def flag_removable_markers(headers: SourceBatchHeaders, outcomes: BatchTransactionOutcomes, now_ms: int) -> Flags:
-    """Return a flag per batch: whether it is a control batch that has lost its record, or may lose it, because its transaction has no
-    data left and its delete horizon has passed.
+    """Flag the control batches that have lost their record, or may lose it, because their transaction has no data left and their delete
+    horizon has passed.
     """
     due = outcomes.idle & (headers[col.ATTRIBUTES] & HORIZON != 0) & (headers[col.BASE_TIMESTAMP] <= now_ms)
     return (headers[col.CONTROL_KIND] == EMPTIED) | ((headers[col.CONTROL_KIND] != NOT_CONTROL) & due)
@@ -438,7 +427,7 @@ def find_header_problems(group: SourceAndOutputBatches, path_by_kind: Mapping[st
 
 
 def find_copy_changes(group: SourceAndOutputBatches) -> Iterator[BatchProblem]:
-    """Yield the batches of a group that had to be copied byte for byte and differ from their source batch."""
+    """Yield the batches that had to be copied byte for byte and differ from their source."""
     of, out = group.source.fields_of_batches(group.origin), group.output
     copied, idle = flag_unchanged_batches(of, out), group.outcomes.idle[group.origin]
     gone = flag_removable_markers(group.source, group.outcomes, group.rules.now_ms)[group.origin]
@@ -449,14 +438,14 @@ def find_copy_changes(group: SourceAndOutputBatches) -> Iterator[BatchProblem]:
 
 
 def flag_newly_dated_markers(sources: HeaderFields, markers_without_data_flags: Flags, removed_marker_flags: Flags) -> Flags:
-    """Return a flag per batch: whether it is a marker that gets its delete horizon in this round, because its transaction has no data
-    left. A marker that this round removes gets none.
+    """Flag the markers that get their delete horizon in this round, because their transaction has no data left. A marker that is removed
+    gets none.
     """
     return markers_without_data_flags & ~removed_marker_flags & (sources[col.ATTRIBUTES] & HORIZON == 0)
 
 
 def _flag_newly_dated_batches(sources: HeaderFields, outputs: HeaderFields, retention_rules: RetentionRules) -> Flags:
-    """Return a flag per output batch: whether this round gave it its delete horizon and kept all its records."""
+    """Flag the output batches that got their delete horizon in this round and kept all their records."""
     dated = (outputs[col.ATTRIBUTES] & HORIZON != 0) & (outputs[col.BASE_TIMESTAMP] == retention_rules.new_delete_horizon_ms)
     return dated & (outputs[col.COUNT] == sources[col.COUNT])
 
@@ -465,7 +454,7 @@ def find_record_mismatches(
     sources: HeaderFields, outputs: HeaderFields, records: GateRecords, retention_rules: RetentionRules
 ) -> Iterator[BatchProblem]:
     """Yield the output batches of data whose headers do not match their records, such as a maximum timestamp that no record has. Each batch
-    must have at least one record.
+    must have a record.
     :param sources: for each output batch, the header of its source batch.
     """
     begin, end = records.first_row[:-1], records.first_row[1:] - 1

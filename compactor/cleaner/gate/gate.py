@@ -106,7 +106,7 @@ _STRIDE: Final = 0x9E3779B97F4A7C15
 class CleanedSegmentCheckReport:
     """Summary of the check of a group.
     batches, records: number compared.
-    keys: number of keys of the dirty range that were looked up.
+    keys: of the dirty range, that were looked up.
     coverage: share of the dirty range's keys that were looked up, 1.0 for all.
     """
 
@@ -119,10 +119,10 @@ class CleanedSegmentCheckReport:
 @dataclass(frozen=True, slots=True)
 class CleanedSegmentCheckParameters:
     """Parameters of a round against which its cleaned segments are checked.
-    first_dirty: first offset that the round cleans. Keys are checked for the offsets from it to rules.latest_offset, both inclusive.
-    hash_key: the cleaner's hash key, 16 bytes.
+    first_dirty: keys are checked for the offsets from it to rules.latest_offset, both inclusive.
+    hash_key: the cleaner's, 16 bytes.
     inflate_limit: most bytes that one batch may inflate to.
-    opened: by producer id, the first offset of a transaction that was open at the start of the first source.
+    opened: by producer id, first offset of a transaction that was open at the start of the first source.
     """
 
     rules: RetentionRules
@@ -133,13 +133,13 @@ class CleanedSegmentCheckParameters:
 
     @property
     def gate_hash_key_halves(self) -> tuple[HashKeyHalf, HashKeyHalf]:
-        """Return the gate's own hash key. Keys that collide in the cleaner's map do not collide under it."""
+        """Return the gate's own hash key, under which keys that collide in the cleaner's map do not collide."""
         return siphash_key_halves(hashlib.sha256(b"gate" + self.hash_key).digest()[:16])
 
     @property
     def checked_hash_value(self) -> int:
-        """Return a hash value, from 0 to 2^64 - 1, in the range of key hashes that is checked if memory does not suffice for all keys.
-        It depends on the first dirty offset, so that each round checks other keys.
+        """Return a hash value, from 0 to 2^64 - 1, in the range that is checked if memory does not suffice for all keys. It depends on
+        the first dirty offset, so that each round checks other keys.
         """
         return self.first_dirty * _STRIDE % 2**64
 
@@ -151,9 +151,7 @@ class CleanedSegmentCheckParameters:
 
 
 class NewSegmentBalanceBuilder:
-    """Builder of the balance of one new segment: sums that account for all its batches and records. The gate adds the records that it
-    parses; ``compute_balance`` parses the others.
-    """
+    """Builder of the balance of one new segment. The gate adds the records that it parses; ``compute_balance`` parses the others."""
 
     def __init__(self, cleaned: CleanedSegment, balance_key: BalanceDigestKey, max_inflated_bytes: int) -> None:
         self._cleaned = cleaned
@@ -164,14 +162,14 @@ class NewSegmentBalanceBuilder:
         self._records = np.zeros(3, np.uint64)
 
     def set_segment(self, buf: Bytes, headers: HeaderFields) -> None:
-        """Set the segment's bytes and the headers of all its batches, whose checksums were verified."""
+        """Set the bytes and the headers of all batches, whose checksums were verified."""
         if headers.shape[1] != len(self._anew):
             self._anew = np.zeros(headers.shape[1], np.bool_)  # nobody knows which is which, and nothing will add up
         self._begun = buf, headers
         self._wanted = self._anew & (headers[COUNT] > 0)
 
     def add_parsed_records(self, headers: HeaderFields, records: GateRecords) -> None:
-        """Add the records of some batches. Batches that were added before are ignored."""
+        """Batches that were added before are ignored."""
         batches = np.searchsorted(self._segment()[1][POSITION], headers[POSITION])
         _add_record_digests(
             batches, self._wanted, records.buf, records.first_row, records.offset, records.key_start,
@@ -180,9 +178,7 @@ class NewSegmentBalanceBuilder:
 
     @measure_stage(SegmentWorkStage.GATE)
     def compute_balance(self) -> Balance:
-        """Return counts and digest sums of the segment's records and of what was removed. Called once. Raises BadData if the segment cannot
-        be parsed.
-        """
+        """Return counts and digest sums of records and of what was removed. Called once. Raises BadData if the segment cannot be parsed."""
         buf, headers = self._segment()
         self._add_remaining_records(buf, headers)
         self._begun = None  # whoever still knows this tally must not keep the file's room on the disk
@@ -245,10 +241,9 @@ def _add_record_digests(
     k1: HashKeyHalf,
     out_sums: DigestSumRows,
 ) -> None:
-    """Add the records of the wanted batches to ``out_sums``, and clear the flags of these batches. Records are of format v2, in which the
-    length of the value follows the key.
-    :param batch_numbers: for each parsed batch, its number in the segment.
-    :param wanted_flags: a flag per batch of the segment: whether its records are still to be added.
+    """Add the records of the wanted batches, and clear their flags. Records are of format v2, in which the length of the value follows the
+    key.
+    :param batch_numbers: in the segment, of each parsed batch.
     """
     for i in range(batch_numbers.size):
         if not wanted_flags[batch_numbers[i]]:
@@ -289,7 +284,7 @@ BatchNumbersAndRecords = tuple[Int64s, GateRecords]
 
 @dataclass(frozen=True, slots=True)
 class _FingerprintSumsOutsideDirtyRange:
-    """Count and fingerprint sum, per batch, of the records that must remain outside the dirty range; valid where ``known`` is set."""
+    """Per batch, of the records that must remain outside the dirty range; valid where ``known`` is set."""
 
     known: Flags
     sums: FingerprintSumsBySegment
@@ -297,8 +292,7 @@ class _FingerprintSumsOutsideDirtyRange:
 
 class Gate:
     """Second, independent check of one round. It reads the batches that both passes of the cleaner read (``SecondReader``), then
-    compares each group with its sources. Used by one thread at a time, except ``extract_key_rows`` and
-    ``add_rewrite_chunk``.
+    compares each group with its sources. Used by one thread at a time, except ``extract_key_rows`` and ``add_rewrite_chunk``.
     """
 
     def __init__(
@@ -308,8 +302,7 @@ class Gate:
         txn_outcomes_by_ordinal: Mapping[SegmentOrdinal, BatchTransactionOutcomes] | None = None,
         expected_fingerprint_sums_by_ordinal: Mapping[SegmentOrdinal, CountAndFingerprintSum] | None = None,
     ) -> None:
-        """Create a gate.
-        :param latest_record_table: empty table for the last record of each key.
+        """:param latest_record_table: empty.
         :param txn_outcomes_by_ordinal: if known from the start.
         :param expected_fingerprint_sums_by_ordinal: None if not known yet.
         """
@@ -333,23 +326,23 @@ class Gate:
 
     @property
     def checked_key_share(self) -> float:
-        """Return the share of the keys that the gate checks: 1.0 for all, less if memory does not suffice for all."""
+        """Return the share of the keys that are checked: 1.0 for all."""
         return 1 / self._table.hash_range_count
 
     def free_latest_record_table(self) -> None:
-        """Free the memory of the key table. Afterwards no key can be checked."""
+        """Afterwards no key can be checked."""
         self._table = LatestRecordTable(0, 0)
 
     # ---- transactions
 
     def collect_later_outcomes(self, source: SourceSegment) -> None:
-        """Record the outcomes of transactions in a segment after the dirty range. Segments are passed newest first."""
+        """Record the outcomes in a segment after the dirty range. Segments are passed newest first."""
         if not self._settled:
             self._flag_aborted_batches(source.table)
 
     def compute_txn_outcomes(self, sources: Sequence[SourceSegment]) -> None:
         """Compute the outcomes of all transactions from the beginning of the log. May be called again when more segments are known.
-        :param sources: all live segments, or substitutes made from their sidecars (``substitute_segment``).
+        :param sources: all live segments, or their ``substitute_segment``.
         :raises GateFailed: if an outcome differs from the one found when the dirty range was read from its end.
         """
         before = {} if self._settled else {ordinal: self._outcomes_of[ordinal].aborted for ordinal in self._dirty}
@@ -364,14 +357,12 @@ class Gate:
         self._settled = True
 
     def narrow_txn_outcomes(self, source: SourceSegment, batch_numbers: Int64s) -> None:
-        """Reduce a segment's transaction outcomes to those of the batches that will be rewritten. ``source`` stands in for the segment
-        and contains only these batches.
-        """
+        """Reduce a segment's outcomes to those of the batches that will be rewritten, which are all that ``source`` contains."""
         whole = self._whole.setdefault(source.ordinal, self._outcomes_of[source.ordinal])
         self._outcomes_of[source.ordinal] = whole.select_batches(batch_numbers)
 
     def _flag_aborted_batches(self, table: BatchTable) -> Flags:
-        """Return a flag per batch: whether it is data of an aborted transaction. Segments must be passed from the last to the first."""
+        """Segments must be passed from the last to the first."""
         flags = np.zeros(len(table), np.bool_)
         some = np.flatnonzero((table.control != NOT_CONTROL) | ((table.attributes & np.int16(TRANSACTIONAL)) != 0))
         known = list(self._outcomes)
@@ -390,9 +381,7 @@ class Gate:
     # ---- what must be left
 
     def read_dirty_range(self, sources: Sequence[SourceSegment]) -> None:
-        """Read the dirty range from its files. Needed only if pass 1 does not pass its decompressed chunks to the gate. Raises
-        GateFailed.
-        """
+        """Read the dirty range from its files, if pass 1 does not pass its decompressed chunks to the gate. Raises GateFailed."""
         for source in reversed(sources):
             if self._terms.has_dirty_offsets(source):
                 self.read_dirty_segment(source)
@@ -402,7 +391,7 @@ class Gate:
 
     @measure_stage(SegmentWorkStage.GATE, lambda self, source: source.size)
     def read_dirty_segment(self, source: SourceSegment) -> None:
-        """Read the keys of a dirty segment from its bytes. Raises GateFailed if the cleaner's batch table does not match the bytes."""
+        """Read the keys of a dirty segment. Raises GateFailed if the cleaner's batch table does not match the bytes."""
         self.begin_segment(source)
         headers = fields_of_table(source.table)
         wanted = self._flag_batches_to_read(source, selects_non_dirty=False)
@@ -410,7 +399,7 @@ class Gate:
             self.add_key_rows(source, self._key_rows(records, headers[:, some], source, selects_non_dirty=False))
 
     def _flag_batches_to_read(self, source: SourceSegment, selects_non_dirty: bool) -> Flags:
-        """Return a flag per batch: whether it may hold records of the dirty range, or, if ``selects_non_dirty``, outside it."""
+        """Flag the batches that may hold records of the dirty range, or, if ``selects_non_dirty``, outside it."""
         table = source.table
         data = (table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted
         if not selects_non_dirty:
@@ -423,7 +412,7 @@ class Gate:
 
     @measure_stage(SegmentWorkStage.GATE)
     def begin_segment(self, source: SourceSegment) -> None:
-        """Read the batch headers of a segment and compare them with the cleaner's batch table. Raises GateFailed."""
+        """Compare the batch headers of a segment with the cleaner's batch table. Raises GateFailed."""
         if not self._settled and source.ordinal not in self._outcomes_of:
             none, aborted = np.zeros(len(source.table), np.bool_), self._flag_aborted_batches(source.table)
             self._outcomes_of[source.ordinal] = BatchTransactionOutcomes(aborted, none, np.full(len(none), -1, np.int64))
@@ -452,7 +441,7 @@ class Gate:
     def extract_key_rows(
         self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk, *, selects_non_dirty: bool = False
     ) -> KeyTableRowsAndBatchCount:
-        """Return one row per record of a chunk that has a key and lies in the dirty range, or, if ``selects_non_dirty``, below it."""
+        """Return a row per record that has a key and lies in the dirty range, or, if ``selects_non_dirty``, below it."""
         some = slice(chunk.first, chunk.last)
         data = (source.table.control[some] == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted[some]
         mine = self._flag_batches_to_read(source, selects_non_dirty)[some]
@@ -464,7 +453,7 @@ class Gate:
 
     @measure_stage(SegmentWorkStage.GATE)
     def add_key_rows(self, source: SourceSegment, chunk_rows: KeyTableRowsAndBatchCount) -> None:
-        """Add rows to the key table. While it is full, halve the range of key hashes that is checked. Raises OutOfBudget."""
+        """Add rows. While the table is full, halve the range of key hashes that is checked. Raises OutOfBudget."""
         done = self._table.put_rows_until_full(chunk_rows.rows)
         while done < len(chunk_rows.rows):
             self._table.halve_hash_range(self._terms.checked_hash_value)
@@ -473,7 +462,7 @@ class Gate:
 
     @measure_stage(SegmentWorkStage.GATE, lambda self, buffers, source, chunk: chunk.body_size_bytes)
     def add_rewrite_chunk(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
-        """Count those records of a chunk of pass 2 that lie outside the dirty range and must remain, and sum their fingerprints."""
+        """Count and sum the records of a chunk of pass 2 that lie outside the dirty range and must remain."""
         if source.ordinal in self._left:
             return
         some = slice(chunk.first, chunk.last)
@@ -499,7 +488,7 @@ class Gate:
     def _parse_batch_records(
         self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, wanted_flags: Flags, segment_name: str
     ) -> Iterator[BatchNumbersAndRecords]:
-        """Yield some wanted batches at a time; their records are valid until the next yield."""
+        """Yield some batches at a time, valid until the next yield."""
         waiting = list(split_into_chunks(headers, wanted_flags))[::-1]
         while waiting:
             some = waiting.pop()
@@ -514,8 +503,8 @@ class Gate:
             yield some, records
 
     def _assign_keyless_keys(self, records: GateRecords) -> None:
-        """Unless the rules drop them, make each record without a key the only one of its own key, and no tombstone: nothing supersedes it,
-        and it never expires.
+        """Unless the rules drop them, make each record without a key the only one of its own key, and no tombstone: nothing supersedes
+        it, and it never expires.
         """
         if self._rules.drops_keyless:
             return
@@ -561,7 +550,7 @@ class Gate:
         reported.known[batch_numbers] = True
 
     def _flag_checked_records(self, records: GateRecords) -> Flags:
-        """Return a flag per record: whether its key is in the checked hash range, or it is after the mapped range."""
+        """Flag the records whose key is in the checked hash range, or that are after the mapped range."""
         if self._table.hash_range_count == 1:
             return np.ones(len(records.offset), np.bool_)
         return self._table.flag_keys_in_range(records.hashes) | (records.offset > self._rules.latest_offset)
@@ -569,7 +558,7 @@ class Gate:
     def _flag_records_to_remove(
         self, records: GateRecords, headers: HeaderFields, source: SourceSegment, latest_offset_of_key: Int64s
     ) -> Flags:
-        """Return a flag per record: whether it must be removed. ``latest_offset_of_key``: in the dirty range, or ABSENT_KEY."""
+        """:param latest_offset_of_key: in the dirty range, or ABSENT_KEY."""
         gone = (latest_offset_of_key > records.offset) | ~self._flag_mappable(records) | self._flag_due_tombstones(records, headers, source)
         return gone & (records.offset <= self._rules.latest_offset)
 
@@ -608,7 +597,6 @@ class Gate:
         new_segment_balance: NewSegmentBalanceBuilder | None = None,
     ) -> CleanedSegmentCheckReport:
         """Check that a cleaned segment holds exactly the records and batches that must be left of its sources. Return what was compared.
-        :param path_by_kind: log, index, timeindex, txnindex.
         :param end_offset: last offset that the new segment must have, inclusive; None if it may end earlier, as with Kafka's cleaner.
         :param map_bytes: returns a context manager in which a source's bytes are available.
         :param new_segment_balance: receives the output's records as they are parsed.
@@ -645,9 +633,7 @@ class Gate:
         return CleanedSegmentCheckReport(headers.shape[1], records, self._table.key_count, self.checked_key_share)
 
     def _check_output(self, output: Bytes, base_offset: int, end_offset: int | None, segment_name: str) -> HeaderFields:
-        """Check framing, checksums, order of offsets and the end offset of the cleaned segment, and return its headers. Raises
-        GateFailed.
-        """
+        """Check framing, checksums, order of offsets and the end offset. Raises GateFailed."""
         try:
             headers = read_all_batch_headers(output)
         except UnreadableBatchesError as problem:
@@ -665,7 +651,7 @@ class Gate:
         return headers
 
     def _unstated_last_offset(self, source: SourceSegment, map_bytes: MapSourceBytes) -> int:
-        """Return the last offset of the first batch, read from its records, if its header does not state it; -1 if the header does."""
+        """Return the last offset of the first batch if its header does not state it, else -1."""
         if not lacks_first_last_offset(source.table):
             return -1
         with map_bytes(source):
@@ -698,7 +684,7 @@ class Gate:
         return SourceAndOutputBatches(source, outcomes, output, origin, self._rules)
 
     def _check_records(self, pairs: SourceBatchesLeftInOutput, output: Bytes, map_bytes: MapSourceBytes) -> RowCount:
-        """Check that exactly the records that must be left of a segment are in the output. Return the number of records compared."""
+        """Check that exactly the records that must be left are in the output. Return their number."""
         found = np.zeros(2, np.uint64)
         for _, records in self._parse_output_records(pairs, output):
             found += sum_fingerprints_by_batch(records, self._flag_checked_records(records)).sum(axis=0, dtype=np.uint64)
@@ -712,7 +698,7 @@ class Gate:
         return int(found[0])
 
     def _require_unchanged_marker_records(self, pairs: SourceBatchesLeftInOutput, output: Bytes, map_bytes: MapSourceBytes) -> None:
-        """Check that markers that got their delete horizon in this round have the same record under a new header."""
+        """Check that markers that got their delete horizon in this round have the same record."""
         if not len(pairs.origin):
             return
         with map_bytes(pairs.source):
@@ -737,7 +723,7 @@ class Gate:
         return sums, highest
 
     def _parse_output_records(self, pairs: SourceBatchesLeftInOutput, output: Bytes) -> Iterator[BatchNumbersAndRecords]:
-        """Yield output records with the numbers of their source batches. Raises GateFailed if records differ from their batch header."""
+        """Raises GateFailed if records differ from their batch header."""
         name, sources = pairs.source.name, SourceBatchHeaders([pairs.source.table])
         sources.crc = self._crcs[pairs.source.ordinal]
         for some, records in self._parse_batch_records(self._output_reader, output, pairs.output, pairs.output[col.COUNT] > 0, name):
@@ -760,7 +746,7 @@ class Gate:
     def _raise_for_differing_record(
         self, pairs: SourceBatchesLeftInOutput, output: Bytes, mismatch: failures.FingerprintSumMismatch
     ) -> NoReturn:
-        """Raise GateFailed for a record because of which two sums differ, or for the sums if none is found. Parses the batches again."""
+        """Raise GateFailed for a record because of which two sums differ, or for the sums if none is found."""
         source, name = pairs.source, pairs.source.name
         headers = fields_of_table(source.table)
         data = (source.table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted

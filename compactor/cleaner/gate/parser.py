@@ -93,11 +93,11 @@ FingerprintSumsBySegment = Words
 
 
 class LatestRecordTable:
-    """The gate's hash table. It holds the last record of each key whose hash lies in one range, in at most ``budget_bytes`` of memory."""
+    """Hash table of the last record of each key whose hash lies in one range, in at most ``budget_bytes``."""
 
     def __init__(self, budget_bytes: int, max_record_count: int) -> None:
-        """Create an empty table whose hash range contains all keys.
-        :param max_record_count: upper bound of the number of records that will be put.
+        """Create an empty table whose range contains all keys.
+        :param max_record_count: upper bound of the records that will be put.
         """
         self._most = max(8, budget_bytes // GATE_ROW_BYTES)
         self._cells: LatestRecordCells = np.zeros(WORDS * self._cell_count_for_rows(max_record_count), np.uint64)
@@ -110,11 +110,11 @@ class LatestRecordTable:
 
     @property
     def hash_range_count(self) -> int:
-        """Return the number of ranges into which the hash is divided; the table holds the keys of one of them."""
+        """Return the number of ranges of the hash, one of which the table holds."""
         return int(self._state[RANGES])
 
     def reset_to_hash_range(self, max_record_count: int, hash_range_count: int, range_number: int) -> None:
-        """Empty the table, and make it hold the keys of range ``range_number``, counted from 0, of ``hash_range_count`` equal ranges."""
+        """Empty the table, and make it hold range ``range_number``, from 0, of ``hash_range_count`` equal ranges."""
         cells = self._cell_count_for_rows(max_record_count)
         if WORDS * cells > len(self._cells):
             self._cells = np.zeros(
@@ -125,15 +125,14 @@ class LatestRecordTable:
         self._set_range(cells, hash_range_count, range_number)
 
     def put_rows_until_full(self, rows: LatestRecordRows) -> RowCount:
-        """Add records in any order. Of several with the same key, the one with the highest offset stays. Rows of other hash ranges are
-        skipped. Return ``len(rows)``, or the number of the first row for which there is no space.
+        """Add records in any order; of several with a key, the highest offset stays. Rows of other ranges are skipped. Return
+        ``len(rows)``, or the first row for which there is no space.
         """
         return int(_put_latest_record_rows(self._cells, self._state, rows))
 
     def halve_hash_range(self, hash_value_to_keep: int) -> None:
-        """Halve the hash range that the table holds, and remove the keys outside it. Raises OutOfBudget if so many keys share one hash that
-        no range is small enough.
-        :param hash_value_to_keep: one of the 2^64 hash values; the half that contains it is kept.
+        """Halve the range, and remove the keys outside it. Raises OutOfBudget if so many keys share one hash that no range is small enough.
+        :param hash_value_to_keep: one of 2^64 values, in the half that is kept.
         """
         ranges = 2 * self.hash_range_count
         if ranges > MAX_GATE_RANGES:
@@ -142,27 +141,26 @@ class LatestRecordTable:
         _remove_outside_range(self._cells, self._state)
 
     def flag_keys_in_range(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Return a flag per key: whether it belongs to the range that the table holds."""
+        """Flag the keys that belong to the table's range."""
         out = np.empty(len(hashes), np.bool_)
         _flag_in_range(self._state, hashes, out)
         return out
 
     def latest_offsets(self, hashes: Hashes) -> Int64s:
-        """Return the last offset of each key, or ABSENT_KEY where the table does not hold the key."""
+        """Return the last offset of each key, or ABSENT_KEY."""
         out = np.empty(len(hashes), np.int64)
         _find_latest_offsets(self._cells, self._state, hashes, out)
         return out
 
     def add_remaining_sums(self, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment) -> None:
-        """Add count and fingerprints of the table's records, without tombstones that are due for removal, to the row of their segment.
-        :param segment_base_offsets: segment i has the offsets from ``segment_base_offsets[i]`` up to ``segment_base_offsets[i + 1]``
-        (exclusive).
+        """Add count and fingerprints of the table's records, without due tombstones, to the row of their segment.
+        :param segment_base_offsets: segment i has the offsets [segment_base_offsets[i], segment_base_offsets[i + 1]).
         """
         _add_remaining_sums(self._cells, int(self._state[TABLE_CAPACITY]), segment_base_offsets, out_sums)
 
     def add_outside_sums(self, rows: LatestRecordRows, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment) -> None:
-        """Add count and fingerprints of those records outside the dirty range whose key is not in the table, so that they must remain,
-        to the row of their segment. Rows of other hash ranges are skipped.
+        """Add count and fingerprints of those records outside the dirty range whose key is not in the table, so that they must remain.
+        Rows of other ranges are skipped.
         """
         _add_outside_sums(self._cells, self._state, rows, segment_base_offsets, out_sums)
 
@@ -174,29 +172,29 @@ class LatestRecordTable:
 
 
 def pack_latest_record_rows(hashes: Hashes, offsets: Int64s, digests: RecordDigests) -> LatestRecordRows:
-    """Return rows of the key table. In ``digests`` the flag DUE marks tombstones whose delete horizon has passed."""
+    """In ``digests`` the flag DUE marks tombstones whose delete horizon has passed."""
     rows = np.empty((len(offsets), WORDS), np.uint64)
     _pack_latest_record_rows(hashes, offsets, digests, rows)
     return rows
 
 
 def key_hashes_of_offsets(offsets: Int64s, k0: HashKeyHalf, k1: HashKeyHalf) -> Hashes:
-    """Return key hashes, shape (n, 2), for records that are to count as the only ones of their keys. No two offsets have the same hash,
-    and under the secret key none has the hash of a key but by chance.
+    """Return hashes, shape (n, 2), for records that are to count as the only ones of their keys. No two offsets have the same hash, and
+    none that of a key but by chance.
     """
     words = offsets.astype(np.uint64)
     return np.column_stack((_mix_bijectively(words ^ k0), _mix_bijectively(words ^ k1)))
 
 
 def _mix_bijectively(words: Words) -> Words:
-    """Return pseudo-random words; different words stay different (the last step of MurmurHash3)."""
+    """Different words stay different (the last step of MurmurHash3)."""
     words = (words ^ (words >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     words = (words ^ (words >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     return words ^ (words >> np.uint64(33))
 
 
 def record_fingerprints(offsets: Int64s, digests: RecordDigests) -> Fingerprints:
-    """Return the fingerprint of each record: 64 bits that depend on its offset and its content."""
+    """Return 64 bits per record that depend on its offset and content."""
     out = np.empty(len(offsets), np.uint64)
     _compute_fingerprints(offsets, digests, out)
     return out
@@ -204,7 +202,7 @@ def record_fingerprints(offsets: Int64s, digests: RecordDigests) -> Fingerprints
 
 @inline_kernel
 def record_fingerprint(offset: np.uint64, digest: np.uint64) -> np.uint64:
-    """Return 64 pseudo-random bits for a record and its offset. A sum of fingerprints identifies a set of records."""
+    """Return 64 pseudo-random bits; a sum of them identifies a set of records."""
     word = offset * np.uint64(0x9E3779B97F4A7C15) + (digest & np.uint64(2**32 - 1)) * np.uint64(0xD6E8FEB86659FD93)
     word = (word ^ (word >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(29))) * np.uint64(0x94D049BB133111EB)
@@ -226,19 +224,18 @@ def find_segment_number(offset: np.uint64, segment_base_offsets: Int64s) -> int:
 
 @inline_kernel
 def _cell_tag(h0: KeyHashHalf) -> np.uint64:
-    """Return the half of a key hash that chooses the key's cell. 0 becomes 1, because 0 marks an empty cell."""
+    """Return the half of a hash that chooses the cell; 1 for 0, because 0 marks an empty cell."""
     return h0 if h0 != 0 else np.uint64(1)
 
 
 @inline_kernel
 def _further_key_bits(h1: KeyHashHalf) -> np.uint64:
-    """Return 30 further bits of a key's hash, as they are stored in a row's last word."""
     return (h1 & np.uint64(2**30 - 1)) << np.uint64(32)
 
 
 @inline_kernel
 def _find_cell(cells: LatestRecordCells, capacity: int, cell_tag: np.uint64, further_key_bits: np.uint64) -> CellOrComplementOfEmptyCell:
-    """Return the cell of a key, or the bitwise complement of the empty cell where it would be stored."""
+    """Return the key's cell, or the bitwise complement of the empty one where it would be stored."""
     cell = np.int64(high_product_word(cell_tag, np.uint64(capacity)))
     while cells[WORDS * cell] != 0:
         if cells[WORDS * cell] == cell_tag and (cells[WORDS * cell + 2] & _KEY_BITS) == further_key_bits:
@@ -254,9 +251,7 @@ def _is_in_range(state: LatestRecordTableState, cell_tag: np.uint64) -> bool:
 
 @inline_kernel
 def _prefetch_cell_of_row(cells: LatestRecordCells, capacity: int, rows: LatestRecordRows, row: int) -> None:
-    """Prefetch the table cell of a row that is processed soon. Rows of other hash ranges are not excluded, because the branch costs more
-    than it saves.
-    """
+    """Rows of other hash ranges are not excluded, because the branch costs more than it saves."""
     if row + _AHEAD < len(rows):
         prefetch(cells, WORDS * np.int64(high_product_word(_cell_tag(rows[row + _AHEAD, 0]), np.uint64(capacity))))
 
@@ -283,8 +278,8 @@ def _flag_in_range(state: LatestRecordTableState, hashes: Hashes, out_flags: npt
 
 @kernel
 def _remove_outside_range(cells: LatestRecordCells, state: LatestRecordTableState) -> None:
-    """Remove the keys whose hash lies outside the table's range. Every key that stays moves to the first empty cell at or after its
-    home, so that searches find it. The loop starts after an empty cell, because no search passes one.
+    """Every key that stays moves to the first empty cell at or after its home, so that searches find it. The loop starts after an empty
+    cell, because no search passes one.
     """
     capacity, empty = state[TABLE_CAPACITY], 0
     while cells[WORDS * empty] != 0:
@@ -396,8 +391,8 @@ class InflatedTooLargeError(Exception):
 @dataclass(frozen=True, slots=True)
 class GateRecords:
     """Records as parsed by the gate, one row per record.
-    first_row: first row of each batch; one more entry than there are batches.
-    hashes: key hashes, shape (n, 2); zeros for a record without a key.
+    first_row: of each batch; one more entry than batches.
+    hashes: shape (n, 2); zeros for a record without a key.
     digest: checksum of everything but the offset.
     """
 
@@ -424,9 +419,7 @@ _BLOCK: Final = 1 << 15
 
 
 def iterate_batch_header_blocks(buf: Bytes) -> Iterator[HeaderFields]:
-    """Yield the batch headers of a segment in blocks of some thousands, each valid until the next one is requested. Raises
-    UnreadableBatchesError.
-    """
+    """Yield blocks of some thousand headers, each valid until the next one is requested. Raises UnreadableBatchesError."""
     headers = np.empty((len(FIELDS), _BLOCK), np.int64)
     at = 0
     while at < len(buf):
@@ -439,12 +432,12 @@ def iterate_batch_header_blocks(buf: Bytes) -> Iterator[HeaderFields]:
 
 
 def read_all_batch_headers(buf: Bytes) -> HeaderFields:
-    """Return the headers of all batches of a segment. Raises UnreadableBatchesError."""
+    """Raises UnreadableBatchesError."""
     return np.concatenate([np.empty((len(FIELDS), 0), np.int64), *(block.copy() for block in iterate_batch_header_blocks(buf))], axis=1)
 
 
 def find_crc_mismatch(buf: Bytes, headers: HeaderFields) -> BatchNumberOrMinusOne:
-    """Return the number of the first v2 batch whose CRC does not match its bytes, or -1."""
+    """Return the first v2 batch whose CRC does not match, or -1."""
     return int(_first_crc_mismatch(buf, np.ascontiguousarray(headers)))
 
 
@@ -458,7 +451,7 @@ def _read_big_endian(buf: Bytes, position: int, byte_count: int) -> int:
 
 @inline_kernel
 def parse_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
-    """Read a varint. Return its value and the next position, which is beyond ``end`` if the number does not end before it."""
+    """Return the value and the next position, which is beyond ``end`` if the number does not end before it."""
     if position < end and buf[position] < 128:
         low = np.int64(buf[position])
         return (low >> 1) ^ -(low & 1), position + 1
@@ -476,9 +469,7 @@ def parse_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
 
 @kernel
 def _parse_header_block(buf: Bytes, position: int, out_headers: HeaderFields) -> HeaderParseResult:
-    """Parse batch headers until the columns are full, or at a batch that is incomplete or has an invalid header. Return the number of
-    batches, the position after them, and False if an invalid header follows.
-    """
+    """Return the number of batches, the position after them, and False if an invalid header follows."""
     count = 0
     row = np.empty(len(out_headers), np.int64)
     while count < out_headers.shape[1] and position + 26 <= buf.size:
@@ -522,9 +513,7 @@ def _parse_header_block(buf: Bytes, position: int, out_headers: HeaderFields) ->
 
 @inline_kernel
 def _parse_marker(buf: Bytes, header: Int64s) -> ControlKindAndEpoch:
-    """Return ABORT, COMMIT or OTHER, or a reason why the kind is not known (EMPTIED, PACKED, MALFORMED), and the coordinator epoch or
-    -1.
-    """
+    """Return ABORT, COMMIT, OTHER, EMPTIED, PACKED or MALFORMED, and the coordinator epoch or -1."""
     if header[ATTRIBUTES] & CODEC_MASK:
         return PACKED, -1
     if header[COUNT] == 0:
@@ -556,7 +545,7 @@ def _first_crc_mismatch(buf: Bytes, headers: HeaderFields) -> BatchNumberOrMinus
 
 
 class GateRecordParser:
-    """Parser of the records of a few batches at a time. Returned records are valid until the next call, because buffers are reused."""
+    """Parser of a few batches at a time. Records are valid until the next call."""
 
     def __init__(self, k0: HashKeyHalf, k1: HashKeyHalf, inflate_limit: int) -> None:
         self.on_records: Callable[[HeaderFields, GateRecords], None] | None = None
@@ -567,9 +556,7 @@ class GateRecordParser:
         self._columns = _allocate_record_columns(1 << 14)
 
     def parse_records_of_batches(self, buf: Bytes, headers: HeaderFields) -> GateRecords:
-        """Parse the records of these batches of one segment. Raises UnreadableBatchesError, and InflatedTooLargeError if several batches
-        together inflate to too many bytes.
-        """
+        """Raises UnreadableBatchesError, and InflatedTooLargeError if several batches together inflate to too many bytes."""
         body = np.empty((2, headers.shape[1]), np.int64)
         if not np.any(headers[ATTRIBUTES] & CODEC_MASK):
             body[0] = headers[POSITION] + np.where(headers[MAGIC] == 2, 61, 0)
@@ -605,7 +592,7 @@ class GateRecordParser:
         return records
 
     def _inflate_bodies(self, buf: Bytes, headers: HeaderFields, out_body_bounds: Int64s) -> None:
-        """Set ``out_body_bounds`` to begin (first row) and end (second row, exclusive) of each body in the parser's buffer."""
+        """Set begin (first row) and end (second row, exclusive) of each body."""
         position, magic, codec = headers[POSITION], headers[MAGIC], (headers[ATTRIBUTES] & CODEC_MASK).astype(np.int16)
         # A wrapper has a header of its own, its null key and the length of its value before the value.
         start = position + np.where(magic == 2, 61, np.where(codec != 0, 26 + 8 * magic, 0))
@@ -625,7 +612,7 @@ class GateRecordParser:
 
 
 def split_into_chunks(headers: HeaderFields, selected_flags: npt.NDArray[np.bool_]) -> Iterator[Int64s]:
-    """Yield the numbers of the selected batches in chunks of bounded size, each either all compressed or all uncompressed."""
+    """Yield batches in chunks of bounded size, either all compressed or all uncompressed."""
     batches = np.flatnonzero(selected_flags)
     if not len(batches):
         return
@@ -645,7 +632,7 @@ def _allocate_record_columns(record_count: int) -> tuple[npt.NDArray[Any], ...]:
 
 @kernel
 def _count_records_by_batch(buf: Bytes, headers: HeaderFields, body_bounds: Int64s) -> Int64s:
-    """Return the number of records of each batch; messages in v0/v1 wrappers are counted, because a wrapper's header does not state it."""
+    """Messages in v0/v1 wrappers are counted, because a wrapper's header does not state their number."""
     counts = headers[COUNT].copy()
     for batch in range(counts.size):
         if headers[MAGIC, batch] < 2 and headers[ATTRIBUTES, batch] & CODEC_MASK:
@@ -672,7 +659,7 @@ def _parse_records_into_columns(
     timestamp: Int64s, hashes: npt.NDArray[np.uint64], digest: npt.NDArray[np.uint64], flags: npt.NDArray[np.uint8], key_start: Int64s,
     key_length: Int64s,
 ) -> BatchNumberOrMinusOne:  # fmt: skip
-    """Fill the columns ``offset`` to ``key_length``. Return the first batch that cannot be parsed, or -1."""
+    """Return the first batch that cannot be parsed, or -1."""
     for batch in range(headers.shape[1]):
         at, limit = bounds[0, batch], bounds[1, batch]
         magic = headers[MAGIC, batch]
@@ -761,9 +748,7 @@ def _parse_records_into_columns(
 
 
 def _reencoded_digest(records: GateRecords, row: int) -> int:
-    """Return the digest that a record would have if Kafka's cleaner had rewritten it: Java replaces each invalid UTF-8 sequence in
-    header names.
-    """
+    """Return the digest after a rewrite by Kafka's cleaner: Java replaces invalid UTF-8 in header names."""
     buf = records.buf
     key_end = int(records.key_start[row]) + max(int(records.key_length[row]), 0)
     end = len(buf)
@@ -792,7 +777,7 @@ def _digest_field(key_or_value: bytes | None) -> tuple[bytes, bytes]:
 
 
 def sum_fingerprints_by_batch(records: GateRecords, counted_flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
-    """Return for each batch the number of its flagged records, and the sum of their fingerprints; shape (batches, 2)."""
+    """Return number and fingerprint sum of each batch's flagged records, shape (batches, 2)."""
     sums = np.zeros((len(records.first_row) - 1, 2), np.uint64)
     _sum_fingerprints(records.first_row, records.offset, records.digest, counted_flags, sums)
     return sums
