@@ -146,18 +146,25 @@ class Client:
         offset = self.offset(topic, -2).offset
         end = self.offset(topic, -1, committed=committed).offset
         records: list[RecordTuple] = []
-        shown = shown_by_librdkafka if is_librdkafka else shown_by_java
         while offset < end:
             row = self.fetch(topic, offset, committed=committed, max_bytes=max_bytes)
             assert row.error_code == 0, row
-            batches = list(read_batches(bytes(row.records)))
-            if not batches:
+            after, found = self.shown(row, offset, committed=committed, is_librdkafka=is_librdkafka)
+            if after == offset:
                 break  # a hole ends the log
-            aborted = [(one.producer_id, one.first_offset) for one in row.aborted_transactions or ()]
-            wanted = shown(batches, aborted) if committed else [batch for batch in batches if not batch.control]
-            records += [(one.offset, one.key, one.value) for batch in wanted for one in batch.records if one.offset >= offset]
-            offset = batches[-1].last_offset + 1
+            records += found
+            offset = after
         return records
+
+    @staticmethod
+    def shown(row: Any, offset: int, *, committed: bool, is_librdkafka: bool = False) -> tuple[int, list[RecordTuple]]:
+        """Return the position after a response to a fetch at ``offset``, and the records in it that a consumer shows."""
+        batches = list(read_batches(bytes(row.records or b"")))
+        aborted = [(one.producer_id, one.first_offset) for one in row.aborted_transactions or ()]
+        shown = shown_by_librdkafka if is_librdkafka else shown_by_java
+        wanted = shown(batches, aborted) if committed else [batch for batch in batches if not batch.control]
+        records = [(one.offset, one.key, one.value) for batch in wanted for one in batch.records if one.offset >= offset]
+        return batches[-1].last_offset + 1 if batches else offset, records
 
 
 def shown_by_java(batches: Sequence[Batch], aborted: Sequence[tuple[int, int]]) -> Iterator[Batch]:
