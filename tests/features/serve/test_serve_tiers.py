@@ -18,14 +18,14 @@ from typing_extensions import override
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.brokers import view as brokers_view
+from compactor.adapters.brokers import view as brokers_view
 from compactor.constants import TopicId
 from compactor.errors import Unavailable
 from compactor.features.serve import partitions
 from compactor.features.serve.endpoint import Endpoint
 from compactor.features.serve.protocol import ErrorCode, uuid_of_topic_id
 from compactor.model.ids import TopicPartition
-from compactor.storage.forwarding import ForwardingStore
+from compactor.storage.wrappers import ForwardingStore
 from compactor.upkeep.retire import retire_replaced_segments_and_orphans
 from compactor.views.checkpoints import read_only_copy_of_tier
 from tests.builders import LogBuilder
