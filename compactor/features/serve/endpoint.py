@@ -11,7 +11,7 @@ import logging
 import socket
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -35,6 +35,8 @@ from compactor.service import EventLogger, ServiceEventLogger
 JOURNAL = ServiceEventLogger(logging.getLogger(__name__))
 SLICE: Final = 256 << 10
 """Bytes that are handed to a connection at once."""
+JOINED: Final = 64 << 10
+"""Bytes to which the small parts of a frame are joined."""
 LEAST_RESPONSE: Final = 64 << 10
 """Bytes of records that a response may hold when all responses together have reached their budget."""
 LOAD_THREADS: Final = 16
@@ -195,6 +197,8 @@ class Endpoint:
             return
         self._tasks.add(task)
         self.state.accepted += 1
+        # The socket must not run empty while the next slice is prepared.
+        writer.transport.set_write_buffer_limits(high=SLICE)
         peer = writer.get_extra_info("peername")
         connection = Connection(f"{peer[0]}:{peer[1]}" if peer else "", time.monotonic())
         self.state.connections[id(connection)] = connection
@@ -244,13 +248,13 @@ class Endpoint:
     async def _read_frame(self, reader: asyncio.StreamReader, login: access.Login) -> bytes:
         # Who does not log in must not hold one of the connections for long.
         is_known = login.stage is access.Stage.AUTHENTICATED
-        head = await asyncio.wait_for(
-            reader.readexactly(4), (self.settings.idle_ms if is_known else self.settings.request_timeout_ms) / 1000
-        )
+        async with asyncio.timeout((self.settings.idle_ms if is_known else self.settings.request_timeout_ms) / 1000):
+            head = await reader.readexactly(4)
         size = int.from_bytes(head, "big", signed=True)
         if not 0 < size <= self.settings.max_request_bytes:
             raise InvalidFrame(f"a request of {size} bytes; allowed are {self.settings.max_request_bytes} (max_request_bytes)")
-        return await asyncio.wait_for(reader.readexactly(size), self.settings.request_timeout_ms / 1000)
+        async with asyncio.timeout(self.settings.request_timeout_ms / 1000):
+            return await reader.readexactly(size)
 
     async def _answer(self, request: Request, user: access.User) -> Any:
         if self.requests is None:
@@ -280,10 +284,10 @@ class Endpoint:
             views, held = [memoryview(b"".join(views))], size
         self.state.in_flight += held
         try:
-            for view in views:
-                for begin in range(0, len(view), SLICE):
-                    writer.write(view[begin : begin + SLICE])
-                    await asyncio.wait_for(writer.drain(), self.settings.request_timeout_ms / 1000)
+            for part in slices(views):
+                writer.write(part)
+                async with asyncio.timeout(self.settings.request_timeout_ms / 1000):
+                    await writer.drain()
         finally:
             self.state.in_flight -= held
         return size
@@ -317,6 +321,23 @@ def frame_of_fetch(request: Request, response: Any) -> list[memoryview]:
         at = found + len(_MARK)
     parts.append(whole[at:])
     return [memoryview(sum(map(len, parts)).to_bytes(4, "big")), *parts]
+
+
+def slices(views: Iterable[memoryview]) -> Iterator[bytes | memoryview]:
+    """Yield a frame in parts of at most SLICE bytes. Small ones are joined with the beginning of the next one: each part is a system call,
+    and wakes the client.
+    """
+    joined = b""
+    for view in views:
+        taken = min(len(view), JOINED - len(joined)) if joined or len(view) < JOINED else 0
+        joined += view[:taken]
+        if len(joined) == JOINED:
+            yield joined
+            joined = b""
+        for begin in range(taken, len(view), SLICE):
+            yield view[begin : begin + SLICE]
+    if joined:
+        yield joined
 
 
 def _open_socket(host: str, port: int, listen: str) -> socket.socket:

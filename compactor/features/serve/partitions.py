@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 import uuid
 from bisect import bisect_left, bisect_right
@@ -24,6 +25,7 @@ from compactor.errors import BadData, CompactorError
 from compactor.features.serve.protocol import uuid_of_topic_id
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.tier.kinds import MetadataSource
 from compactor.read.outcomes import log_identity
 from compactor.read.reading import last_stable_offset
 
@@ -130,6 +132,8 @@ class Partitions:
         self._listing = asyncio.Lock()
         self._logs: dict[TopicPartition, PartitionLog] = {}
         self._views: dict[TopicPartition, View] = {}
+        self._confirmed_s: dict[TopicPartition, float] = {}
+        """Time at which the listing last showed no change since a view was taken."""
         self._reading: dict[TopicPartition, asyncio.Lock] = {}
         self._tasks: set[asyncio.Future[View]] = set()
         self._failures: dict[TopicPartition | None, tuple[float, CompactorError]] = {}
@@ -138,8 +142,10 @@ class Partitions:
     async def topics(self, max_age_s: float | None = None) -> Mapping[str, Mapping[int, TopicPartition]]:
         """Return the partitions of each topic, of the topic that was created last under its name. Raises UsageError, StoreError."""
         limit, asked_s = self.max_age_s if max_age_s is None else max_age_s, self._clock_s()
-        if self.tier.kind.listing is not None:
+        if self.tier.kind.metadata is MetadataSource.LISTING:
             limit = max(limit, UNHINTED_S)  # it lists every object
+        if asked_s - self._listed_s < limit:
+            return self._topics
         async with self._listing:
             if self._clock_s() - self._listed_s >= limit and self._listed_s < asked_s:
                 self._raise_failure(None, asked_s, limit)
@@ -149,7 +155,7 @@ class Partitions:
                     topics.setdefault(name.topic, {})[name.partition] = name
                 self._topics, self._listed_s = topics, self._clock_s()
                 for gone in self._views.keys() - set(names):
-                    for kept in (self._views, self._logs, self._reading, self._failures):
+                    for kept in (self._views, self._logs, self._confirmed_s, self._reading, self._failures):
                         kept.pop(gone, None)
         return self._topics
 
@@ -190,8 +196,8 @@ class Partitions:
     async def refresh(self, partitions: Iterable[TopicPartition]) -> None:
         """Read the control logs of partitions whose views are old, at the same time. Their errors come from ``view``."""
         now = self._clock_s()
-        old = [name for name in partitions if (view := self._views.get(name)) is None or now - view.taken_s >= self.max_age_s]
-        for done in await asyncio.gather(*map(self.view, old), return_exceptions=True):
+        old = [name for name in partitions if self._age_s(name, now) >= self.max_age_s]
+        for done in old and await asyncio.gather(*map(self.view, old), return_exceptions=True):
             if isinstance(done, BaseException) and not isinstance(done, CompactorError):
                 raise done
 
@@ -202,13 +208,18 @@ class Partitions:
         """
         limit, asked_s = self.max_age_s if max_age_s is None else max_age_s, self._clock_s()
         found = self._views.get(partition)
-        if found is not None and asked_s - found.taken_s < limit:
+        if found is not None and self._age_s(partition, asked_s) < limit:
             return found
         # A request that is given up must not end the read that others wait for, nor let a second one begin beside it.
         task = asyncio.ensure_future(self._refresh_view(partition, limit, asked_s))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
+
+    def _age_s(self, partition: TopicPartition, now_s: float) -> float:
+        """Return the time in seconds for which a partition may have changed unnoticed; infinite if it was not read yet."""
+        view = self._views.get(partition)
+        return now_s - max(view.taken_s, self._confirmed_s.get(partition, view.taken_s)) if view is not None else math.inf
 
     async def _refresh_view(self, partition: TopicPartition, limit: float, asked_s: float) -> View:
         async with self._reading.setdefault(partition, asyncio.Lock()):
@@ -218,6 +229,7 @@ class Partitions:
                 return found
             self._raise_failure(partition, asked_s, limit)
             if limit and found is not None and await self._is_unchanged(partition, found):
+                self._confirmed_s[partition] = self._listed_s
                 return found
             view = await self._attempt(partition, lambda: self._read(partition, found, now=not limit))
             self._views[partition] = view

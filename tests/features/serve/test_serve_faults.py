@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing_extensions import override
 from compactor.config.settings import ServeSettings
 from compactor.errors import StoreError, UsageError
 from compactor.features.serve import pieces
-from compactor.features.serve.endpoint import LEAST_RESPONSE, parse_nodes
+from compactor.features.serve.endpoint import JOINED, LEAST_RESPONSE, SLICE, State, parse_nodes, slices
 from compactor.features.serve.protocol import ErrorCode
 from compactor.model.ids import TopicPartition
 from compactor.storage.wrappers import ForwardingStore
@@ -259,20 +258,19 @@ def test_a_response_holds_no_pieces_beyond_the_budget(tmp_path: Path) -> None:
     cli = TierCli(tmp_path / "cli", {"serve": {"max_in_flight_bytes": 110_000}})
     cli.bring(log.write(tmp_path / "log"))
     with served(cli.config) as endpoint, Client(endpoint) as client:
-        most = [0]
-        write = endpoint._write
+        seen: list[int] = []
 
-        async def watched(writer: Any, request: Any, response: Any) -> int:
-            before = endpoint.state.in_flight
-            written = asyncio.ensure_future(write(writer, request, response))
-            await asyncio.sleep(0)
-            most[0] = max(most[0], endpoint.state.in_flight - before)
-            return await written
+        class Watched(State):
+            @override
+            def __setattr__(self, name: str, value: Any) -> None:
+                super().__setattr__(name, value)
+                if name == "in_flight":
+                    seen.append(value)
 
-        endpoint._write = watched  # type: ignore[method-assign]
+        endpoint.state = Watched()
         client.post(fetch_request(TOPIC, 0, max_bytes=100_000), 12)
         assert len(client.receive()) > 80_000
-        assert 80_000 < most[0] <= 100_000 + 1_000, "not the piece of 400,000 bytes"
+        assert 80_000 < max(seen) <= 100_000 + 1_000, "not the piece of 400,000 bytes"
 
 
 def test_a_request_that_takes_too_long_ends_its_connection_and_not_what_it_began(cli: TierCli) -> None:
@@ -295,3 +293,31 @@ def test_a_request_that_takes_too_long_ends_its_connection_and_not_what_it_began
         wait_for(lambda: endpoint.partitions.last_view(TopicPartition(TOPIC, 1)) is not None)
         with Client(endpoint) as client:
             assert client.fetch(TOPIC, 0, partition=1).records
+
+
+def test_an_unchanged_partition_is_not_looked_at_for_each_request(cli: TierCli) -> None:
+    cli.set(serve={"refresh_ms": 500})
+    with served(cli.config) as endpoint, Client(endpoint) as client:
+        assert client.fetch(TOPIC, 0).records
+        time.sleep(0.6)
+        refreshed = []
+        original = endpoint.partitions._refresh_view
+
+        async def counted(*arguments: Any) -> Any:
+            refreshed.append(arguments)
+            return await original(*arguments)
+
+        endpoint.partitions._refresh_view = counted  # type: ignore[assignment, method-assign]
+        began = time.monotonic()
+        for _ in range(20):
+            assert client.fetch(TOPIC, 0).records
+        assert len(refreshed) <= 1 + (time.monotonic() - began) / 0.5
+
+
+def test_small_parts_of_a_frame_are_joined() -> None:
+    views = [memoryview(bytes([number]) * size) for number, size in enumerate((4, 60, 600_000, 5, 3))]
+    parts = [bytes(part) for part in slices(views)]
+    assert b"".join(parts) == b"".join(views)
+    assert [len(part) for part in parts] == [JOINED, SLICE, SLICE, 600_064 - JOINED - 2 * SLICE, 8]
+    assert [bytes(part) for part in slices([memoryview(b"whole")])] == [b"whole"]
+    assert list(slices([])) == []
