@@ -25,9 +25,9 @@ from compactor.errors import BadData, CompactorError
 from compactor.features.serve.protocol import uuid_of_topic_id
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.tier.kinds import MetadataSource
 from compactor.read.outcomes import log_identity
 from compactor.read.reading import last_stable_offset
+from compactor.tier.kinds import MetadataSource
 
 T = TypeVar("T")
 UNDEFINED = -1

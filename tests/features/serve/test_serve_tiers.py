@@ -29,11 +29,11 @@ from compactor.storage.wrappers import ForwardingStore
 from compactor.upkeep.retire import retire_replaced_segments_and_orphans
 from compactor.views.checkpoints import read_only_copy_of_tier
 from tests.builders import LogBuilder
+from tests.features.imports.test_import_truncated import Log
+from tests.features.pinterest.test_pinterest_tier import Upstream
 from tests.features.serve.test_serve_fetch import TOPIC, all_records, committed_records, log_of_transactions
 from tests.golden.test_broker_tier_cat import CASES, digest, expected
 from tests.golden_cases import names, unpack
-from tests.integration.test_import_truncated import Log
-from tests.integration.test_pinterest_tier import Upstream
 from tests.simulation.world import Faults
 from tests.support.broker_metadata import broker_cli
 from tests.support.broker_tiers import aiven_tier, local_tier
