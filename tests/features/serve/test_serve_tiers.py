@@ -26,8 +26,8 @@ from compactor.features.serve.endpoint import Endpoint
 from compactor.features.serve.protocol import ErrorCode, uuid_of_topic_id
 from compactor.model.ids import TopicPartition
 from compactor.storage.wrappers import ForwardingStore
-from compactor.upkeep.retire import retire_replaced_segments_and_orphans
-from compactor.views.checkpoints import read_only_copy_of_tier
+from compactor.upkeep.retire import retire_partition
+from compactor.views.checkpoints import read_only_copy
 from tests.builders import LogBuilder
 from tests.features.imports.test_import_truncated import Log
 from tests.features.pinterest.test_pinterest_tier import Upstream
@@ -159,7 +159,7 @@ def brokers(tmp_path: Path) -> MemoryBrokers:
 
 
 def serving(brokers: MemoryBrokers) -> Any:
-    opened = read_only_copy_of_tier(brokers.opened())
+    opened = read_only_copy(brokers.opened())
     return served(brokers.folder / "tier.toml", lambda _: opened)
 
 
@@ -185,7 +185,7 @@ def test_what_brokers_and_rounds_delete_is_never_taken_for_damage(
             opened = brokers.opened()
             assert compact(opened, NAME, opened.ports.clock_ms()).status == "cleaned"
             log = opened.open_control_log_of_partition(NAME, caller_runs_round=True)
-            retire_replaced_segments_and_orphans(opened.ports, log, opened.lease, opened.retention)
+            retire_partition(opened.ports, log, opened.lease, opened.retention)
 
         for change in (compacted, lambda: brokers.expire(NAME, end // 2)):
             wait_until_loaded(endpoint, client)
