@@ -84,7 +84,7 @@ def compacted(tier: Tier) -> Cost:
     assert report.status == "cleaned", report
     run = tier.open_control_log_of_partition(NAME).refresh().runs[-1].stats
     writes = sum(count for kind, count in used.requests.items() if kind in WRITES)
-    usd = price_table_of_tier("s3://bucket").price_of_requests_usd(used.total_requests - writes, writes)
+    usd = price_table_of_tier("s3://bucket").requests_usd(used.total_requests - writes, writes)
     through = used.bytes_read + used.bytes_written
     return Cost(through, int(run.get("bytes_copied", 0)), used.total_requests, usd, cost, time.perf_counter() - wall)
 

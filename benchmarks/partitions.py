@@ -47,7 +47,7 @@ class AllLed:
         self.asked += 1
         return ClusterPartitionLeaders(CLUSTER, dict.fromkeys(self.names, 1))
 
-    def query_log_ends_from_leaders(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LeaderReportedLogEnd | StoreError]:
+    def log_ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LeaderReportedLogEnd | StoreError]:
         self.asked += 1
         return dict.fromkeys(names, LeaderReportedLogEnd(0, RECORDS * (SEALED + 1)))
 

@@ -202,8 +202,8 @@ def exchange_requests(args: argparse.Namespace, plan: CompactionPlan, bundles: i
     each = (row_bytes + gate_bytes) / (bundles * (windows + judged)) / 1e3
     price = price_table_of_tier("s3://bucket")
     exchange_usd, segments_usd = (
-        price.price_of_requests_usd(reads, writes),
-        price.price_of_requests_usd(args.segments * 12, len(plan.tasks) * 7),
+        price.requests_usd(reads, writes),
+        price.requests_usd(args.segments * 12, len(plan.tasks) * 7),
     )
     return [
         (

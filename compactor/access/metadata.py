@@ -80,7 +80,7 @@ class TierMetadataSource:
         """Brokers' metadata record of each segment of the partition, in any state except deleted."""
         return ()
 
-    def deleted_topic_partitions_with_segments(self) -> Sequence[TopicIdPartition]:
+    def deleted_partitions(self) -> Sequence[TopicIdPartition]:
         """Partitions of deleted topics of which the brokers have not yet deleted all segments."""
         return ()
 
@@ -160,8 +160,8 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
         return self.brokers.partition_metadata_from_records(partition).cache.list_segments()
 
     @override
-    def deleted_topic_partitions_with_segments(self) -> Sequence[TopicIdPartition]:
-        return self.brokers.deleted_topic_partitions_with_segments()
+    def deleted_partitions(self) -> Sequence[TopicIdPartition]:
+        return self.brokers.deleted_partitions()
 
 
 class ListedTierMetadataSource(TierMetadataSource):

@@ -1,7 +1,7 @@
 """Connections to Kafka brokers: client properties, retries, and translation of librdkafka's errors.
 
-confluent-kafka (the extra ``kafka``) is imported on first use. librdkafka retries a broker that refuses it and reports the reason only in
-a callback; ClientErrorRecorder stores that reason, and ``retry_until_answered`` stops retrying if it is permanent.
+confluent-kafka (the extra ``kafka``) is imported on first use. librdkafka retries a broker that refuses it and reports the reason only in a
+callback; ClientErrorRecorder stores that reason, and ``retry_until_answered`` stops retrying if it is permanent.
 """
 
 from __future__ import annotations
@@ -86,9 +86,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class KafkaConnection:
-    """Bootstrap servers and client properties. Raises UsageError for properties that must not be set.
-
-    properties: librdkafka's (security.protocol, sasl.*, ssl.*, client.id ...). timeout_s: seconds for which a request is retried.
+    """Bootstrap servers and librdkafka's properties. Raises UsageError for properties that must not be set. timeout_s: seconds for which a
+    request is retried.
     """
 
     bootstrap_servers: str
@@ -104,15 +103,12 @@ class KafkaConnection:
 
     @property
     def producer_delivery_timeout_ms(self) -> int:
-        """Return for how many milliseconds a producer retries a record. Afterwards the record cannot arrive any more."""
+        """Return after how many milliseconds a producer's record cannot arrive any more."""
         detail = self.properties.get("delivery.timeout.ms") or self.properties.get("message.timeout.ms")
         return int(detail) if detail and detail.isdigit() and int(detail) > 0 else int(self.timeout_s * 1000)
 
     def client_settings(self, listener: ClientErrorRecorder, **ours: object) -> dict[str, Any]:
-        """Return the configuration of a confluent-kafka client.
-
-        Keyword arguments are further client properties, with underscores instead of dots.
-        """
+        """Return the configuration of a confluent-kafka client. ``ours``: further properties, with underscores instead of dots."""
         fixed = {name.replace("_", "."): value for name, value in ours.items()}
         return {
             "client.id": "tiered-compactor",
@@ -141,26 +137,20 @@ class ClientErrorRecorder:
                 self._error = error
 
     def clear_error(self) -> None:
-        """Forget the stored error, because a request was answered."""
         with self._lock:
             self._error = None
 
     @property
     def most_severe_error(self) -> KafkaError | None:
-        """Return the stored error, or None."""
         with self._lock:
             return self._error
 
     def tls_or_login_error(self, servers: str, request_name: str) -> Refused | None:
-        """Return the stored error as Refused if it is about TLS or login, so that retrying is pointless; otherwise None.
-
-        :param servers: the bootstrap servers, for the message.
-        :param request_name: the request, for the message.
-        """
+        """Return the stored error as Refused if it is about TLS or login, so that retrying is pointless; otherwise None."""
         error = self.most_severe_error
         if error is None or _error_severity_rank(error.name()) < 2:
             return None
-        found = store_error_from_kafka_error(error, servers, request_name)
+        found = translate_kafka_error(error, servers, request_name)
         return found if isinstance(found, Refused) else None
 
 
@@ -168,7 +158,6 @@ class _LibrdkafkaDebugLogger(logging.Handler):
     """Logger that writes librdkafka's lines at debug level. Errors also reach the client's error callback."""
 
     def log(self, level: int, message: str, *arguments: object) -> None:
-        """Write one line at debug level."""
         _log.debug(message, *arguments)
 
 
@@ -194,12 +183,8 @@ def create_kafka_client(factory: Callable[[], Any]) -> Any:
 def retry_until_answered(
     connection: KafkaConnection, listener: ClientErrorRecorder, request_name: str, send_once: Callable[[float], T]
 ) -> T:
-    """Call ``send_once`` until it returns, and return its result. Raises Unavailable if that takes longer than the connection's
-    ``timeout_s``. An error that a retry cannot solve is raised at once, as Refused, NotFound or Unavailable.
-
-    :param listener: recorder of the errors that the client has reported; cleared by an answer.
-    :param request_name: the request, for messages.
-    :param send_once: one attempt; receives the seconds that it may take.
+    """Call ``send_once`` (with the seconds that the attempt may take) until it returns, and return its result. Raises Unavailable after the
+    connection's ``timeout_s``, and at once an error that a retry cannot solve, as Refused, NotFound or Unavailable.
     """
     kafka = load_confluent_kafka()
     began = time.monotonic()
@@ -232,10 +217,9 @@ def retry_until_answered(
 class RetriedAdminRequest(Generic[K, T]):
     """An admin request that ``retry_until_answered`` can repeat. Calling it returns all answers, or raises TimeoutError.
 
-    The client asks the controller or leaders that it knows. If one of them has died, no answer comes; therefore the cluster metadata is
-    refreshed and the request is sent again, while answers to the first request are still accepted.
+    If the controller or leader that the client knows has died, no answer comes; therefore the metadata is refreshed and the request sent
+    again, while answers to the first are still accepted.
 
-    :param send: sends the request and returns a future for each answer.
     :param topic: topic whose leaders are needed; None for all topics.
     """
 
@@ -285,31 +269,22 @@ class LazyKafkaAdminClient:
         return self._client
 
     def send_request(self, request_name: str, send: Callable[[], Mapping[K, Future[T]]]) -> dict[K, T]:
-        """Send a request, and return each answer under the key that ``send`` gives to its future. Raises Unavailable, Refused or NotFound.
-
-        :param request_name: the request, for messages.
-        :param send: sends the request once, and returns a future for each answer.
-        """
+        """Send a request, and return each answer under the key of its future. Raises Unavailable, Refused or NotFound."""
         return retry_until_answered(self._connection, self._listener, request_name, RetriedAdminRequest(self.client, send))
 
     def request_cluster_metadata(self, request_name: str) -> Any:
-        """Return the cluster's metadata (brokers, topics, leaders), in one request."""
+        """Return brokers, topics and leaders, in one request."""
         client = self.client
         return retry_until_answered(
             self._connection, self._listener, request_name, lambda seconds: [client.poll(0), client.list_topics(timeout=seconds)][1]
         )
 
     def close(self) -> None:
-        """Drop the client."""
         self._client = None
 
 
-def store_error_from_kafka_error(error: KafkaError, servers: str, request_name: str) -> StoreError:
-    """Translate an error of librdkafka or a broker to Refused, NotFound or Unavailable.
-
-    :param servers: the bootstrap servers, for the message.
-    :param request_name: the request, for the message.
-    """
+def translate_kafka_error(error: KafkaError, servers: str, request_name: str) -> StoreError:
+    """Translate an error of librdkafka or a broker to Refused, NotFound or Unavailable."""
     name, detail = error.name(), error.str()
     for names, kind, text, hint in _MEANINGS:
         if name in names:
@@ -320,20 +295,19 @@ def store_error_from_kafka_error(error: KafkaError, servers: str, request_name: 
 
 
 def _error_after_retries(error: KafkaError, connection: KafkaConnection, listener: ClientErrorRecorder, request_name: str) -> StoreError:
-    """Return the error to raise when retries end: the most severe one that the client reported to ``listener``, else ``error``."""
     refusal = listener.tls_or_login_error(connection.bootstrap_servers, request_name)
     if refusal is not None:
         return refusal
     if error.name() in (*_RETRIABLE_ERRORS, *_NETWORK_ERRORS) and (received := listener.most_severe_error) is not None:
-        return store_error_from_kafka_error(received, connection.bootstrap_servers, request_name)
-    return store_error_from_kafka_error(error, connection.bootstrap_servers, request_name)
+        return translate_kafka_error(received, connection.bootstrap_servers, request_name)
+    return translate_kafka_error(error, connection.bootstrap_servers, request_name)
 
 
 def no_answer_error(connection: KafkaConnection, listener: ClientErrorRecorder, request_name: str) -> StoreError:
-    """Return the error for a request without an answer: the most severe one that the client reported to ``listener``, else Unavailable."""
+    """Return the most severe error that the client reported, else Unavailable."""
     received = listener.most_severe_error
     if received is not None:
-        return store_error_from_kafka_error(received, connection.bootstrap_servers, request_name)
+        return translate_kafka_error(received, connection.bootstrap_servers, request_name)
     return Unavailable(f"{request_name}: no answer from {connection.bootstrap_servers} within {connection.timeout_s:g} s", hint="Try again")
 
 

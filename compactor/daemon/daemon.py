@@ -19,7 +19,7 @@ from heapq import nsmallest
 from typing_extensions import override
 
 from compactor.access.tier import Tier
-from compactor.adapters.brokers.cluster import query_which_topic_ids_exist
+from compactor.adapters.brokers.cluster import query_topic_ids
 from compactor.bootstrap import kafka_connection_settings
 from compactor.config.settings import CleanerSettings, Settings
 from compactor.config.units import count_noun, format_size
@@ -38,7 +38,7 @@ from compactor.daemon.scheduling import (
     check_stores_writable,
     choose_jobs,
     execute_job,
-    idle_partition_poll_interval_ms,
+    idle_poll_interval_ms,
     needs_poll,
     new_partition_schedule,
     schedule_restored_after_restart,
@@ -46,9 +46,9 @@ from compactor.daemon.scheduling import (
     with_change_hint,
     with_failed_poll,
     with_job_outcome,
+    with_pause_and_request,
     with_poll_result,
-    with_round_pause_and_round_request,
-    with_round_suspension_set_or_ended,
+    with_suspension,
 )
 from compactor.daemon.status import (
     DaemonStatus,
@@ -84,7 +84,6 @@ DAEMON_JOURNAL = ServiceEventLogger(logging.getLogger(__name__))
 class Daemon(PollingLoop[PartitionJob, JobResult]):
     """Scheduler loop over one tier. ``status`` and ``partition_details`` may be called from any thread.
 
-    :param log: receives one line for each event.
     :param seed: seed of the order in which partitions are taken; None for a different order in each process.
     """
 
@@ -125,17 +124,17 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
 
     @override
     def _scan_interval_s(self) -> float:
-        """Return the seconds until the next scan. A random share keeps daemons that started together from scanning together."""
+        # Return the seconds until the next scan. A random share keeps daemons that started together from scanning together.
         interval_s = self._tier.settings.daemon.interval_ms / 1000
         return 0.0 if self._scan_incomplete else interval_s * (0.9 + 0.2 * self._random.random())
 
     @override
     def scan(self) -> None:
-        """Read the change feed, poll the partitions that need it (read their control logs), and do periodic work that is due."""
+        """Read the change feed, poll the partitions that need it, and do periodic work that is due."""
         now = self._tier.ports.clock_ms()
         try:
-            self._poll_change_feed_into_schedules(now)
-            self._poll_control_logs_of_partitions(now)
+            self._poll_change_feed(now)
+            self._poll_control_logs(now)
         except Stopped:
             return
         except CompactorError as error:
@@ -150,14 +149,12 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         self._scan_ms = now
         self._check_stores_are_writable(now)
         self._abort_abandoned_uploads(now)
-        self._delete_partitions_of_removed_kafka_topics(now)
+        self._delete_removed_topics(now)
         self._record_hourly_storage_figures(now)
 
     def _record_hourly_storage_figures(self, now_ms: int) -> None:
-        """Store the sizes of the tier and its topics for this hour, which the web pages show. Does nothing if this hour is stored already,
-        or the latest scan did not poll every partition that needed it.
-        """
-        if self._scan_incomplete or now_ms - now_ms % HOUR_MS <= self._trend.start_of_latest_hour_ms:
+        # Store this hour's sizes once, if the latest scan polled every partition that needed it.
+        if self._scan_incomplete or now_ms - now_ms % HOUR_MS <= self._trend.latest_hour_ms:
             return
         control = self._tier.ports.control
         statuses = [schedule.status for schedule in self._schedules.values() if schedule.status is not None]
@@ -172,7 +169,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         self._trend = trend
 
     def _abort_abandoned_uploads(self, now_ms: int) -> None:
-        """Abort uploads to the stores that dead writers left unfinished. Done at most once per ``orphan_age_ms``."""
+        # Abort uploads of dead writers, at most once per ``orphan_age_ms``.
         if now_ms - self._swept_ms < max(self._tier.retention.orphan_age_ms, LEAST_AGE_MS):
             return
         self._swept_ms = now_ms
@@ -184,17 +181,13 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         if swept:
             self._log(f"swept {len(swept)} unfinished uploads, {swept[0]} among them")
 
-    def _delete_partitions_of_removed_kafka_topics(self, now_ms: int) -> None:
-        """Delete from the tier the partitions of topics that no longer exist in their Kafka cluster, if the settings say so. The cluster is
-        asked at most once per ASK_TOPICS_MS.
-        """
+    def _delete_removed_topics(self, now_ms: int) -> None:
+        # Ask the cluster at most once per ASK_TOPICS_MS, and only if the settings say so.
         if self._tier.settings.tier.on_topic_deletion == "keep" or now_ms - self._asked_topics_ms < ASK_TOPICS_MS:
             return
         self._asked_topics_ms = now_ms
         try:
-            deleted = delete_missing_topics(
-                self._tier, partial(query_which_topic_ids_exist, kafka_connection_settings(self._tier.settings))
-            )
+            deleted = delete_missing_topics(self._tier, partial(query_topic_ids, kafka_connection_settings(self._tier.settings)))
         except CompactorError as error:
             self._log(f"topics that were deleted are not deleted from the tier for now: {error}", level=logging.WARNING)
             return
@@ -202,10 +195,8 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             self._log("its topic was deleted, and so is the partition; its objects wait for grace", partition=str(name))
 
     def _check_stores_are_writable(self, now_ms: int) -> None:
-        """Check that rounds could write. If they could not, no job starts until a later check succeeds.
-
-        The stores are checked at the start, after a failed job, and at each scan while writing fails, but not while the tier is idle.
-        """
+        # Check at the start, after a failed job, and at each scan while writing fails, but not while the tier is idle. No job starts until
+        # a check succeeds.
         if not self._unwritable and not self._check_stores and now_ms - self._write_check_ms < WRITE_CHECK_MS:
             return
         stores = bool(self._unwritable) or self._check_stores
@@ -242,16 +233,15 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
 
     # --- polling ---
 
-    def _poll_change_feed_into_schedules(self, now_ms: int) -> None:
-        """Update the schedules of partitions from the change feed's report, if there is a new one."""
+    def _poll_change_feed(self, now_ms: int) -> None:
         report = self._changes.poll_changes(self._tier)
         if report is None:
             return
         if not self._schedules:
             hints = {str(name): hint for name, hint in report.hints.items()}
-            poll = idle_partition_poll_interval_ms(len(hints))
-            for name, (seen, polled_ms) in self._cache.load_statuses_of_unchanged_partitions(hints, poll, now_ms).items():
-                self._schedules[name] = self._with_output_schedule_if_configured(
+            poll = idle_poll_interval_ms(len(hints))
+            for name, (seen, polled_ms) in self._cache.load_unchanged_statuses(hints, poll, now_ms).items():
+                self._schedules[name] = self._with_output_schedule(
                     schedule_restored_after_restart(name, report.hints[name], seen, polled_ms, poll)
                 )
         schedules = {}
@@ -259,13 +249,11 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             schedule = self._schedules.get(name)
             if schedule is None or name in report.recreated:
                 self._cache.forget_partition(name)
-                schedule = self._with_output_schedule_if_configured(new_partition_schedule(name, hint, now_ms))
+                schedule = self._with_output_schedule(new_partition_schedule(name, hint, now_ms))
             elif hint != schedule.hint:
                 schedule = with_change_hint(schedule, hint, now_ms)
-            schedule = with_round_suspension_set_or_ended(schedule, report.suspended.get(name.topic), now_ms)
-            schedules[name] = with_round_pause_and_round_request(
-                schedule, report.paused.get(name, ""), report.requested.get(name, 0), now_ms
-            )
+            schedule = with_suspension(schedule, report.suspended.get(name.topic), now_ms)
+            schedules[name] = with_pause_and_request(schedule, report.paused.get(name, ""), report.requested.get(name, 0), now_ms)
         self._schedules = schedules
         self._report_changed_round_suspensions(report.suspended)
         for why in sorted(set(report.paused.values()) - set(self._paused.values())):
@@ -276,27 +264,20 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         self._paused = dict(report.paused)
 
     def _report_changed_round_suspensions(self, suspended_topics: Mapping[str, Block]) -> None:
-        """Log the topics for which rounds are forbidden now and were not before, or the reverse, one line per reason."""
         before, self._suspended = self._suspended, dict(suspended_topics)
         new: dict[str, list[str]] = {}
         for topic, block in sorted(suspended_topics.items()):
             if topic not in before or before[topic].reason != block.reason:
                 new.setdefault(block.reason, []).append(topic)
         for why, topics in new.items():
-            self._log(f"no round begins for {_topic_name_or_count_text(topics)}: {why}", level=logging.WARNING)
+            self._log(f"no round begins for {_topics_text(topics)}: {why}", level=logging.WARNING)
         if again := sorted(before.keys() - suspended_topics.keys()):
-            self._log(f"{_topic_name_or_count_text(again)} {'is' if len(again) == 1 else 'are'} compacted again")
+            self._log(f"{_topics_text(again)} {'is' if len(again) == 1 else 'are'} compacted again")
 
-    def _with_output_schedule_if_configured(self, schedule: PartitionSchedule) -> PartitionSchedule:
-        """Return the schedule, to which the schedule of the partition's output (its compacted view for other readers) is added if an output
-        is configured.
-        """
+    def _with_output_schedule(self, schedule: PartitionSchedule) -> PartitionSchedule:
         return schedule if self._resources.output is None else replace(schedule, output=OutputSchedule())
 
-    def _poll_control_logs_of_partitions(self, now_ms: int) -> None:
-        """Poll the partitions that need it, at most MOST_POLLS_PER_SCAN of them, in POLL_THREADS threads. Partitions that the change feed
-        has reported go first.
-        """
+    def _poll_control_logs(self, now_ms: int) -> None:
         names = [name for name, schedule in self._schedules.items() if name not in self._running and needs_poll(schedule, now_ms)]
         self._scan_incomplete = len(names) > MOST_POLLS_PER_SCAN
         if self._scan_incomplete:  # partitions that the change feed has reported go first
@@ -308,27 +289,19 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         with ThreadPoolExecutor(min(POLL_THREADS, len(names)), thread_name_prefix="poll") as pool:
             polls = {name: pool.submit(self._poll_partition, self._schedules[name], now_ms) for name in names}
             self._record_poll_results(polls, now_ms)
-        self._cache.save_poll_times_of_unchanged_partitions()
+        self._cache.save_poll_times()
 
     def _record_poll_results(self, polls: dict[TopicPartition, Future[PartitionStatus]], now_ms: int) -> None:
-        """Update the schedules with the status, or the failure, that each poll of a partition's control log has given.
-
-        Raises the error if all polls failed because the store is unreachable.
-        """
         for name, poll in polls.items():
             schedule = self._schedules[name]
             try:
                 self._schedules[name] = with_poll_result(
-                    schedule, poll.result(), now_ms, self._random.random(), idle_partition_poll_interval_ms(len(self._schedules))
+                    schedule, poll.result(), now_ms, self._random.random(), idle_poll_interval_ms(len(self._schedules))
                 )
             except Stopped:
                 raise
             except Exception as error:
-                if (
-                    isinstance(error, StoreError)
-                    and len(polls) > 1
-                    and all(_is_poll_failed_by_store_error(other) for other in polls.values())
-                ):
+                if isinstance(error, StoreError) and len(polls) > 1 and all(_failed_by_store(other) for other in polls.values()):
                     raise  # the store is unreachable, not this partition
                 reason = str(error) if isinstance(error, CompactorError) else bug_reason(error)
                 self._schedules[name] = with_failed_poll(schedule, reason, now_ms)
@@ -336,18 +309,12 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
                     self._log(reason, level=logging.ERROR, partition=str(name))
 
     def _poll_partition(self, schedule: PartitionSchedule, now_ms: int) -> PartitionStatus:
-        """Return the present status of a partition, after reading new records of its control log. Raises Stopped, CompactorError."""
         self.stop.raise_if_stopped()
         return self._cache.poll_partition(schedule.partition, schedule.hint, schedule.status, now_ms)
 
     # --- jobs ---
 
     def _start_job(self, job: PartitionJob, parallel_jobs: int, worker_threads: int) -> None:
-        """Start a thread that performs this job.
-
-        :param parallel_jobs: jobs that may run at the same time and share the budgets.
-        :param worker_threads: worker threads of the job.
-        """
         tier = replace(self._tier, settings=settings_for_parallel_job(self._tier.settings, parallel_jobs, worker_threads))
         catalog = self._tier.catalog.state
         self._running[job.partition] = job
@@ -366,7 +333,6 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
 
     @override
     def _process_job_result(self, result: JobResult) -> None:
-        """Process a finished job: update the partition's schedule and the totals, and write a log line."""
         job, now = result.job, self._tier.ports.clock_ms()
         del self._running[job.partition]
         schedule = self._schedules.get(job.partition) or new_partition_schedule(job.partition, 0, now)  # its topic was deleted meanwhile
@@ -395,7 +361,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
     # --- status ---
 
     def status(self) -> DaemonStatus:
-        """Return the daemon's schedules, running jobs and totals at this moment. Makes no request to a store or broker."""
+        """Return the daemon's schedules, running jobs and totals. Makes no request."""
         tier, now = self._tier, self._tier.ports.clock_ms()
         stopping = self.stop.event.is_set()
         return DaemonStatus(
@@ -420,14 +386,11 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         )
 
     def cleaner_settings_for_topic(self, topic: str) -> CleanerSettings:
-        """Return the cleaner settings that apply to a topic now. Makes no request to a store or broker."""
+        """Return the cleaner settings that apply to a topic now. Makes no request."""
         return self._tier.cleaner_settings_for_topic(topic)
 
     def partition_details(self, partition: TopicPartition) -> PartitionDetails | None:
-        """Return schedule, history and running job of one partition, or None if the tier does not hold it.
-
-        Makes no request to a store or broker.
-        """
+        """Return schedule, history and running job of one partition, or None if the tier does not hold it. Makes no request."""
         schedule, now = self._schedules.get(partition), self._tier.ports.clock_ms()
         if schedule is None:
             return None
@@ -436,8 +399,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         return PartitionDetails(now, schedule, segments, history, work)
 
 
-def _topic_name_or_count_text(topics: Sequence[str]) -> str:
-    """Return a text for log messages that names a single topic, or the number of several and the first of them."""
+def _topics_text(topics: Sequence[str]) -> str:
     return f"topic {topics[0]}" if len(topics) == 1 else f"{len(topics)} topics ({topics[0]} among them)"
 
 
@@ -463,21 +425,18 @@ def describe_job_result(result: JobResult) -> str:
 
 
 def job_result_log_level(result: JobResult) -> int:
-    """Return the level at which a finished job is logged, by how the job ended."""
+    """Return the level at which a finished job is logged."""
     if result.status in (RoundStatus.FAILED, RoundStatus.QUARANTINED):
         return logging.ERROR
     return logging.WARNING if result.status in (RoundStatus.OUT_OF_BUDGET, RoundStatus.FENCED) else logging.INFO
 
 
-def _is_poll_failed_by_store_error(poll_result: Future[PartitionStatus]) -> bool:
-    """Return whether a poll ended with an error of the store."""
+def _failed_by_store(poll_result: Future[PartitionStatus]) -> bool:
     return isinstance(poll_result.exception(), StoreError)
 
 
 def _total_disk_budget_bytes(tier: Tier, threads: int) -> int:
-    """Return the disk budget of all jobs together, in bytes. If the setting is "auto", it is the budget of one job times the number of
-    threads, at most the free space.
-    """
+    # "auto": one job's budget times the number of threads, at most the free space.
     cleaner = tier.settings.cleaner
     one = disk_budget_bytes(cleaner, tier.state_dir)
     if cleaner.disk_budget_bytes != "auto":

@@ -24,10 +24,7 @@ from compactor.service_metrics import (
 
 
 def daemon_metrics(status: DaemonStatus, *, include_kafka_names: bool = True) -> Iterator[Metric]:
-    """Yield the daemon's metrics.
-
-    :param include_kafka_names: also yield them under the names of Kafka's LogCleaner.
-    """
+    """Yield the daemon's metrics, on request also under the names of Kafka's LogCleaner."""
     if include_kafka_names:
         yield from _metrics_under_kafka_names(status)
     yield from _health_metrics(status)
@@ -38,8 +35,8 @@ def daemon_metrics(status: DaemonStatus, *, include_kafka_names: bool = True) ->
 
 
 def _metrics_under_kafka_names(status: DaemonStatus) -> Iterator[Metric]:
-    """Yield the metrics that Kafka has as kafka.log:type=LogCleaner and LogCleanerManager, under Kafka's names and in its units."""
-    values = _kafka_log_cleaner_metric_values(status)
+    """Yield the metrics of kafka.log:type=LogCleaner and LogCleanerManager, under Kafka's names and in its units."""
+    values = _log_cleaner_values(status)
     for name, (kafkas, help_text, factor) in ALIASES.items():
         yield GaugeMetricFamily(kafkas, f"{help_text} (alias of {OWN}_{name})", value=values[name] * factor)
     since = status.now_ms - status.scan_ms if status.scan_ms else 0
@@ -62,8 +59,8 @@ ALIASES = {
 """Name of a metric -> Kafka's name for it, its help text, and the factor from its unit to Kafka's."""
 
 
-def _kafka_log_cleaner_metric_values(status: DaemonStatus) -> dict[str, float]:
-    """Return the values of the metrics that Kafka's LogCleaner has, too, by metric name. Times are in seconds, shares from 0 to 1."""
+def _log_cleaner_values(status: DaemonStatus) -> dict[str, float]:
+    """Times are in seconds, shares from 0 to 1."""
     seen = [schedule.status for schedule in status.schedules if schedule.status is not None]
     bad = [schedule.verdict for schedule in status.schedules_with_blocked_rounds if schedule.verdict is not None]
     totals = status.totals
@@ -79,10 +76,7 @@ def _kafka_log_cleaner_metric_values(status: DaemonStatus) -> dict[str, float]:
 
 
 def _health_metrics(status: DaemonStatus) -> Iterator[Metric]:
-    """Yield the metrics that alerts watch: readiness, partitions whose rounds fail or are forbidden, the latest scan and the latest
-    round.
-    """
-    for name, value in _kafka_log_cleaner_metric_values(status).items():
+    for name, value in _log_cleaner_values(status).items():
         yield make_gauge(name, ALIASES[name][1], value)
     yield from make_gauges(
         (
@@ -99,13 +93,11 @@ def _health_metrics(status: DaemonStatus) -> Iterator[Metric]:
 
 
 def _sort_key_by_importance(schedule: PartitionSchedule) -> tuple[bool, int, str]:
-    """Return a sort key for partitions: first those whose rounds fail or are forbidden, then those with most bytes to clean."""
     dirty = schedule.status.dirty_bytes if schedule.status else 0
     return (not schedule.blocked_reason, -dirty, str(schedule.partition))
 
 
 def _partition_metrics(status: DaemonStatus) -> Iterator[Metric]:
-    """Yield the metrics with one time series per partition, for the MOST_LABELLED most important partitions."""
     shown = sorted((schedule for schedule in status.schedules if schedule.status is not None), key=_sort_key_by_importance)[:MOST_LABELLED]
     described = {
         "first_dirty_offset": f"First offset that is not clean, for the {MOST_LABELLED} partitions that are blocked or have most to clean",
@@ -119,9 +111,8 @@ def _partition_metrics(status: DaemonStatus) -> Iterator[Metric]:
 
 
 def _tier_metrics(status: DaemonStatus) -> Iterator[Metric]:
-    """Yield the metrics that are sums over all partitions of the tier."""
     seen = [schedule.status for schedule in status.schedules if schedule.status is not None]
-    due = [schedule.status_if_round_may_begin for schedule in status.schedules if schedule.status_if_round_may_begin is not None]
+    due = [schedule.due_status for schedule in status.schedules if schedule.due_status is not None]
     moments = [one.retire_at_ms for one in seen if one.retire_at_ms < NEVER_MS]
     overdue = max(0, status.now_ms - min(moments)) / 1000 if moments else 0
     contents = [one.output.content for one in status.schedules if one.output is not None and one.output.content is not None]
@@ -148,7 +139,6 @@ def _tier_metrics(status: DaemonStatus) -> Iterator[Metric]:
 
 
 def _job_metrics(status: DaemonStatus) -> Iterator[Metric]:
-    """Yield the metrics of finished jobs: numbers, durations and bytes since the daemon started."""
     totals = status.totals
     yield from make_gauges(
         (

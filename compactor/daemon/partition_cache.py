@@ -1,7 +1,7 @@
-"""Cache of partition summaries for the daemon.
+"""Cache of partition summaries for the daemon, and the change feed that tells which partitions have changed.
 
-For each partition it keeps a summary of the control log and the position up to which the log was read, across polls and restarts. It does
-not keep the full state, which is rebuilt from local state (``Tier.open``) when a log has new records.
+The cache keeps, across polls and restarts, a summary of each control log and the position up to which it was read. The full state is
+rebuilt from local state when a log has new records.
 """
 
 from __future__ import annotations
@@ -34,12 +34,6 @@ from compactor.views.verdict import Block, TransactionAtEnd, blocks_of_topics, k
 if TYPE_CHECKING:
     from compactor.adapters.brokers.view import BrokerMetadata, PartitionMetadataVersion
 
-# Change feed: reports which partitions a tier has and which of them have new records, without a request for each partition.
-#
-# On a compactor-managed tier the catalog holds change hints. On a broker-managed tier one reader of the metadata topic knows every
-# partition; topics whose settings forbid compaction are suspended.
-
-
 INBOX_POLL_MS = 60_000
 """How often change hints are collected that could not be appended to the catalog. Costs one LIST."""
 REQUEST_EXPIRY_MS = 600_000
@@ -52,13 +46,11 @@ CatalogSlot = int
 
 @dataclass(frozen=True)
 class PartitionChangeReport:
-    """Report of the change feed about all partitions of a tier at one moment.
+    """Report of the change feed about all partitions of a tier.
 
-    hints: change hint of every partition: a number that changes whenever the partition's log has new records.
-    recreated: partitions whose topic was deleted and created again.
-    suspended: why rounds of a topic are forbidden, by topic.
-    paused: who paused a partition and why, by partition.
-    requested: number of the catalog record (slot) in which a person last requested a round, by partition.
+    hints: change hint of every partition: a number that changes whenever its log has new records.
+    suspended: why rounds of a topic are forbidden. paused: who paused a partition and why.
+    requested: slot of the catalog record in which a person last requested a round.
     """
 
     hints: Mapping[TopicPartition, int]
@@ -72,11 +64,11 @@ class ChangeFeed(Protocol):
     """Source from which the daemon learns which partitions of a tier have changed."""
 
     def poll_changes(self, tier: Tier) -> PartitionChangeReport | None:
-        """Return a report about all partitions, or None if nothing has changed since the last report. Raises StoreError, UsageError."""
+        """Return a report about all partitions, or None if nothing has changed. Raises StoreError, UsageError."""
 
 
 class CatalogChangeFeed:
-    """Change feed of a compactor-managed tier. Reads from the tier's catalog which partitions have changed."""
+    """Change feed of a compactor-managed tier: the change hints in its catalog."""
 
     def __init__(self) -> None:
         self._reported = False
@@ -93,22 +85,18 @@ class CatalogChangeFeed:
         state = tier.identity.read_catalog()
         hints = {name: state.partitions[str(name)] for name in state.topic_partitions}
         self._reported = True
-        return PartitionChangeReport(
-            hints, paused=pause_reasons_by_partition(state, hints), requested=round_request_slots_by_partition(state, now)
-        )
+        return PartitionChangeReport(hints, paused=pause_reasons(state, hints), requested=round_request_slots(state, now))
 
 
-def pause_reasons_by_partition(catalog: CatalogState, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
-    """Return the paused partitions among ``partitions``, each with who paused it and why."""
+def pause_reasons(catalog: CatalogState, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
+    """Return the paused partitions, each with who paused it and why."""
     if not catalog.paused:
         return {}
     return {name: reason for name in partitions if (reason := round_pause_reason_or_empty(catalog, name))}
 
 
-def round_request_slots_by_partition(catalog: CatalogState, now_ms: int) -> dict[TopicPartition, CatalogSlot]:
-    """Return the partitions for which a person requested a round in the last REQUEST_EXPIRY_MS, each with the number of the catalog record
-    (slot) of the request.
-    """
+def round_request_slots(catalog: CatalogState, now_ms: int) -> dict[TopicPartition, CatalogSlot]:
+    """Return the slots of rounds requested in the last REQUEST_EXPIRY_MS."""
     requests = catalog.wanted.items()
     return {
         TopicPartition.parse_partition_store_prefix(text): request.slot
@@ -118,10 +106,8 @@ def round_request_slots_by_partition(catalog: CatalogState, now_ms: int) -> dict
 
 
 class BrokerChangeFeed:
-    """Change feed of a broker-managed tier. Reads from the brokers' metadata which partitions have changed.
-
-    The change hint of a partition (a number that changes with every change) is the offset of the last metadata record about it, plus
-    POLICY_STEP for each change of its topic's settings.
+    """Change feed of a broker-managed tier: a change hint is the offset of the partition's last metadata record, plus POLICY_STEP for each
+    change of its topic's settings.
     """
 
     def __init__(self, brokers: BrokerMetadata) -> None:
@@ -149,8 +135,8 @@ class BrokerChangeFeed:
         recreated = {name for name, one in self._versions.items() if name in before and before[name].topic_id != one.topic_id}
         hints = {name: self._compute_change_hint(name, one) for name, one in self._versions.items()}
         state = tier.catalog.state
-        requested = round_request_slots_by_partition(state, tier.ports.clock_ms())
-        return PartitionChangeReport(hints, frozenset(recreated), suspended, pause_reasons_by_partition(state, hints), requested)
+        requested = round_request_slots(state, tier.ports.clock_ms())
+        return PartitionChangeReport(hints, frozenset(recreated), suspended, pause_reasons(state, hints), requested)
 
     def _compute_change_hint(self, partition: TopicPartition, version: PartitionMetadataVersion) -> int:
         return version.applied + self._policies.get(partition.topic, 0) * POLICY_STEP
@@ -161,9 +147,6 @@ def create_change_feed(tier: Tier) -> ChangeFeed:
     return BrokerChangeFeed(tier.broker_metadata) if tier.kind.is_broker_managed else CatalogChangeFeed()
 
 
-# A partition's history as its page shows it: recent rounds, compactor epochs, lineage and replaced ranges. About 1 KB each.
-
-
 MOST_RUNS = 20
 MOST_EPOCHS = 12
 MAX_HISTORY_RANGES = 400
@@ -171,9 +154,8 @@ MOST_LINEAGE = 100
 
 
 class ReplacedOffsetRange(StrictFrozenModel):
-    """Offset range of adjacent segments that were replaced together and wait for deletion. Offsets are inclusive.
-
-    run_id: the round that replaced them; empty if no round did (a truncation, a deleted partition).
+    """Adjacent segments that were replaced together and wait for deletion. Offsets are inclusive. run_id: the round that replaced them;
+    empty for a truncation or a deleted partition.
     """
 
     start_offset: int
@@ -185,10 +167,7 @@ class ReplacedOffsetRange(StrictFrozenModel):
 
 
 class PartitionHistory(StrictFrozenModel):
-    """A partition's past for its web page: the newest runs, compactor epochs and leader epochs, newest last.
-
-    fenced: number of records in the control log that have no effect, because they were refused when it was replayed.
-    """
+    """A partition's past for its web page, newest last. fenced: control log records that were refused when the log was replayed."""
 
     slot: int
     leader: CompactorLeader | None
@@ -200,7 +179,7 @@ class PartitionHistory(StrictFrozenModel):
 
 
 def partition_history(state: PartitionState) -> PartitionHistory:
-    """Return what a partition's page shows of its past: recent rounds, compactor epochs, lineage and replaced ranges."""
+    """Return a partition's recent rounds, compactor epochs, lineage and replaced ranges."""
     return PartitionHistory(
         slot=state.slot,
         leader=state.leader,
@@ -213,17 +192,15 @@ def partition_history(state: PartitionState) -> PartitionHistory:
 
 
 def serialize_history(history: PartitionHistory) -> bytes:
-    """Serialize a partition's history as compressed JSON, about 1 KB."""
+    """Serialize a history as compressed JSON, about 1 KB."""
     return zlib.compress(history.model_dump_json().encode(), 1)
 
 
 def deserialize_history(data: bytes) -> PartitionHistory:
-    """Parse the compressed JSON of a partition's history."""
     return PartitionHistory.model_validate_json(zlib.decompress(data))
 
 
 def _replaced_ranges(state: PartitionState) -> list[ReplacedOffsetRange]:
-    """Return the replaced segments that wait for deletion. Adjacent segments that were replaced together are one range."""
     found: list[ReplacedOffsetRange] = []
     for group in state.waiting:
         begun = len(found)
@@ -242,10 +219,9 @@ def _replaced_ranges(state: PartitionState) -> list[ReplacedOffsetRange]:
 class CachedPartitionSummary:
     """A partition's summary and the log position it was made from.
 
-    position: last log record included in the summary; None if the summary could not be matched with the log.
-    slot_times_ms: store time, in milliseconds, of each log record that starts a grace period or undo period, by the record's slot (its
-        number in the log).
-    transaction: the oldest transaction that is open at the end of the tier; None if none is.
+    position: None if the summary could not be matched with the log.
+    slot_times_ms: store time, by slot, of each log record that starts a grace period or undo period.
+    transaction: the oldest one that is open at the end of the tier.
     """
 
     summary: PartitionSummary
@@ -255,7 +231,7 @@ class CachedPartitionSummary:
 
 
 class PolledPartitionStatus(NamedTuple):
-    """A partition's status, and the time in milliseconds at which its control log was last polled."""
+    """A partition's status, and when its control log was last polled."""
 
     status: PartitionStatus
     polled_ms: int
@@ -271,16 +247,11 @@ class PartitionSummaryCache:
         self._histories: dict[TopicPartition, bytes] = {}
         self._lock = threading.Lock()
 
-    def load_statuses_of_unchanged_partitions(
+    def load_unchanged_statuses(
         self, hints: Mapping[str, int], max_age_ms: int, now_ms: int
     ) -> dict[TopicPartition, PolledPartitionStatus]:
-        """Load the summaries that are still valid from local state, and return the statuses of their partitions. Makes no request.
-
-        A summary is valid if the partition has not changed since the summary was saved, no replaced segments of the partition waited for
-        deletion, and no transaction was open.
-
-        :param hints: the present change hint of each partition, by name. A change hint is a number that changes with every change.
-        :param max_age_ms: summaries of partitions that were not polled for longer are ignored.
+        """Return the statuses of summaries in local state that are not older than ``max_age_ms`` and still valid: the partition has not
+        changed since, nothing waited for deletion, and no transaction was open. Makes no request.
         """
         kept = self._tier.local.cached_summaries_by_partition_name() if self._tier.local else {}
         found: dict[TopicPartition, PolledPartitionStatus] = {}
@@ -303,28 +274,20 @@ class PartitionSummaryCache:
         self._tier = tier
 
     def forget_partition(self, partition: TopicPartition) -> None:
-        """Remove a partition's cached summary and history, because its topic was deleted and created again."""
+        """Forget a partition whose topic was deleted and created again."""
         self._known.pop(partition, None)
         self._histories.pop(partition, None)
 
     def recompute_status(self, partition: TopicPartition, now_ms: int) -> PartitionStatus | None:
-        """Compute a partition's status from its cached summary, under the present settings; None if there is no summary.
-
-        Makes no request.
-        """
+        """Compute a partition's status under the present settings; None if there is no summary. Makes no request."""
         return self._compute_status(partition, now_ms) if partition in self._known else None
 
     def poll_partition(self, partition: TopicPartition, hint: int, last_status: PartitionStatus | None, now_ms: int) -> PartitionStatus:
-        """Return the partition's present status, after reading the new records of its control log. Takes two requests if nothing was
-        written since ``last_status``.
-
-        :param hint: the latest change hint of the partition: a number that changes with every change.
-        :param last_status: the status after the previous poll; None if there is none.
-        :raises StoreError: if the store fails.
-        :raises BadControlRecord: if the control log is corrupt.
+        """Return the partition's status after reading new records of its control log; two requests if there are none. Raises StoreError,
+        BadControlRecord if the log is corrupt.
         """
         known = self._known.get(partition)
-        if last_status is not None and known is not None and not self._may_partition_log_have_changed(known, hint):
+        if last_status is not None and known is not None and not self._may_have_changed(known, hint):
             self._record_unchanged_partition(known, hint, now_ms)
             return last_status if now_ms < last_status.wake_ms else self._compute_status(partition, now_ms)
         log = self._tier.open_control_log_of_partition(partition)
@@ -347,17 +310,12 @@ class PartitionSummaryCache:
         return self._compute_status(log.state.topic_partition, now_ms)
 
     def live_segments(self, partition: TopicPartition) -> tuple[SegmentSummary, ...]:
-        """Return the partition's live segments as of the last poll; empty if the partition was not polled yet. Makes no request.
-        Thread-safe.
-        """
+        """Return the live segments as of the last poll. Makes no request. Thread-safe."""
         known = self._known.get(partition)
         return known.summary.model_copy().live if known else ()
 
     def cached_history(self, partition: TopicPartition) -> PartitionHistory | None:
-        """Return the partition's history (rounds, epochs) as of the last poll, or None if only a summary is cached.
-
-        Makes no request. Thread-safe.
-        """
+        """Return the history as of the last poll, or None if only a summary is cached. Makes no request. Thread-safe."""
         if partition not in self._histories and self._tier.local is not None and self._tier.local.is_bound_to_tier:
             kept = self._tier.local.cached_partition_state(partition)
             if kept is not None:
@@ -365,22 +323,15 @@ class PartitionSummaryCache:
         data = self._histories.get(partition)
         return deserialize_history(data) if data is not None else None
 
-    def save_poll_times_of_unchanged_partitions(self) -> None:
-        """Save to local state which partitions had no new records at their last poll, and when they were polled. After a restart, the
-        daemon uses the cached summaries of these partitions without polling them, unless the change feed reports a change.
-        """
+    def save_poll_times(self) -> None:
+        """Save to local state when unchanged partitions were last polled, so that a restarted daemon need not poll them."""
         with self._lock:
             confirmed, self._confirmed = self._confirmed, {}
         if self._tier.local and confirmed:
             self._tier.local.save_control_log_read_progress(confirmed)
 
-    def _may_partition_log_have_changed(self, cached: CachedPartitionSummary, hint: int) -> bool:
-        """Return whether the partition's log may have changed since its summary was made.
-
-        Asks the store whether the log has new records. On broker-managed tiers a new change hint is enough, without a request.
-
-        :param hint: the latest change hint of the partition: a number that changes with every change.
-        """
+    def _may_have_changed(self, cached: CachedPartitionSummary, hint: int) -> bool:
+        # Ask the store for new records. On broker-managed tiers a new change hint is enough, without a request.
         tier, name = self._tier, cached.summary.topic_partition
         if cached.position is None or (not tier.kind.is_compactor_managed and cached.position.hint != hint):
             return True
@@ -390,15 +341,11 @@ class PartitionSummaryCache:
         return log.has_changed_since(cached.position.slot, cached.position.mark)
 
     def _record_unchanged_partition(self, cached: CachedPartitionSummary, hint: int, now_ms: int) -> None:
-        """Remember that a poll at ``now_ms`` found no new records of the partition. ``save_poll_times_of_unchanged_partitions`` later
-        writes this to local state.
-        """
         if cached.position is not None:
             with self._lock:
                 self._confirmed[cached.summary.topic_partition] = cached.position.model_copy(update={"hint": hint, "checked_ms": now_ms})
 
     def _compute_status(self, partition: TopicPartition, now_ms: int) -> PartitionStatus:
-        """Return the partition's status under the present settings, from its cached summary."""
         known = self._known[partition]
         # A copy, because a summary caches its decoded segments: 200,000 of them in a large tier.
         return partition_status(

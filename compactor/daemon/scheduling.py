@@ -1,12 +1,9 @@
-"""The daemon's scheduler: decides what is done next, as pure functions over frozen values: no store, no clock, no threads, no randomness.
+"""The daemon's scheduler: decides what is done next, as pure functions over frozen values.
 
-    PartitionStatus    what scheduling needs of a partition's state
-    PartitionSchedule  what the daemon remembers of a partition: its latest status, and when what may be done next
-    choose_jobs        the jobs to start now
-
-Polling is what costs while nothing happens. A partition is polled when the change feed says that it changed, when time alone changes the
-answer (``next_time_round_may_be_due_ms``: a delete horizon, a lag), and every ``idle_partition_poll_interval_ms``, because change hints can
-be lost.
+1. ``PartitionStatus`` is what scheduling needs of a partition's state, ``PartitionSchedule`` what the daemon remembers of it.
+2. A partition is polled when the change feed reports a change, when time alone changes the answer (``next_due_time_ms``), and every
+   ``idle_poll_interval_ms``, because change hints can be lost.
+3. ``choose_jobs`` returns the jobs to start now, ``execute_job`` performs one.
 """
 
 from __future__ import annotations
@@ -63,7 +60,7 @@ ROUND_HOLD_MS = 60_000
 
 
 class DaemonAction(StrEnum):
-    """Kinds of actions of the daemon on one partition. A poll (reading its control log) is done by the scan; the others are jobs."""
+    """Actions of the daemon on one partition. A poll (reading its control log) is done by the scan; the others are jobs."""
 
     POLL = "poll"
     ROUND = "round"
@@ -75,22 +72,17 @@ class DaemonAction(StrEnum):
 class PartitionStatus:
     """Status of a partition as the scheduler sees it, computed from its control log up to one record.
 
-    end_offset: last offset, inclusive.
-    first_dirty_offset: first offset that is not clean.
-    first_uncleanable_offset: exclusive upper bound of what a round may clean now.
-    due: whether a round has something to do, including to finish one that was interrupted.
-    reason: why a round is due, or why not.
+    end_offset: inclusive. first_uncleanable_offset: exclusive upper bound of what a round may clean now.
+    due: also for an interrupted round.
     max_delay_ms: by how much max.compaction.lag.ms is exceeded.
     wake_ms: until this time only a new record can make a round due; NEVER_MS if time does not matter.
-    retire_at_ms: when something may be deleted; NEVER_MS if nothing waits.
-    waiting_bytes: bytes that wait for deletion.
+    retire_at_ms: when something may be deleted; NEVER_MS if nothing waits. waiting_bytes: size of what waits.
     quarantine_ms, quarantined_since_ms: end of the latest and of the first of the failed rounds in a row.
-    quarantine_cause: cause of these failures; None if the partition is not quarantined.
-    block: what prevents rounds by the stored state and this program's settings; None for nothing.
+    block: what prevents rounds by the stored state and this program's settings.
     held_until_ms: when the last dirty segment that a round may not clean yet may be cleaned; 0 if there is none, NEVER_MS if unknown.
-    uncleaned_bytes: size of the segments with dirty offsets, also of those that a round may not clean now.
-    undone_slot: number of the log record (slot) that ended the latest undone round.
-    freed: for each hour, its time and the bytes that deletions by any compactor freed in it.
+    uncleaned_bytes: size of all segments with dirty offsets.
+    undone_slot: slot of the log record that ended the latest undone round.
+    freed: bytes that deletions by any compactor freed, with the hour.
     """
 
     partition: TopicPartition
@@ -139,9 +131,8 @@ def partition_status(
 ) -> PartitionStatus:
     """Return how dirty a partition is, whether a round is due and why, what prevents it, and when replaced segments may be deleted.
 
-    :param slot_times_ms: store time of each log record that starts a grace period or undo period, by its slot (number in the log).
-    :param transaction: the oldest transaction that is open at the end of the tier; None if none is.
-    :param bootstrap_servers: the brokers' addresses, for the command that ends a transaction.
+    :param slot_times_ms: store time, by slot, of each log record that starts a grace period or undo period.
+    :param bootstrap_servers: for the command that ends a transaction.
     """
     found = assess_round(summary, cleaner, now_ms)
     expired, expires_ms = find_expired_segments(summary, cleaner, now_ms), next_retention_expiry_time_ms(summary, cleaner)
@@ -164,7 +155,7 @@ def partition_status(
         due=found.due or summary.open_run != "" or expired is not None,
         reason="a round was begun and not finished" if summary.open_run else reason,
         max_delay_ms=max(0, now_ms - min(late)) if late else 0,
-        wake_ms=min(next_time_round_may_be_due_ms(summary.live, cleaner, now_ms), expires_ms if expires_ms > now_ms else NEVER_MS),
+        wake_ms=min(next_due_time_ms(summary.live, cleaner, now_ms), expires_ms if expires_ms > now_ms else NEVER_MS),
         open_run=summary.open_run,
         leader=leads.holder if leads else "",
         leader_epoch=CompactorEpoch(summary.leader.epoch if summary.leader else -1),
@@ -185,7 +176,7 @@ def partition_status(
     )
 
 
-def next_time_round_may_be_due_ms(live: Iterable[SegmentMetadataOrSummary], cleaner: CleanerSettings, now_ms: int) -> int:
+def next_due_time_ms(live: Iterable[SegmentMetadataOrSummary], cleaner: CleanerSettings, now_ms: int) -> int:
     """Return the next time at which a round may become due although nothing is written; NEVER_MS if there is none."""
     moments = []
     for segment in live:
@@ -210,12 +201,9 @@ def _next_segment_deletion_ms(summary: PartitionSummary, retention: ObjectRetent
 class OutputSchedule:
     """Time and reason of the next update of a partition's output.
 
-    written_slot: number of the control log's record (slot) up to which the output shows the partition; -1 if unknown.
+    written_slot: slot of the last control log record that the output shows; -1 if unknown.
     next_deletion_ms: when an old version of the output may be deleted; NEVER_MS if none waits.
-    rounds: number of rounds published since the output was written.
-    failures: number of failed attempts in a row.
-    problem: reason of the latest failure.
-    content: what the output shows; None if unknown.
+    rounds: rounds published since the output was written.
     """
 
     written_slot: int = -1
@@ -235,26 +223,16 @@ class OutputSchedule:
 class PartitionSchedule:
     """Schedule of one partition: its latest status, failures and requests, and when the daemon may act on it next.
 
-    Times are milliseconds of the daemon's clock.
-
-    hint: the partition's latest change hint (see ``PartitionChangeReport``).
     idle_polls: polls in a row that found nothing new.
-    suspended: why brokers or the topic's settings forbid rounds; None if they do not.
-    paused: who paused rounds; empty if nobody did.
+    suspended: why brokers or the topic's settings forbid rounds. paused: who paused them.
     waiting_reason: why the latest round was not begun although nothing is wrong.
-    request_slot: number of the catalog record (slot) with the latest request for a round.
-    requested: whether that round is still to be begun.
+    request_slot: slot of the catalog record with the latest request, still to be begun if ``requested``.
     exclusive: whether the next round needs the budgets for itself.
-    failures: number of failed jobs in a row for reasons of this process (store, budgets).
-    problem: reason of the latest failed job.
-    problem_cause: cause of that failure.
-    poll_failures: number of failed polls in a row.
-    unreadable: reason of the latest failed poll.
+    failures: failed jobs in a row for reasons of this process (store, budgets); ``problem`` is the latest.
+    unreadable: reason of the latest of ``poll_failures`` in a row.
     failing_since_ms: since when jobs or polls fail; 0 if neither does.
-    repeats: number of rounds in a row that found nothing new to clean and left the partition due.
-    next_repeat_ms: when the next such round may begin.
-    swept_slot: number of the log record (slot) up to which the objects of undone rounds were deleted.
-    output: schedule of the output; None if no output is configured.
+    repeats: rounds in a row that found nothing new to clean and left the partition due.
+    swept_slot: slot up to which the objects of undone rounds were deleted.
     """
 
     partition: TopicPartition
@@ -304,20 +282,20 @@ class PartitionSchedule:
         )
 
     def _block_by_settings(self, status: PartitionStatus) -> Block | None:
-        """Return the block by brokers or settings, with the time since which rounds have failed because of them, if that is recorded."""
+        # Add since when rounds have failed because of it, if that is recorded.
         if self.suspended is None or status.quarantine_cause is not self.suspended.cause:
             return self.suspended
         return replace(self.suspended, since_ms=status.quarantined_since_ms)
 
     @property
     def blocked_reason(self) -> ReasonOrEmpty:
-        """Return the reason why no round can clean this partition until a person acts, or an empty string."""
+        """Return why no round can clean this partition until a person acts, or an empty string."""
         verdict = self.verdict
         return verdict.reason if verdict is not None and verdict.is_blocked else ""
 
     @property
-    def status_if_round_may_begin(self) -> PartitionStatus | None:
-        """Return the partition's status if a round is due and may begin; None if nothing is due, or the partition is paused or blocked."""
+    def due_status(self) -> PartitionStatus | None:
+        """Return the status if a round is due, and the partition neither paused nor blocked."""
         return self.status if self.status and self.status.due and not self.paused and not self.blocked_reason else None
 
 
@@ -326,11 +304,8 @@ class JobOutcome:
     """Result of a job, as far as scheduling needs it.
 
     status: a status of `run`, or retired, failed, out_of_budget, stopped.
-    partition: the partition's status after the job; None if unknown.
     until_ms: when a round that waits may be tried again.
-    cause: for a failure: why each further attempt fails, too; FAILING if a later one may succeed.
-    written_slot, next_deletion_ms, content: for an update of an output: number of the last log record (slot) that the output shows, when an
-        old version of the output may be deleted, and the extent of its data.
+    cause: why each further attempt fails, too; FAILING if a later one may succeed.
     """
 
     status: str
@@ -345,10 +320,8 @@ class JobOutcome:
 
 @dataclass(frozen=True)
 class PartitionJob:
-    """One action of the daemon on one partition.
-
-    exclusive: whether no other job may run at the same time.
-    force: whether to run a round even if the dirty ratio is too low.
+    """One action of the daemon on one partition. exclusive: no other job may run at the same time. force: run a round even if the dirty
+    ratio is too low.
     """
 
     partition: TopicPartition
@@ -358,26 +331,24 @@ class PartitionJob:
 
 
 def with_change_hint(schedule: PartitionSchedule, hint: int, now_ms: int) -> PartitionSchedule:
-    """Return the schedule after the change feed reported a change (``hint`` is a new number), so that the partition is polled at once."""
+    """Return the schedule after a change, so that the partition is polled at once."""
     return replace(schedule, hint=hint, next_poll_ms=now_ms, idle_polls=0)
 
 
 def new_partition_schedule(partition: TopicPartition, hint: int, now_ms: int) -> PartitionSchedule:
-    """Return the first schedule of a partition that the daemon did not know before: it is polled at once."""
+    """Return the first schedule of a new partition: it is polled at once."""
     return PartitionSchedule(partition=partition, hint=hint, next_poll_ms=now_ms)
 
 
-def idle_partition_poll_interval_ms(partition_count: int) -> int:
-    """Return the longest time between two polls of an idle partition, in milliseconds, for a tier of this many partitions."""
+def idle_poll_interval_ms(partition_count: int) -> int:
+    """Return the longest time between two polls of an idle partition in a tier of this size."""
     return max(POLL_MS, partition_count * POLL_MS // IDLE_POLLS_PER_HOUR)
 
 
 def schedule_restored_after_restart(
     partition: TopicPartition, hint: int, status: PartitionStatus, polled_ms: int, interval_ms: int = POLL_MS
 ) -> PartitionSchedule:
-    """Return the schedule of a partition that an earlier process polled at ``polled_ms`` and that has not changed since. Its next poll is
-    ``interval_ms`` later.
-    """
+    """Return the schedule of a partition that an earlier process polled at ``polled_ms`` and that has not changed since."""
     return PartitionSchedule(
         partition=partition,
         hint=hint,
@@ -388,9 +359,9 @@ def schedule_restored_after_restart(
     )
 
 
-def with_round_suspension_set_or_ended(schedule: PartitionSchedule, block: Block | None, now_ms: int) -> PartitionSchedule:
-    """Return the schedule with rounds suspended for this reason, since now if they were not. None ends the suspension; failed rounds are
-    then retried at once.
+def with_suspension(schedule: PartitionSchedule, block: Block | None, now_ms: int) -> PartitionSchedule:
+    """Return the schedule with rounds suspended, since now if they were not. None ends the suspension; failed rounds are then retried at
+    once.
     """
     before = schedule.suspended
     if block is not None:
@@ -401,12 +372,8 @@ def with_round_suspension_set_or_ended(schedule: PartitionSchedule, block: Block
     return replace(schedule, suspended=None, failures=0, problem="", next_round_ms=0, failing_since_ms=since_ms)
 
 
-def with_round_pause_and_round_request(schedule: PartitionSchedule, pause_reason: str, request_slot: int, now_ms: int) -> PartitionSchedule:
-    """Return the schedule after a person has paused or resumed the partition's rounds, or has requested one.
-
-    :param pause_reason: why rounds are paused, or an empty string.
-    :param request_slot: number of the catalog record (slot) with the latest request for a round; 0 if there is none.
-    """
+def with_pause_and_request(schedule: PartitionSchedule, pause_reason: str, request_slot: int, now_ms: int) -> PartitionSchedule:
+    """Return the schedule after a person has paused or resumed rounds (empty reason), or has requested one (0: none)."""
     if request_slot > schedule.request_slot:
         return replace(
             schedule, paused=pause_reason, request_slot=request_slot, requested=True, next_poll_ms=now_ms, next_round_ms=0, next_repeat_ms=0
@@ -415,14 +382,14 @@ def with_round_pause_and_round_request(schedule: PartitionSchedule, pause_reason
 
 
 def needs_poll(schedule: PartitionSchedule, now_ms: int) -> bool:
-    """Return whether the partition's control log must be read (polled) now, before a job can be chosen."""
+    """Return whether the partition's control log must be read before a job can be chosen."""
     return now_ms >= schedule.next_poll_ms or (schedule.status is not None and now_ms >= schedule.status.wake_ms)
 
 
 def with_poll_result(
     schedule: PartitionSchedule, status: PartitionStatus, now_ms: int, spread_fraction: float, interval_ms: int = POLL_MS
 ) -> PartitionSchedule:
-    """Return the schedule after a poll that has found the partition in this status.
+    """Return the schedule after a successful poll.
 
     :param spread_fraction: number from 0 to 1 that decides when, within ``interval_ms``, the second poll takes place.
     """
@@ -454,7 +421,7 @@ def with_poll_result(
 
 
 def with_failed_poll(schedule: PartitionSchedule, reason: str, now_ms: int) -> PartitionSchedule:
-    """Return the schedule after a poll that failed: the next one follows with a growing delay."""
+    """Return the schedule after a failed poll: the next one follows with a growing delay."""
     failures = schedule.poll_failures + 1
     since_ms = schedule.failing_since_ms or now_ms
     retry_ms = now_ms + backoff_ms(failures)
@@ -462,9 +429,8 @@ def with_failed_poll(schedule: PartitionSchedule, reason: str, now_ms: int) -> P
 
 
 def action_to_take_now(schedule: PartitionSchedule, now_ms: int, *, may_begin_rounds: bool = True) -> DaemonAction | None:
-    """Return the action that the daemon may take on a partition now, or None if there is none.
-
-    :param may_begin_rounds: whether new rounds may begin; interrupted ones are finished in any case.
+    """Return the action that the daemon may take on a partition now. Interrupted rounds are finished even if
+    ``may_begin_rounds`` is False.
     """
     status = schedule.status
     if needs_poll(schedule, now_ms):
@@ -488,24 +454,21 @@ def action_to_take_now(schedule: PartitionSchedule, now_ms: int, *, may_begin_ro
 
 
 def _quarantine_ends_ms(status: PartitionStatus) -> int:
-    """Return when the next round of a quarantined partition may begin. A block by settings or brokers is not counted: ``suspended`` says
-    whether it still exists.
-    """
+    # A block by settings or brokers is not counted: ``suspended`` says whether it still exists.
     is_asked = status.quarantine_cause in (BlockedCause.SETTINGS, BlockedCause.BROKERS)
     return 0 if is_asked else status.quarantine_ms + backoff_ms(status.quarantine_failures)
 
 
 def _block_by_quarantine(status: PartitionStatus) -> Block | None:
-    """Return the block of a partition that is quarantined for an unrecorded cause, which is damaged data; None if it is not."""
+    # An unrecorded cause is damaged data.
     if not status.quarantine or status.quarantine_cause is not None:
         return None
     return Block(BlockedCause.DAMAGE, status.quarantine, status.quarantined_since_ms)
 
 
 def with_job_outcome(schedule: PartitionSchedule, job: PartitionJob, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> PartitionSchedule:
-    """Return the partition's schedule after a job with this outcome: when the next job may begin, and what failed.
-
-    :param ttl_ms: lease time, in milliseconds; no job begins for this time if the job found another compactor at work.
+    """Return the schedule after a job: when the next may begin, and what failed. ttl_ms: lease time, for which none begins after another
+    compactor was found at work.
     """
     output = schedule.output
     if job.action is DaemonAction.OUTPUT:
@@ -557,7 +520,7 @@ def with_job_outcome(schedule: PartitionSchedule, job: PartitionJob, outcome: Jo
 
 
 def _with_output_job_outcome(schedule: OutputSchedule, outcome: JobOutcome, now_ms: int, lease_ttl_ms: int) -> OutputSchedule:
-    """Return the output's schedule after an output job with this outcome. A failed output never delays rounds."""
+    # A failed output never delays rounds.
     if outcome.status == RoundStatus.STOPPED:
         return schedule
     if outcome.status in (RoundStatus.LEASED, RoundStatus.FENCED):
@@ -576,12 +539,10 @@ def choose_jobs(
     *,
     may_begin_rounds: bool = True,
 ) -> list[PartitionJob]:
-    """Return the jobs to start now: at most one per partition. Jobs to start and running jobs are together at most ``max_jobs``.
+    """Return the jobs to start now, at most one per partition and, with the running ones, ``max_jobs``.
 
-    Requested rounds go first, then the order of ``schedules`` decides. A round that needs the budgets for itself (an exclusive round)
-    starts only when no job runs, and no other job starts before it.
-
-    :param may_begin_rounds: whether new rounds may begin.
+    Requested rounds go first, then the order of ``schedules`` decides. An exclusive round starts only when no job runs, and none starts
+    before it.
     """
     if any(job.exclusive for job in running.values()):
         return []
@@ -601,13 +562,9 @@ def choose_jobs(
 class PartitionCondition(StrEnum):
     """A partition's condition, most urgent first.
 
-    ATTENTION: it is blocked (see ``PartitionVerdict``): no round can clean it until a person acts.
-    WORKING: a job runs.
-    DUE: a round is due.
+    ATTENTION: blocked: no round can clean it until a person acts.
     WAITING: replaced segments wait for deletion.
-    PAUSED: rounds are paused by a person.
     UNSEEN: not polled yet.
-    QUIET: clean.
     """
 
     ATTENTION = "attention"
@@ -621,11 +578,7 @@ class PartitionCondition(StrEnum):
 
 @dataclass(frozen=True)
 class PlannedAction:
-    """Action that the daemon will take next on a partition.
-
-    at_ms: earliest time, in milliseconds of the daemon's clock.
-    why: reason, as text for people.
-    """
+    """Next action of the daemon on a partition, its earliest time, and the reason as text for people."""
 
     action: DaemonAction
     at_ms: int
@@ -633,7 +586,6 @@ class PlannedAction:
 
 
 def partition_condition(schedule: PartitionSchedule, *, is_job_running: bool) -> PartitionCondition:
-    """Return the partition's condition. ``is_job_running``: whether one of its jobs runs now."""
     if schedule.blocked_reason:
         return PartitionCondition.ATTENTION
     if is_job_running:
@@ -649,7 +601,7 @@ def partition_condition(schedule: PartitionSchedule, *, is_job_running: bool) ->
 
 
 def planned_action(schedule: PartitionSchedule, now_ms: int) -> PlannedAction:
-    """Return the next action that the daemon will take on a partition, with its earliest time and the reason."""
+    """Return the next action that the daemon will take on a partition."""
     seen = schedule.status
     if seen is None or schedule.unreadable:
         return PlannedAction(
@@ -678,19 +630,14 @@ def planned_action(schedule: PartitionSchedule, now_ms: int) -> PlannedAction:
     return PlannedAction(DaemonAction.POLL, max(now_ms, min(seen.wake_ms, schedule.next_poll_ms)), why)
 
 
-# Jobs: what a thread of the daemon does with one partition (a round, a deletion, an output). ``scheduling`` decides which.
-
-
 @dataclass(frozen=True)
 class JobResult:
-    """Result of a job of the daemon (a round, an update of an output, or a deletion).
+    """Result of a job of the daemon.
 
-    status: a status of a round or of an output's update, or retired (the deletion was done), failed, out_of_budget, stopped.
-    log: the partition's control log as read after the job; None if it was not read.
-    report: what the job did, in detail; None if the job failed.
-    phases: seconds per phase (see ``progress.RunningJobSnapshot``).
-    run_id: id of the job's round; empty if it has none.
-    cause: why each further attempt fails until a person acts; FAILING if a later one may succeed.
+    status: as in JobOutcome.
+    log: the partition's control log as read after the job.
+    report: None if the job failed.
+    phases: seconds per phase (``RunningJobSnapshot``).
     """
 
     job: PartitionJob
@@ -705,18 +652,18 @@ class JobResult:
 
 
 class JobProgressObserver(Protocol):
-    """Receiver of a job's progress: stages and bytes, reported while the job runs."""
+    """Receiver of a job's progress while it runs."""
 
     def record_transferred_bytes(self, size: int) -> None:
-        """Record a number of segment bytes that were read from the store or written to it."""
+        """Record segment bytes that were read from the store or written to it."""
 
     def record_round_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
-        """Report that a round has reached this stage, such as the rewriting of segments."""
+        """Record that a round has reached this stage."""
 
 
 @dataclass(frozen=True)
 class JobResources:
-    """Resources that all jobs share besides the tier: budgets, engines and the configured output (None if there is none)."""
+    """Resources that all jobs share besides the tier."""
 
     disk: DiskBudget
     stop: StopRequest
@@ -733,11 +680,10 @@ def execute_job(
     *,
     log_slot_when_chosen: int = -1,
 ) -> JobResult:
-    """Perform a job and return its result; raises nothing. The job writes its records under a random id of its own (writer incarnation),
-    which distinguishes them from the records of other jobs.
+    """Perform a job and return its result; raises nothing. Its records have a random id of their own (writer incarnation).
 
-    :param log_slot_when_chosen: number of the last control log record (slot) that was read when the job was chosen. A deletion is skipped
-        if the log has grown since, because another daemon has then deleted all segments that were due.
+    :param log_slot_when_chosen: last slot read when the job was chosen. A deletion is skipped if the log has grown since: another daemon
+        has then deleted what was due.
     """
 
     def on_stage(stage: RoundStage, plan: CompactionPlan) -> None:
@@ -814,15 +760,15 @@ def check_stores_writable(tier: Tier) -> None:
 
 
 def settings_for_parallel_job(settings: Settings, parallel_jobs: int, worker_threads: int) -> Settings:
-    """Return the settings for one of ``parallel_jobs`` jobs: an equal share of the map budget, and this number of worker threads."""
+    """Return the settings for one of ``parallel_jobs`` jobs: an equal share of the map budget, and ``worker_threads``."""
 
-    def with_equal_share_of_map_budget(cleaner: CleanerSettings) -> CleanerSettings:
+    def with_map_share(cleaner: CleanerSettings) -> CleanerSettings:
         return cleaner.model_copy(update={"map_budget_bytes": max(1, cleaner.map_budget_bytes // parallel_jobs)})
 
     return settings.model_copy(
         update={
-            "cleaner": with_equal_share_of_map_budget(settings.cleaner),
-            "topics": {pattern: with_equal_share_of_map_budget(cleaner) for pattern, cleaner in settings.topics.items()},
+            "cleaner": with_map_share(settings.cleaner),
+            "topics": {pattern: with_map_share(cleaner) for pattern, cleaner in settings.topics.items()},
             "daemon": settings.daemon.model_copy(update={"threads": worker_threads}),
         }
     )

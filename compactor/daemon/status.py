@@ -30,8 +30,8 @@ from compactor.daemon.scheduling import (
     PartitionStatus,
     new_partition_schedule,
     with_failed_poll,
+    with_pause_and_request,
     with_poll_result,
-    with_round_pause_and_round_request,
 )
 from compactor.errors import CompactorError, NotFound
 from compactor.model.ids import PUBLISHING, RoundStatus, TopicPartition
@@ -43,22 +43,17 @@ from compactor.storage.port import ObjectStore
 from compactor.upkeep.retire import RetireReport
 from compactor.views.verdict import blocks_of_topics
 
-# Progress of a job: reported by the round and the store while it runs, read by whoever shows it.
-
-
 LEAST_SHARE = 0.05
 """Below this share of the work no expected end is shown."""
 
 
 @dataclass(frozen=True)
 class RunningJobSnapshot:
-    """A running job at one moment. Times are in milliseconds.
+    """A running job at one moment.
 
-    begun_ms: when it began.
     phase: resume, index (pass 1), rewrite (pass 2 and upload), verify, publish or close; retire for a deletion, output for an output.
     done, total: amounts of work in ``unit``; the total is 0 if unknown.
-    share: share of the whole job that is done, from 0 to 1.
-    expected_end_ms: 0 while less than LEAST_SHARE is done.
+    share: share of the whole job that is done, from 0 to 1; below LEAST_SHARE, ``expected_end_ms`` is 0.
     """
 
     job: PartitionJob
@@ -73,9 +68,8 @@ class RunningJobSnapshot:
 
 
 class JobProgressRecorder:
-    """Recorder of one job's progress, which the job reports to it (a ``JobProgressObserver``). Thread-safe.
-
-    Pass 2 of a round is shown as the second half of the work, because both passes read about the same number of bytes.
+    """Recorder of one job's progress (``JobProgressObserver``). Thread-safe. Pass 2 of a round is the second half of the work, because both
+    passes read about the same number of bytes.
     """
 
     def __init__(self, job: PartitionJob, status: PartitionStatus | None, begun_ms: int, log: EventLogger) -> None:
@@ -93,7 +87,6 @@ class JobProgressRecorder:
         self._plan: CompactionPlan | None = None
 
     def record_transferred_bytes(self, size: int) -> None:
-        """Record a number of segment bytes that were read from the store or written to it."""
         with self._lock:
             self._bytes += size
 
@@ -132,7 +125,6 @@ class JobProgressRecorder:
         return self._plan.run_id if self._plan else ""
 
     def running_job(self, now_ms: int) -> RunningJobSnapshot:
-        """Return the job's phase, amounts and expected end at this moment."""
         with self._lock:
             phase, moved, plan, groups = self._phase, self._bytes, self._plan, self._groups
         if phase in ("index", "resume") and plan is None:
@@ -148,21 +140,18 @@ class JobProgressRecorder:
         return RunningJobSnapshot(self._job, self._begun_ms, phase, self.run_id, done, total, unit, share, max(ends, now_ms) if ends else 0)
 
     def phase_seconds(self) -> dict[str, float]:
-        """Return the seconds that each phase has taken, in order; the last one up to now."""
+        """Return the seconds of each phase, in order; the last one up to now."""
         with self._lock:
             return self._seconds | {self._phase: self._seconds.get(self._phase, 0.0) + time.monotonic() - self._entered}
 
     def _enter_phase(self, phase: str) -> None:
-        """Begin a phase, and add the time of the one before to its total."""
         now = time.monotonic()
         self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._entered
         self._phase, self._entered = phase, now
 
 
-# Seven days of stored, dirty and reclaimed bytes, by the hour, of the whole tier and of its largest topics. For pages only.
-#
-# The figures are one object of the control store, which any daemon overwrites once an hour. Daemons that write at the same time may lose
-# each other's latest hour.
+# Seven days of figures: one object of the control store, which any daemon overwrites once an hour. Daemons that write at the same time may
+# lose each other's latest hour.
 
 
 TREND_KEY: Final = "trend/week.json.z"
@@ -174,13 +163,7 @@ RECLAIMED_KNOWN_MS: Final = 24 * HOUR_MS
 
 
 class HourlyStorageFigures(NamedTuple):
-    """Stored and reclaimed bytes of a tier or topic in one hour.
-
-    hour_ms: beginning of the hour, in milliseconds.
-    stored: bytes in the tier, including replaced segments that wait for deletion.
-    dirty: bytes of segments that are not clean.
-    reclaimed: bytes deleted in this hour.
-    """
+    """Bytes of a tier or topic in one hour: stored (also replaced segments that wait for deletion), not clean, and deleted."""
 
     hour_ms: int
     stored: int
@@ -189,14 +172,14 @@ class HourlyStorageFigures(NamedTuple):
 
 
 class TierStorageTrend(StrictFrozenModel):
-    """Figures of a tier and of its largest topics, per hour, oldest first."""
+    """Figures of a tier and of its largest topics, per hour, oldest first. For pages only."""
 
     hours: tuple[HourlyStorageFigures, ...] = ()
     topics: dict[str, tuple[HourlyStorageFigures, ...]] = {}
 
     @property
-    def start_of_latest_hour_ms(self) -> int:
-        """Return the beginning of the latest hour in milliseconds; -1 if there is none."""
+    def latest_hour_ms(self) -> int:
+        """Return -1 if there is no hour."""
         return self.hours[-1].hour_ms if self.hours else -1
 
 
@@ -205,9 +188,7 @@ NO_TREND: Final = TierStorageTrend()
 
 
 def with_current_hour_figures(trend: TierStorageTrend, statuses: Iterable[PartitionStatus], now_ms: int) -> TierStorageTrend:
-    """Return the trend with the figures of the current hour added, and with the bytes that were reclaimed in recent hours updated. Both are
-    computed from ``statuses``. Only the largest MOST_TOPICS topics have figures of their own.
-    """
+    """Return the trend with the current hour, the bytes reclaimed in recent hours, and figures of the largest MOST_TOPICS topics."""
     hour_ms = now_ms - now_ms % HOUR_MS
     by_topic: dict[str, list[PartitionStatus]] = defaultdict(list)
     for status in statuses:
@@ -222,9 +203,7 @@ def with_current_hour_figures(trend: TierStorageTrend, statuses: Iterable[Partit
 
 
 def merged_storage_trend(older: TierStorageTrend, newer: TierStorageTrend) -> TierStorageTrend:
-    """Return a trend with the hours of two trends. For an hour that both have, the figures of ``newer`` are used. The topics are those of
-    ``newer``, or of ``older`` if ``newer`` has none.
-    """
+    """Return the hours of two trends; ``newer`` counts for an hour that both have, and for the topics if it has any."""
     topics = {topic: _merged_hourly_figures(older.topics.get(topic, ()), hours) for topic, hours in newer.topics.items()}
     return TierStorageTrend(hours=_merged_hourly_figures(older.hours, newer.hours), topics=topics or older.topics)
 
@@ -243,7 +222,6 @@ def write_storage_trend(control: ObjectStore, trend: TierStorageTrend) -> None:
 
 
 def _storage_figures_of_hour(statuses: Iterable[PartitionStatus], hour_ms: int) -> HourlyStorageFigures:
-    """Return the figures of one hour: the sums over these partitions."""
     found = list(statuses)
     stored, dirty = sum(status.bytes + status.waiting_bytes for status in found), sum(status.dirty_bytes for status in found)
     return HourlyStorageFigures(hour_ms, stored, dirty, 0)
@@ -252,9 +230,6 @@ def _storage_figures_of_hour(statuses: Iterable[PartitionStatus], hour_ms: int) 
 def _with_current_hour_added(
     hours: tuple[HourlyStorageFigures, ...], current: HourlyStorageFigures, statuses: Iterable[PartitionStatus]
 ) -> tuple[HourlyStorageFigures, ...]:
-    """Return the hours with the current one added. In recent hours, the reclaimed bytes are replaced by what deletions in these partitions
-    have freed.
-    """
     reclaimed = _reclaimed_bytes_by_hour(statuses)
     known_ms = current.hour_ms - RECLAIMED_KNOWN_MS
     return tuple(
@@ -264,7 +239,6 @@ def _with_current_hour_added(
 
 
 def _reclaimed_bytes_by_hour(statuses: Iterable[PartitionStatus]) -> Mapping[int, int]:
-    """Return the bytes that deletions have freed, by the beginning of the hour in milliseconds."""
     found: dict[int, int] = defaultdict(int)
     for status in statuses:
         for at_ms, size in status.freed:
@@ -275,10 +249,6 @@ def _reclaimed_bytes_by_hour(statuses: Iterable[PartitionStatus]) -> Mapping[int
 def _merged_hourly_figures(
     older: tuple[HourlyStorageFigures, ...], newer: tuple[HourlyStorageFigures, ...]
 ) -> tuple[HourlyStorageFigures, ...]:
-    """Return the hours of two lists, ascending, without those that are MOST_HOURS or more before the latest one.
-
-    For an hour in both lists, that of ``newer`` is used.
-    """
     found = {each.hour_ms: each for each in (*older, *newer)}
     latest = max(found, default=0)
     return tuple(found[hour] for hour in sorted(found) if hour > latest - MOST_HOURS * HOUR_MS)
@@ -290,35 +260,30 @@ BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0
 
 @dataclass(frozen=True)
 class DurationHistogram:
-    """Histogram of durations.
-
-    counts: for each bound in BOUNDS_S, the number of durations up to this bound and above the previous one; last, the number above all
-        bounds.
-    total: sum of all durations, in seconds.
+    """Histogram of durations. counts: durations up to each bound in BOUNDS_S and above the previous one; last, those above all. total:
+    their sum in seconds.
     """
 
     counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
     total: float = 0.0
 
     def with_duration(self, seconds: float) -> DurationHistogram:
-        """Return a new histogram that contains one more duration."""
+        """Return a new histogram with one more duration."""
         place = bisect_left(BOUNDS_S, seconds)
         counts = tuple(count + (at == place) for at, count in enumerate(self.counts))
         return DurationHistogram(counts, self.total + seconds)
 
     @property
     def prometheus_buckets(self) -> list[tuple[str, float]]:
-        """Return cumulative buckets as Prometheus expects them: each upper bound with the number of durations that are not longer."""
+        """Return each upper bound with the number of durations that are not longer."""
         bounds = [str(bound) for bound in BOUNDS_S] + ["+Inf"]
         return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
 
 
 @dataclass(frozen=True)
 class JobTotals:
-    """Sums over all jobs that have ended since the process started. Times are in seconds, sizes in bytes.
-
-    durations: of jobs, by action and status.
-    phases: of published rounds, by phase (see ``progress.RunningJobSnapshot``).
+    """Sums over all jobs that have ended since the process started. Times are in seconds, sizes in bytes. durations: by action and status.
+    phases: of published rounds.
     """
 
     jobs: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -342,10 +307,7 @@ class JobTotals:
 
 
 def with_job_counted(totals: JobTotals, result: JobResult, map_budget_bytes: int) -> JobTotals:
-    """Return the totals with the result of one more job added.
-
-    :param map_budget_bytes: bytes that the job's round could use for its offset map.
-    """
+    """Return the totals with one more job. map_budget_bytes: what its round could use for its offset map."""
     report = result.report
     key = (result.job.action.value, result.status)
     values = totals.__dict__ | {"jobs": totals.jobs | {key: totals.jobs.get(key, 0) + 1}}
@@ -384,10 +346,8 @@ def with_job_counted(totals: JobTotals, result: JobResult, map_budget_bytes: int
 
 @dataclass(frozen=True)
 class DaemonStatus(ServiceStatus):
-    """Status of a daemon. Disk sizes are in bytes.
-
-    ready: whether the latest scan succeeded and the whole tier was scanned at least once.
-    trend: figures of the last seven days.
+    """Status of a daemon. Disk sizes are in bytes. ready: whether the latest scan succeeded and the whole tier was scanned
+    at least once.
     """
 
     schedules: tuple[PartitionSchedule, ...]
@@ -400,16 +360,13 @@ class DaemonStatus(ServiceStatus):
 
     @property
     def schedules_with_blocked_rounds(self) -> tuple[PartitionSchedule, ...]:
-        """Return the schedules of blocked partitions: no round can clean them until a person acts."""
+        """Return the schedules of partitions that no round can clean until a person acts."""
         return tuple(schedule for schedule in self.schedules if schedule.blocked_reason)
 
 
 @dataclass(frozen=True)
 class PartitionDetails:
-    """Everything that a partition's web page shows: schedule, history and running job at one moment.
-
-    history: None if only a summary of its control log is known. running_job: None if no job runs.
-    """
+    """Contents of a partition's web page. history: None if only a summary of its control log is known."""
 
     now_ms: int
     schedule: PartitionSchedule
@@ -418,18 +375,16 @@ class PartitionDetails:
     running_job: RunningJobSnapshot | None
 
 
-def read_daemon_status_from_control_logs(tier: Tier, on_partition: Callable[[], None] = lambda: None) -> DaemonStatus:
-    """Return the status of a tier as a daemon that has just started would see it. Reads every control log and writes nothing.
-
-    :param on_partition: called after each partition was read.
-    :raises StoreError: if the tier cannot be reached.
+def read_daemon_status(tier: Tier, on_partition: Callable[[], None] = lambda: None) -> DaemonStatus:
+    """Return the status of a tier as a daemon that has just started would see it. Reads every control log and writes nothing. Raises
+    StoreError if the tier cannot be reached.
     """
     names = tier.list_partitions_in_latest_incarnation()
     cache, schedules = PartitionSummaryCache(tier), []
     blocks = blocks_of_topics(tier, sorted({name.topic for name in names}))
     for name, log in zip(names, tier.read_control_logs_or_errors(names, on_partition), strict=True):
         now_ms = tier.ports.clock_ms()
-        schedule = with_round_pause_and_round_request(
+        schedule = with_pause_and_request(
             new_partition_schedule(name, 0, now_ms), round_pause_reason_or_empty(tier.catalog.state, name), 0, now_ms
         )
         schedule = replace(schedule, suspended=blocks.get(name.topic))
@@ -475,7 +430,7 @@ class JobMonitor:
         return progress
 
     def record_job_end(self, result: JobResult) -> None:
-        """Add a job that has ended to the totals, and remove it from the running jobs."""
+        """Add a job that has ended to the totals."""
         self._at_work.pop(result.job.partition, None)
         self.totals = with_job_counted(self.totals, result, self._map_budget(result.job.partition))
 

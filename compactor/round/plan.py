@@ -122,7 +122,7 @@ def dirty_ratio_threshold(
         dirty_bytes = live * dirty_ratio / (1 - dirty_ratio)
         rounds = written_month / dirty_bytes
         stored = in_vain * dirty_bytes / 2 + rounds * (live + dirty_bytes) * costs.replaced_ms / MONTH_MS
-        requests = costs.prices.price_of_round_requests_usd(ceil((live + dirty_bytes) / segment_bytes), len(clean_segments))
+        requests = costs.prices.round_requests_usd(ceil((live + dirty_bytes) / segment_bytes), len(clean_segments))
         return stored / GIB * costs.prices.stored_gib_month_usd + rounds * requests
 
     ratio = min(CHOICES, key=ratio_dependent_monthly_cost_usd)

@@ -1,4 +1,4 @@
-"""Large objects in parts: tasks that run in parallel, and the files they read and write."""
+"""Findings about stores, checks of server-side copies, errors about files, and tasks that run in parallel."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ from compactor.errors import CompactorError, CopyDiffers, NotFound, OutOfBudget,
 from compactor.model.segment import StrictFrozenModel
 from compactor.storage.port import ComposeSource, FileRange, ObjectRangeToCopy, ObjectStore
 
-# Findings of `config check` about a store, for people and scripts.
-
-
 FindingKindAndDetail = tuple[str, str]
 """Kind and detail of a StoreFinding."""
 
 
 class StoreFinding(StrictFrozenModel):
-    """Result of a check of the store.
+    """Result of a check of the store, for people and scripts.
 
     severity: error (do not use this store), warning (works with restrictions) or note. kind: one word for scripts.
     """
@@ -38,17 +35,14 @@ class StoreFinding(StrictFrozenModel):
 
     @staticmethod
     def error(finding_kind: str, detail: str, hint: str) -> StoreFinding:
-        """Return a finding with severity "error": the store must not be used."""
         return StoreFinding(severity="error", kind=finding_kind, detail=detail, hint=hint)
 
     @staticmethod
     def warning(finding_kind: str, detail: str, hint: str) -> StoreFinding:
-        """Return a finding with severity "warning": the store works with restrictions."""
         return StoreFinding(severity="warning", kind=finding_kind, detail=detail, hint=hint)
 
     @staticmethod
     def note(finding_kind: str, detail: str, hint: str) -> StoreFinding:
-        """Return a finding with severity "note": the store works, and people should know the detail."""
         return StoreFinding(severity="note", kind=finding_kind, detail=detail, hint=hint)
 
 
@@ -68,19 +62,10 @@ def unknown_deletion_settings(url: str, answer: str, rights: str) -> StoreFindin
     )
 
 
-# Checks around server-side copies: the sources before and after, and the copied bytes.
-
-
-def require_copied_bytes_equal_source(
+def require_equal_copy(
     piece: ObjectRangeToCopy, object_name: str, copied: Iterable[bytes], read_source: Callable[[], Iterable[bytes]]
 ) -> None:
-    """Raise CopyDiffers if the copied bytes have another CRC-32C than the range from which they were copied.
-
-    :param piece: the range that was to be copied.
-    :param object_name: name of the source object, for the message.
-    :param copied: the bytes of the new object, in chunks of any size.
-    :param read_source: reads the range from the source; called only if ``piece.crc32c`` is None.
-    """
+    """Raise CopyDiffers if the copied bytes have another CRC-32C than their source, which is read only if ``piece.crc32c`` is None."""
     expected = _crc32c_of_chunks(read_source()) if piece.crc32c is None else piece.crc32c
     if _crc32c_of_chunks(copied) != expected:
         raise CopyDiffers(f"{object_name}: the store has copied other bytes of it than it was asked for", hint="Run verify --deep")
@@ -99,11 +84,7 @@ def copy_source_changed_error(object_name: str) -> Unavailable:
 
 
 def require_unchanged_copy_sources(store: ObjectStore, sources: Sequence[ComposeSource]) -> None:
-    """Check that the objects from which ranges are copied exist in the expected version and contain the ranges, with one request for each
-    object.
-
-    Raises NotFound if an object is gone, Unavailable if it has another version, ValueError if a range is not in it.
-    """
+    """Raise NotFound if an object to copy from is gone, Unavailable if it has another version, ValueError if a range is not in it."""
     copied = [piece for piece in sources if isinstance(piece, ObjectRangeToCopy) and piece.length]
     for key in dict.fromkeys(piece.key for piece in copied):
         found = store.head(key)
@@ -113,11 +94,9 @@ def require_unchanged_copy_sources(store: ObjectStore, sources: Sequence[Compose
             raise ValueError(f"{store.url}/{key} ends before what was to be copied of it")
 
 
-def delete_and_raise_if_copied_bytes_differ(store: ObjectStore, key: str, sources: Sequence[ComposeSource], chunk_bytes: int) -> None:
-    """Read back the copied ranges of a new object, ``chunk_bytes`` bytes at a time. If they differ from their sources, delete the object
-    and raise CopyDiffers.
-
-    :param sources: the ranges of which the object was composed, in order.
+def verify_or_delete_copy(store: ObjectStore, key: str, sources: Sequence[ComposeSource], chunk_bytes: int) -> None:
+    """Read back the copied ranges of a new object, ``chunk_bytes`` at a time. If they differ from their sources, delete the object and
+    raise CopyDiffers.
     """
 
     def read_range(source: str, start: int, length: int) -> Iterator[bytes]:
@@ -129,14 +108,11 @@ def delete_and_raise_if_copied_bytes_differ(store: ObjectStore, key: str, source
         if isinstance(piece, ObjectRangeToCopy):
             try:
                 source = partial(read_range, piece.key, piece.start, piece.length)
-                require_copied_bytes_equal_source(piece, f"{store.url}/{piece.key}", read_range(key, at, piece.length), source)
+                require_equal_copy(piece, f"{store.url}/{piece.key}", read_range(key, at, piece.length), source)
             except CopyDiffers:
                 store.delete([key])
                 raise
         at += piece.length
-
-
-# Translation of operating-system errors about files into the port's errors, with the path and what to do next.
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -146,20 +122,18 @@ _BAD_PATH = (errno.ELOOP, errno.ENAMETOOLONG)
 
 
 @contextmanager
-def os_errors_as_compactor_errors(verb: str, path: Path) -> Iterator[None]:
-    """Provide a ``with`` block in which OSErrors are replaced by CompactorErrors with a hint. A missing file becomes NotFound if ``verb``
-    is ``read``.
+def translated_os_errors(verb: str, path: Path) -> Iterator[None]:
+    """Replace OSErrors in a ``with`` block by CompactorErrors. A missing file becomes NotFound if ``verb`` is ``read``.
 
-    :param verb: what is done to the file: read, write, list or delete.
-    :param path: the file or directory, for messages.
+    :param verb: read, write, list or delete.
     """
     try:
         yield
     except OSError as error:
-        raise _os_error_as_compactor_error(verb, path, error) from error
+        raise _translate_os_error(verb, path, error) from error
 
 
-def _os_error_as_compactor_error(verb: str, path: Path, error: OSError) -> CompactorError:
+def _translate_os_error(verb: str, path: Path, error: OSError) -> CompactorError:
     name = error.filename if isinstance(error.filename, str) else str(path)
     what = f"cannot {verb} {path}: {error.strerror or error}" + (f" ({name})" if name != str(path) else "")
     if error.errno in FULL:
@@ -187,10 +161,8 @@ def write_at_position(descriptor: int, data: bytes, position: int) -> int:
 
 
 def run_in_parallel(threads: int, tasks: list[Callable[[threading.Event], Any]]) -> list[Any]:
-    """Run tasks in threads and return their results in the order of the tasks.
-
-    Each task receives an event. The first task that fails sets the event, so that the other tasks stop before their next attempt, and its
-    error is raised.
+    """Run tasks in threads and return their results in order. The first failure is raised; it sets the event that each task receives, so
+    that the others stop before their next attempt.
     """
     stop = threading.Event()
 
@@ -218,7 +190,7 @@ def run_in_parallel(threads: int, tasks: list[Callable[[threading.Event], Any]])
 
 def read_file_range(piece: FileRange) -> bytes:
     """Return the bytes of a range of a local file. Raises Unavailable if the file has become shorter."""
-    with os_errors_as_compactor_errors("read", piece.path), open(piece.path, "rb") as file:
+    with translated_os_errors("read", piece.path), open(piece.path, "rb") as file:
         file.seek(piece.start)
         data = file.read(piece.length)
     if len(data) != piece.length:

@@ -1,4 +1,4 @@
-"""Opening a store by its URL, with limits and counters around it."""
+"""Opening a store by its URL, with rate limits and counters around it."""
 
 from __future__ import annotations
 
@@ -17,32 +17,28 @@ from compactor.storage.schemes import store_kind
 from compactor.storage.settings import RetrySettings, TransferSettings
 from compactor.storage.wrappers import FirstAnswerTracker, RequestCounters, RequestMeter, StoreOptions
 
-# Answers of stores that only adapters understand. They never leave an adapter.
-
 
 class PreconditionFailed(StoreError):
-    """Raised if a condition of a request did not hold (HTTP 412). Callers decide what that means for their request."""
+    """Raised inside adapters if a condition of a request did not hold (HTTP 412)."""
 
 
 class RangeNotSatisfiable(StoreError):
-    """Raised if the requested range begins at or after the object's end (HTTP 416)."""
+    """Raised inside adapters if the requested range begins at or after the object's end (HTTP 416)."""
 
 
 class NoSuchUpload(StoreError):
-    """Raised if a multipart upload or one of its parts no longer exists, because it was completed, was aborted or has expired."""
+    """Raised inside adapters if a multipart upload or one of its parts was completed, was aborted or has expired."""
 
 
 SleptSeconds = float
 """Time for which a call has slept, in seconds; 0 if it has not."""
 
-# ---- rate limits of the settings ``[limits]``, enforced across all threads of a process --------------------------------------------
-
 
 class TokenBucket:
     """Token bucket that holds at most the tokens of one second.
 
-    A caller that takes more tokens than are available leaves a debt and sleeps until the debt is paid; callers that come meanwhile sleep
-    longer. The average rate therefore holds for requests of any size, and every caller gets its tokens.
+    A caller that takes more than are available leaves a debt and sleeps until it is paid; later callers sleep longer. The average rate
+    therefore holds for requests of any size.
 
     :param rate: tokens per second.
     """
@@ -56,7 +52,7 @@ class TokenBucket:
         self._at = clock()
 
     def take_tokens(self, tokens: int) -> SleptSeconds:
-        """Take ``tokens`` tokens. If that leaves a debt, sleep until it is paid. Return the seconds slept."""
+        """Take tokens, sleep until a debt is paid, and return the seconds slept."""
         with self._lock:
             now = self._clock()
             self._level = min(float(self._rate), self._level + (now - self._at) * self._rate) - tokens
@@ -68,9 +64,7 @@ class TokenBucket:
 
 
 class RateLimits:
-    """Token buckets of the rate limits in [limits], one for each limit that is set. Stores of a process with equal limits share one
-    RateLimits, so that the limits hold for all of them together.
-    """
+    """Token buckets of the limits set in [limits], shared by the stores of a process with equal limits."""
 
     def __init__(
         self, limits: RateLimitSettings, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
@@ -78,15 +72,13 @@ class RateLimits:
         self._buckets = {name: TokenBucket(rate, clock, sleep) for name, rate in limits.model_dump().items() if rate}
 
     def take_tokens(self, setting: str, tokens: int) -> SleptSeconds:
-        """Take tokens from the bucket of a setting in [limits], sleeping if necessary. Return the seconds slept; 0 if the setting has no
-        limit.
-        """
+        """Take tokens from the bucket of a setting in [limits], and return the seconds slept; 0 if it has no limit."""
         bucket = self._buckets.get(setting)
         return bucket.take_tokens(tokens) if bucket else 0.0
 
 
 class RateLimitingRequestMeter:
-    """RequestMeter that delays its callers so that the rate limits hold, and then passes each report on to the meter ``inner``."""
+    """RequestMeter that delays its callers so that the rate limits hold, and passes each report on to ``inner``."""
 
     def __init__(self, inner: RequestMeter, buckets: RateLimits) -> None:
         self._inner = inner
@@ -115,11 +107,8 @@ class RateLimitingRequestMeter:
             self._inner.record_request_delay(setting, seconds)
 
 
-# ---- stores -----------------------------------------------------------------------------------------------------------------
-
-
 class StoreOpeningModule(Protocol):
-    """Interface of the modules that open the stores of one kind (``StoreKind.adapter`` names the module)."""
+    """Interface of the modules that open the stores of one kind (``StoreKind.adapter``)."""
 
     def open_store_at(self, url: str, options: StoreOptions) -> ObjectStore:
         """Return the store at a URL of this kind. Makes no request. Raises UsageError if the URL names none."""
@@ -139,14 +128,11 @@ def open_store(
 ) -> ObjectStore:
     """Return the store at a URL (``schemes.STORE_KINDS``) or in the directory at a plain path. Makes no request.
 
-    :param settings: how servers are reached; the defaults if None.
-    :param limits: rate limits, shared by all stores of this process that are opened with equal limits; None for no limits.
-    :param retries, transfers: None for the defaults.
-    :param counters: count requests and bytes; may be shared by several stores.
-    :param contact: record of whether the server has answered; shared by the stores on that server.
-    :param holds_control_records: whether control records are stored there (``LocalStore``). It makes no difference for servers.
-    :param before_create: called with the store before each create on a server (``ConditionalCreateCheck``). Directories need no check.
-    :raises UsageError: if the URL names no store, or the client library of its kind is not installed.
+    :param limits: shared by all stores of this process with equal limits.
+    :param contact: shared by the stores on one server.
+    :param holds_control_records: as in ``LocalStore``. It makes no difference for servers.
+    :param before_create: called with the store before each create on a server (``ConditionalCreateCheck``).
+    :raises UsageError: if the URL names no store, or its client library is not installed.
     """
     kind = store_kind(url)
     if kind.extra:
@@ -166,5 +152,4 @@ def open_store(
 
 @lru_cache(maxsize=8)
 def _shared_rate_limits(limits: RateLimitSettings) -> RateLimits:
-    """Return the token buckets of these limits, the same for all calls with equal limits."""
     return RateLimits(limits)

@@ -23,7 +23,7 @@ _METADATA_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
 
 def object_key_component_problem(part: str) -> ReasonOrEmpty:
-    """Return why ``part`` cannot be the text between two slashes of a key, or an empty string if it can."""
+    """Return why ``part`` cannot stand between two slashes of a key, or an empty string."""
     if not part:
         return "has an empty part"
     if part in (".", "..", RESERVED):
@@ -50,10 +50,7 @@ def check_object_key(key: str) -> None:
 
 
 def check_object_key_prefix(prefix: str) -> None:
-    """Raise Refused if no valid key can begin with this text.
-
-    The part before its last slash must be a valid key itself; the text after the slash may be the beginning of any name.
-    """
+    """Raise Refused if no valid key can begin with this text: the part before its last slash must be a valid key itself."""
     folder, _, last = prefix.rpartition("/")
     fault = (object_key_problem(folder) if folder or prefix.startswith("/") else "") or (
         _CONTROL.search(last) and "has a control character"
@@ -63,10 +60,8 @@ def check_object_key_prefix(prefix: str) -> None:
 
 
 def require_storable_object_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """Return a copy of the metadata as a dict, empty for None.
-
-    Raises Refused unless every kind of store accepts it: names of small letters, digits and ``_`` (because Azure accepts only identifiers),
-    values of printable ASCII, at most 1.5 kB in all.
+    """Return a copy of the metadata. Raises Refused unless every kind of store accepts it: names of small letters, digits and ``_`` (Azure
+    accepts only identifiers), values of printable ASCII, at most 1.5 kB in all.
     """
     checked = dict(metadata or {})
     for name, value in checked.items():
@@ -78,14 +73,13 @@ def require_storable_object_metadata(metadata: Mapping[str, str] | None) -> dict
 
 
 def normalize_metadata_names(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return an object's metadata with the names that ObjectStore uses: small letters, and ``_`` in place of ``-``.
-
-    Earlier versions of this program wrote ``-``, and on S3 ``-`` is written still. Servers may return header names in capitals.
+    """Return metadata with small letters, and ``_`` in place of ``-``: servers may return header names in capitals, and on S3 ``-`` is
+    written.
     """
     return {name.lower().replace("-", "_"): value for name, value in metadata.items()}
 
 
 def check_byte_range(start: int, length: int | None) -> None:
-    """Raise ValueError (a bug of the caller) if start or length of a range of bytes is negative."""
+    """Raise ValueError (a bug of the caller) if start or length is negative."""
     if start < 0 or (length is not None and length < 0):
         raise ValueError(f"not a range of bytes: start {start}, length {length}")

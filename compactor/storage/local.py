@@ -4,10 +4,9 @@
 linked to their place, and the directory is synced. A crash leaves at most a staged file; files not written to for an hour are swept.
 
 *Metadata* must appear together with the object, survive copying, and never mix with that of a writer that lost the race for the same key.
-It lies in a companion file that is written before the link. The companion's name holds the object's modification time in nanoseconds, whose
-last six digits are made unique among the companions of that key. The companion of a writer that lost therefore matches no object, and an
-object without a companion has no metadata. ``cp -a``, ``rsync -a`` and ``tar`` keep both. (Many network file systems have no extended
-attributes, and most copies lose them. A companion with a fixed name could not be switched together with the object.)
+They lie in a companion file that is written before the link. Its name holds the object's modification time in nanoseconds, whose last six
+digits are made unique among the companions of that key; the companion of a writer that lost therefore matches no object. ``cp -a``, ``rsync
+-a`` and ``tar`` keep both.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from compactor.errors import AlreadyExists, Refused, Unavailable
-from compactor.storage.checks import FULL, os_errors_as_compactor_errors, require_copied_bytes_equal_source
+from compactor.storage.checks import FULL, require_equal_copy, translated_os_errors
 from compactor.storage.keys import (
     RESERVED,
     check_byte_range,
@@ -50,8 +49,8 @@ _RETRIES = RetrySettings(deadline_s=1, base_s=0.05, cap_s=0.5)
 
 
 def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
-    """Return the store in the directory that a URL or a plain path names. It retries its requests. Raises UsageError if the text names no
-    directory.
+    """Return the store, with retries, in the directory that a URL or a plain path names. Raises UsageError if the text names
+    no directory.
     """
     return RetryingStore(
         LocalStore(directory_of_store_url(url), options.meter, holds_control_records=options.records), Retrier(options.retries or _RETRIES)
@@ -59,12 +58,10 @@ def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
 
 
 class LocalStore:
-    """ObjectStore in a local directory.
+    """ObjectStore in a local directory, which the first write creates.
 
-    :param root: the directory; created by the first write.
-    :param holds_control_records: whether control records are stored in the directory. If so, ``FullDiskReserveFile`` has space for them on
-        a full disk, and ``modified_ms`` of an object is never before the moment at which it became visible, even if the writer paused in
-        between.
+    :param holds_control_records: whether control records fit on a full disk (``FullDiskReserveFile``), and ``modified_ms`` is never before
+        the moment at which an object became visible, even if the writer paused in between.
     """
 
     def __init__(self, root: Path, meter: RequestMeter | None = None, *, holds_control_records: bool = False) -> None:
@@ -82,7 +79,7 @@ class LocalStore:
         check_byte_range(start, length)
         path = self._object_path(key)
         self._meter.record_request("get")
-        with os_errors_as_compactor_errors("read", path), _open_object(path) as file:
+        with translated_os_errors("read", path), _open_object(path) as file:
             file.seek(start)
             # A huge length would be allocated in advance.
             data = file.read() if length is None else file.read(min(length, os.fstat(file.fileno()).st_size))
@@ -92,7 +89,7 @@ class LocalStore:
     def head(self, key: str) -> ObjectInfo:
         path = self._object_path(key)
         self._meter.record_request("head")
-        with os_errors_as_compactor_errors("read", path):
+        with translated_os_errors("read", path):
             status = path.lstat()
             if not stat.S_ISREG(status.st_mode):
                 raise FileNotFoundError(errno.ENOENT, "not a plain file", str(path))
@@ -115,8 +112,7 @@ class LocalStore:
     def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Create an object from pieces. If the file system can, a copied range shares its blocks with the source (reflink).
 
-        Copied bytes are read back and compared before the object appears, because a file system may copy a range wrongly and not say so
-        (OpenZFS 2.1.4 to 2.2.1 copied zeros).
+        Copied bytes are read back before the object appears: OpenZFS 2.1.4 to 2.2.1 copied zeros and did not say so.
         """
         for piece in sources:
             check_byte_range(piece.start, piece.length)
@@ -134,7 +130,7 @@ class LocalStore:
         target = self._object_path(key)
         self._meter.record_request("put")
         with (
-            os_errors_as_compactor_errors("write", target),
+            translated_os_errors("write", target),
             self._temporary_file_with_content(lambda file: self._write_chunks(file, (data,))) as staged,
         ):
             _create_missing_directories(target.parent)
@@ -147,10 +143,10 @@ class LocalStore:
         source = self._object_path(key)
         self._meter.record_request("get")
         done = 0
-        with os_errors_as_compactor_errors("read", source), _open_object(source) as file:
+        with translated_os_errors("read", source), _open_object(source) as file:
             file.seek(start)
             try:
-                with os_errors_as_compactor_errors("write", path), open(path, "wb") as target:
+                with translated_os_errors("write", path), open(path, "wb") as target:
                     while chunk := file.read(_CHUNK if length is None else min(_CHUNK, length - done)):
                         self._meter.record_bytes_read(len(chunk))
                         target.write(chunk)
@@ -164,9 +160,9 @@ class LocalStore:
         check_object_key_prefix(prefix)
         self._meter.record_request("list")
         folder = prefix.rpartition("/")[0]
-        with os_errors_as_compactor_errors("list", self._root / folder):
-            start = self._require_folder_inside_store_root(self._root / folder)
-            for found, status in _walk_objects_in_folder_tree(start, f"{folder}/" if folder else "", prefix, after):
+        with translated_os_errors("list", self._root / folder):
+            start = self._require_inside_root(self._root / folder)
+            for found, status in _walk_objects(start, f"{folder}/" if folder else "", prefix, after):
                 yield self._object_info(found, status, {})
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -174,21 +170,21 @@ class LocalStore:
         for key in keys:
             path = self._object_path(key)
             self._meter.record_request("delete")
-            with os_errors_as_compactor_errors("delete", path), suppress(FileNotFoundError, NotADirectoryError):
+            with translated_os_errors("delete", path), suppress(FileNotFoundError, NotADirectoryError):
                 status = path.lstat()
                 if not stat.S_ISREG(status.st_mode):
                     continue
                 path.unlink()
-                _metadata_file_path_of_object(path, status.st_mtime_ns).unlink(missing_ok=True)
+                _metadata_path(path, status.st_mtime_ns).unlink(missing_ok=True)
                 touched.add(path.parent)
         for folder in sorted(touched):
-            with os_errors_as_compactor_errors("delete in", folder), suppress(FileNotFoundError):
+            with translated_os_errors("delete in", folder), suppress(FileNotFoundError):
                 _sync_directory(folder)
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
         folder = self._root / RESERVED / "tmp"
         self._meter.record_request("list")
-        with os_errors_as_compactor_errors("list", folder), suppress(FileNotFoundError, NotADirectoryError):
+        with translated_os_errors("list", folder), suppress(FileNotFoundError, NotADirectoryError):
             for entry in [] if prefix else list(os.scandir(folder)):
                 with suppress(FileNotFoundError):
                     yield UnfinishedUpload(f"{RESERVED}/{folder.name}/{entry.name}", entry.name, entry.stat().st_mtime_ns // 1_000_000)
@@ -197,13 +193,13 @@ class LocalStore:
         folder = self._root / RESERVED / "tmp"
         for upload in uploads:
             self._meter.record_request("delete")
-            with os_errors_as_compactor_errors("delete", folder / upload.id), suppress(FileNotFoundError):
+            with translated_os_errors("delete", folder / upload.id), suppress(FileNotFoundError):
                 os.unlink(folder / os.path.basename(upload.id))
 
     def clock_ms(self) -> int:
         self._meter.record_request("head")
         with (
-            os_errors_as_compactor_errors("write", self._root),
+            translated_os_errors("write", self._root),
             self._temporary_file_with_content(lambda file: None, durable=False) as staged,
         ):
             return staged.lstat().st_mtime_ns // 1_000_000
@@ -211,10 +207,10 @@ class LocalStore:
     def _object_path(self, key: str) -> Path:
         check_object_key(key)
         path = self._root / key
-        return self._require_folder_inside_store_root(path.parent) / path.name
+        return self._require_inside_root(path.parent) / path.name
 
-    def _require_folder_inside_store_root(self, folder: Path) -> Path:
-        """Return the folder. Raises Refused if symbolic links lead from it out of the store's root."""
+    def _require_inside_root(self, folder: Path) -> Path:
+        """Raises Refused if symbolic links lead out of the store's root."""
         real, root = os.path.realpath(folder), os.path.realpath(self._root)
         if real != root and not real.startswith(root.rstrip("/") + "/"):
             raise Refused(f"{folder} leads out of the store {self._root}, to {real}", hint="Remove the symbolic link")
@@ -232,7 +228,6 @@ class LocalStore:
             yield chunk
 
     def _append_file_range(self, piece: FileRange, file: BinaryIO) -> None:
-        """Append a range of a local file. Raises Unavailable if the file has become shorter."""
         with open(piece.path, "rb") as source:
             source.seek(piece.start)
             before = file.tell()
@@ -241,60 +236,47 @@ class LocalStore:
             raise Unavailable(f"{piece.path} ends before the range that was to be copied")
 
     def _append_object_range(self, piece: ObjectRangeToCopy, file: BinaryIO) -> None:
-        """Append a range of another object, and read it back to compare it. Raises Unavailable if the source is not the expected version
-        before or after the copy, because other programs may write to it.
-        """
+        # Raises Unavailable if the source is not the expected version before or after the copy, because other programs may write to it.
         path = self._object_path(piece.key)
         self._meter.record_request("copy")
-        with os_errors_as_compactor_errors("read", path):
+        with translated_os_errors("read", path):
             source = _open_object(path)
         with source:
-            _require_source_has_expected_etag(path, source, piece)
+            _require_source_etag(path, source, piece)
             file.flush()
-            done = _append_by_copy_file_range(source, piece, file)
+            done = _append_copied(source, piece, file)
             file.seek(0, os.SEEK_END)
             for chunk in self._read_range(source, piece.start + done, piece.length - done):
                 self._write_chunks(file, (chunk,))
                 done += len(chunk)
-            _require_source_has_expected_etag(path, source, piece)
+            _require_source_etag(path, source, piece)
             if done != piece.length:
                 raise ValueError(f"{path} ends before byte {piece.start + piece.length}, up to which it was to be copied")
             file.flush()
             end = file.seek(0, os.SEEK_END)
-            require_copied_bytes_equal_source(
+            require_equal_copy(
                 piece, str(path), self._read_range(file, end - done, done), lambda: self._read_range(source, piece.start, piece.length)
             )
             file.seek(end)
 
     def _create_object(self, key: str, write_content: Callable[[BinaryIO], None], metadata: Mapping[str, str] | None) -> ObjectInfo:
-        """Create an object whose content ``write_content`` writes.
-
-        If the disk is full and the store holds control records, release space from the reserve file (``FullDiskReserveFile``) and try
-        again, as long as the reserve has any.
-        """
+        # If the disk is full, release space from the reserve file and try again, as long as it has any.
         described = require_storable_object_metadata(metadata)
         target = self._object_path(key)
         self._meter.record_request("put")
-        with os_errors_as_compactor_errors("write", target):
+        with translated_os_errors("write", target):
             while True:
                 try:
-                    return self._create_object_by_hard_link(key, target, write_content, described)
+                    return self._create_by_link(key, target, write_content, described)
                 except OSError as error:
-                    if error.errno not in FULL or self._reserve is None or not self._reserve.release_part_of_reserve_file():
+                    if error.errno not in FULL or self._reserve is None or not self._reserve.release_part():
                         raise
 
-    def _create_object_by_hard_link(
-        self, key: str, target: Path, write_content: Callable[[BinaryIO], None], metadata: dict[str, str]
-    ) -> ObjectInfo:
-        """Create an object by writing a staged file and making a hard link at the key's path. The link fails if the key is taken; then
-        AlreadyExists is raised.
-
-        :param target: the key's path.
-        """
-        _require_no_object_at_path(target)  # avoids staging a gigabyte for nothing; the link below decides
+    def _create_by_link(self, key: str, target: Path, write_content: Callable[[BinaryIO], None], metadata: dict[str, str]) -> ObjectInfo:
+        _require_free_path(target)  # avoids staging a gigabyte for nothing; the link below decides
         with self._temporary_file_with_content(write_content) as staged:
             _create_missing_directories(target.parent)
-            companion = _write_metadata_file_of_staged_object(staged, target, metadata) if metadata else None
+            companion = _write_metadata_file(staged, target, metadata) if metadata else None
             try:
                 os.link(staged, target)
             except FileExistsError:
@@ -302,27 +284,21 @@ class LocalStore:
                 if staged.lstat().st_nlink == 1:
                     if companion:
                         companion.unlink(missing_ok=True)
-                    _require_no_object_at_path(target)
+                    _require_free_path(target)
                     raise AlreadyExists(f"{target} existed a moment ago") from None
             _sync_directory(target.parent)
             if self._reserve is not None:
-                self._reserve.extend_reserve_file_to_full_size()
+                self._reserve.refill()
             return self._object_info(key, staged.lstat(), metadata)  # the same file; another writer may have deleted the object by now
 
     def _object_info(self, key: str, status: os.stat_result, metadata: Mapping[str, str]) -> ObjectInfo:
-        """Return the properties of an object.
-
-        In a store of control records ``modified_ms`` is never before the time at which the hard link was made (the file's ctime).
-        """
+        # In a store of control records ``modified_ms`` is never before the hard link was made (the file's ctime).
         modified_ns = max(status.st_mtime_ns, status.st_ctime_ns) if self._records else status.st_mtime_ns
         return ObjectInfo(key, status.st_size, modified_ns // 1_000_000, _etag_of_file(status), metadata)
 
     @contextmanager
     def _temporary_file_with_content(self, write_content: Callable[[BinaryIO], None], durable: bool = True) -> Iterator[Path]:
-        """Provide a ``with`` block with the path of a temporary file that has this content. The file is deleted at the end of the block.
-
-        :param durable: whether the file is flushed to disk before the block begins.
-        """
+        """Provide a file with this content for a ``with`` block. ``durable``: flush it to disk first."""
         folder = self._root / RESERVED / "tmp"
         _create_missing_directories(folder)
         staged = folder / f"{os.getpid()}-{uuid.uuid4().hex}"
@@ -338,11 +314,7 @@ class LocalStore:
             staged.unlink(missing_ok=True)
 
     def _delete_stale_staged_files(self, folder: Path, now_ns: int) -> None:
-        """Delete staged files that were last modified more than an hour ago, at most once an hour. A writer that pauses for longer than
-        that finds its file deleted and fails.
-
-        :param now_ns: current time of the file system, in nanoseconds.
-        """
+        # Sweep files older than an hour, at most once an hour. A writer that pauses for longer finds its file deleted and fails.
         if 0 <= now_ns - self._swept_ns < _STALE_NS:
             return
         self._swept_ns = now_ns
@@ -352,12 +324,8 @@ class LocalStore:
                     os.unlink(entry)
 
 
-def _walk_objects_in_folder_tree(folder: Path, base: str, prefix: str, after: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (key, file status) of the objects in a folder and its subfolders whose keys begin with ``prefix`` and are greater than
-    ``after``, in UTF-8 byte order. To get this order a directory is sorted by its name with a slash.
-
-    :param base: key of the folder: empty, or ending in a slash.
-    """
+def _walk_objects(folder: Path, base: str, prefix: str, after: str) -> Iterator[tuple[str, os.stat_result]]:
+    # Yield keys in UTF-8 byte order; to get it, a directory is sorted by its name with a slash.
     try:
         with os.scandir(folder) as entries:
             named = sorted((_utf8_sort_key(entry), entry) for entry in entries if not object_key_component_problem(entry.name))
@@ -367,7 +335,7 @@ def _walk_objects_in_folder_tree(folder: Path, base: str, prefix: str, after: st
         key = base + name
         if name.endswith("/"):
             if (key.startswith(prefix) or prefix.startswith(key)) and (key > after or after.startswith(key)):
-                yield from _walk_objects_in_folder_tree(folder / entry.name, key, prefix, after)
+                yield from _walk_objects(folder / entry.name, key, prefix, after)
         elif key.startswith(prefix) and key > after:
             with suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
@@ -380,7 +348,7 @@ def _utf8_sort_key(entry: os.DirEntry[str]) -> str:
 
 
 def _open_object(path: Path) -> BinaryIO:
-    """Open an object for reading. Does not follow a symbolic link and does not block on a pipe."""
+    """Open an object for reading without following a symbolic link or blocking on a pipe."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -392,22 +360,19 @@ def _etag_of_file(status: os.stat_result) -> str:
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
 
-def _require_source_has_expected_etag(path: Path, source: BinaryIO, piece: ObjectRangeToCopy) -> None:
+def _require_source_etag(path: Path, source: BinaryIO, piece: ObjectRangeToCopy) -> None:
     if _etag_of_file(os.fstat(source.fileno())) != piece.etag:
         raise Unavailable(f"{path} is not the version that was to be copied", hint="Something else writes to this tier; run verify")
 
 
 def _read_chunks(file: BinaryIO, length: int | None) -> Iterator[bytes]:
-    """Yield the bytes of a file from its current position on, in chunks: at most ``length`` bytes, or all of them if it is None."""
     while chunk := file.read(_CHUNK if length is None else min(_CHUNK, length)):
         length = None if length is None else length - len(chunk)
         yield chunk
 
 
-def _append_by_copy_file_range(source: BinaryIO, piece: ObjectRangeToCopy, file: BinaryIO) -> int:
-    """Append a range of ``source`` to ``file`` by the system call ``copy_file_range``. Return the number of bytes appended. The caller must
-    append the rest itself: all of the range if the kernel or the file system cannot copy.
-    """
+def _append_copied(source: BinaryIO, piece: ObjectRangeToCopy, file: BinaryIO) -> int:
+    """Return the number of bytes appended; 0 if the kernel or the file system cannot copy. The caller appends the rest."""
     done = 0
     if not hasattr(os, "copy_file_range"):
         return done
@@ -425,42 +390,36 @@ def _append_by_copy_file_range(source: BinaryIO, piece: ObjectRangeToCopy, file:
     return done
 
 
-def _require_no_object_at_path(target: Path) -> None:
+def _require_free_path(target: Path) -> None:
     if target.is_dir() and not target.is_symlink():
         raise Refused(f"{target} is a directory, so no object can have its name", hint="No key may be a directory of another key")
     if os.path.lexists(target):
         raise AlreadyExists(f"{target} exists already")
 
 
-def _metadata_file_path_of_object(path: Path, mtime_ns: int) -> Path:
-    """Return the path of the file with an object's metadata. Its name contains the object's modification time in nanoseconds, so that
-    metadata of an overwritten object are not used for its successor. A long name is replaced by its digest.
-    """
+def _metadata_path(path: Path, mtime_ns: int) -> Path:
+    # The modification time in the name keeps metadata of an overwritten object from its successor. A long name is replaced by its digest.
     name = path.name if len(os.fsencode(path.name)) <= _LONGEST_NAME else hashlib.sha256(os.fsencode(path.name)).hexdigest()
     return path.parent / RESERVED / f"{name}.{mtime_ns}"
 
 
 def _read_object_metadata_file(path: Path, status: os.stat_result) -> dict[str, str]:
     try:
-        return normalize_metadata_names(json.loads(_metadata_file_path_of_object(path, status.st_mtime_ns).read_bytes()))
+        return normalize_metadata_names(json.loads(_metadata_path(path, status.st_mtime_ns).read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except ValueError as error:
         raise Unavailable(f"the metadata beside {path} cannot be read: {error}", hint="The disk may have lost it; run verify") from error
 
 
-def _write_metadata_file_of_staged_object(staged: Path, target: Path, metadata: dict[str, str]) -> Path:
-    """Write the metadata file of a staged object, and return its path. The object gets a unique modification time, because the name of the
-    metadata file contains it.
-
-    :param target: path that the object will have.
-    """
+def _write_metadata_file(staged: Path, target: Path, metadata: dict[str, str]) -> Path:
+    # Give the object a unique modification time, which the name of its metadata file contains.
     folder = target.parent / RESERVED
     _create_missing_directories(folder)
     while True:
         mtime_ns = staged.lstat().st_mtime_ns // 1_000_000 * 1_000_000 + uuid.uuid4().int % 1_000_000
         os.utime(staged, ns=(mtime_ns, mtime_ns))
-        companion = _metadata_file_path_of_object(target, staged.lstat().st_mtime_ns)  # as the file system rounds it
+        companion = _metadata_path(target, staged.lstat().st_mtime_ns)  # as the file system rounds it
         try:
             with open(companion, "xb") as file:
                 file.write(json.dumps(metadata).encode())
@@ -494,8 +453,7 @@ def _sync_directory(folder: Path) -> None:
         os.close(descriptor)
 
 
-# ---- reserve ----------------------------------------------------------------------------------------------------------------
-# A few bytes of the disk are kept back for control records. Without them nothing could be deleted from a full disk: what is about to be
+# A few bytes of the disk are reserved for control records. Without them nothing could be deleted from a full disk: what is about to be
 # deleted has to be recorded first.
 
 RESERVE_BYTES = 1 << 20
@@ -505,27 +463,20 @@ SLICE_BYTES = RESERVE_BYTES // 16
 
 
 class FullDiskReserveFile:
-    """File of 1 MiB in a directory store that is shortened when the disk is full, so that control records can still be written.
-
-    If the disk had no space for the file itself, control records cannot be written to a full disk.
-    """
+    """File of 1 MiB in a directory store that is shortened when the disk is full, so that control records can still be written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def extend_reserve_file_to_full_size(self) -> None:
-        """Extend the file to its full size if the disk has space, otherwise leave it. Called after every write; costs one ``stat`` if the
-        file has its full size.
-        """
+    def refill(self) -> None:
+        """Extend the file to its full size if the disk has space. Costs one ``stat`` if it has it already."""
         with suppress(OSError):
             if not self._path.exists() or self._path.stat().st_size < RESERVE_BYTES:
                 with open(self._path, "ab") as file:
                     os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
 
-    def release_part_of_reserve_file(self) -> bool:
-        """Shorten the file by a sixteenth of its full size, which frees that space. Return False if the file was empty or
-        missing already.
-        """
+    def release_part(self) -> bool:
+        """Shorten the file by a sixteenth of its full size. Return False if it was empty or missing already."""
         try:
             size = self._path.stat().st_size
             if size == 0:

@@ -1,9 +1,7 @@
 """The object-store port: the few requests that everything else is built on.
 
 Every adapter passes tests/contract/test_object_store.py. Only behaviour that all servers share is used: no rename, no conditional delete,
-no key that is a "directory" of another. Copying a range is optional.
-
-Keys are relative to the store's root and separated by ``/``. Their parts are not empty, not ``.`` or ``..``, and have at most 255 bytes.
+no key that is a "directory" of another. Keys are relative to the store's root and separated by ``/``.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ from typing import Protocol
 class ObjectInfo:
     """Properties of one object.
 
-    size: in bytes.
-    modified_ms: time of the last modification by the store's own clock, in milliseconds.
+    modified_ms: time of the last modification by the store's own clock.
     etag: identifies the version of the content; empty if the store gives none.
     """
 
@@ -32,9 +29,8 @@ class ObjectInfo:
 
 @dataclass(frozen=True)
 class UnfinishedUpload:
-    """Upload that was begun and neither finished nor aborted. Listings of objects do not contain it, but its bytes are billed.
-
-    id: distinguishes uploads to the same key.
+    """Upload that was begun and neither finished nor aborted. Listings do not contain it, but its bytes are billed. id: distinguishes
+    uploads to one key.
     """
 
     key: str
@@ -44,8 +40,8 @@ class UnfinishedUpload:
 
 @dataclass(frozen=True)
 class ObjectRangeToCopy:
-    """Range of bytes [start, start + length) of an object of the same store, to be copied from the version with this etag
-    (ObjectInfo.etag). crc32c: CRC-32C of these bytes, with which the copy is compared, or None if the caller does not know it.
+    """Bytes [start, start + length) of an object of the same store, to be copied from the version ``etag``. crc32c: checksum for the
+    comparison, or None if unknown.
     """
 
     key: str
@@ -71,8 +67,7 @@ ComposeSource = ObjectRangeToCopy | FileRange
 class CopyLimits:
     """Limits of ``ObjectStore.compose``, in bytes.
 
-    :param min_run_bytes: smallest run of copied or of local bytes, except at the object's end; 0 for any length. Adjacent pieces of one
-        kind count together. Shorter ranges between local bytes must be passed as local bytes.
+    :param min_run_bytes: smallest run of adjacent copied or local pieces, except at the object's end.
     :param max_bytes: most bytes copied by one request; longer ranges are split.
     """
 
@@ -83,7 +78,8 @@ class CopyLimits:
 class ObjectStore(Protocol):
     """A store of objects under keys.
 
-    All methods raise NotFound, AlreadyExists, Unavailable or Refused (compactor.errors), or OutOfBudget if a disk is full.
+    All methods raise NotFound if there is no object, AlreadyExists, Unavailable, Refused, or OutOfBudget if a disk is full
+    (compactor.errors).
     """
 
     @property
@@ -91,36 +87,29 @@ class ObjectStore(Protocol):
         """Return the store's URL for messages, such as ``file:///tier`` or ``s3://bucket/prefix``."""
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return bytes [start, start + length) of an object, or all from ``start`` on if ``length`` is None. The result is shorter,
-        possibly empty, if the object ends earlier. Raises NotFound if there is no object.
-        """
+        """Return bytes [start, start + length) of an object (None: up to its end), fewer if it ends earlier."""
 
     def head(self, key: str) -> ObjectInfo:
-        """Return the properties of an object. Raises NotFound if there is no object."""
+        """Return the properties of an object."""
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Create an object atomically, only if the key is free (S3 ``If-None-Match: *``, an exclusive hard link).
+        """Create an object atomically, only if the key is free.
 
-        :raises AlreadyExists: if the key is taken, also by an earlier attempt of this call whose answer was lost; the caller compares
-            the content.
+        :raises AlreadyExists: if the key is taken, also by an earlier attempt of this call whose answer was lost; the caller compares the
+            content.
         :raises Unavailable: if the outcome is unknown; the object may still appear.
         """
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Create an object from a file of any size, only if the key is free. The file is streamed, in several parts if it is large.
-
-        Raises AlreadyExists or Unavailable under the same conditions as ``create``.
-        """
+        """Create an object from a file of any size, streamed, under the conditions of ``create``."""
 
     @property
     def server_copy_limits(self) -> CopyLimits | None:
         """Return the limits of server-side copies, or None if the store cannot copy ranges or has refused to in this process."""
 
     def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Create an object from ranges of objects and local files, in order, only if the key is free. The store itself copies the ranges of
-        objects.
-
-        A failed call leaves nothing behind, and an object is never composed of two versions of a source.
+        """Create an object from ranges of objects, which the store copies itself, and of local files, in order, only if the key is free. A
+        failed call leaves nothing behind.
 
         :raises NotFound: if a source is gone.
         :raises Unavailable: if a source has another etag than the expected one.
@@ -130,13 +119,11 @@ class ObjectStore(Protocol):
         """
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
-        """Create or overwrite an object atomically. Used only for heartbeats and hints, on which no correctness depends."""
+        """Create or overwrite an object atomically. Only for heartbeats and hints, on which no correctness depends."""
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
-        """Write bytes [start, start + length) of an object, or all from ``start`` on if ``length`` is None, to a local file, which is
-        created or overwritten.
-
-        Return the number of bytes, which is smaller than ``length`` if the object ends earlier. Raises NotFound if there is no object.
+        """Write bytes [start, start + length) of an object (None: up to its end) to a local file, created or overwritten, and return their
+        number.
         """
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
@@ -146,15 +133,14 @@ class ObjectStore(Protocol):
         """Delete these objects. Absent keys are ignored."""
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """Yield the uploads to keys with this prefix that are neither finished nor aborted, in no order. Uploads whose writer is still
-        active are among them.
+        """Yield the unfinished uploads to keys with this prefix, in no order, also those whose writer is still active.
 
-        Staged files of a directory store have no key yet; they are yielded only if ``prefix`` is empty. A store that is a whole bucket
-        yields nothing for an empty prefix, because the uploads may belong to other programs.
+        A directory store yields its staged files, which have no key yet, only for an empty prefix; a store that is a whole bucket yields
+        nothing for it, because the uploads may be other programs'.
         """
 
     def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
         """Abort uploads and free their bytes. Finished or aborted ones are ignored. A writer that is still active fails."""
 
     def clock_ms(self) -> int:
-        """Return the time of the store's own clock in milliseconds (a server's Date header, the file system). Costs at most one request."""
+        """Return the time of the store's own clock (a server's Date header, the file system), with at most one request."""

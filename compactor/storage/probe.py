@@ -1,7 +1,6 @@
-"""Checks of a store by `config check`: permissions, the store's clock, listings, conditional puts, and whether deleting frees space.
+"""Checks of a store by `config check`: permissions, clock, listings, conditional puts, and whether deleting frees space.
 
-Conditional puts are the important one, because leadership rests on them. They are tried by a race of many writers, once for each store. A
-marker object remembers the result.
+Leadership rests on conditional puts. They are tried by a race of many writers, once for each store; a marker object remembers the result.
 """
 
 from __future__ import annotations
@@ -23,17 +22,12 @@ from compactor.storage.factory import NoSuchUpload, PreconditionFailed
 from compactor.storage.port import FileRange, ObjectStore
 from compactor.storage.schemes import store_kind, store_kind_of_scheme
 
-# Refusal of a store that ignores conditional requests, before the first object is created in it.
-
 
 class ConditionalCreateCheck:
-    """Check that a store honours create-if-absent, made before this process's first create in a bucket. Thread-safe.
+    """Check that a store honours create-if-absent, before this process's first create in a bucket. Thread-safe.
 
-    The check creates one key twice, and again by an upload in parts; the first object must not be overwritten. If a store ignores
-    create-if-absent, two compactors can lead at once and overwrite each other's records.
-
-    A store that passed is not checked again: this process remembers its bucket, and a file in ``folder`` tells later processes its
-    endpoint, bucket and prefix. The file is local, because a file in the store would also be in each copy of the store.
+    Otherwise two compactors could lead at once and overwrite each other's records. A store that passed is remembered by a file in
+    ``folder``: a file in the store would also be in each copy of the store.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,35 +36,31 @@ class ConditionalCreateCheck:
         self._passed: set[tuple[str, str]] = set()
 
     def require_conditional_creates(self, store: ObjectStore, prefix: str) -> None:
-        """Check the store unless it has passed before. Raises Refused if it ignores create-if-absent, StoreError if it cannot be reached.
-        Stores that are not on a server need no check.
-
-        :param prefix: prefix of the key that is created and deleted for the check.
+        """Check a store on a server unless it has passed before. Raises Refused if it ignores create-if-absent, StoreError if it cannot be
+        reached.
         """
         if not isinstance(store, StoreWithTestableConditionalCreates):
             return
         with self._lock:
-            endpoint, bucket, root = store.endpoint_bucket_and_prefix_of_server()
+            endpoint, bucket, root = store.server_location()
             if (endpoint, bucket) in self._passed:
                 return
             place = json.dumps({"endpoint": endpoint, "bucket": bucket, "prefix": root})
             marker = self._folder / hashlib.sha256(place.encode()).hexdigest()[:32]
-            if not _does_marker_show_check_passed(marker, place):
-                self._require_create_if_absent_works(store.without_conditional_create_check(), prefix)
+            if not _is_marked(marker, place):
+                self._require_condition(store.without_conditional_create_check(), prefix)
                 with suppress(OSError):  # the next process asks again
                     self._folder.mkdir(parents=True, exist_ok=True)
                     marker.write_text(place)
             self._passed.add((endpoint, bucket))
 
-    def _require_create_if_absent_works(self, store: ObjectStore, prefix: str) -> None:
-        """Raise Refused if the store overwrites an object that was to be created only if absent, StoreError if it cannot be reached."""
-        problem = find_ignored_create_if_absent(store, prefix)
+    def _require_condition(self, store: ObjectStore, prefix: str) -> None:
+        problem = find_ignored_condition(store, prefix)
         if problem is not None:
             raise Refused(problem.detail, hint=problem.hint)
 
 
-def _does_marker_show_check_passed(marker: Path, location: str) -> bool:
-    """Return whether the file ``marker`` exists and contains this location (endpoint, bucket and prefix)."""
+def _is_marked(marker: Path, location: str) -> bool:
     try:
         return marker.read_text() == location
     except (OSError, UnicodeDecodeError):
@@ -85,47 +75,37 @@ _SKEW_WARNING_MS = 60_000
 
 @runtime_checkable
 class StoreWithQueryableSettings(Protocol):
-    """Store on a server whose settings (versioning, retention and the like) and permissions can be queried."""
+    """Store on a server whose settings and permissions can be queried. Methods raise StoreError if it cannot be reached."""
 
     def inspect_store_settings(self, now_ms: int) -> Sequence[StoreFinding]:
-        """Return findings about the bucket's settings. Raises StoreError if the store cannot be reached."""
+        """Return findings about versioning, retention and the like."""
 
     def does_delete_free_space(self) -> bool | None:
-        """Return whether a deleted object frees its space at once; None if the credentials may not read the settings that decide it. Raises
-        StoreError if the store cannot be reached.
-        """
+        """Return whether a deleted object frees its space at once; None if the credentials may not ask."""
 
     def required_permission_name(self, verb: str) -> str:
-        """Return the permission that a request needs, in the vendor's terms.
-
-        :param verb: the kind of request: write, overwrite, read, list or delete.
-        """
+        """Return the permission, in the vendor's terms, for: write, overwrite, read, list or delete."""
 
 
 @runtime_checkable
 class StoreWithTestableConditionalCreates(Protocol):
     """Store on a server. Servers may ignore conditions of requests, so that "create only if absent" has to be tested."""
 
-    def endpoint_bucket_and_prefix_of_server(self) -> tuple[str, str, str]:
-        """Return a triple: the server's endpoint, the bucket, and the prefix of all keys of this store."""
+    def server_location(self) -> tuple[str, str, str]:
+        """Return the server's endpoint, the bucket, and the prefix of all keys of this store."""
 
     def without_conditional_create_check(self) -> ObjectStore:
-        """Return a copy of this store that does not test create-if-absent before its first create."""
+        """Return a copy of this store that does not test create-if-absent."""
 
     def with_list_page(self, keys: int) -> ObjectStore:
-        """Return a copy of this store that asks for so many keys in each page of a listing."""
+        """Return a copy of this store with so many keys in each page of a listing."""
 
-    def upload_in_parts_if_absent(self, key: str, file: FileRange) -> None:
-        """Upload a file in parts, asking the store to create the object only if the key is free.
-
-        Raises AlreadyExists, PreconditionFailed or NoSuchUpload if the key is taken.
-        """
+    def upload_if_absent(self, key: str, file: FileRange) -> None:
+        """Upload a file in parts. Raises AlreadyExists, PreconditionFailed or NoSuchUpload if the key is taken."""
 
 
 def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".tiered-compactor/probe/") -> list[StoreFinding]:
-    """Test permissions, clock, create-if-absent and settings of a store, and return all findings. Errors of the store become findings.
-    Leaves only a marker object below ``prefix``.
-    """
+    """Test a store, and return all findings, also those from its errors. Leaves only a marker object below ``prefix``."""
     findings = _test_permissions(store, prefix)
     if any(finding.severity == "error" for finding in findings):
         return findings
@@ -139,11 +119,10 @@ def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".t
     return findings
 
 
-def find_ignored_create_if_absent(store: ObjectStore, prefix: str) -> StoreFinding | None:
-    """Check that a store honours create-if-absent. Return None if it does, and a finding if it overwrites or deletes an existing object.
+def find_ignored_condition(store: ObjectStore, prefix: str) -> StoreFinding | None:
+    """Create one key twice, and again by an upload in parts. Return a finding if the existing object is overwritten or deleted.
 
-    The check creates one key twice, and again by an upload in parts if the store has such uploads. The key is then deleted; if the
-    credentials may not delete, a few bytes stay. Raises StoreError if the store cannot be reached.
+    The key is then deleted; without permission a few bytes stay. Raises StoreError if the store cannot be reached.
     """
     key = f"{prefix}{secrets.token_hex(8)}-twice"
     store.create(key, b"first")
@@ -153,10 +132,10 @@ def find_ignored_create_if_absent(store: ObjectStore, prefix: str) -> StoreFindi
         except AlreadyExists:
             pass
         else:
-            return _ignored_create_if_absent_finding(store, "conditional-puts", "an object that existed was created once more")
+            return _ignored_condition_finding(store, "conditional-puts", "an object that existed was created once more")
         try:
-            if _does_upload_in_parts_overwrite(store, key):
-                return _ignored_create_if_absent_finding(store, "conditional-multipart", "an upload in parts wrote over an existing object")
+            if _multipart_overwrites(store, key):
+                return _ignored_condition_finding(store, "conditional-multipart", "an upload in parts wrote over an existing object")
         except NotFound:
             return StoreFinding.error(
                 "multipart-abort",
@@ -170,23 +149,20 @@ def find_ignored_create_if_absent(store: ObjectStore, prefix: str) -> StoreFindi
     return None
 
 
-def _does_upload_in_parts_overwrite(store: ObjectStore, key: str) -> bool:
-    """Return whether an upload in parts to ``key`` overwrites the object there, although it asks for create-if-absent. The caller has
-    created that object with the content ``first``. Raises NotFound if the object is gone.
-
-    Uploads in parts end with another request than small creates, and some servers check the condition only of small creates.
-    """
+def _multipart_overwrites(store: ObjectStore, key: str) -> bool:
+    # Try another request than small creates: some servers check the condition only of those. The object holds ``first``. Raises NotFound if
+    # it is gone.
     if not isinstance(store, StoreWithTestableConditionalCreates) or not store_kind(store.url).can.multipart:
         return False
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "parts").write_bytes(b"in parts")
         with suppress(AlreadyExists, PreconditionFailed, NoSuchUpload):
-            store.upload_in_parts_if_absent(key, FileRange(Path(folder) / "parts", 0, 8))
+            store.upload_if_absent(key, FileRange(Path(folder) / "parts", 0, 8))
     # Of a range no checksum is compared: such a server may have kept that of the object which it wrote over.
     return store.get(key, 0, 5) != b"first"
 
 
-def _ignored_create_if_absent_finding(store: ObjectStore, kind: str, detail: str) -> StoreFinding:
+def _ignored_condition_finding(store: ObjectStore, kind: str, detail: str) -> StoreFinding:
     return StoreFinding.error(
         kind,
         f"{store.url} ignores conditional requests: {detail} ({store_kind(store.url).can.create_only})",
@@ -198,15 +174,13 @@ def _ignored_create_if_absent_finding(store: ObjectStore, kind: str, detail: str
 def find_unsafe_concurrent_creates(
     store: ObjectStore, prefix: str, threads: int = PROBE_THREADS, race_count: int = PROBE_ROUNDS
 ) -> list[StoreFinding]:
-    """Let ``threads`` writers create one key at once, ``race_count`` times. Return an empty list if each race had exactly one winner whose
-    content was stored, otherwise a list with one finding.
+    """Let ``threads`` writers create one key at once, ``race_count`` times. Return at most one finding: a race without exactly one winner
+    whose content was stored.
 
-    A store that passes gets a marker object. If the marker exists, no races are run; only ``find_ignored_create_if_absent`` is repeated,
-    because the marker may have come with a copy of another store.
-
-    :param prefix: prefix of the keys that are created.
+    If the marker of an earlier pass exists, only ``find_ignored_condition`` is repeated, because it may have come with a copy of another
+    store.
     """
-    ignored = find_ignored_create_if_absent(store, prefix)
+    ignored = find_ignored_condition(store, prefix)
     if ignored is not None:
         return [ignored]
     try:
@@ -218,7 +192,7 @@ def find_unsafe_concurrent_creates(
     for number in range(race_count):
         key = f"{prefix}{secrets.token_hex(8)}-race-{number}"
         try:
-            winners = _contents_of_creates_that_succeeded(store, key, threads)
+            winners = _successful_contents(store, key, threads)
             content = store.get(key)
         finally:
             store.delete([key])
@@ -241,12 +215,10 @@ def find_unsafe_concurrent_creates(
 
 
 def _invalid_listing_findings(store: ObjectStore, prefix: str) -> list[StoreFinding]:
-    """Return a list with one finding if a store on a server lists eight keys, two on a page, in another order than that of their bytes, or
-    not all of them.
-
-    The keys differ where servers that sort by path segment put ``/`` before ``-``. A listing without order or end would hide objects. It is
-    a warning if only a listing ends early that begins after a key in a folder beside whose name others lie, as on MinIO.
-    """
+    # Return a list with one finding if a store on a server lists eight keys, two on a page, in another order than that of their bytes, or
+    # not all of them. The keys differ where servers that sort by path segment put ``/`` before ``-``. A listing without order or end would
+    # hide objects. It is a warning if only a listing ends early that begins after a key in a folder beside whose name others lie, as on
+    # MinIO.
     if not isinstance(store, StoreWithTestableConditionalCreates):
         return []
     root = f"{prefix}{secrets.token_hex(8)}-list"
@@ -277,9 +249,7 @@ def _invalid_listing_findings(store: ObjectStore, prefix: str) -> list[StoreFind
 
 
 def does_delete_free_space(store: ObjectStore) -> bool | None:
-    """Return whether a deleted object frees its space at once. None if that cannot be found out: the credentials may not ask, or the store
-    does not answer. Makes a few requests if the store is on a server.
-    """
+    """Return whether a deleted object frees its space at once; None if the credentials may not ask or the store does not answer."""
     if not isinstance(store, StoreWithQueryableSettings):
         kind = store_kind_of_scheme(store.url)
         return kind.can.does_delete_free_space if kind else None
@@ -289,10 +259,10 @@ def does_delete_free_space(store: ObjectStore) -> bool | None:
         return None
 
 
-def _contents_of_creates_that_succeeded(store: ObjectStore, key: str, threads: int) -> list[bytes]:
+def _successful_contents(store: ObjectStore, key: str, threads: int) -> list[bytes]:
     barrier = threading.Barrier(threads)
 
-    def content_if_create_succeeded(writer_number: int) -> bytes | None:
+    def create_content(writer_number: int) -> bytes | None:
         content = f"writer {writer_number}".encode()
         barrier.wait()
         try:
@@ -302,13 +272,10 @@ def _contents_of_creates_that_succeeded(store: ObjectStore, key: str, threads: i
         return content
 
     with ThreadPoolExecutor(threads) as pool:
-        return [content for content in pool.map(content_if_create_succeeded, range(threads)) if content is not None]
+        return [content for content in pool.map(create_content, range(threads)) if content is not None]
 
 
 def _test_permissions(store: ObjectStore, prefix: str) -> list[StoreFinding]:
-    """Write, overwrite, read, list and delete a test object. Return a finding for each of these requests that the store denies. The test
-    ends early at an error other than a missing permission.
-    """
     key = f"{prefix}{secrets.token_hex(8)}-permissions"
     tries: list[tuple[str, Callable[[], object]]] = [
         ("write", lambda: store.create(key, b"probe")),

@@ -1,7 +1,7 @@
 """Kinds of object stores, one row for each URL scheme. Nothing outside ``compactor.storage`` knows a scheme.
 
-Another store needs a module with ``open_store_at`` (see ``storage.factory``), a row here, and a fixture in
-tests/contract/test_object_store.py. Settings read this module, therefore it imports no adapter and no settings.
+Another store needs a module with ``open_store_at``, a row here, and a fixture in tests/contract/test_object_store.py. Settings read this
+module, therefore it imports no adapter and no settings.
 """
 
 from __future__ import annotations
@@ -22,19 +22,14 @@ _MAX_PREFIX_BYTES = 1024 - MAX_KEY_BYTES - 1
 
 @dataclass(frozen=True)
 class StoreCapabilities:
-    """Abilities of a kind of store, as docs/stores.md lists them and the contract suite tests them.
+    """Abilities of a kind of store, as docs/stores.md lists them and the contract suite tests them. Empty: the store cannot do that.
 
-    :param create_only: how an object is created only if its key is free.
-    :param conditional_delete: how one version of an object is deleted and no other; empty if the store cannot do that.
-    :param range_copy: how the store copies ranges of objects itself; empty if it cannot.
-    :param checksum: what protects the bytes during upload and download.
     :param publication_time: whether ``ObjectInfo.modified_ms`` of a control record is never earlier than the moment at which it became
-    visible.
-    :param start_key: whether a listing can begin after a key; otherwise the keys before it are listed and skipped.
-    :param listing_order: the order of keys in a listing. An order other than UTF-8's is detected and refused (``CloudStore.list``).
-    :param unfinished_uploads: whether unfinished uploads can be listed and aborted.
-    :param metadata_names: which names of object metadata the store itself accepts. Every kind accepts this program's names.
-    :param does_delete_free_space: whether deleting frees space at once; None if the store has to be asked.
+        visible.
+    :param start_key: whether a listing can begin after a key.
+    :param listing_order: an order other than UTF-8's is detected and refused.
+    :param metadata_names: which names the store itself accepts. Every kind accepts this program's.
+    :param does_delete_free_space: None if the store has to be asked.
     :param multipart: whether large objects become visible by another request than small ones, so that its condition has to be tried, too.
     """
 
@@ -60,11 +55,7 @@ OBJECTS_PER_SEGMENT = 5
 
 @dataclass(frozen=True)
 class StorePrices:
-    """Prices of one store in USD: per request, and per GiB and month.
-
-    as_of: month in which these prices were valid.
-    of: name of the store and its region.
-    """
+    """Prices of one store (its name and region in ``of``) in the month ``as_of``."""
 
     as_of: str
     of: str
@@ -72,36 +63,30 @@ class StorePrices:
     write_request_usd: float
     stored_gib_month_usd: float
 
-    def price_of_storage_usd_per_month(self, size_bytes: int) -> float:
-        """Return the price in USD of storing ``size_bytes`` for a month."""
+    def monthly_storage_usd(self, size_bytes: int) -> float:
+        """Return the price of storing ``size_bytes`` for a month."""
         return round(size_bytes / GIB * self.stored_gib_month_usd, 6)
 
-    def price_of_requests_usd(self, reads: int, writes: int) -> float:
-        """Return the price in USD of ``reads`` reading and ``writes`` writing requests."""
+    def requests_usd(self, reads: int, writes: int) -> float:
+        """Return the price of reading and writing requests."""
         return round(reads * self.read_request_usd + writes * self.write_request_usd, 6)
 
-    def price_of_round_requests_usd(self, source_segments: int, new_segments: int) -> float:
-        """Return the estimated price in USD of a round's requests.
-
-        The estimate assumes that each of the two passes reads the logs of ``source_segments`` segments, and that each object of
-        ``new_segments`` new segments is written and read back.
+    def round_requests_usd(self, source_segments: int, new_segments: int) -> float:
+        """Return the estimated price of a round's requests: two passes read the sources' logs, and each new object is written and read
+        back.
         """
         objects = new_segments * OBJECTS_PER_SEGMENT
-        return self.price_of_requests_usd(2 * source_segments + objects, objects + new_segments + CONTROL_WRITES)
+        return self.requests_usd(2 * source_segments + objects, objects + new_segments + CONTROL_WRITES)
 
 
 @dataclass(frozen=True)
 class StoreKind:
     """A URL scheme and the kind of store that it stands for.
 
-    :param example: a URL as people write it.
     :param container: pattern that the bucket part of the URL must match; None for a directory.
-    :param noun: word for the bucket in messages ("bucket", "container").
-    :param naming_rule: what ``container`` matches, for messages.
-    :param adapter: the module below ``compactor.storage`` that opens such stores.
-    :param section: the section of the settings with address and credentials; empty if there is none.
-    :param extra: the extra of this distribution that installs the client library; empty if it is always installed.
-    :param tested_with: the servers and versions that the contract suite runs against.
+    :param noun: word for the bucket in messages; ``naming_rule`` says what ``container`` matches.
+    :param section: section of the settings with address and credentials; ``extra`` installs the client library.
+    :param tested_with: servers and versions of the contract suite.
     :param pinterest: whether consumers of Pinterest's layout can read from such stores.
     """
 
@@ -237,7 +222,7 @@ STORE_KINDS: tuple[StoreKind, ...] = (
 
 
 def store_kind_of_scheme(url: str) -> StoreKind | None:
-    """Return the kind of store that a URL's scheme stands for, or None if the text has no scheme or an unknown one."""
+    """Return the kind of a URL's scheme, or None if the text has no scheme or an unknown one."""
     return next((kind for kind in STORE_KINDS if url.lower().startswith(f"{kind.scheme}://")), None)
 
 
@@ -265,10 +250,8 @@ def url_problem(url: str) -> ReasonOrEmpty:
 
 
 def bucket_and_prefix(url: str) -> tuple[str, str]:
-    """Return a pair: the bucket that a URL names, and the prefix of keys in it, which is empty or ends with a slash. Both are empty for a
-    directory store.
-
-    If buckets belong to an account, as on Azure, the bucket is ``account/container``. Raises UsageError if the URL names no bucket.
+    """Return the bucket that a URL names (``account/container`` on Azure) and the prefix of keys, empty or ending with a slash; both empty
+    for a directory. Raises UsageError if the URL names no bucket.
     """
     kind = store_kind(url)
     if kind.container is None:
@@ -289,7 +272,7 @@ def bucket_and_prefix(url: str) -> tuple[str, str]:
 
 
 def directory_of_store_url(url: str) -> Path:
-    """Return the directory that a URL (percent-encoded or with plain spaces) or a plain path names. Raises UsageError if it names none."""
+    """Return the directory that a URL (percent-encoded or with plain spaces) or a path names. Raises UsageError if it names none."""
     if store_kind(url) is DIRECTORY and "://" not in url:
         return Path(url)
     parts = urlsplit(url.replace("?", "%3F").replace("#", "%23"))
@@ -298,9 +281,9 @@ def directory_of_store_url(url: str) -> Path:
     return Path(unquote(parts.path))
 
 
-def innermost_existing_folder_of_store(url: str) -> Path | None:
-    """Return the store's directory if it exists, otherwise the nearest existing directory above it. None if the store is not a directory.
-    Raises UsageError if the URL names no store.
+def existing_folder(url: str) -> Path | None:
+    """Return the store's directory, or the nearest existing one above it; None if it is not a directory. Raises UsageError if the URL names
+    no store.
     """
     if store_kind(url) is not DIRECTORY:
         return None

@@ -1,4 +1,4 @@
-"""Settings for retries and for the transfer of large objects. The values are small and frozen, because they are sent to executors."""
+"""Settings for retries and for the transfer of large objects, small and frozen because they are sent to executors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from compactor.model.segment import StrictFrozenModel
 class RetrySettings(StrictFrozenModel):
     """Retries after random delays: before attempt n+1 sleep between 0 and min(cap_s, base_s * 2^n) seconds (full jitter).
 
-    deadline_s: the last attempt begins at most this long after the first failure. Outages that are clearly shorter are survived.
+    deadline_s: the last attempt begins at most this long after the first failure.
     first_answer_s: longest wait for a store that has never answered this process, for all requests together. An error is an answer, too.
     """
 
@@ -34,5 +34,5 @@ class TransferSettings(StrictFrozenModel):
 
     @property
     def s3_create_request_parameters(self) -> dict[str, str]:
-        """Return the additional parameters of S3 requests that create an object: the storage class, or nothing."""
+        """Return the additional parameters of S3 requests that create an object."""
         return {"StorageClass": self.storage_class} if self.storage_class else {}

@@ -1,4 +1,4 @@
-"""Options with which an adapter opens a store."""
+"""Stores in front of other stores, counters of requests, retries, and the options with which an adapter opens a store."""
 
 from __future__ import annotations
 
@@ -21,26 +21,19 @@ from compactor.model.segment import StrictFrozenModel
 from compactor.storage.port import ComposeSource, CopyLimits, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.settings import RetrySettings, TransferSettings
 
-# Stores in front of another store, or of none: they pass requests on and change only what they are for.
-
-
 T = TypeVar("T")
 
 
 class ForwardingStore:
-    """ObjectStore that passes every request to another store. Subclasses override ``_forward_read_request`` or ``_forward_write_request``
-    to change all reads or all writes.
-    """
+    """ObjectStore that passes every request to another store. Subclasses override the two hooks to change all reads or all writes."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
     def _forward_read_request(self, key: str, request: Callable[[], T]) -> T:
-        """Make a request that changes nothing in the store, and return its result. Subclasses override it to change all reads."""
         return request()
 
     def _forward_write_request(self, verb: str, key: str, request: Callable[[], T]) -> T:
-        """Make a request that writes or deletes, and return its result. ``verb``: write or delete, for messages."""
         return self._forward_read_request(key, request)
 
     @property
@@ -91,8 +84,8 @@ class ForwardingStore:
 
 
 class ReadOnlyStore(ForwardingStore):
-    """ObjectStore that raises CompactorError (a bug) for every request that writes. This includes ``clock_ms``, because a directory store
-    writes a file to read its clock.
+    """ObjectStore that raises CompactorError (a bug) for requests that write, also ``clock_ms``: a directory store writes a file to read
+    its clock.
     """
 
     @override
@@ -103,9 +96,9 @@ class ReadOnlyStore(ForwardingStore):
 
 
 class UnconfiguredStore(ForwardingStore):
-    """Empty store that refuses writes. It takes the place of a store that was not configured.
+    """Empty store that refuses writes, in place of a store that was not configured.
 
-    :param missing_setting: what has to be configured before anything can be written, for the message.
+    :param missing_setting: what has to be configured, for the message.
     """
 
     def __init__(self, missing_setting: str) -> None:
@@ -138,17 +131,14 @@ class UnconfiguredStore(ForwardingStore):
         return iter(())
 
 
-# Counters of requests and transferred bytes, including those of failed attempts.
-#
-# Adapters report to a :class:`RequestMeter`, because only they see single requests: one upload is many. Meters can be nested.
-
-
 STORE = "store"
 """Reason of delays that the store causes: it was busy, did not answer or broke off."""
 
 
 class RequestMeter(Protocol):
-    """Receiver of reports about each request and each transferred byte of a store."""
+    """Receiver of reports about each request and each transferred byte of a store, also of failed attempts. Only adapters see single
+    requests: one upload is many.
+    """
 
     def record_request(self, request_kind: str) -> None:
         """Record a request before it is sent. kind: get, head, put, copy, list, delete or multipart."""
@@ -163,12 +153,12 @@ class RequestMeter(Protocol):
         """Record body bytes before they are sent."""
 
     def record_request_delay(self, reason: str, seconds: float) -> None:
-        """Record that a request was delayed. reason: the setting in [limits] that delayed it, or ``STORE`` for the delay before a retry."""
+        """Record a delay. reason: the setting in [limits], or ``STORE`` for the delay before a retry."""
 
 
 class StoreUsage(StrictFrozenModel):
-    """Requests by kind and bytes transferred. repeats: number of requests that repeated a failed one. waited_s: seconds of delay by reason,
-    summed over threads.
+    """Requests by kind and bytes transferred. repeats: requests that repeated a failed one. waited_s: seconds of delay by reason, summed
+    over threads.
     """
 
     requests: Mapping[str, int] = {}
@@ -179,11 +169,10 @@ class StoreUsage(StrictFrozenModel):
 
     @property
     def total_requests(self) -> int:
-        """Return the number of requests of all kinds."""
         return sum(self.requests.values())
 
     def usage_since(self, earlier: StoreUsage) -> StoreUsage:
-        """Return the usage since ``earlier``, which must be an earlier result of the same counters."""
+        """Return the usage since ``earlier``, a result of the same counters."""
         difference = Counter(self.requests)
         difference.subtract(earlier.requests)
         return StoreUsage(
@@ -196,9 +185,7 @@ class StoreUsage(StrictFrozenModel):
 
 
 class RequestCounters:
-    """Thread-safe RequestMeter that counts requests and bytes. It cannot be sent to another process: each Spark executor has its own and
-    returns a StoreUsage.
-    """
+    """Thread-safe RequestMeter that counts. Each Spark executor has its own and returns a StoreUsage."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -235,9 +222,7 @@ class RequestCounters:
 
     @contextmanager
     def report_transferred_bytes_to(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
-        """Provide a ``with`` block during which ``on_bytes`` is called with the number of bytes of every transfer, from any thread. For
-        progress reports.
-        """
+        """Call ``on_bytes``, from any thread, with the number of bytes of every transfer in the ``with`` block."""
         self._watcher = on_bytes
         try:
             yield
@@ -245,7 +230,6 @@ class RequestCounters:
             self._watcher = None
 
     def usage(self) -> StoreUsage:
-        """Return all requests and bytes counted so far."""
         with self._lock:
             requests = dict(sorted(self._requests.items()))
             return StoreUsage(
@@ -253,10 +237,8 @@ class RequestCounters:
             )
 
 
-# Retries of requests: the only place that decides how often, how long and after which delay.
-#
 # Adapters retry each single request, not a whole upload of many parts, so that a store which fails one request in ten can still take large
-# objects. ``RetryingStore`` retries for adapters that do not do it themselves. Only Unavailable is retried; every other error is final.
+# objects. Only Unavailable is retried; every other error is final.
 
 
 _log = logging.getLogger(__name__)
@@ -265,10 +247,8 @@ _LOG_INTERVAL_S = 1.0
 
 
 class FirstAnswerTracker:
-    """Record of whether a store has ever answered this process, shared by everything that sends requests to that store. Thread-safe.
-
-    If a store has never answered, its address is probably wrong. Therefore all requests wait for the first answer together, and the wait is
-    counted from the first of them.
+    """Record of whether a store has ever answered this process. Thread-safe. If not, its address is probably wrong; therefore all requests
+    wait for the first answer together, counted from the first of them.
     """
 
     def __init__(self) -> None:
@@ -277,14 +257,11 @@ class FirstAnswerTracker:
         self._logged_at: float | None = None
 
     def record_answer(self) -> None:
-        """Record that the store has answered a request, successfully or not."""
         self.answered = True
 
     def seconds_without_first_answer(self, requested_at: float, now: float) -> float:
-        """Return the seconds since the first request to a store that has never answered; 0 if it has answered.
-
-        :param requested_at: start of the caller's request; it counts as the first one if no other request was reported before.
-        :param now: current time. Both are seconds of the same clock.
+        """Return the seconds since the first request to a store that has never answered; 0 if it has. ``requested_at``: start of the
+        caller's request.
         """
         if self.answered:
             return 0.0
@@ -292,12 +269,8 @@ class FirstAnswerTracker:
             self._asked_at = requested_at
         return now - self._asked_at
 
-    def claim_permission_to_log_retry(self, now: float) -> bool:
-        """Return whether the caller may write a log line about a retry. At most one line per second is allowed, so a caller that gets True
-        must write it.
-
-        :param now: current time in seconds.
-        """
+    def claim_log_line(self, now: float) -> bool:
+        """Return whether the caller may (and then must) log a retry: at most one line per second."""
         if self._logged_at is not None and now - self._logged_at < _LOG_INTERVAL_S:
             return False
         self._logged_at = now
@@ -306,10 +279,7 @@ class FirstAnswerTracker:
 
 @dataclass(frozen=True)
 class Retrier:
-    """Sender of requests. A request that fails with Unavailable is repeated after random delays (settings.RetrySettings).
-
-    clock, sleep, fraction: time in seconds, function that waits, and random number from 0 to 1. Tests replace them.
-    """
+    """Sender of requests that repeats those that fail with Unavailable after random delays (RetrySettings)."""
 
     policy: RetrySettings = field(default_factory=RetrySettings)
     clock: Callable[[], float] = time.monotonic
@@ -318,11 +288,11 @@ class Retrier:
     contact: FirstAnswerTracker = field(default_factory=FirstAnswerTracker)
 
     def call_with_retries(self, attempt: Callable[[int], T]) -> T:
-        """Call ``attempt`` until it does not raise Unavailable, and return its result. If the next attempt would begin after the retry
-        deadline (``policy.deadline_s``), raise the last Unavailable instead.
+        """Call ``attempt`` until it does not raise Unavailable. If the next one would begin after ``policy.deadline_s``, raise the last
+        Unavailable.
 
         The deadline counts from the first failure, because [limits] may delay an attempt for minutes. A store that has never answered is
-        given up earlier, after ``policy.first_answer_s``. Retries from the second on are logged with cause and delay.
+        given up after ``policy.first_answer_s``.
 
         :param attempt: receives 0, 1, 2, ...; from 1 on, an earlier attempt may have taken effect.
         """
@@ -340,7 +310,7 @@ class Retrier:
                 if now - failed + pause > self.policy.deadline_s or (silent and silent + pause > self.policy.first_answer_s):
                     tries = f" (tried {number + 1} times in {now - began:.1f} s)" if number else ""
                     raise Unavailable(f"{error.message}{tries}", hint=error.hint) from error
-                if (number or silent > _LOG_INTERVAL_S) and self.contact.claim_permission_to_log_retry(now):
+                if (number or silent > _LOG_INTERVAL_S) and self.contact.claim_log_line(now):
                     _log.warning("%s; try %d in %.1f s", error.message, number + 2, pause, extra={"transient": True})
             else:
                 self.contact.record_answer()
@@ -350,8 +320,8 @@ class Retrier:
 
 
 class RetryingStore(ForwardingStore):
-    """ObjectStore that repeats failed requests to an inner store which does not retry itself. A failed listing continues after the last key
-    that it has yielded.
+    """ObjectStore that repeats failed requests to a store which does not retry itself. A failed listing continues after the last key that
+    it has yielded.
     """
 
     def __init__(self, store: ObjectStore, retrier: Retrier) -> None:
@@ -380,10 +350,8 @@ class RetryingStore(ForwardingStore):
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """Arguments of ``factory.open_store``, as the module for each kind of store receives them.
-
-    retries: None for the module's own default.
-    records: whether control records are stored in this store.
+    """Arguments of ``factory.open_store`` for an adapter. retries: None for the adapter's default. records: whether the store holds control
+    records.
     """
 
     settings: Settings
@@ -395,10 +363,7 @@ class StoreOptions:
     before_create: Callable[[ObjectStore], None]
 
     def create_retrier(self, max_wait_for_first_answer_s: float) -> Retrier:
-        """Return the retrier for requests to a server.
-
-        :param max_wait_for_first_answer_s: longest wait for the server's first answer to this process, in seconds.
-        """
+        """Return the retrier for requests to a server."""
         policy = (self.retries or RetrySettings()).model_copy(update={"first_answer_s": max_wait_for_first_answer_s})
 
         def sleep(seconds: float) -> None:

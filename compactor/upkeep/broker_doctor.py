@@ -21,7 +21,7 @@ from compactor.adapters.brokers.admin import (
     TopicAndNumber,
     TopicDescription,
     kafka_tool_command,
-    metadata_topic_write_refusal_reason,
+    metadata_topic_problem,
     topic_settings_command,
 )
 from compactor.adapters.brokers.chain import broker_view, offset_gaps
@@ -282,7 +282,7 @@ def find_tier_health_problems(
     brokers = admin.describe_cluster().brokers
     found = unsuitable_broker_findings(brokers, confirmed)
     metadata_topic = admin.describe_metadata_topic()
-    if problem := metadata_topic_write_refusal_reason(metadata_topic, brokers[0].address if brokers else ""):
+    if problem := metadata_topic_problem(metadata_topic, brokers[0].address if brokers else ""):
         means = "brokers forget segments when they start; consumers are reset, and the objects stay for ever"
         todo = "Set it before a broker starts again; `orphans find` lists what is lost already"
         found.append(TierHealthFinding("error", "metadata-topic", "", -1, metadata_topic.topic, problem, means, todo))
@@ -440,7 +440,7 @@ def check_cluster(
     except StoreError as error:
         return [*found, ConfigCheckFinding("error", "brokers", bootstrap_servers, error.message, error.hint)]
     found += _missing_permission_findings(topic.missing_rights, bootstrap_servers)
-    if problem := metadata_topic_write_refusal_reason(topic, bootstrap_servers):
+    if problem := metadata_topic_problem(topic, bootstrap_servers):
         found.append(
             ConfigCheckFinding("error", "metadata-topic", topic.topic, problem, "Segments whose records are lost are lost to brokers, too")
         )
@@ -672,9 +672,7 @@ def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, price
     else:
         means = "no effect on consumers: later segments are tiered. Objects of these copies may stay and cost money"
         todo = "`orphans find` lists such objects once the topic or the segments are deleted; brokers do not resume the copies"
-        yield _finding_about_partition(
-            examined, "warning", "copy-abandoned", (detail, means, todo), size, prices.price_of_storage_usd_per_month(size)
-        )
+        yield _finding_about_partition(examined, "warning", "copy-abandoned", (detail, means, todo), size, prices.monthly_storage_usd(size))
 
 
 def _late_upload_findings(examined: PartitionHealthFacts, now_ms: int) -> Iterator[TierHealthFinding]:
@@ -733,7 +731,7 @@ def _overdue_deletion_findings(examined: PartitionHealthFacts, now_ms: int, pric
             "no effect on consumers: readers do not find these segments; their objects cost money",
             "Check the leader's log for errors of the plug-in's deletions, such as missing permissions",
         )
-        yield _finding_about_partition(examined, "warning", "delete-hangs", words, size, prices.price_of_storage_usd_per_month(size))
+        yield _finding_about_partition(examined, "warning", "delete-hangs", words, size, prices.monthly_storage_usd(size))
     limit_ms = int(examined.settings.get("retention.ms", "-1"))
     if limit_ms < 0:
         return
@@ -751,7 +749,7 @@ def _overdue_deletion_findings(examined: PartitionHealthFacts, now_ms: int, pric
             "consumers still read records that should be deleted, and the objects cost money",
             "Check RLMExpirationTask in the leader's log: a segment that cannot be deleted delays all later ones",
         )
-        yield _finding_about_partition(examined, "warning", "delete-overdue", words, size, prices.price_of_storage_usd_per_month(size))
+        yield _finding_about_partition(examined, "warning", "delete-overdue", words, size, prices.monthly_storage_usd(size))
 
 
 def _join_first_few(texts: Sequence[str]) -> str:
@@ -802,7 +800,7 @@ def _end_hole_findings(examined: PartitionHealthFacts) -> Iterator[TierHealthFin
 
 def _leaked_object_findings(examined: PartitionHealthFacts, prices: PriceTable) -> Iterator[TierHealthFinding]:
     if examined.orphans:
-        usd = prices.price_of_storage_usd_per_month(examined.orphan_bytes)
+        usd = prices.monthly_storage_usd(examined.orphan_bytes)
         words = (
             (
                 f"{count_noun(examined.orphans, 'object')} of {format_size(examined.orphan_bytes)} that no metadata names,"

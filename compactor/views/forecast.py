@@ -303,7 +303,7 @@ def forecast_round_from_summary(
     touched = [files[s.id] for s in segments if s.action in ("rewrite", "filter")]
     objects_read = passes * len(found.dirty) + sum(touched) + len(heads) + count["filter"] if writing else 0
     requests = objects_read + 2 * sum(touched) + CONTROL_WRITES + len(touched) if writing else 0
-    usd = prices.price_of_requests_usd(objects_read, sum(touched) + CONTROL_WRITES + len(touched))
+    usd = prices.requests_usd(objects_read, sum(touched) + CONTROL_WRITES + len(touched))
     late = [s for s in segments if s.action == "rewrite"] if not dirty else []
     saving, why = _expected_saving_and_reason(summary, writing, dirty, deletion_frees_space, _count_tombstones_from_sidecars(late, heads))
     due = found.due or bool(open_run) or bool(expires)
@@ -337,8 +337,8 @@ def forecast_round_from_summary(
         expected_saving_bytes=saving,
         expected_saving_why=why,
         expected_saving_error_bytes=None,
-        expected_saving_usd_month=None if saving is None else prices.price_of_storage_usd_per_month(saving),
-        stored_usd_month=prices.price_of_storage_usd_per_month(summary.bytes + sum(group.size_bytes for group in summary.waiting)),
+        expected_saving_usd_month=None if saving is None else prices.monthly_storage_usd(saving),
+        stored_usd_month=prices.monthly_storage_usd(summary.bytes + sum(group.size_bytes for group in summary.waiting)),
         negative_timestamps=summary.negative_timestamps,
         keyless_records=None,
         keyless_share=None,

@@ -175,7 +175,7 @@ def _topic_row(topic: str, schedules: Iterable[PartitionSchedule], status: Daemo
         topic=topic,
         partitions=len(found),
         attention_partitions=sum(bool(schedule.blocked_reason) for schedule in found),
-        due_partitions=sum(schedule.status_if_round_may_begin is not None for schedule in found),
+        due_partitions=sum(schedule.due_status is not None for schedule in found),
         segments=sum(each.segments for each in statuses),
         bytes=sum(each.bytes for each in statuses),
         dirty_bytes=sum(each.dirty_bytes for each in statuses),
@@ -353,7 +353,7 @@ def _partition_output_state(output: OutputSchedule, status: PartitionStatus) -> 
 
 def _daemon_totals(status: DaemonStatus, failing_partitions: int) -> DaemonTotals:
     statuses = [schedule.status for schedule in status.schedules if schedule.status is not None]
-    due = [schedule.status_if_round_may_begin for schedule in status.schedules if schedule.status_if_round_may_begin is not None]
+    due = [schedule.due_status for schedule in status.schedules if schedule.due_status is not None]
     moments = [partition.retire_at_ms for partition in statuses if partition.retire_at_ms < NEVER_MS]
     yesterday_ms = status.now_ms - DAY_MS
     return DaemonTotals(
@@ -507,8 +507,8 @@ def _round_entry_with_costs(run: RunHistoryEntry, prices: PriceTable) -> RoundEn
         cost_bytes_read=run_statistic_or_none("bytes_read"),
         cost_bytes_written=run_statistic_or_none("bytes_written"),
         cost_ms=max(0, run.ended_ms - run.started_ms) if run.ended_ms >= 0 else None,
-        cost_usd=prices.price_of_round_requests_usd(run.sources, run.outputs) if billed else None,
-        saved_usd_month=prices.price_of_storage_usd_per_month((before or 0) - (after or 0)) if billed else None,
+        cost_usd=prices.round_requests_usd(run.sources, run.outputs) if billed else None,
+        saved_usd_month=prices.monthly_storage_usd((before or 0) - (after or 0)) if billed else None,
         reason=run.reason,
         segment=run.segment,
     )
@@ -623,9 +623,7 @@ class AgentPages:
             at_work=None if begun is None else _running_upload_entry(partition, begun, status.now_ms),
             leads=upload_state.leads,
             directory=upload_state.seen.path,
-            first_offset=upload_state.seen.base_offset_of_first_listed_segment
-            if upload_state.seen.base_offset_of_first_listed_segment >= 0
-            else None,
+            first_offset=upload_state.seen.first_base_offset if upload_state.seen.first_base_offset >= 0 else None,
             active_offset=upload_state.seen.active_base if upload_state.seen.active_base >= 0 else None,
             pending=tuple(pending[:MOST_PENDING]),
             checked_ms=upload_state.checked_ms or None,

@@ -69,9 +69,7 @@ def test_leaders_move_between_older_brokers(cluster: KafkaCluster, tmp_path: Pat
             wait_until(caught_up, f"chapter {chapter} to be in the tier", stand=lambda: "\n".join(a.process.said()[-900:] for a in agents))
             now = admin.leadership("orders")
             assert asked.leaders().leaders[ORDERS] == now.leader
-            assert asked.query_log_ends_from_leaders([ORDERS]) == {
-                ORDERS: LeaderReportedLogEnd(LeaderEpoch(now.leader_epoch), admin.offsets("orders").latest)
-            }
+            assert asked.log_ends([ORDERS]) == {ORDERS: LeaderReportedLogEnd(LeaderEpoch(now.leader_epoch), admin.offsets("orders").latest)}
         assert all(agent.process.poll() is None for agent in agents)
     assert len(story.epochs) == 3
     state = tier.opened().open_control_log_of_partition(ORDERS).refresh()

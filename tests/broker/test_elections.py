@@ -60,7 +60,7 @@ def readable_segments(cluster: KafkaCluster, topic: str) -> list[RemoteLogSegmen
     reading = ConfluentKafkaMetadataTopicClient(KafkaConnection(cluster.bootstrap))
     try:
         followed = FoldingMetadataTopicReader(reading, FoldedMetadataStore(KeptNowhere()), clock_ms=lambda: 0)
-        assert followed.fold_records_to_topic_end(60).unread == {}
+        assert followed.fold_to_end(60).unread == {}
         [where] = [one.partition for one in followed.tiered_partitions() if one.partition.topic == topic]
         found = followed.partition_metadata_from_records(where.topic_id, where.partition)
     finally:

@@ -21,13 +21,13 @@ TEN_YEARS_MS = 3650 * DAY_MS
 PAUSED_ONCE_BEGUN = """
 import pathlib, time
 from compactor.adapters.brokers.publisher import MetadataTopicSegmentPublisher
-plain = MetadataTopicSegmentPublisher._delete_unfinished_copies_and_unhide_segments
+plain = MetadataTopicSegmentPublisher._prepare_range
 def stopped(self, name, replacements):
     plain(self, name, replacements)
     pathlib.Path({begun!r}).touch()
     while not pathlib.Path({go_on!r}).exists():
         time.sleep(0.1)
-MetadataTopicSegmentPublisher._delete_unfinished_copies_and_unhide_segments = stopped
+MetadataTopicSegmentPublisher._prepare_range = stopped
 """
 
 

@@ -129,7 +129,7 @@ def test_the_fold_and_the_brokers_agree(new_cluster: Callable[..., KafkaCluster]
         moved.tell(2, calm=False)
         for story in (cut, short, gone):
             story.plain(count=200)
-        assert incremental.fold_records_to_topic_end(TIMEOUT_S).unread == {}
+        assert incremental.fold_to_end(TIMEOUT_S).unread == {}
 
         leader = admin.leadership("moved").leader
         cluster.restart(leader, kill=True)
@@ -168,7 +168,7 @@ def folded(ours: FoldingMetadataTopicReader, admin: ClusterAdmin, topic: str, pa
 
 def settled(ours: FoldingMetadataTopicReader, admin: ClusterAdmin, topics: tuple[str, ...], gone_id: bytes) -> bool:
     """Nothing is in mid-deletion. For a deleted topic brokers write a segment's events only, none of the partition."""
-    progress = ours.fold_records_to_topic_end(TIMEOUT_S)
+    progress = ours.fold_to_end(TIMEOUT_S)
     gone = ours.partition_metadata_from_records(gone_id, 0)
     if progress.unread or gone is None or gone.cache.segments:
         return False

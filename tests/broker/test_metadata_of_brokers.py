@@ -9,7 +9,7 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from compactor.adapters.brokers import chain
-from compactor.adapters.brokers.admin import KafkaAdmin, metadata_topic_write_refusal_reason
+from compactor.adapters.brokers.admin import KafkaAdmin, metadata_topic_problem
 from compactor.adapters.brokers.cache import FoldedMetadataStore, FoldedPartitionMetadata
 from compactor.adapters.brokers.follow import FoldingMetadataTopicReader
 from compactor.adapters.brokers.topic import ConfluentKafkaMetadataTopicClient
@@ -47,7 +47,7 @@ def follower(broker: KafkaCluster, tmp_path: Path) -> Iterator[Follower]:
 
 
 def folded(followed: FoldingMetadataTopicReader, admin: KafkaAdmin, topic: str, partition: int) -> FoldedPartitionMetadata:
-    progress = followed.fold_records_to_topic_end(TIMEOUT_S)
+    progress = followed.fold_to_end(TIMEOUT_S)
     assert progress.unread == {}
     found = followed.partition_metadata_from_records(admin.describe_topics([topic])[topic].topic_id, partition)
     assert found is not None
@@ -105,7 +105,7 @@ def test_a_second_start_reads_on_while_the_broker_goes_on_tiering(
     after = folded(again, admin, story.topic, 0).cache.list_segments()
     assert after[: len(before)] == before
     assert len(after) > len(before) > 1
-    assert again.fold_records_to_topic_end(TIMEOUT_S).refold_reason == ""
+    assert again.fold_to_end(TIMEOUT_S).refold_reason == ""
     assert story.topic in {one.partition.topic for one in again.tiered_partitions()}
 
 
@@ -135,7 +135,7 @@ def test_rights(new_cluster: Callable[..., KafkaCluster]) -> None:
     assert {(one.resource, one.operation) for one in facts.missing_rights} == {
         (f"topic {METADATA_TOPIC}", "WRITE"), (f"topic {METADATA_TOPIC}", "DESCRIBE_CONFIGS")
     }  # fmt: skip
-    assert "is unknown" in metadata_topic_write_refusal_reason(facts)
+    assert "is unknown" in metadata_topic_problem(facts)
     [missing] = admin.describe_cluster().missing_rights
     assert missing.operation == "DESCRIBE_CONFIGS"
     topic.close()
@@ -157,7 +157,7 @@ def test_the_cluster_and_its_metadata_topic(broker: KafkaCluster) -> None:
     assert ([one.id for one in facts.brokers], facts.brokers[0].version, facts.missing_rights) == ([1], "4.4", ())
     assert KafkaAdmin(KafkaConnection(broker.bootstrap)).cluster_id() == facts.cluster_id
     topic = admin.describe_metadata_topic(reports_missing_append_permission=True)
-    assert (metadata_topic_write_refusal_reason(topic), topic.missing_rights) == ("", ())
+    assert (metadata_topic_problem(topic), topic.missing_rights) == ("", ())
     assert admin.describe_metadata_topic() is not None
 
 
@@ -177,7 +177,7 @@ def test_an_older_broker(new_cluster: Callable[..., KafkaCluster], tmp_path: Pat
     cluster = new_cluster("3.9.2")
     admin = KafkaAdmin(KafkaConnection(cluster.bootstrap))
     assert [one.version for one in admin.describe_cluster().brokers] == ["3.9"]
-    assert metadata_topic_write_refusal_reason(admin.describe_metadata_topic(reports_missing_append_permission=True)) == ""
+    assert metadata_topic_problem(admin.describe_metadata_topic(reports_missing_append_permission=True)) == ""
     with ClusterAdmin(cluster) as theirs:
         story = TopicStory(cluster, theirs, "older").create()
         story.plain(count=300)

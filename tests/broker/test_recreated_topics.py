@@ -11,7 +11,7 @@ import pytest
 
 from compactor.access.tier import Tier
 from compactor.adapters.brokers.chain import AgentClusterQueriesOverKafka
-from compactor.adapters.brokers.cluster import query_which_topic_ids_exist
+from compactor.adapters.brokers.cluster import query_topic_ids
 from compactor.adapters.kafka_client import KafkaConnection
 from compactor.control.incarnations import CONFIRMATION_MS
 from compactor.model.remote_log import ExistingAndMissingTopicIds
@@ -51,18 +51,16 @@ def test_a_topic_that_is_created_again_has_a_log_of_its_own_and_the_former_one_g
             wait_until(lambda: in_tier(first_id), "the first topic to be in the tier", stand=agent.process.said)
             wait_until(lambda: first_id in tier.opened().catalog.refresh().topic_clusters, "its cluster to be recorded")
             shutil.copytree(broker.log_dir / "orders-0", tmp_path / "stray")
-            assert query_which_topic_ids_exist(connection, [first_id]).present == (first_id,)
+            assert query_topic_ids(connection, [first_id]).present == (first_id,)
             admin.delete_topic("orders")
             again = TopicStory(cluster, admin, "orders", seed=2).create(STOCK).tell()
             second_id = leaders.topic_ids(["orders"]).topic_ids["orders"]
             wait_until(lambda: in_tier(second_id), "the second topic to be in the tier", stand=agent.process.said)
-        cluster_id = query_which_topic_ids_exist(connection, []).cluster_id
-        assert query_which_topic_ids_exist(connection, [first_id, second_id]) == ExistingAndMissingTopicIds(
-            cluster_id, (first_id,), (second_id,)
-        )
+        cluster_id = query_topic_ids(connection, []).cluster_id
+        assert query_topic_ids(connection, [first_id, second_id]) == ExistingAndMissingTopicIds(cluster_id, (first_id,), (second_id,))
         login = cluster.client_settings("nobody")
         nobody = KafkaConnection(login.pop("bootstrap.servers"), login)
-        assert query_which_topic_ids_exist(nobody, [second_id]) == ExistingAndMissingTopicIds(cluster_id, (), ()), (
+        assert query_topic_ids(nobody, [second_id]) == ExistingAndMissingTopicIds(cluster_id, (), ()), (
             "who may not describe a topic hears nothing"
         )
         rows = tier.do("topics")["partitions"]
@@ -77,7 +75,7 @@ def test_a_topic_that_is_created_again_has_a_log_of_its_own_and_the_former_one_g
 
         def ask_at(later_ms: int) -> list[str]:
             opened = with_clocks(tier, cluster, later_ms)
-            return [str(name) for name in delete_missing_topics(opened, lambda ids: query_which_topic_ids_exist(connection, ids))]
+            return [str(name) for name in delete_missing_topics(opened, lambda ids: query_topic_ids(connection, ids))]
 
         assert ask_at(0) == ask_at(CONFIRMATION_MS - 1) == ask_at(CONFIRMATION_MS) == []
         assert ask_at(2 * CONFIRMATION_MS) == ["orders-0"]

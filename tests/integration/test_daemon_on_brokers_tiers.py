@@ -20,7 +20,7 @@ from compactor.daemon.daemon import Daemon
 from compactor.daemon.metrics import daemon_metrics
 from compactor.daemon.partition_cache import BrokerChangeFeed
 from compactor.daemon.scheduling import ROUND_HOLD_MS, PartitionSchedule
-from compactor.daemon.status import read_daemon_status_from_control_logs
+from compactor.daemon.status import read_daemon_status
 from compactor.errors import Refused
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.remote_log import RemoteLogSegmentMetadataUpdateRecord
@@ -445,7 +445,7 @@ def test_a_topic_that_its_settings_block_is_never_shown_as_well(world: World, mo
     assert "--bootstrap-server" in blocked.next_step
     with pytest.raises(Refused, match="retention.bytes of orders is 1"):
         compact(world.brokers.opened(), ORDERS, int(time.time() * 1000), force=True)
-    for status in (daemon.status(), read_daemon_status_from_control_logs(world.brokers.opened())):
+    for status in (daemon.status(), read_daemon_status(world.brokers.opened())):
         pages = DaemonPages(lambda: status, lambda name: None)  # noqa: B023, called at once
         document = pages.status_page_document(PartitionListQuery())
         assert (document.verdict.level, document.totals.attention_partitions) == ("attention", 1)
@@ -460,4 +460,4 @@ def test_a_topic_that_its_settings_block_is_never_shown_as_well(world: World, mo
     world.brokers.topic("orders")
     world.settle(daemon)
     world.assert_clean(ORDERS)
-    assert read_daemon_status_from_control_logs(world.brokers.opened()).schedules_with_blocked_rounds == ()
+    assert read_daemon_status(world.brokers.opened()).schedules_with_blocked_rounds == ()

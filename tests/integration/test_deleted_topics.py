@@ -138,7 +138,7 @@ def test_retire_asks_about_deleted_topics(cli: TierCli, monkeypatch: pytest.Monk
         asked.append(topic_ids)
         return NO
 
-    monkeypatch.setattr("compactor.cli.commands.retire.query_which_topic_ids_exist", answer)
+    monkeypatch.setattr("compactor.cli.commands.retire.query_topic_ids", answer)
     assert cli.do("retire")["topics_deleted"] == []
     assert cli.do("retire", "--dry-run")["topics_deleted"] == []
     assert asked == [[ID]], "nothing is asked where nothing would be recorded"
@@ -153,7 +153,7 @@ def test_retire_deletes_what_is_due_although_the_cluster_cannot_be_asked(cli: Ti
     def unavailable(connection: object, topic_ids: Sequence[str]) -> ExistingAndMissingTopicIds:
         raise Unavailable("no broker answers")
 
-    monkeypatch.setattr("compactor.cli.commands.retire.query_which_topic_ids_exist", unavailable)
+    monkeypatch.setattr("compactor.cli.commands.retire.query_topic_ids", unavailable)
     cli.run("--force")
     answer = cli.ask("retire")
     assert (answer.code, "no broker answers" in answer.stderr) == (5, True)

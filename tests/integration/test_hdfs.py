@@ -64,7 +64,7 @@ def killed_before_dating(store: HdfsStore, key: str, monkeypatch: pytest.MonkeyP
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(HdfsClient, "_set_publication_time_and_return_ms", die)
+        patch.setattr(HdfsClient, "_set_publication_time", die)
         with pytest.raises(Killed):
             store.create(key, b"x", {"by": "one"})
 
@@ -105,7 +105,7 @@ class TestTimeOfPublication:
         store.delete(["k"])
         made = store.create("k", b"another")
         with pytest.raises(StoreError):
-            store._client._set_publication_time_and_return_ms("k", late.inode)
+            store._client._set_publication_time("k", late.inode)
         assert store.head("k").modified_ms == made.modified_ms
 
 

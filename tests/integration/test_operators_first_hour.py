@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from compactor.daemon.metrics import daemon_metrics
-from compactor.daemon.status import read_daemon_status_from_control_logs
+from compactor.daemon.status import read_daemon_status
 from compactor.service_metrics import render_metrics
 from tests.support.deployment import Deployment, GrowingLog
 
@@ -81,8 +81,8 @@ def test_an_answer_says_what_an_operator_needs(deployment: Deployment, question:
 
 
 def test_page_and_metrics_count_the_same_due_partitions(deployment: Deployment) -> None:
-    status = read_daemon_status_from_control_logs(deployment.opened(), lambda: None)
-    assert [str(schedule.partition) for schedule in status.schedules if schedule.status_if_round_may_begin is not None] == ["orders-0"]
+    status = read_daemon_status(deployment.opened(), lambda: None)
+    assert [str(schedule.partition) for schedule in status.schedules if schedule.due_status is not None] == ["orders-0"]
     assert b"\ntiered_compactor_partitions_due 1.0\n" in render_metrics(daemon_metrics(status, include_kafka_names=False))
     assert deployment.do("status")["totals"]["due_partitions"] == 1
 

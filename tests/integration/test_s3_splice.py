@@ -97,7 +97,7 @@ def test_a_wrong_copy_of_a_process_that_died_is_not_published(
 
     with monkeypatch.context() as patch:
         patch.setattr(MultipartUpload, "_copy_part", moved)
-        patch.setattr(s3, "delete_and_raise_if_copied_bytes_differ", die)
+        patch.setattr(s3, "verify_or_delete_copy", die)
         with pytest.raises(Killed):
             cli.run("--now", NOW)
     (row,) = cli.ask("run", "--force", "--now", NOW).document["partitions"]

@@ -74,12 +74,12 @@ def test_status_exits_with_3_and_names_the_command_when_a_partition_needs_help(d
 def test_status_watch_draws_the_screen_anew_until_it_is_interrupted(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     codes: list[int] = []
-    read_daemon_status_from_control_logs = daemon_status.read_daemon_status_from_control_logs
+    read_daemon_status = daemon_status.read_daemon_status
 
     def inspect_or_fail(opened: Tier, on_partition: Callable[[], None]) -> DaemonStatus:
         if len(pauses) == 1:
             raise Unavailable("the store does not answer")
-        return read_daemon_status_from_control_logs(opened, on_partition)
+        return read_daemon_status(opened, on_partition)
 
     real_sleep, watching = time.sleep, list[int]()
 
@@ -96,7 +96,7 @@ def test_status_watch_draws_the_screen_anew_until_it_is_interrupted(deployment: 
         with contextlib.redirect_stdout(terminal), contextlib.redirect_stderr(terminal):
             codes.append(entry(["status", "--watch", "--config", str(deployment.config)]))
 
-    monkeypatch.setattr(status, "read_daemon_status_from_control_logs", inspect_or_fail)
+    monkeypatch.setattr(status, "read_daemon_status", inspect_or_fail)
     monkeypatch.setattr(time, "sleep", sleep)
     shown = on_terminal(80, watch)
     assert (codes, pauses) == ([130], [WATCH_SECONDS] * 3)

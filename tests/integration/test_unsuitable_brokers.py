@@ -76,7 +76,7 @@ def test_a_missing_metadata_topic_names_the_other_metadata_manager(brokers: Memo
     def no_topic(*_: object, **__: object) -> None:
         raise NoSuchTopic("__remote_log_metadata: the topic or partition does not exist", hint="Check the name")
 
-    monkeypatch.setattr(FoldingMetadataTopicReader, "fold_records_to_topic_end", no_topic)
+    monkeypatch.setattr(FoldingMetadataTopicReader, "fold_to_end", no_topic)
     tier = brokers.opened()
     with pytest.raises(Refused, match="the topic or partition does not exist. Check the name"):
         tier.list_partitions()

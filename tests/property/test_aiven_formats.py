@@ -14,10 +14,10 @@ from compactor.adapters.brokers.aiven.layout import AivenLayout
 from compactor.adapters.brokers.aiven.manifest import (
     CustomMetadata,
     InvalidAivenDataError,
-    chunk_index_of_compressed_log,
-    chunk_index_of_uncompressed_log,
+    compressed_chunk_index,
     decode_chunk_sizes,
     encode_chunk_sizes,
+    uncompressed_chunk_index,
 )
 from compactor.errors import BadData, Refused
 from compactor.storage.wrappers import RequestCounters
@@ -77,14 +77,14 @@ def test_custom_metadata_that_is_cut_off_is_refused(custom: CustomMetadata, data
 @given(st.integers(1, 5000), st.integers(1, 20_000), st.data())
 def test_chunks_cover_the_log_and_the_object(chunk_size: int, file_size: int, data: st.DataObject) -> None:
     count = -(-file_size // chunk_size)
-    index = chunk_index_of_uncompressed_log(chunk_size, file_size, 28)
+    index = uncompressed_chunk_index(chunk_size, file_size, 28)
     index.require_uncompressed_chunks(28)
     if count <= 300:
         lengths = data.draw(st.lists(st.integers(1, 9000), min_size=count, max_size=count))
-        index = data.draw(st.sampled_from([index, chunk_index_of_compressed_log(chunk_size, file_size, lengths)]))
+        index = data.draw(st.sampled_from([index, compressed_chunk_index(chunk_size, file_size, lengths)]))
     start = data.draw(st.integers(0, file_size - 1))
     end = data.draw(st.integers(start + 1, file_size))
-    chunks = [index.stored_chunk(number) for number in index.chunk_numbers_of_byte_range(start, end)]
+    chunks = [index.stored_chunk(number) for number in index.chunk_numbers(start, end)]
     assert chunks[0].start <= start < chunks[0].start + chunks[0].size
     assert chunks[-1].start < end <= chunks[-1].start + chunks[-1].size
     for one, following in pairwise(chunks):

@@ -268,8 +268,8 @@ def test_readers_notice_nothing_and_every_crash_is_finished(block: int) -> None:
 
 @contextmanager
 def without_refusals(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    patch.setattr(rules, "reason_to_refuse_record", lambda *_: "")
-    patch.setattr(rules, "reason_to_refuse_source_deletion", lambda *_: "")
+    patch.setattr(rules, "record_refusal", lambda *_: "")
+    patch.setattr(rules, "source_deletion_refusal", lambda *_: "")
     yield
 
 

@@ -12,7 +12,7 @@ import pytest
 from checkpoint.lineage import EpochEntry, first_divergent_offset
 from compactor.adapters.brokers import chain as chaining
 from compactor.adapters.brokers.cache import RemoteLogMetadataCache
-from compactor.adapters.brokers.chain import lineage_from_segments, read_ranges_with_each_segment_once, segment_read_ranges
+from compactor.adapters.brokers.chain import chained_read_ranges, lineage_from_segments, segment_read_ranges
 from compactor.constants import LeaderEpoch, Offset
 from compactor.model.remote_log import SegmentReadRange
 from tests.metadata_events import PARTITION, finished
@@ -58,7 +58,7 @@ def by_chain(replicas: Replicas, links: list[SegmentReadRange], end: int) -> lis
 def verdict(replicas: Replicas) -> str:
     """``same``, ``hole`` where brokers leave one and so do we, ``refused`` where the newest checkpoint disagrees; raises otherwise."""
     told = lineage_from_segments(replicas.cache)
-    links = read_ranges_with_each_segment_once(segment_read_ranges(replicas.cache, told), told)
+    links = chained_read_ranges(segment_read_ranges(replicas.cache, told), told)
     end = links[-1].last
     if first_divergent_offset(told, end + 1, newest_lineage(replicas, links), end + 1) is not None:
         return "refused"
@@ -104,7 +104,7 @@ def every_lower_epoch(patch: pytest.MonkeyPatch) -> None:
 
 def segments_twice(patch: pytest.MonkeyPatch) -> None:
     """A segment that brokers come back to is in the chain twice, or begins behind its start."""
-    patch.setattr(sys.modules[__name__], "read_ranges_with_each_segment_once", lambda links, lineage: links)
+    patch.setattr(sys.modules[__name__], "chained_read_ranges", lambda links, lineage: links)
 
 
 @pytest.mark.parametrize("drop", [every_lower_epoch, segments_twice])

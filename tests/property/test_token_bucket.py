@@ -16,8 +16,8 @@ from compactor.adapters.brokers.topic import (
     MINUTE_MS,
     MINUTES_PER_HOUR,
     MetadataTokenBucket,
-    record_counts_of_last_hour,
-    record_counts_with_timestamps_added,
+    counts_of_last_hour,
+    with_timestamps_added,
 )
 from compactor.model.ids import TopicPartition
 from tests.support.depth import examples
@@ -29,14 +29,14 @@ A, B, C = (TopicPartition("orders", number) for number in range(3))
 
 def until(bucket: MetadataTokenBucket, written: dict[int, int], name: TopicPartition, records: int, now_ms: int = NOW) -> int:
     """Return until when a round has to wait under a cap of 10 records, 0 if it is admitted."""
-    wait = bucket.bucket_after_admission_or_delay(written, name, records, 10, now_ms)[1]
+    wait = bucket.after_admission(written, name, records, 10, now_ms)[1]
     return wait.until_ms if wait else 0
 
 
 def after(
     bucket: MetadataTokenBucket, written: dict[int, int], name: TopicPartition, records: int, now_ms: int = NOW
 ) -> MetadataTokenBucket:
-    return bucket.bucket_after_admission_or_delay(written, name, records, 10, now_ms)[0]
+    return bucket.after_admission(written, name, records, 10, now_ms)[0]
 
 
 class TestAdmission:
@@ -68,7 +68,7 @@ class TestAdmission:
     def test_a_round_that_is_not_due_any_more_holds_up_no_other(self) -> None:
         bucket = after(MetadataTokenBucket(), {MINUTE: 9}, A, 5)
         assert until(bucket, {MINUTE: 9}, B, 1)
-        assert until(bucket.bucket_after_round_ended(A), {MINUTE: 9}, B, 1) == 0
+        assert until(bucket.after_round_ended(A), {MINUTE: 9}, B, 1) == 0
 
     def test_the_size_that_the_plan_showed_counts_while_the_round_waits(self) -> None:
         """Otherwise each attempt would run pass 1 again to learn that the round does not fit."""
@@ -82,18 +82,13 @@ class TestReservations:
         bucket = after(MetadataTokenBucket(), {}, A, 6)
         assert until(bucket, {}, B, 5) == NOW + MINUTE_MS
         assert until(bucket, {}, B, 4) == 0
-        assert until(bucket.bucket_after_append(A, 2, 0, NOW), {}, B, 6) == 0
-        assert until(bucket.bucket_after_round_ended(A), {}, B, 10) == 0
+        assert until(bucket.after_append(A, 2, 0, NOW), {}, B, 6) == 0
+        assert until(bucket.after_round_ended(A), {}, B, 10) == 0
 
     def test_deletions_stay_reserved_when_the_round_has_ended(self) -> None:
-        bucket = (
-            after(MetadataTokenBucket(), {}, A, 6)
-            .bucket_after_append(A, 4, 0, NOW)
-            .bucket_after_publication(A, 2, NOW)
-            .bucket_after_round_ended(A)
-        )
+        bucket = after(MetadataTokenBucket(), {}, A, 6).after_append(A, 4, 0, NOW).after_publication(A, 2, NOW).after_round_ended(A)
         assert until(bucket, {}, B, 9)
-        assert until(bucket.bucket_after_append(A, 0, 2, NOW), {}, B, 9) == 0
+        assert until(bucket.after_append(A, 0, 2, NOW), {}, B, 9) == 0
 
     def test_a_reservation_ends_an_hour_after_the_last_record(self) -> None:
         bucket = after(MetadataTokenBucket(), {}, A, 6)
@@ -103,24 +98,24 @@ class TestReservations:
 
 class TestCounting:
     def test_records_are_counted_by_minute_for_two_hours(self) -> None:
-        written = record_counts_with_timestamps_added((), [NOW, NOW + 1, NOW - MINUTE_MS], NOW)
+        written = with_timestamps_added((), [NOW, NOW + 1, NOW - MINUTE_MS], NOW)
         assert written == ((MINUTE - 1, 1), (MINUTE, 2))
-        assert record_counts_with_timestamps_added(written, [], NOW) == written
+        assert with_timestamps_added(written, [], NOW) == written
         later = NOW + COUNTED_MINUTES * MINUTE_MS
-        assert record_counts_with_timestamps_added(written, [later], later) == ((MINUTE + COUNTED_MINUTES, 1),)
+        assert with_timestamps_added(written, [later], later) == ((MINUTE + COUNTED_MINUTES, 1),)
 
     @pytest.mark.parametrize(("minutes", "left"), [(0, {MINUTE - 1: 1, MINUTE: 2}), (59, {MINUTE: 2}), (60, {})])
     def test_the_last_hour_has_sixty_minutes(self, minutes: int, left: dict[int, int]) -> None:
-        assert record_counts_of_last_hour({MINUTE - 1: 1, MINUTE: 2}, NOW + minutes * MINUTE_MS) == left
+        assert counts_of_last_hour({MINUTE - 1: 1, MINUTE: 2}, NOW + minutes * MINUTE_MS) == left
 
     def test_a_timestamp_in_the_future_counts_as_the_time_of_reading(self) -> None:
-        written = record_counts_with_timestamps_added(((MINUTE - 1, 3),), [NOW + 1000 * _HOUR_MS], NOW)
+        written = with_timestamps_added(((MINUTE - 1, 3),), [NOW + 1000 * _HOUR_MS], NOW)
         assert written == ((MINUTE - 1, 3), (MINUTE, 1))
-        assert record_counts_of_last_hour(dict(written), NOW + _HOUR_MS) == {}
+        assert counts_of_last_hour(dict(written), NOW + _HOUR_MS) == {}
 
     def test_a_clock_that_was_set_back_neither_frees_the_hour_nor_blocks_it_for_long(self) -> None:
-        assert record_counts_of_last_hour({MINUTE: 4}, NOW - 30 * MINUTE_MS) == {MINUTE: 4}
-        assert record_counts_of_last_hour({MINUTE: 4}, NOW - _HOUR_MS) == {}
+        assert counts_of_last_hour({MINUTE: 4}, NOW - 30 * MINUTE_MS) == {MINUTE: 4}
+        assert counts_of_last_hour({MINUTE: 4}, NOW - _HOUR_MS) == {}
 
 
 @dataclass(frozen=True)
@@ -164,18 +159,18 @@ def test_every_round_is_admitted_and_no_hour_exceeds_the_cap_unless_one_round_do
                 written[now_ms // MINUTE_MS] += count
                 by_round[number][now_ms // MINUTE_MS] += count
             if one.fails:
-                bucket = bucket.bucket_after_round_ended(names[number])
+                bucket = bucket.after_round_ended(names[number])
             elif last:
-                bucket = bucket.bucket_after_append(names[number], 0, count, now_ms)
+                bucket = bucket.after_append(names[number], 0, count, now_ms)
             else:
-                bucket = bucket.bucket_after_append(names[number], count, 0, now_ms).bucket_after_publication(names[number], ends, now_ms)
-                bucket = bucket.bucket_after_round_ended(names[number])
+                bucket = bucket.after_append(names[number], count, 0, now_ms).after_publication(names[number], ends, now_ms)
+                bucket = bucket.after_round_ended(names[number])
                 speaks.setdefault(minute + one.grace, []).append((number, True))
         for number in sorted(number for number, at in asks.items() if at <= minute):
             one = arrivals[number]
-            bucket, wait = bucket.bucket_after_admission_or_delay(written, names[number], one.first, per_hour, now_ms)
+            bucket, wait = bucket.after_admission(written, names[number], one.first, per_hour, now_ms)
             if wait is None:
-                bucket, wait = bucket.bucket_after_admission_or_delay(written, names[number], one.records, per_hour, now_ms)
+                bucket, wait = bucket.after_admission(written, names[number], one.records, per_hour, now_ms)
             if wait is not None:
                 assert wait.until_ms > now_ms
                 asks[number] = minute + -(-(wait.until_ms - now_ms) // MINUTE_MS)

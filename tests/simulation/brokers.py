@@ -17,7 +17,7 @@ from typing_extensions import override
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.adapters.brokers import chain as rules
 from compactor.adapters.brokers.cache import FoldedMetadataStore, RemoteLogMetadataCache, last_offset_of_epoch
-from compactor.adapters.brokers.chain import lineage_from_segments, offset_gaps, read_ranges_with_each_segment_once, segment_read_ranges
+from compactor.adapters.brokers.chain import chained_read_ranges, lineage_from_segments, offset_gaps, segment_read_ranges
 from compactor.adapters.brokers.codec import decode_record
 from compactor.adapters.brokers.follow import FoldingMetadataTopicReader
 from compactor.adapters.brokers.publisher import MetadataTopicSegmentPublisher
@@ -383,14 +383,12 @@ class Simulated:
         plain = self.world.ports(process)
 
         def view(name: TopicPartition) -> BrokerView:
-            followed.fold_records_to_topic_end(30)
+            followed.fold_to_end(30)
             found = followed.partition_metadata_from_records(WHERE.topic_id, WHERE.partition)
             if found is None:
                 return BrokerView((), ())
             lineage = lineage_from_segments(found.cache)
-            return BrokerView(
-                read_ranges_with_each_segment_once(segment_read_ranges(found.cache, lineage), lineage), lineage, found.cache.applied
-            )
+            return BrokerView(chained_read_ranges(segment_read_ranges(found.cache, lineage), lineage), lineage, found.cache.applied)
 
         publisher = MetadataTopicSegmentPublisher(
             followed,

@@ -65,8 +65,8 @@ Mutation = Callable[[], AbstractContextManager[Any]]
 def unasked(*patches: AbstractContextManager[Any]) -> Iterator[None]:
     """Rules that refuse are silent, too: what is said is what the order alone makes of it."""
     with ExitStack() as stack:
-        stack.enter_context(patch.object(rules, "reason_to_refuse_record", lambda *_: ""))
-        stack.enter_context(patch.object(rules, "reason_to_refuse_source_deletion", lambda *_: ""))
+        stack.enter_context(patch.object(rules, "record_refusal", lambda *_: ""))
+        stack.enter_context(patch.object(rules, "source_deletion_refusal", lambda *_: ""))
         for each in patches:
             stack.enter_context(each)
         yield
@@ -79,13 +79,11 @@ def sources_first() -> AbstractContextManager[Any]:
         where, cache = self._read_newest_metadata(name)
         left = [cache.segments[raw] for raw in map(uuid_bytes, replacement.sources) if raw in cache.segments]
         going = sorted((one for one in left if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
-        self._append_checked_records_and_await_read_back(
-            where, cache, [self._state_change_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going]
-        )
+        self._append_checked(where, cache, [self._state_change_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
         self._append_copy_finished_record(where, cache.segments[uuid_bytes(replacement.segment.id)])
         return kafka._ReaderSwitchOutcome.SWITCHED
 
-    return unasked(patch.object(MetadataTopicSegmentPublisher, "_switch_readers_to_replacement", switched))
+    return unasked(patch.object(MetadataTopicSegmentPublisher, "_switch_readers", switched))
 
 
 def sorting(descends: Callable[[Any], bool]) -> AbstractContextManager[Any]:
@@ -113,11 +111,11 @@ def never_begun() -> AbstractContextManager[Any]:
 
 
 def not_behind() -> AbstractContextManager[Any]:
-    plain = MetadataTopicSegmentPublisher._switch_readers_to_replacement
+    plain = MetadataTopicSegmentPublisher._switch_readers
     return unasked(
         patch.object(
             MetadataTopicSegmentPublisher,
-            "_switch_readers_to_replacement",
+            "_switch_readers",
             lambda *group, must_withdraw: plain(*group, must_withdraw=False),
         )
     )
@@ -135,12 +133,10 @@ def no_look() -> AbstractContextManager[Any]:
             self._append_copy_finished_record(where, known)
         left = [cache.segments[raw] for raw in map(uuid_bytes, replacement.sources) if raw in cache.segments]
         going = sorted((one for one in left if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
-        self._append_checked_records_and_await_read_back(
-            where, cache, [self._state_change_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going]
-        )
+        self._append_checked(where, cache, [self._state_change_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
         return kafka._ReaderSwitchOutcome.SWITCHED
 
-    return unasked(patch.object(MetadataTopicSegmentPublisher, "_switch_readers_to_replacement", switched))
+    return unasked(patch.object(MetadataTopicSegmentPublisher, "_switch_readers", switched))
 
 
 def expired_without_log_start() -> AbstractContextManager[Any]:
@@ -177,7 +173,7 @@ def present_log_start_counts() -> AbstractContextManager[Any]:
 KAFKA_MUTATIONS: dict[str, Mutation] = {
     "R3": sources_first,
     "R3b": lambda: sorting(lambda one: not hasattr(one, "sources")),
-    "R8": lambda: unasked(patch.object(rules, "highest_offset_markers_before_finish", lambda *_: [])),
+    "R8": lambda: unasked(patch.object(rules, "markers_before_finish", lambda *_: [])),
     "ascending": lambda: sorting(lambda one: hasattr(one, "sources")),
     "publish begun": never_begun,
     "look": no_look,
@@ -188,7 +184,7 @@ KAFKA_MUTATIONS: dict[str, Mutation] = {
         patch.object(MetadataTopicSegmentPublisher, "withdraw_segments", lambda *_, **__: None),
     ),
     "wait": lambda: unasked(patch.object(publication, "_wait_until_former_leaders_cannot_write", lambda leadership: None)),
-    "in flight": lambda: patch.object(MetadataTopicSegmentPublisher, "_delete_unfinished_copies_and_unhide_segments", lambda *_: None),
+    "in flight": lambda: patch.object(MetadataTopicSegmentPublisher, "_prepare_range", lambda *_: None),
     "tiered again": lambda: patch.object(mirror, "_first_offset_read_from_other_segment", lambda *_: None),
 }
 

@@ -427,7 +427,7 @@ def run_life(seed: int, *, steps: int = STEPS, trace: bool = False) -> Outcome:
         stack.enter_context(patch.object(staged_files, "inode_change_ms", brokers.inode_change_ms))
         play(life, steps)
         for holder in life.holders:
-            holder.close_staged_files_of_partition(NAME)
+            holder.close_partition(NAME)
     counts: dict[str, int] = {}
     for oracle in life.oracles:
         counts = {kind: counts.get(kind, 0) + oracle.counts.get(kind, 0) for kind in {*counts, *oracle.counts}}

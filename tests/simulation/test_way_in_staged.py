@@ -170,7 +170,7 @@ def violations(tell: Callable[[ToldLife], None], folder: Path) -> list[str]:
     with in_one_thread(world), patch.object(staged_files, "inode_change_ms", brokers.inode_change_ms):
         tell(ToldLife(way, way.mine.tier(Process("told", "told"))))
     for holder in way.holders:
-        holder.close_staged_files_of_partition(NAME)
+        holder.close_partition(NAME)
     return world.violations
 
 

@@ -60,7 +60,7 @@ def run_way_in(seed: int, *, steps: int = STEPS, trace: bool = False) -> Outcome
         ):
             play(way, steps)
         for holder in way.holders:
-            holder.close_staged_files_of_partition(NAME)
+            holder.close_partition(NAME)
     told = tuple(line.replace(folder, "") for line in world.trace or ())
     return Outcome(seed, tuple(text.replace(folder, "") for text in world.violations), world.steps, dict(way.mine.oracle.counts), told)
 

@@ -26,7 +26,7 @@ from compactor.control.logs import open_catalog
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.publication import delete_partition, undo_round
 from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudget, StoreError, UsageError
-from compactor.features.agent.agent import OpenFilesStagedForDeletionByPartition, SegmentUploader
+from compactor.features.agent.agent import OpenStagedFiles, SegmentUploader
 from compactor.features.agent.log_directories import scan_log_directory
 from compactor.features.agent.plan import (
     LeadershipAtDeletionRename,
@@ -182,7 +182,7 @@ class WayIn:
         self.mine = mine
         self.other = other
         self.heard = (brokers.leader.number, brokers.end(), brokers.incarnation, int(world.now_ms))
-        self.holders: list[OpenFilesStagedForDeletionByPartition] = []
+        self.holders: list[OpenStagedFiles] = []
         self.readings: list[Reading] = []
         self.counts: dict[str, int] = {}
 
@@ -274,7 +274,7 @@ class WayIn:
             opened = replace(tier, settings=tier.settings.model_copy(update={"agent": agent}))
             uploads = SegmentUploader(opened, StopRequest(threading.Event()), self.ask)
             known: list[PartitionUploadState | None] = [None]
-            holder = OpenFilesStagedForDeletionByPartition()
+            holder = OpenStagedFiles()
             self.holders.append(holder)
 
             def look() -> None:
@@ -285,7 +285,7 @@ class WayIn:
                 leader, end, incarnation, counted_ms = self.heard
                 if incarnation != self.brokers.incarnation:
                     return
-                held = holder.close_files_with_reused_names(NAME, seen.staged, is_upload_running=False)
+                held = holder.close_reused(NAME, seen.staged, is_upload_running=False)
                 now = tier.ports.clock_ms()
                 watch = with_log_end(
                     replace(with_leadership(with_directory_listing(known[0], seen), leader == broker), retry_at_ms=0, held=held),
@@ -294,9 +294,7 @@ class WayIn:
                 )
                 watch = known[0] = replace(
                     watch,
-                    held=holder.open_wanted_and_close_other_files(
-                        NAME, disk.folder, watch.uploadable_staged_files, is_upload_running=False
-                    ),
+                    held=holder.open_wanted(NAME, disk.folder, watch.uploadable_staged_files, is_upload_running=False),
                 )
                 ends = disk.start == self.mine.oracle.state.end_offset + 1
                 hides = (agent.allow_gaps or ends) and self.hides_truncation(self.mine, disk)

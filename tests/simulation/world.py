@@ -43,7 +43,7 @@ class Unheard(FirstAnswerTracker):
     """Nobody wants to read of each request that is tried again: a schedule has hundreds, ``--trace`` tells them."""
 
     @override
-    def claim_permission_to_log_retry(self, now: float) -> bool:
+    def claim_log_line(self, now: float) -> bool:
         return False
 
 

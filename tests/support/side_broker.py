@@ -148,7 +148,7 @@ class SideCluster:
             raise Unavailable("no broker answers")
         return ClusterPartitionLeaders(self.cluster_id, dict(self.leaders_of))
 
-    def query_log_ends_from_leaders(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LeaderReportedLogEnd | StoreError]:
+    def log_ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LeaderReportedLogEnd | StoreError]:
         self.asked += 1
         if self.down:
             raise Unavailable("no broker answers")

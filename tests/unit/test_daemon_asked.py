@@ -19,8 +19,8 @@ from compactor.daemon.scheduling import (
     PartitionSchedule,
     PartitionStatus,
     choose_jobs,
-    idle_partition_poll_interval_ms,
-    with_round_pause_and_round_request,
+    idle_poll_interval_ms,
+    with_pause_and_request,
 )
 from compactor.model.ids import TopicPartition
 from tests.support.idle_tier import HOUR, INTERVAL, Idle
@@ -95,21 +95,19 @@ def sighted(number: int, *, due: bool = False, open_run: str = "") -> PartitionS
 
 
 def test_an_open_round_goes_on_under_a_pause() -> None:
-    paused = [
-        with_round_pause_and_round_request(schedule, "paused", 0, NOW) for schedule in (sighted(0, due=True), sighted(1, open_run="r"))
-    ]
+    paused = [with_pause_and_request(schedule, "paused", 0, NOW) for schedule in (sighted(0, due=True), sighted(1, open_run="r"))]
     assert [job.partition.partition for job in choose_jobs(paused, {}, 4, NOW)] == [1]
 
 
 def test_what_is_wanted_goes_first_and_waits_for_a_pause_to_end() -> None:
-    wanted = with_round_pause_and_round_request(sighted(1), "", 7, NOW - 1)
+    wanted = with_pause_and_request(sighted(1), "", 7, NOW - 1)
     assert wanted.requested
     ready = [sighted(0, due=True), PartitionSchedule(wanted.partition, status=wanted.status, next_poll_ms=NOW + 1, requested=True)]
     assert [(job.partition.partition, job.force) for job in choose_jobs(ready, {}, 1, NOW)] == [(1, True)]
-    assert choose_jobs([with_round_pause_and_round_request(ready[1], "paused", 0, NOW)], {}, 1, NOW) == []
-    assert with_round_pause_and_round_request(wanted, "", 7, NOW) == wanted
+    assert choose_jobs([with_pause_and_request(ready[1], "paused", 0, NOW)], {}, 1, NOW) == []
+    assert with_pause_and_request(wanted, "", 7, NOW) == wanted
 
 
 def test_turns_come_less_often_where_there_are_many() -> None:
-    assert idle_partition_poll_interval_ms(100) == idle_partition_poll_interval_ms(1_250) == HOUR
-    assert idle_partition_poll_interval_ms(10_000) == 8 * HOUR
+    assert idle_poll_interval_ms(100) == idle_poll_interval_ms(1_250) == HOUR
+    assert idle_poll_interval_ms(10_000) == 8 * HOUR

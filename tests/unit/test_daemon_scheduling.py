@@ -35,14 +35,14 @@ from compactor.daemon.scheduling import (
     choose_jobs,
     needs_poll,
     new_partition_schedule,
-    next_time_round_may_be_due_ms,
+    next_due_time_ms,
     partition_status,
     schedule_restored_after_restart,
     with_change_hint,
     with_failed_poll,
     with_job_outcome,
     with_poll_result,
-    with_round_suspension_set_or_ended,
+    with_suspension,
 )
 from compactor.errors import BlockedCause
 from compactor.model.ids import RunHistoryStatus, TopicPartition
@@ -149,20 +149,18 @@ class TestWaking:
             segment(number, max_timestamp_ms=most, first_timestamp_ms=first, due_ms=due) for number, (most, first, due) in enumerate(times)
         )
         known = state(*live, vector=())
-        wake = next_time_round_may_be_due_ms(live, cleaner, NOW)
+        wake = next_due_time_ms(live, cleaner, NOW)
         later = data.draw(st.integers(NOW, min(wake - 1, NOW + 1_000)))
         now, then = (assess_round(known, cleaner, at) for at in (NOW, later))
         assert (now.due, now.end, now.horizon_due) == (then.due, then.end, then.horizon_due)
 
     def test_nothing_to_wait_for(self) -> None:
-        assert next_time_round_may_be_due_ms((segment(0),), CleanerSettings(), NOW) == NEVER_MS
+        assert next_due_time_ms((segment(0),), CleanerSettings(), NOW) == NEVER_MS
 
     def test_a_horizon_a_lag_and_a_longest_lag(self) -> None:
-        assert next_time_round_may_be_due_ms((segment(0, due_ms=NOW + 5),), CleanerSettings(), NOW) == NOW + 5
-        assert next_time_round_may_be_due_ms((segment(0),), CleanerSettings(min_compaction_lag_ms=50), NOW) == NOW + 50
-        assert (
-            next_time_round_may_be_due_ms((segment(0, first_timestamp_ms=NOW),), CleanerSettings(max_compaction_lag_ms=70), NOW) == NOW + 71
-        )
+        assert next_due_time_ms((segment(0, due_ms=NOW + 5),), CleanerSettings(), NOW) == NOW + 5
+        assert next_due_time_ms((segment(0),), CleanerSettings(min_compaction_lag_ms=50), NOW) == NOW + 50
+        assert next_due_time_ms((segment(0, first_timestamp_ms=NOW),), CleanerSettings(max_compaction_lag_ms=70), NOW) == NOW + 71
 
 
 class TestLooking:
@@ -347,11 +345,11 @@ def test_what_is_suspended_begins_no_round_and_what_failed_meanwhile_is_tried_at
     failing = PartitionSchedule(
         A, status=seen, next_poll_ms=NEVER_MS, next_round_ms=NOW + RETRY_MS, failures=1, problem="refused", retire_at_ms=NEVER_MS
     )
-    waits = with_round_suspension_set_or_ended(failing, Block(BlockedCause.SETTINGS, "retention.ms is wrong"), NOW)
+    waits = with_suspension(failing, Block(BlockedCause.SETTINGS, "retention.ms is wrong"), NOW)
     assert (action_to_take_now(waits, NOW + MAX_RETRY_MS), waits.blocked_reason) == (None, "retention.ms is wrong")
-    again = with_round_suspension_set_or_ended(waits, None, NOW)
+    again = with_suspension(waits, None, NOW)
     assert (action_to_take_now(again, NOW), again.blocked_reason) == (DaemonAction.ROUND, "")
-    assert with_round_suspension_set_or_ended(failing, None, NOW) is failing
+    assert with_suspension(failing, None, NOW) is failing
     assert action_to_take_now(replace(waits, retire_at_ms=NOW), NOW) is DaemonAction.RETIRE
 
 
@@ -391,11 +389,11 @@ def test_a_partition_is_quarantined_since_its_first_failure_although_it_was_retr
 
 def test_a_paused_or_failing_partition_does_not_count_as_due() -> None:
     due = with_poll_result(new_partition_schedule(A, 0, NOW), PartitionStatus(A, 7, due=True), NOW, 0.0)
-    assert due.status_if_round_may_begin is not None
+    assert due.due_status is not None
     held = (
         replace(due, paused="p"),
         replace(due, suspended=Block(BlockedCause.SETTINGS, "s")),
         replace(due, problem="no disk"),
         replace(due, unreadable="no store"),
     )
-    assert [one for one in held if one.status_if_round_may_begin is not None] == []
+    assert [one for one in held if one.due_status is not None] == []

@@ -304,12 +304,12 @@ class TestTheRulesRefuse:
         cache = world.cache()
         lineage = lineage_from_segments(cache)
         early = world.said(live[0].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID)
-        assert rules.reason_to_refuse_record(cache, lineage, early) == "R3b: offset 0 would have no segment"
+        assert rules.record_refusal(cache, lineage, early) == "R3b: offset 0 would have no segment"
         world.write(world.said(named(50), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID))
         cache = world.cache()
         wrong = world.said(live[2].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID)
-        assert rules.reason_to_refuse_record(cache, lineage, wrong) == "R3b: offset 20 would have no segment"
-        assert rules.reason_to_refuse_record(cache, lineage, world.said(live[1].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID)) == ""
+        assert rules.record_refusal(cache, lineage, wrong) == "R3b: offset 20 would have no segment"
+        assert rules.record_refusal(cache, lineage, world.said(live[1].id, S.DELETE_SEGMENT_STARTED, COMPACTOR_BROKER_ID)) == ""
 
     @pytest.mark.parametrize(
         ("change", "why"),
@@ -334,13 +334,13 @@ class TestTheRulesRefuse:
         cache = world.cache()
         lineage = lineage_from_segments(cache)
         finished = world.said(live[0].id, S.COPY_SEGMENT_FINISHED)
-        assert rules.reason_to_refuse_record(cache, lineage, finished) == "R1: the record says that broker 1 wrote it"
+        assert rules.record_refusal(cache, lineage, finished) == "R1: the record says that broker 1 wrote it"
         again = finished._replace(broker_id=COMPACTOR_BROKER_ID)
-        assert rules.reason_to_refuse_record(cache, lineage, again).startswith("R1: segment")
+        assert rules.record_refusal(cache, lineage, again).startswith("R1: segment")
         wiped = RemoteLogSegmentMetadataUpdateRecord(*again[:4], S.DELETE_SEGMENT_STARTED, b"x")
-        assert rules.reason_to_refuse_record(cache, lineage, wiped).startswith("R1: custom metadata")
+        assert rules.record_refusal(cache, lineage, wiped).startswith("R1: custom metadata")
         unknown = world.said(named(99), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID)
-        assert rules.reason_to_refuse_record(cache, lineage, unknown).startswith("R3: segment")
+        assert rules.record_refusal(cache, lineage, unknown).startswith("R3: segment")
 
     def test_the_end_of_an_epoch_without_its_marker(self) -> None:
         world, live = tiered(TWO_EPOCHS)
@@ -350,7 +350,7 @@ class TestTheRulesRefuse:
         world.publisher().announce_segment(NAME, new)
         cache = world.cache()
         finished = world.said(new.id, S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID)
-        assert rules.reason_to_refuse_record(cache, lineage_from_segments(cache), finished).startswith("R8: while segment")
+        assert rules.record_refusal(cache, lineage_from_segments(cache), finished).startswith("R8: while segment")
 
 
 def test_segments_that_later_leaders_shadow_go_with_the_group_that_covers_them() -> None:

@@ -16,11 +16,11 @@ from compactor.adapters.brokers.admin import (
     KafkaSetting,
     PartitionLeaderAndOffsets,
     TopicDescription,
-    metadata_topic_write_refusal_reason,
+    metadata_topic_problem,
 )
 from compactor.adapters.brokers.chain import AgentClusterQueriesOverKafka
 from compactor.adapters.brokers.topic import ConfluentKafkaMetadataTopicClient
-from compactor.adapters.kafka_client import ClientErrorRecorder, KafkaConnection, NoSuchTopic, store_error_from_kafka_error
+from compactor.adapters.kafka_client import ClientErrorRecorder, KafkaConnection, NoSuchTopic, translate_kafka_error
 from compactor.constants import LeaderEpoch
 from compactor.errors import CompactorError, NotFound, Refused, Unavailable, UsageError
 
@@ -101,7 +101,7 @@ def test_nothing_takes_part_in_a_transaction_or_commits() -> None:
     ],
 )
 def test_errors_are_sorted_by_what_to_do_next(code: int, kind: type[CompactorError], said: str) -> None:
-    found = store_error_from_kafka_error(KafkaError(code), "b:1", "append")
+    found = translate_kafka_error(KafkaError(code), "b:1", "append")
     assert type(found) is kind
     assert said in str(found)
 
@@ -135,7 +135,7 @@ def topic(log_start: int = 0, **settings: str) -> TopicDescription:
     ],
 )
 def test_a_metadata_topic_that_loses_records_is_a_problem(facts: TopicDescription, said: str) -> None:
-    found: Any = metadata_topic_write_refusal_reason(facts)
+    found: Any = metadata_topic_problem(facts)
     assert (said in found) if said else found == ""
 
 

@@ -104,7 +104,7 @@ def test_every_start_goes_on_where_the_last_one_ended(opened: Callable[[], Rocks
         written += len(part)
         topic = MemoryMetadataTopic(log)
         followed = FoldingMetadataTopicReader(topic, FoldedMetadataStore(opened()), chunk_records=chunk_records, clock_ms=lambda: NOW_MS)
-        progress = followed.fold_records_to_topic_end(TIMEOUT_S)
+        progress = followed.fold_to_end(TIMEOUT_S)
         assert (progress.records, progress.unread, progress.refold_reason) == (len(part), {}, "")
         same(followed, log)
     assert written > 300
@@ -118,10 +118,10 @@ def test_a_running_process_reads_only_what_is_new(opened: Callable[[], RocksData
     events = interleaved(rng, history(rng))
     for at in range(0, len(events), 50):
         log.write(events[at : at + 50])
-        assert followed.fold_records_to_topic_end(TIMEOUT_S).records == len(events[at : at + 50])
+        assert followed.fold_to_end(TIMEOUT_S).records == len(events[at : at + 50])
     same(followed, log)
     polls = topic.polls
-    assert followed.fold_records_to_topic_end(TIMEOUT_S).records == 0
+    assert followed.fold_to_end(TIMEOUT_S).records == 0
     assert topic.polls == polls, "nothing new, nothing read"
 
 
@@ -134,7 +134,7 @@ def test_without_local_state_memory_does(tmp_path: Path) -> None:
     followed = FoldingMetadataTopicReader(
         MemoryMetadataTopic(log), FoldedMetadataStore(RocksDatabase(blocked)), chunk_records=50, clock_ms=lambda: NOW_MS
     )
-    assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
+    assert followed.fold_to_end(TIMEOUT_S).unread == {}
     same(followed, log)
 
 
@@ -145,11 +145,11 @@ def test_a_second_process_folds_for_itself(folder: Path) -> None:
     log.write(events[:200])
     writer, reader = RocksDatabase(folder), RocksDatabase(folder)
     first = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(writer), clock_ms=lambda: NOW_MS)
-    first.fold_records_to_topic_end(TIMEOUT_S)
+    first.fold_to_end(TIMEOUT_S)
     second = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(reader), clock_ms=lambda: NOW_MS)
     log.write(events[200:])
-    assert second.fold_records_to_topic_end(TIMEOUT_S).unread == {}
-    assert first.fold_records_to_topic_end(TIMEOUT_S).records == len(events) - 200
+    assert second.fold_to_end(TIMEOUT_S).unread == {}
+    assert first.fold_to_end(TIMEOUT_S).records == len(events) - 200
     same(first, log)
     same(second, log)
     reader.close()
@@ -161,9 +161,7 @@ def test_another_topic_is_folded_anew(opened: Callable[[], RocksDatabase], chang
     rng = random.Random(8)
     log = MemoryTopicLog()
     log.write(interleaved(rng, history(rng)))
-    FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS).fold_records_to_topic_end(
-        TIMEOUT_S
-    )
+    FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS).fold_to_end(TIMEOUT_S)
     other = MemoryTopicLog(7 if change == "partitions" else 5, **{change: "other"} if change.endswith("_id") else {})
     events = interleaved(rng, history(rng))
     other.write(events)
@@ -175,7 +173,7 @@ def test_another_topic_is_folded_anew(opened: Callable[[], RocksDatabase], chang
                 old += [record._replace(offset=keep + record.offset) for record in other.logs[number] if record]
         other = log
     followed = FoldingMetadataTopicReader(MemoryMetadataTopic(other), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
-    assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
+    assert followed.fold_to_end(TIMEOUT_S).unread == {}
     same(followed, other)
 
 
@@ -184,14 +182,14 @@ def test_a_topic_made_anew_is_noticed_by_a_running_process(opened: Callable[[], 
     topic = MemoryMetadataTopic(MemoryTopicLog())
     topic.log.write(interleaved(rng, history(rng)))
     followed = FoldingMetadataTopicReader(topic, FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
-    followed.fold_records_to_topic_end(TIMEOUT_S)
+    followed.fold_to_end(TIMEOUT_S)
     topic.log = MemoryTopicLog(topic_id="another")
     topic.log.write(interleaved(rng, history(rng)))
-    assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
+    assert followed.fold_to_end(TIMEOUT_S).unread == {}
     same(followed, topic.log)
     for number, records in enumerate(topic.log.logs):
         topic.log.truncate(number, len(records) // 2)
-    assert "truncated" in followed.fold_records_to_topic_end(TIMEOUT_S).refold_reason
+    assert "truncated" in followed.fold_to_end(TIMEOUT_S).refold_reason
     same(followed, topic.log)
 
 
@@ -202,16 +200,16 @@ def test_local_state_that_vanishes_is_folded_anew(opened: Callable[[], RocksData
     log.write(events[:300])
     store = opened()
     followed = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(store), clock_ms=lambda: NOW_MS)
-    followed.fold_records_to_topic_end(TIMEOUT_S)
+    followed.fold_to_end(TIMEOUT_S)
     store.delete_all_entries("a test does")
     with pytest.raises(Unavailable, match="is lost"):
         followed.partition_metadata_from_records(NAMES[0].topic_id, NAMES[0].partition)
     log.write(events[300:])
-    assert followed.fold_records_to_topic_end(TIMEOUT_S).records == len(events)
+    assert followed.fold_to_end(TIMEOUT_S).records == len(events)
     same(followed, log)
     store.close()
     log.write(of(NAMES[0], finished(50, 0, 9)))
-    assert followed.fold_records_to_topic_end(TIMEOUT_S).records == len(events) + 2, "in memory, from the beginning"
+    assert followed.fold_to_end(TIMEOUT_S).records == len(events) + 2, "in memory, from the beginning"
     same(followed, log)
 
 
@@ -234,8 +232,8 @@ def test_nothing_is_skipped_by_a_poll_that_fails(opened: Callable[[], RocksDatab
     for at in range(0, len(events), 100):
         log.write(events[at : at + 100])
         with pytest.raises(Unavailable):
-            followed.fold_records_to_topic_end(TIMEOUT_S)
-        assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
+            followed.fold_to_end(TIMEOUT_S)
+        assert followed.fold_to_end(TIMEOUT_S).unread == {}
     same(followed, log)
 
 
@@ -249,12 +247,12 @@ def test_control_records_and_a_lagging_reader(opened: Callable[[], RocksDatabase
     followed = FoldingMetadataTopicReader(
         MemoryMetadataTopic(log, lag=lambda _: behind["lag"]), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS
     )
-    assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
+    assert followed.fold_to_end(TIMEOUT_S).unread == {}
     behind["lag"] = 0
-    followed.fold_records_to_topic_end(TIMEOUT_S)
+    followed.fold_to_end(TIMEOUT_S)
     same(followed, log)
     again = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
-    assert again.fold_records_to_topic_end(TIMEOUT_S).records == 0
+    assert again.fold_to_end(TIMEOUT_S).records == 0
     same(again, log)
 
 
@@ -264,11 +262,11 @@ def test_a_lost_beginning_is_told(opened: Callable[[], RocksDatabase]) -> None:
     log.write(interleaved(rng, history(rng)))
     log.delete_records(3, 20)
     followed = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
-    assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
+    assert followed.fold_to_end(TIMEOUT_S).unread == {}
     assert {number: reached.missing for number, reached in followed.fold_positions().items()} == {0: 0, 1: 0, 2: 0, 3: 20, 4: 0}
     log.delete_records(2, len(log.logs[2]))
     again = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
-    assert again.fold_records_to_topic_end(TIMEOUT_S).unread == {}
+    assert again.fold_to_end(TIMEOUT_S).unread == {}
 
 
 def test_a_record_that_stops_brokers_stops_us_in_its_partition_only(opened: Callable[[], RocksDatabase]) -> None:
@@ -282,7 +280,7 @@ def test_a_record_that_stops_brokers_stops_us_in_its_partition_only(opened: Call
     log.write(of(bad, finished(2, 10, 19)))
     for _ in range(2):
         followed = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
-        assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
+        assert followed.fold_to_end(TIMEOUT_S).unread == {}
         with pytest.raises(BadData, match=f"__remote_log_metadata-{number}, offset {before}: the frame's version is 103"):
             followed.partition_metadata_from_records(bad.topic_id, bad.partition)
         healthy = next(name for name in NAMES if metadata_partition(name.topic_id, name.partition, 5) != number)
@@ -300,7 +298,7 @@ def test_a_partition_without_a_leader_holds_up_what_it_tells_of_only(opened: Cal
     for _ in range(2):  # from the beginning, and after it was read before
         log.leaderless = {number}
         log.write(of(healthy, finished(2, 10, 19)))
-        assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
+        assert followed.fold_to_end(TIMEOUT_S).unread == {}
         assert followed.leaderless_metadata_partitions == {number}
         with pytest.raises(Unavailable, match=f"partition {number} of __remote_log_metadata cannot be read: no broker leads it"):
             followed.partition_metadata_from_records(lost.topic_id, lost.partition)
@@ -309,7 +307,7 @@ def test_a_partition_without_a_leader_holds_up_what_it_tells_of_only(opened: Cal
         assert len(folded.cache.segments) == 2
         log.leaderless = set()
         log.write(of(lost, finished(2, 10, 19)))
-        followed.fold_records_to_topic_end(TIMEOUT_S)
+        followed.fold_to_end(TIMEOUT_S)
         same(followed, log)
 
 
@@ -322,7 +320,7 @@ def test_an_impossible_update_stops_exactly_there(opened: Callable[[], RocksData
     followed = FoldingMetadataTopicReader(
         MemoryMetadataTopic(log), FoldedMetadataStore(opened()), chunk_records=chunk_records, clock_ms=lambda: NOW_MS
     )
-    followed.fold_records_to_topic_end(TIMEOUT_S)
+    followed.fold_to_end(TIMEOUT_S)
     reached = followed.fold_positions()[0]
     assert (reached.position, reached.last, "COPY_SEGMENT_STARTED" in reached.stopped) == (3, 2, True)
 
@@ -334,7 +332,7 @@ def test_keyed_records_and_records_in_a_wrong_partition_are_refused(opened: Call
     log.put(number, value, key=b"KIP-1266")
     log.put((number + 1) % 5, value)
     followed = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
-    followed.fold_records_to_topic_end(TIMEOUT_S)
+    followed.fold_to_end(TIMEOUT_S)
     said = [reached.stopped for _, reached in sorted(followed.fold_positions().items())]
     assert "has a key" in said[number]
     assert f"belongs into partition {number}" in said[(number + 1) % 5]
@@ -349,7 +347,7 @@ def test_findings_are_kept_and_counted(opened: Callable[[], RocksDatabase]) -> N
         followed = FoldingMetadataTopicReader(
             MemoryMetadataTopic(log), FoldedMetadataStore(opened()), chunk_records=10, clock_ms=lambda: NOW_MS
         )
-        followed.fold_records_to_topic_end(TIMEOUT_S)
+        followed.fold_to_end(TIMEOUT_S)
         folded = followed.partition_metadata_from_records(name.topic_id, name.partition)
         assert folded is not None
         assert (folded.finding_count, len(folded.findings)) == (MAX_FINDINGS + 5, MAX_FINDINGS)
@@ -366,10 +364,10 @@ def test_what_compactors_said_is_counted_once_over_all_starts(opened: Callable[[
         followed = FoldingMetadataTopicReader(
             MemoryMetadataTopic(log), FoldedMetadataStore(opened()), chunk_records=chunk_records, clock_ms=lambda: NOW_MS
         )
-        followed.fold_records_to_topic_end(TIMEOUT_S)
+        followed.fold_to_end(TIMEOUT_S)
     followed = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
-    followed.fold_records_to_topic_end(TIMEOUT_S)
-    assert dict(followed.compactor_metadata_record_counts_by_minute()) == {0: len(NAMES) // 2, 1: len(NAMES) // 2}
+    followed.fold_to_end(TIMEOUT_S)
+    assert dict(followed.compactor_records_by_minute()) == {0: len(NAMES) // 2, 1: len(NAMES) // 2}
 
 
 def test_nothing_is_answered_before_the_first_look(opened: Callable[[], RocksDatabase]) -> None:

@@ -24,7 +24,7 @@ def test_bounds_wait_no_longer_for_one_answer_than_for_all(monkeypatch: pytest.M
     topic = ConfluentKafkaMetadataTopicClient(KafkaConnection("a:9092", timeout_s=TIMEOUT_S))
     monkeypatch.setattr(topic, "_partitions", 1)
     monkeypatch.setattr(topic, "_leaders", {0: 1})
-    monkeypatch.setattr(topic, "_fetch_first_and_end_offsets", refuse)
+    monkeypatch.setattr(topic, "_fetch_bounds", refuse)
     monkeypatch.setattr(topic, "identity", lambda: None)
     monkeypatch.setattr("compactor.adapters.brokers.topic.time.monotonic", lambda: now[0])
     monkeypatch.setattr("compactor.adapters.brokers.topic.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from checkpoint.offsets import CleanerOffset
-from compactor.adapters.brokers.chain import lineage_from_segments, read_ranges_with_each_segment_once, segment_read_ranges
+from compactor.adapters.brokers.chain import chained_read_ranges, lineage_from_segments, segment_read_ranges
 from compactor.constants import CompactorEpoch, Offset
 from compactor.control.mirror import build_broker_changes_record, state_with_broker_view
 from compactor.control.state import PartitionState
@@ -35,7 +35,7 @@ def replace(world: BrokerWorld, number: int, *sources: RemoteLogSegmentMetadata,
 def view(world: BrokerWorld) -> BrokerView:
     cache = world.cache()
     lineage = lineage_from_segments(cache)
-    return BrokerView(read_ranges_with_each_segment_once(segment_read_ranges(cache, lineage), lineage), lineage, cache.applied)
+    return BrokerView(chained_read_ranges(segment_read_ranges(cache, lineage), lineage), lineage, cache.applied)
 
 
 def spans(world: BrokerWorld) -> list[tuple[str, int, int]]:

@@ -15,9 +15,9 @@ from compactor.adapters.stores.s3_requests import (
     MAX_PARTS,
     MIN_PART_BYTES,
     UploadPart,
-    divide_file_into_upload_parts,
     find_mismatched_copied_range,
     plan_upload_parts,
+    split_file,
     upload_part_length_bytes,
 )
 from compactor.errors import Refused
@@ -77,7 +77,7 @@ def test_a_short_local_range_between_copies_is_refused_and_at_the_end_is_not() -
 
 
 def test_a_file_of_more_than_ten_thousand_parts_gets_larger_ones() -> None:
-    parts = divide_file_into_upload_parts(FileRange(Path("f"), 0, 5 << 40), MIN_PART_BYTES)
+    parts = split_file(FileRange(Path("f"), 0, 5 << 40), MIN_PART_BYTES)
     assert len(parts) == MAX_PARTS
     assert sum(map(upload_part_length_bytes, parts)) == 5 << 40
 

@@ -27,7 +27,7 @@ import urllib3
 from confluent_kafka import KafkaError, KafkaException
 
 from compactor.adapters.brokers.cluster import _open_kafka_python_client
-from compactor.adapters.kafka_client import KafkaConnection, create_kafka_client, store_error_from_kafka_error
+from compactor.adapters.kafka_client import KafkaConnection, create_kafka_client, translate_kafka_error
 from compactor.cli.command_parser import as_compactor_error
 from compactor.config.sections import AzureSettings, GcsSettings, HdfsSettings, RegistrySettings, S3Settings
 from compactor.config.settings import Settings
@@ -175,7 +175,7 @@ def test_no_exception_of_a_kafka_client_tells_a_secret(monkeypatch: pytest.Monke
     codes = [value for name, value in vars(KafkaError).items() if name.isupper() and isinstance(value, int)]
     assert len(codes) > 100
     for code in codes:
-        assert not is_told(str(store_error_from_kafka_error(KafkaError(code, TEXT), "127.0.0.1:1", "topics")))
+        assert not is_told(str(translate_kafka_error(KafkaError(code, TEXT), "127.0.0.1:1", "topics")))
     for kind in classes(kafka.errors):
         error = made(kind)
         monkeypatch.setattr("kafka.KafkaAdminClient", lambda error=error, **_: fail(error))

@@ -22,9 +22,7 @@ from compactor.constants import LeaderEpoch
 from compactor.errors import NotFound, Refused, StoreError, Unavailable, UsageError
 from compactor.model.segment import ReasonOrEmpty
 
-# Versions of Apache Kafka's brokers. A broker reports the levels of its features (ApiVersions, KIP-584), which tell its minor version.
-#
-# Settings cannot tell it: one that a later minor adds has an unknown name.
+# Minor versions, by the levels of the features that brokers report (KIP-584). Settings cannot tell them: one of a later minor is unknown.
 
 
 METADATA_VERSION_FEATURE = "metadata.version"
@@ -40,10 +38,8 @@ OLDER = "3.7"
 
 
 def minor_version(level: int) -> str:
-    """Return the minor version whose releases support this level of ``metadata.version`` at most.
-
-    Levels of versions before 3.8 become OLDER. Those after the newest tested version become NEWEST_TESTED, and ``is_newer_than_tested``
-    tells them apart.
+    """Return the minor version whose releases support this level of ``metadata.version`` at most; OLDER before 3.8, NEWEST_TESTED also for
+    later ones (``is_newer_than_tested``).
     """
     if level < TESTED_MINORS[OLDEST_TESTED]:
         return OLDER
@@ -51,13 +47,11 @@ def minor_version(level: int) -> str:
 
 
 def is_newer_than_tested(level: int) -> bool:
-    """Return whether a broker that supports this level of ``metadata.version`` is later than all tested minor versions."""
+    """Return whether this level of ``metadata.version`` is later than all tested minor versions."""
     return level > TESTED_MINORS[NEWEST_TESTED]
 
 
-# Features that one broker supports, by its answer to ApiVersions. Brokers answer it before any login (KIP-152) and to every user.
-#
-# librdkafka asks the same and does not pass the features on; kafka-python encodes the request.
+# librdkafka asks for features and does not pass them on; kafka-python encodes the request.
 
 
 _features_log = logging.getLogger(__name__)
@@ -69,10 +63,8 @@ _REQUEST_VERSIONS = (4, 3)
 
 @dataclass(frozen=True)
 class BrokerFeatures:
-    """Levels of a broker's features (KIP-584), by feature name. A feature that the broker does not have is missing.
-
-    supported: highest level that the broker supports.
-    finalized: level that is in force in the cluster.
+    """Levels of a broker's features (KIP-584) by name: the highest supported, and those in force in the cluster. Absent features are
+    missing.
     """
 
     supported: Mapping[str, int] = field(default_factory=dict)
@@ -80,7 +72,9 @@ class BrokerFeatures:
 
 
 def query_broker_features(connection: KafkaConnection, host: str, port: int) -> BrokerFeatures:
-    """Ask one broker for its features. Return no features if it does not answer, or if TLS needs properties that only librdkafka reads."""
+    """Ask one broker for its features by ApiVersions, which brokers answer before any login (KIP-152); none if it does not answer, or if
+    TLS needs properties that only librdkafka reads.
+    """
     try:
         with socket.create_connection((host, port), min(_TIMEOUT_S, connection.timeout_s)) as plain:
             context = _tls_context(connection.properties)
@@ -92,7 +86,6 @@ def query_broker_features(connection: KafkaConnection, host: str, port: int) -> 
 
 
 def _request_features(open_socket: socket.socket) -> BrokerFeatures:
-    """Send ApiVersions over a connected socket, and return the features in the answer."""
     from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
 
     for version in _REQUEST_VERSIONS:
@@ -126,7 +119,6 @@ def _read_exactly(open_socket: socket.socket, size: int) -> bytes:
 
 
 def _tls_context(properties: Mapping[str, str]) -> ssl.SSLContext | None:
-    """Return a TLS context as librdkafka's properties describe it, or None for a connection without TLS."""
     if properties.get("security.protocol", "plaintext").lower() not in ("ssl", "sasl_ssl"):
         return None
     context = ssl.create_default_context(cafile=properties.get("ssl.ca.location"), cadata=properties.get("ssl.ca.pem"))
@@ -185,13 +177,12 @@ class MissingPermission:
 class BrokerDescription:
     """A broker's id, address and version.
 
-    version: major and minor, or empty if unknown. By the level of the feature ``metadata.version``. If the broker does not report one, by
-        its settings: Kafka 3 has inter.broker.protocol.version, and Kafka 4 appears as the version that introduced the newest known setting
-        ("4", "4.3" or "4.4"). A broker later than 4.4 appears as "4.4".
-    takes_last_tiered: whether new replicas on this broker begin at the newest tiered segment (KIP-1023).
-    metadata_version: highest level of the feature ``metadata.version`` that the broker supports, -1 if it reports none.
-    metadata_topic_version: level of the feature ``remote.log.metadata.version`` that is in force (KIP-1266), 0 if there is none.
-    metadata_manager: class that keeps the metadata of the broker's remote segments; empty if it may not be read.
+    version: major and minor by the level of ``metadata.version``, empty if unknown. If the broker reports none, by its settings: Kafka 3
+        has inter.broker.protocol.version, Kafka 4 is the version of the newest known setting ("4", "4.3" or "4.4").
+    takes_last_tiered: whether new replicas begin at the newest tiered segment (KIP-1023).
+    metadata_version: highest supported level of ``metadata.version``, -1 if unknown.
+    metadata_topic_version: level of ``remote.log.metadata.version`` in force (KIP-1266), 0 if there is none.
+    metadata_manager: class that keeps the metadata of remote segments; empty if unknown.
     """
 
     id: int
@@ -205,8 +196,6 @@ class BrokerDescription:
 
 @dataclass(frozen=True)
 class ClusterDescription:
-    """Cluster id, brokers, and the permissions that this user lacked when they were described."""
-
     cluster_id: str
     brokers: tuple[BrokerDescription, ...]
     missing_rights: tuple[MissingPermission, ...] = ()
@@ -214,7 +203,7 @@ class ClusterDescription:
 
 @dataclass(frozen=True)
 class PartitionLeaderAndOffsets:
-    """Leader and offsets of a partition. leader, leader_epoch and offsets are -1 if unknown."""
+    """Leader and offsets of a partition, each -1 if unknown."""
 
     leader: int
     leader_epoch: LeaderEpoch
@@ -225,12 +214,7 @@ class PartitionLeaderAndOffsets:
 
 @dataclass(frozen=True)
 class TopicDescription:
-    """Description of a topic.
-
-    settings: empty if this user may not read them.
-    partitions: leader and offsets by partition number. A log end is the high watermark.
-    missing_rights: permissions on the topic that this user lacks.
-    """
+    """Description of a topic. settings: empty if this user may not read them. A log end is the high watermark."""
 
     topic: str
     topic_id: bytes
@@ -256,11 +240,10 @@ class KafkaAdmin:
         self._broker_answers: dict[int, tuple[Mapping[str, KafkaSetting], BrokerFeatures]] = {}
 
     def cluster_id(self) -> str:
-        """Return the cluster id. Needs an answer from one broker only, so that a broker that has just died does not matter."""
+        """Return the cluster id. One broker's answer suffices, so that a broker that has just died does not matter."""
         return self._session.request_cluster_metadata("ask for the cluster id").cluster_id or self.describe_cluster().cluster_id
 
     def describe_cluster(self) -> ClusterDescription:
-        """Return the cluster id and the brokers with their versions."""
         admin = self._session.client
         timeout = self._timeout_s
         described = self._session.send_request("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
@@ -281,10 +264,7 @@ class KafkaAdmin:
         return ClusterDescription(described.cluster_id, tuple(sorted(brokers, key=lambda one: one.id)), tuple(missing))
 
     def describe_topics(self, topics: Sequence[str], *, reports_missing_append_permission: bool = False) -> dict[str, TopicDescription]:
-        """Return descriptions of these topics by topic name: partitions, offsets, settings and missing permissions.
-
-        :param reports_missing_append_permission: whether a missing permission to append to a topic is listed, too.
-        """
+        """Return partitions, offsets, settings and missing permissions (on request also of appending) by topic name."""
         if not topics:
             return {}
         kafka = load_confluent_kafka()
@@ -307,9 +287,7 @@ class KafkaAdmin:
         }
 
     def read_topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, KafkaSetting] | Refused]:
-        """Return the settings by topic name, or Refused for a topic whose settings this user may not read. Sends one request, or one per
-        topic if the cluster refuses the joint one.
-        """
+        """Return the settings by topic name, or Refused for a topic whose settings this user may not read."""
         try:
             return dict(self._request_settings_of_resources("TOPIC", topics))
         except Refused as error:
@@ -318,16 +296,11 @@ class KafkaAdmin:
         return {name: found for one in topics for name, found in self.read_topic_settings([one]).items()}
 
     def describe_metadata_topic(self, *, reports_missing_append_permission: bool = False) -> TopicDescription:
-        """Describe ``__remote_log_metadata``. Raises Refused if it does not exist, because nothing was ever tiered.
-
-        :param reports_missing_append_permission: whether a missing permission to append to the topic is listed in the description, too.
-        """
+        """Describe ``__remote_log_metadata``. Raises Refused if it does not exist: nothing was ever tiered."""
         return self.describe_topics([TOPIC], reports_missing_append_permission=reports_missing_append_permission)[TOPIC]
 
     def log_start_offset(self, topic: str, partition: int) -> int:
-        """Ask the partition's leader for its log start offset. Return 0 if the cluster lists no such topic any more. Raise
-        Unavailable if the topic exists and no leader answers.
-        """
+        """Ask the leader for its log start offset; 0 if the topic is gone. Raises Unavailable if it exists and no leader answers."""
         kafka = load_confluent_kafka()
         wanted = kafka.TopicPartition(topic, partition)
         try:
@@ -342,11 +315,7 @@ class KafkaAdmin:
         return offset
 
     def offsets_at_times(self, timestamps_ms: Mapping[TopicAndNumber, int]) -> dict[TopicAndNumber, OffsetAndTimestampMs]:
-        """Return, by topic and partition, offset and timestamp of the first record at or after the given timestamp. Partitions without such
-        a record, and partitions whose leader returns no offset, are left out.
-
-        :param timestamps_ms: timestamp in milliseconds by topic and partition.
-        """
+        """Return offset and timestamp of the first record at or after the given timestamp, if there is one and the leader answers."""
         if not timestamps_ms:
             return {}
         kafka, admin, timeout = load_confluent_kafka(), self._session.client, self._timeout_s
@@ -355,9 +324,8 @@ class KafkaAdmin:
         return {(at.topic, at.partition): (answer.offset, answer.timestamp) for at, answer in found.items() if answer.offset >= 0}
 
     def delete_records(self, topic: str, partition: int, before_offset: int) -> NewLogStartOffset:
-        """Ask the partition's leader to delete the records below an offset (DeleteRecords), and return its new log start offset.
-
-        Raises UsageError if the offset lies beyond the log's end, Unavailable and Refused.
+        """Ask the leader to delete the records below an offset, and return its new log start offset. Raises UsageError if the offset lies
+        beyond the log's end.
         """
         admin, timeout = self._session.client, self._timeout_s
         wanted = load_confluent_kafka().TopicPartition(topic, partition, before_offset)
@@ -370,7 +338,6 @@ class KafkaAdmin:
         return int(next(iter(found.values())).low_watermark)
 
     def close(self) -> None:
-        """Drop the connection."""
         self._session.close()
 
     def _describe_topic(
@@ -382,14 +349,6 @@ class KafkaAdmin:
         *,
         reports_missing_append_permission: bool,
     ) -> TopicDescription:
-        """Return the description of one topic, combined from several answers. Permissions that this user lacks are listed in
-        ``missing_rights``.
-
-        :param topic: the admin client's description.
-        :param leaders: offsets and leader epoch of each partition whose leader has answered.
-        :param settings: the topic's settings, or the error if this user may not read them.
-        :param reports_missing_append_permission: whether a missing permission to append to the topic is listed, too.
-        """
         allowed = {operation.name for operation in topic.authorized_operations or ()}
         needed = {"READ": "its records cannot be read"} | (
             {"WRITE": "nothing can be published"} if reports_missing_append_permission else {}
@@ -406,11 +365,7 @@ class KafkaAdmin:
         return TopicDescription(name, uuid_to_bytes(topic.topic_id), partitions, settings, tuple(missing))
 
     def _request_leader_offsets(self, partitions: Mapping[str, Iterable[int]]) -> dict[TopicAndNumber, PartitionLeaderAndOffsets]:
-        """Return offsets and leader epoch by topic and partition. Partitions whose leader does not answer are left out. The field
-        ``leader`` is not set.
-
-        :param partitions: partition numbers by topic.
-        """
+        """Partitions whose leader does not answer are left out; the field ``leader`` is not set."""
         kafka = load_confluent_kafka()
         spec, isolation = kafka.admin.OffsetSpec, kafka.IsolationLevel
         wanted = [kafka.TopicPartition(name, number) for name, numbers in partitions.items() for number in numbers]
@@ -431,11 +386,6 @@ class KafkaAdmin:
         return found
 
     def _request_offsets_of_partitions(self, partitions: Sequence[Any], spec: Any, isolation: Any) -> dict[TopicAndNumber, Any]:
-        """Send a ListOffsets request for these partitions, and return the answers by topic and partition.
-
-        :param spec: offset to ask for (confluent-kafka's OffsetSpec).
-        :param isolation: isolation level of the request.
-        """
         admin = self._session.client
         requests = dict.fromkeys(partitions, spec)
         timeout = self._timeout_s
@@ -445,10 +395,7 @@ class KafkaAdmin:
         return {(at.topic, at.partition): answer for at, answer in found.items()}
 
     def _request_settings_of_resources(self, resource_type: str, resource_names: Sequence[str]) -> dict[str, dict[str, KafkaSetting]]:
-        """Return settings by resource name: those in TOPIC_SETTINGS for topics, all for brokers.
-
-        :param resource_type: ``TOPIC`` or ``BROKER``.
-        """
+        """Return those in TOPIC_SETTINGS for ``TOPIC``, all for ``BROKER``."""
         kafka = load_confluent_kafka()
         resources = [kafka.admin.ConfigResource(kafka.admin.ResourceType[resource_type], name) for name in resource_names]
         admin = self._session.client
@@ -459,24 +406,18 @@ class KafkaAdmin:
 
 
 def kafka_tool_command(tool: str, arguments: str, bootstrap_servers: str = "") -> str:
-    """Return a command line of one of Kafka's tools, for people to copy.
-
-    :param bootstrap_servers: the brokers' addresses; empty if unknown, for a placeholder.
-    """
+    """Return a command line of one of Kafka's tools, for people to copy."""
     return f"{tool} --bootstrap-server {bootstrap_servers or 'HOST:PORT'} {arguments}"
 
 
 def topic_settings_command(topic: str, values: Mapping[str, str], bootstrap_servers: str = "") -> str:
-    """Return the command line that sets several settings of a topic at once (KafkaSetting name -> value)."""
+    """Return the command line that sets several settings of a topic at once."""
     changes = ",".join(f"{name}={value}" for name, value in values.items())
     return kafka_tool_command("kafka-configs", f"--alter --topic {topic} --add-config {changes}", bootstrap_servers)
 
 
-def metadata_topic_write_refusal_reason(topic: TopicDescription, bootstrap_servers: str = "") -> ReasonOrEmpty:
-    """Return why nothing may be written to this metadata topic, or an empty string. An unknown setting counts as a problem.
-
-    :param bootstrap_servers: the brokers' addresses, for the command that corrects its settings.
-    """
+def metadata_topic_problem(topic: TopicDescription, bootstrap_servers: str = "") -> ReasonOrEmpty:
+    """Return why nothing may be written to this metadata topic, or an empty string. An unknown setting counts as a problem."""
     wanted = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
     unknown = [f"{name} of {topic.topic} is unknown: it must be {value}" for name, value in wanted.items() if name not in topic.settings]
     wrong = {name: value for name, value in wanted.items() if name in topic.settings and topic.settings[name].value != value}
@@ -490,16 +431,11 @@ def metadata_topic_write_refusal_reason(topic: TopicDescription, bootstrap_serve
 
 
 def _parse_settings(entries: Mapping[str, Any], resource_type: str) -> dict[str, KafkaSetting]:
-    """Convert the client's answer to settings by name. For a broker these are all settings, for a topic those in TOPIC_SETTINGS.
-
-    :param resource_type: ``TOPIC`` or ``BROKER``.
-    """
     wanted = entries if resource_type == "BROKER" else [entry for entry in TOPIC_SETTINGS if entry in entries]
     return {entry: KafkaSetting(entries[entry].value or "", _SETTING_SOURCES.get(entries[entry].source, "unknown")) for entry in wanted}
 
 
 def _describe_broker(broker_id: int, address: str, settings: Mapping[str, KafkaSetting], features: BrokerFeatures) -> BrokerDescription:
-    """Return a broker's description, derived from its settings and features."""
     takes_last, manager = settings.get(_LAST_TIERED_SETTING), settings.get(METADATA_MANAGER_SETTING)
     level = features.supported.get(METADATA_VERSION_FEATURE, -1)
     return BrokerDescription(
@@ -514,9 +450,8 @@ def _describe_broker(broker_id: int, address: str, settings: Mapping[str, KafkaS
 
 
 def _version_from_broker_settings(settings: Mapping[str, KafkaSetting]) -> str:
-    """Return the version from a broker's settings, like 3.9 for "3.9-IV0", or an empty string if no settings are known. The broker may be
-    newer if the setting pins an older protocol version.
-    """
+    # Return the version from a broker's settings, like 3.9 for "3.9-IV0". The broker may be newer if the setting pins an older protocol
+    # version.
     if not settings:
         return ""
     message = settings.get(_VERSION_SETTING)

@@ -1,7 +1,8 @@
-"""Segment metadata of one partition, folded as brokers do (Kafka's RemoteLogMetadataCache and RemoteLogLeaderEpochState, 3.7 to 4.x).
+"""Segment metadata of one partition, folded as brokers do (Kafka's RemoteLogMetadataCache and RemoteLogLeaderEpochState, 3.7 to 4.x), and
+its local persistence.
 
-Records are applied in order, each once (``applied`` is the metadata topic offset of the last one). A record that brokers drop with a
-log line results in a Finding; a record at which a broker's consumer stops raises BadData.
+Records are applied in order, each once (``applied`` is the offset of the last one). A record that brokers drop with a log line results in a
+finding; a record at which a broker's consumer stops raises BadData.
 """
 
 from __future__ import annotations
@@ -48,10 +49,8 @@ class SuspiciousRecordFindingKind(StrEnum):
 
 
 class SuspiciousRecordFinding(NamedTuple):
-    """Metadata record that brokers ignored or that should not have been written.
-
-    offset: offset of the record in the metadata topic.
-    segment_id: 16 bytes.
+    """Metadata record that brokers ignored or that should not have been written. ``offset`` is in the metadata topic; ``segment_id`` has 16
+    bytes.
     """
 
     kind: SuspiciousRecordFindingKind
@@ -68,9 +67,9 @@ class SuspiciousRecordFinding(NamedTuple):
 class LeaderEpochSegments:
     """Segments of one leader epoch (Kafka's RemoteLogLeaderEpochState).
 
-    starts, ids: start offsets within this epoch, ascending, and segment ids (16 bytes) of readable segments.
+    starts, ids: start offsets within this epoch, ascending, and ids (16 bytes) of readable segments.
     unreferenced: ids of segments that no lookup finds.
-    highest: largest offset that was tiered in this epoch, or None.
+    highest: largest offset tiered in this epoch.
     """
 
     def __init__(self) -> None:
@@ -79,24 +78,17 @@ class LeaderEpochSegments:
         self.unreferenced: dict[bytes, None] = {}
         self.highest: int | None = None
 
-    def segment_id_at_or_before(self, offset: int) -> bytes | None:
-        """Return the id of the readable segment with the largest start at or below ``offset``, or None."""
+    def segment_at(self, offset: int) -> bytes | None:
+        """Return the readable segment with the largest start at or below ``offset``, or None."""
         at = bisect_right(self.starts, offset) - 1
         return self.ids[at] if at >= 0 else None
 
     def apply_copy_started(self, raw_id: bytes) -> None:
-        """Record that the copy of a segment has started, so that no lookup finds it yet."""
         self.unreferenced[raw_id] = None
 
     def apply_copy_finished(self, start_offset_in_epoch: int, raw_id: bytes, last_offset_in_epoch: int) -> None:
-        """Make a segment readable.
-
-        If the segment reaches the epoch's highest offset, all segments that begin at or after its start become unreferenced (no lookup
-        finds them).
-
-        :param start_offset_in_epoch: the segment's first offset in this epoch.
-        :param raw_id: id of the segment, 16 bytes.
-        :param last_offset_in_epoch: the segment's last offset in this epoch, inclusive.
+        """Make a segment readable up to ``last_offset_in_epoch`` (inclusive). If it reaches the epoch's highest offset, all that begin at
+        or after its start become unreferenced.
         """
         while (
             self.starts and self.starts[-1] >= start_offset_in_epoch and self.highest is not None and self.highest <= last_offset_in_epoch
@@ -114,18 +106,16 @@ class LeaderEpochSegments:
             self.highest = last_offset_in_epoch
 
     def apply_delete_started(self, start_offset_in_epoch: int, raw_id: bytes) -> None:
-        """Make a segment unreadable: lookups no longer find it."""
+        """Make a segment unreadable."""
         at = bisect_left(self.starts, start_offset_in_epoch)
         if at < len(self.starts) and self.starts[at] == start_offset_in_epoch and self.ids[at] == raw_id:
             del self.starts[at], self.ids[at]
         self.unreferenced[raw_id] = None
 
     def apply_delete_finished(self, raw_id: bytes) -> None:
-        """Remove a segment whose deletion is finished."""
         self.unreferenced.pop(raw_id, None)
 
     def copy(self) -> LeaderEpochSegments:
-        """Return a copy of this leader epoch's segments. Changes to the copy do not affect the original, and vice versa."""
         other = LeaderEpochSegments()
         other.starts, other.ids, other.unreferenced = list(self.starts), list(self.ids), dict(self.unreferenced)
         other.highest = self.highest
@@ -133,11 +123,7 @@ class LeaderEpochSegments:
 
 
 class RemoteLogMetadataCache:
-    """Segments of one partition by id and by leader epoch, computed from metadata records.
-
-    :param partition: records of other partitions raise ValueError.
-    :param segments: mapping that stores the segments by id (16 bytes).
-    """
+    """Segments of one partition by id (16 bytes) and by leader epoch, computed from metadata records."""
 
     def __init__(self, partition: TopicIdPartition, segments: MutableMapping[bytes, RemoteLogSegmentMetadataRecord] | None = None) -> None:
         self.partition = partition
@@ -148,7 +134,7 @@ class RemoteLogMetadataCache:
         self.deletion: PartitionDeleteState | None = None
 
     def copy(self) -> RemoteLogMetadataCache:
-        """Return a copy. Records that are applied to it do not change the original."""
+        """Return a copy to which records can be applied alone."""
         other = RemoteLogMetadataCache(self.partition)
         other.applied, other.deletion = self.applied, self.deletion
         other.segments, other.finished = dict(self.segments), dict(self.finished)
@@ -156,11 +142,8 @@ class RemoteLogMetadataCache:
         return other
 
     def apply_record(self, record: MetadataRecord, record_offset: int, *, topic: str = TOPIC) -> SuspiciousRecordFinding | None:
-        """Apply one record, and return a SuspiciousRecordFinding if brokers would ignore it, else None. Raises BadData if brokers would
-        stop consuming at it.
-
-        :param record_offset: offset of the record in the metadata topic. A record at or below ``applied`` is ignored.
-        :param topic: name of the metadata topic partition, for messages.
+        """Apply one record above ``applied``, and return a finding if brokers would ignore it. Raises BadData if they would stop at it,
+        ValueError if it is another partition's.
         """
         if record.partition.topic_id != self.partition.topic_id or record.partition.partition != self.partition.partition:
             raise ValueError(f"a record of {record.partition} for {self.partition}")
@@ -180,20 +163,17 @@ class RemoteLogMetadataCache:
         return finding
 
     def find_segment(self, epoch: int, offset: int) -> RemoteLogSegmentMetadataRecord | None:
-        """Return the readable segment that holds an offset of this epoch (Kafka's remoteLogSegmentMetadata), or None if there is none."""
+        """Return the readable segment that holds an offset of this epoch (Kafka's remoteLogSegmentMetadata), or None."""
         state = self.epochs.get(epoch)
-        raw_id = state.segment_id_at_or_before(offset) if state else None
+        raw_id = state.segment_at(offset) if state else None
         found = self.segments.get(raw_id) if raw_id else None
         return found if found is not None and offset <= last_offset_of_epoch(found, LeaderEpoch(epoch)) else None
 
     def list_segments(self) -> list[RemoteLogSegmentMetadataRecord]:
-        """Return all segments that are not deleted, in the order of introduction (Kafka's listAllRemoteLogSegments)."""
+        """Return the segments in the order of introduction (Kafka's listAllRemoteLogSegments)."""
         return list(self.segments.values())
 
     def _add_segment(self, record: RemoteLogSegmentMetadataRecord, record_offset: int) -> SuspiciousRecordFinding | None:
-        """Apply a record that introduces a segment. Return a finding if brokers would ignore the record or the segment was deleted before,
-        else None.
-        """
         existing = self.segments.get(record.segment_id)
         if existing is not None and existing.state is not record.state:
             return self._dropped_transition_finding(existing.state, record.state, record.segment_id, record_offset)
@@ -208,9 +188,6 @@ class RemoteLogMetadataCache:
     def _update_segment(
         self, update: RemoteLogSegmentMetadataUpdateRecord, record_offset: int, topic: str
     ) -> SuspiciousRecordFinding | None:
-        """Apply a record that changes a segment's state. Return a finding if brokers would ignore the record, else None. Raises BadData if
-        brokers would stop at it.
-        """
         existing = self.segments.get(update.segment_id)
         if existing is None:
             what = "is finished" if update.segment_id in self.finished else "was never introduced"
@@ -246,16 +223,10 @@ class RemoteLogMetadataCache:
     def _dropped_transition_finding(
         self, before: SegmentState, after: SegmentState, raw_id: bytes, record_offset: int
     ) -> SuspiciousRecordFinding:
-        """Return the finding for a record that brokers drop because the state transition from ``before`` to ``after`` is invalid.
-
-        :param raw_id: id of the segment, 16 bytes.
-        :param record_offset: offset of the record in the metadata topic.
-        """
         message = f"{before} cannot become {after}; brokers drop the record with an ERROR line"
         return SuspiciousRecordFinding(SuspiciousRecordFindingKind.DROPPED_TRANSITION, self.partition, raw_id, record_offset, message)
 
     def _remember_deleted_id(self, raw_id: bytes) -> None:
-        """Remember the id of a deleted segment; only the newest MAX_FINISHED_IDS are remembered."""
         self.finished.pop(raw_id, None)
         self.finished[raw_id] = None
         while len(self.finished) > MAX_FINISHED_IDS:
@@ -274,9 +245,6 @@ def last_offset_of_epoch(segment: RemoteLogSegmentMetadataRecord, epoch: LeaderE
     return segment.end_offset
 
 
-# Serialization of a folded user partition. Segments are decoded only on access, because a partition may have thousands.
-
-
 STATE_FORMAT = 1
 """Counts up when these bytes, or what a fold makes of the topic, change their meaning."""
 
@@ -289,7 +257,7 @@ _SEGMENT_ENTRY = struct.Struct(">16sI")
 
 
 class LazilyDecodedSegments(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
-    """Segments by id, in the order of introduction. Each is decoded at its first access."""
+    """Segments by id, in the order of introduction. Each is decoded at its first access: a partition may have thousands."""
 
     def __init__(self) -> None:
         self._segments: dict[bytes, bytes | RemoteLogSegmentMetadataRecord] = {}
@@ -318,13 +286,13 @@ class LazilyDecodedSegments(MutableMapping[bytes, RemoteLogSegmentMetadataRecord
         return len(self._segments)
 
     def encoded_segments(self) -> dict[bytes, bytes]:
-        """Return all segments in encoded form, by segment id (16 bytes)."""
+        """Return all segments in encoded form by id."""
         return {
             raw_id: held if isinstance(held, bytes) else encode_unframed_segment_metadata(held) for raw_id, held in self._segments.items()
         }
 
     def store_encoded_segment(self, raw_id: bytes, data: bytes) -> None:
-        """Store an encoded segment, which is decoded at its first access."""
+        """Store an encoded segment."""
         self._segments[raw_id] = data
 
 
@@ -352,9 +320,7 @@ def encode_folded_partition(cache: RemoteLogMetadataCache, findings: list[Suspic
 
 
 def decode_folded_partition(data: bytes, partition: TopicIdPartition) -> tuple[RemoteLogMetadataCache, list[SuspiciousRecordFinding]]:
-    """Decode the folded segments and findings of a user partition from local storage, and return both. Raises ValueError or struct.error if
-    the bytes are corrupt.
-    """
+    """Decode the folded segments and findings of a user partition. Raises ValueError or struct.error if the bytes are corrupt."""
     cache = RemoteLogMetadataCache(partition, LazilyDecodedSegments())
     cache.applied, deletion, epochs, segments, finished, reported_length = _HEAD.unpack_from(data)
     cache.deletion = _DELETE_STATES[deletion]
@@ -390,7 +356,6 @@ def decode_folded_partition(data: bytes, partition: TopicIdPartition) -> tuple[R
 
 
 def _decode_segment_ids(data: bytes, position: int, count: int) -> list[bytes]:
-    """Return ``count`` ids of 16 bytes each, starting at position ``position``."""
     return [data[start : start + 16] for start in range(position, position + 16 * count, 16)]
 
 
@@ -399,11 +364,10 @@ def _decode_segment_ids(data: bytes, position: int, count: int) -> list[bytes]:
 #     topic              identity of the topic, and format version
 #     at/<p>             fold position of metadata partition p
 #     name/<id><n>       topic name and counts of user partition n of the topic with this id
-#     part/<id><n>       its folded state
+#     part/<id><n>       its folded state, which may be newer than ``at``: it stores the last offset applied, so that no record counts twice
 #
-# A partition's state may be newer than ``at``; it stores the last offset applied, so that no record is applied twice. Local state may
-# disappear at any time (compactor.local.cache): every read checks ``at`` and raises PersistedStateLost. If nothing can be written, all
-# is in memory.
+# Local state may disappear at any time: every read checks ``at`` and raises PersistedStateLost. If nothing can be written, all is in
+# memory.
 
 
 MAX_FINDINGS = 32
@@ -414,7 +378,7 @@ _NUMBER = struct.Struct(">i")
 
 
 class PersistedStateLost(Exception):
-    """Raised if local state was deleted or replaced, so that all records of the metadata topic have to be folded again."""
+    """Raised if local state was deleted or replaced, so that everything has to be folded again."""
 
 
 @dataclass(frozen=True)
@@ -425,7 +389,7 @@ class FoldPosition:
     last, digest: offset and SHA-256 of the last folded record.
     missing: first existing offset if the topic has lost its beginning, otherwise 0.
     stopped: why the record at ``position`` cannot be folded (brokers stop there, too), or an empty string.
-    compactor_records: number of records written by compactors, as pairs of minute since 1970 and count.
+    compactor_records: records written by compactors, by minute since 1970.
     """
 
     position: int = 0
@@ -436,23 +400,18 @@ class FoldPosition:
     compactor_records: RecordCountsByMinute = ()
 
     def to_json(self) -> bytes:
-        """Return the fold position as JSON in UTF-8."""
+        """Return the position as JSON in UTF-8."""
         return json.dumps([self.position, self.last, self.digest, self.missing, self.stopped, self.compactor_records]).encode()
 
     @staticmethod
     def from_json(data: bytes) -> FoldPosition:
-        """Parse the JSON of a fold position. Raises ValueError or TypeError if it is corrupt."""
+        """Parse a position. Raises ValueError or TypeError if it is corrupt."""
         position, last, digest, missing, stopped, ours = json.loads(data)
         return FoldPosition(position, last, digest, missing, stopped, tuple((minute, count) for minute, count in ours))
 
 
 class TieredPartitionSegmentCounts(NamedTuple):
-    """A user partition with tiered segments, and the number of its segments by state.
-
-    finished: number of segments in COPY_SEGMENT_FINISHED.
-    other: number of segments in other states.
-    applied: metadata topic offset of the last record about the partition.
-    """
+    """A user partition and its numbers of segments. applied: offset of the last record about it."""
 
     partition: TopicIdPartition
     finished: int
@@ -464,9 +423,7 @@ class TieredPartitionSegmentCounts(NamedTuple):
 
 @dataclass
 class FoldedPartitionMetadata:
-    """A user partition's folded metadata: its segments, the newest findings about its metadata records, and the total number of
-    findings.
-    """
+    """A user partition's folded metadata, with its newest findings and their total number."""
 
     cache: RemoteLogMetadataCache
     findings: list[SuspiciousRecordFinding] = field(default_factory=list)
@@ -483,19 +440,15 @@ class FoldedPartitionMetadata:
         raw_id = b"" if isinstance(record, RemotePartitionDeleteMetadataRecord) else record.segment_id
         before = segments.get(raw_id)
         finding = self.cache.apply_record(record, offset, topic=topic)
-        self._adjust_segment_counts_by_state(before, -1)
-        self._adjust_segment_counts_by_state(segments.get(raw_id), 1)
+        self._adjust_counts(before, -1)
+        self._adjust_counts(segments.get(raw_id), 1)
         if not segments:
             self.finished = self.other = self.finished_bytes = 0
         if finding is not None:
             self.finding_count += 1
             self.findings = [*self.findings, finding][-MAX_FINDINGS:]
 
-    def _adjust_segment_counts_by_state(self, segment: RemoteLogSegmentMetadataRecord | None, difference: int) -> None:
-        """Add ``difference`` to the counts of segments in this segment's state. Does nothing if ``segment`` is None.
-
-        :param difference: 1 for a segment that enters the state, -1 for one that leaves it.
-        """
+    def _adjust_counts(self, segment: RemoteLogSegmentMetadataRecord | None, difference: int) -> None:
         if segment is None:
             return
         if segment.state is SegmentState.COPY_SEGMENT_FINISHED:
@@ -519,9 +472,7 @@ class FoldedMetadataStore:
         self._stored: bytes | None = None
 
     def load_fold_positions(self, identity: TopicIdentity) -> dict[int, FoldPosition]:
-        """Return the fold position of each metadata partition. If the stored positions belong to another topic or format, all stored states
-        are deleted and folding starts from the beginning.
-        """
+        """Return the fold positions. If those stored belong to another topic or format, folding starts from the beginning."""
         message = json.dumps([STATE_FORMAT, PERSISTED_FORMAT, identity.cluster_id, identity.topic_id, identity.partitions]).encode()
         keys = [_TOPIC_KEY, *map(_fold_position_key, range(identity.partitions))]
         self._writable = self._store.is_writable
@@ -533,14 +484,14 @@ class FoldedMetadataStore:
             self._memory.clear()
             self._reached = dict.fromkeys(range(identity.partitions), FoldPosition())
             self._writable = self._store.is_writable
-            self._write_local_values_or_keep_in_memory(
+            self._write_values(
                 {_TOPIC_KEY: message, **{_fold_position_key(number): reached.to_json() for number, reached in self._reached.items()}}
             )
         self._stored = self._store.get([_TOPIC_KEY])[0]
         return dict(self._reached)
 
     def discard_all_folded_states(self, reason: str) -> None:
-        """Delete all stored states, so that load_fold_positions starts from the beginning of the topic. reason: for the log."""
+        """Delete all stored states, so that folding starts from the beginning of the topic."""
         self._store.delete_all_entries(reason)
         self._memory.clear()
         self._reached = {}
@@ -560,17 +511,16 @@ class FoldedMetadataStore:
         ]
 
     def save_folded_partitions(self, partitions: Mapping[TopicIdPartition, FoldedPartitionMetadata]) -> None:
-        """Save the states of user partitions."""
         values = {}
         for name, folded in partitions.items():
             values[_partition_state_key(_SUMMARY_PREFIX, name)] = _encode_partition_counts(folded)
             values[_partition_state_key(_STATE_PREFIX, name)] = encode_folded_partition(folded.cache, folded.findings)
-        self._write_local_values_or_keep_in_memory(values)
+        self._write_values(values)
 
     def save_fold_position(self, metadata_partition: int, position: FoldPosition) -> None:
-        """Save a fold position. Called after the states of all records below it are saved."""
+        """Save a fold position, after the states of all records below it."""
         self._reached[metadata_partition] = position
-        self._write_local_values_or_keep_in_memory({_fold_position_key(metadata_partition): position.to_json()})
+        self._write_values({_fold_position_key(metadata_partition): position.to_json()})
 
     def tiered_partitions(self) -> Iterator[TieredPartitionSegmentCounts]:
         """Yield all user partitions with records, in order of topic id and partition number."""
@@ -582,9 +532,6 @@ class FoldedMetadataStore:
             yield TieredPartitionSegmentCounts(TopicIdPartition(key[:16], topic, _NUMBER.unpack(key[16:])[0]), *figures)
 
     def _read_local_values(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the stored values of these keys, None for absent ones. Raises PersistedStateLost if the store was emptied since
-        load_fold_positions.
-        """
         topic, *stored = self._store.get([_TOPIC_KEY, *keys])
         if topic != self._stored:
             raise PersistedStateLost("local state was deleted")
@@ -592,10 +539,8 @@ class FoldedMetadataStore:
             return stored
         return [self._memory.get(key, data) for key, data in zip(keys, stored, strict=True)]
 
-    def _write_local_values_or_keep_in_memory(self, values: dict[bytes, bytes]) -> None:
-        """Write values to the store; if the store was not writable when folding began, keep them in memory instead. Raises
-        PersistedStateLost if the store stops accepting writes.
-        """
+    def _write_values(self, values: dict[bytes, bytes]) -> None:
+        # Keep values in memory if the store was not writable when folding began. Raises PersistedStateLost if it stops accepting writes.
         if not self._writable:
             self._memory.update(values)
             return
@@ -605,7 +550,6 @@ class FoldedMetadataStore:
 
 
 def _parse_fold_positions(values: Sequence[bytes | None]) -> dict[int, FoldPosition]:
-    """Return the stored fold positions by metadata partition, or an empty dict if one is corrupt."""
     try:
         return {number: FoldPosition.from_json(data) for number, data in enumerate(values) if data is not None}
     except (ValueError, TypeError):
@@ -621,13 +565,11 @@ def _partition_state_key(kind: bytes, partition: TopicIdPartition) -> bytes:
 
 
 def _encode_partition_counts(folded: FoldedPartitionMetadata) -> bytes:
-    """Return the topic's name and the partition's numbers of segments, bytes, findings and records as JSON in UTF-8."""
     topic = folded.cache.partition.topic
     return json.dumps([topic, folded.finished, folded.other, folded.finished_bytes, folded.finding_count, folded.cache.applied]).encode()
 
 
 def _decode_folded_partition(name: TopicIdPartition, counts: bytes | None, segments: bytes | None) -> FoldedPartitionMetadata | None:
-    """Decode a user partition, or return None if nothing is stored. Raises PersistedStateLost if it is corrupt."""
     if counts is None or segments is None:
         return None
     try:

@@ -1,6 +1,8 @@
-"""Lookups of a broker in the segment metadata: which segment it reads for each offset, given a leader epoch lineage.
+"""Lookups of a broker in the segment metadata, and the rules for records that change them.
 
-Follows Kafka's RemoteLogManager (4.x). ``lineage`` is the partition's leader epoch cache, ascending.
+Lookups follow Kafka's RemoteLogManager (4.x); ``lineage`` is the partition's leader epoch cache, ascending. The rules
+(docs/broker-protocol.md) are pure functions: brokers apply records in order and cannot reject any, so every record is checked against the
+fold of all earlier ones before it is appended. A refusal begins with the name of its rule.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from compactor.adapters.brokers.admin import KafkaAdmin, KafkaSetting
 from compactor.adapters.brokers.cache import LeaderEpochSegments, RemoteLogMetadataCache, last_offset_of_epoch
 from compactor.adapters.brokers.codec import decode_record, encode_record
 from compactor.adapters.brokers.topic import uuid_to_bytes
-from compactor.adapters.kafka_client import KafkaConnection, LazyKafkaAdminClient, load_confluent_kafka, store_error_from_kafka_error
+from compactor.adapters.kafka_client import KafkaConnection, LazyKafkaAdminClient, load_confluent_kafka, translate_kafka_error
 from compactor.constants import MAX_OFFSET, LeaderEpoch, Offset, TopicId
 from compactor.errors import BadData, Refused, StoreError
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
@@ -34,33 +36,22 @@ from compactor.model.remote_log import (
 )
 from compactor.model.segment import TRANSITIONS, ReasonOrEmpty, SegmentState
 
-# Rules for records that are written to the metadata topic (docs/broker-protocol.md): pure functions that refuse invalid records.
-#
-# Each function gets the folded topic and the record that would follow. A refusal begins with the name of its rule. Brokers apply records in
-# order and cannot reject any, so every record is checked here against the fold of all earlier ones before it is appended.
-
-
 _S = SegmentState
 READABLE_STATES = (_S.COPY_SEGMENT_FINISHED,)
 UNDELETED_STATES = (_S.COPY_SEGMENT_STARTED, _S.COPY_SEGMENT_FINISHED)
 
 
-def reason_to_refuse_record(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> ReasonOrEmpty:
-    """Return why this record must not follow the records in ``cache``, or an empty string.
-
-    :param lineage: leader epochs with which brokers look up offsets.
-    """
+def record_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> ReasonOrEmpty:
+    """Return why this record must not follow the records in ``cache``, or an empty string."""
     return (
-        _rule_violation_by_record_content(cache, record)
+        _content_rule_violation(cache, record)
         or _transition_rule_violation(cache, record)
         or _lookup_rule_violation(cache, lineage, record)
     )
 
 
-def _rule_violation_by_record_content(cache: RemoteLogMetadataCache, record: MetadataRecord) -> ReasonOrEmpty:
-    """Return how the record's content violates the metadata rules, or an empty string: brokers would stop at the record (R1), its leader
-    epochs do not match its offsets (R4), or its segment is empty (R6).
-    """
+def _content_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRecord) -> ReasonOrEmpty:
+    # Rules R1 (brokers would stop at the record), R4 (leader epochs do not match the offsets) and R6 (empty segment).
     if isinstance(record, RemotePartitionDeleteMetadataRecord):
         return "R1: only brokers delete a partition's tier"
     if record.partition.topic_id != cache.partition.topic_id or record.partition.partition != cache.partition.partition:
@@ -82,9 +73,7 @@ def _rule_violation_by_record_content(cache: RemoteLogMetadataCache, record: Met
 
 
 def _transition_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRecord) -> ReasonOrEmpty:
-    """Return how the record's state transition violates the metadata rules, or an empty string: Kafka's state machine forbids it or custom
-    metadata would be lost (R1), or the segment was not introduced or is deleted already (R3).
-    """
+    # Rules R1 (Kafka's state machine forbids it, or custom metadata would be lost) and R3 (not introduced, or deleted already).
     if isinstance(record, RemotePartitionDeleteMetadataRecord):
         return ""
     existing = cache.segments.get(record.segment_id)
@@ -103,9 +92,7 @@ def _transition_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRe
 
 
 def _lookup_rule_violation(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> ReasonOrEmpty:
-    """Return how the record makes a readable offset unreadable, even briefly, or an empty string (rules R3b, R4 and R8 in
-    docs/broker-protocol.md).
-    """
+    # Rules R3b, R4 and R8: a readable offset would become unreadable, even briefly.
     after = CopyOnWriteMetadataCache(cache)
     message = after.apply_record(record)
     if message:
@@ -123,7 +110,7 @@ def _lookup_rule_violation(cache: RemoteLogMetadataCache, lineage: Sequence[Epoc
 
 
 class CopyOnWriteMetadataCache:
-    """Copy-on-write copy of a partition's folded metadata, on which records are tried. The original is not changed."""
+    """Copy-on-write copy of a partition's folded metadata, on which records are tried."""
 
     def __init__(self, cache: RemoteLogMetadataCache) -> None:
         self.cache = RemoteLogMetadataCache(cache.partition, _CopyOnWriteSegmentMap(cache.segments))
@@ -132,9 +119,7 @@ class CopyOnWriteMetadataCache:
         self.cache.epochs = {epoch: state.copy() for epoch, state in cache.epochs.items()}
 
     def apply_record(self, record: MetadataRecord) -> ReasonOrEmpty:
-        """Apply a record to this copy of the partition's metadata. Return why brokers would ignore the record or stop consuming at it, or
-        an empty string.
-        """
+        """Apply a record to the copy. Return why brokers would ignore it or stop at it, or an empty string."""
         try:
             finding = self.cache.apply_record(record, self.cache.applied + 1)
         except BadData as error:
@@ -143,8 +128,6 @@ class CopyOnWriteMetadataCache:
 
 
 class _CopyOnWriteSegmentMap(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
-    """Mapping of segments by id that stores changes on top of another mapping, which stays unchanged."""
-
     def __init__(self, base: MutableMapping[bytes, RemoteLogSegmentMetadataRecord]) -> None:
         self._below = base
         self._over: dict[bytes, RemoteLogSegmentMetadataRecord | None] = {}
@@ -175,10 +158,7 @@ class _CopyOnWriteSegmentMap(MutableMapping[bytes, RemoteLogSegmentMetadataRecor
 
 
 def is_found_by_lookups(cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord, last_offset: int = MAX_OFFSET) -> bool:
-    """Return whether lookups of the segment's start, and of the start of each leader epoch in it, find this segment.
-
-    :param last_offset: last offset up to which the segment is read, inclusive.
-    """
+    """Return whether lookups of the segment's start, and of each leader epoch's start in it up to ``last_offset`` (inclusive), find it."""
     known = cache.segments.get(segment.segment_id)
     if known is None or known.state not in READABLE_STATES:
         return False
@@ -187,24 +167,22 @@ def is_found_by_lookups(cache: RemoteLogMetadataCache, segment: RemoteLogSegment
         for epoch, start in epoch_start_offsets(known)
         if start <= min(last_offset_of_epoch(known, LeaderEpoch(epoch)), last_offset)
     ]
-    return all(epoch in cache.epochs and cache.epochs[epoch].segment_id_at_or_before(start) == segment.segment_id for epoch, start in parts)
+    return all(epoch in cache.epochs and cache.epochs[epoch].segment_at(start) == segment.segment_id for epoch, start in parts)
 
 
 def epochs_with_lookup_gap(cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord) -> list[int]:
-    """Return the leader epochs in which lookups would briefly fail if this segment was finished (rule R8), because brokers remove older
-    entries before they add the segment.
+    """Return the leader epochs in which lookups would briefly fail if this segment was finished (R8): brokers remove older entries before
+    they add it.
     """
     return [
         epoch
         for epoch, start in epoch_start_offsets(segment)
-        if _would_supersede_segments_of_epoch(cache.epochs.get(epoch), start, last_offset_of_epoch(segment, LeaderEpoch(epoch)))
+        if _would_supersede(cache.epochs.get(epoch), start, last_offset_of_epoch(segment, LeaderEpoch(epoch)))
     ]
 
 
-def _would_supersede_segments_of_epoch(epoch_segments: LeaderEpochSegments | None, start_offset: int, end_offset: int) -> bool:
-    """Return whether a segment with this epoch's offsets from ``start_offset`` to ``end_offset`` (inclusive) makes a broker remove existing
-    entries of the epoch. Returns False if the epoch has no entries yet.
-    """
+def _would_supersede(epoch_segments: LeaderEpochSegments | None, start_offset: int, end_offset: int) -> bool:
+    # Return whether brokers would remove entries of an epoch. Offsets are inclusive.
     if epoch_segments is None or not epoch_segments.starts or epoch_segments.highest is None:
         return False
     return epoch_segments.starts[-1] >= start_offset and epoch_segments.highest <= end_offset
@@ -212,18 +190,16 @@ def _would_supersede_segments_of_epoch(epoch_segments: LeaderEpochSegments | Non
 
 @dataclass(frozen=True)
 class HighestOffsetMarker:
-    """Metadata-only segment that raises a finished leader epoch's highest tiered offset by one.
+    """Segment without an object that raises a finished leader epoch's highest tiered offset by one.
 
-    Brokers drop older segments of the epoch as soon as a new one reaches its highest offset. The marker makes a
-    replacement that reaches the epoch's end stay below that offset, so that readers can be switched to it in one step.
+    Brokers drop older segments of an epoch as soon as a new one reaches its highest offset. The marker keeps a replacement below it, so
+    that readers are switched in one step.
     """
 
     segment: RemoteLogSegmentMetadataRecord
 
-    def highest_offset_marker_records(self, event_timestamp_ms: int) -> list[MetadataRecord]:
-        """Return the records that introduce, finish and delete the marker, a segment without an object that raises the highest
-        tiered offset of a finished leader epoch by one.
-        """
+    def marker_records(self, event_timestamp_ms: int) -> list[MetadataRecord]:
+        """Return the records that introduce, finish and delete the marker."""
         begun = self.segment
         states = (_S.COPY_SEGMENT_FINISHED, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
         updates = [
@@ -233,17 +209,12 @@ class HighestOffsetMarker:
         return [begun, *updates]
 
 
-def highest_offset_markers_before_finish(
+def markers_before_finish(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, event_timestamp_ms: int
 ) -> list[HighestOffsetMarker]:
-    """Return the permitted markers that must be written before COPY_SEGMENT_FINISHED of this segment. A marker raises the highest tiered
-    offset of a leader epoch, so that brokers keep the epoch's older segments.
-
-    A marker is permitted if the offset after the epoch is tiered in a later epoch of the lineage; otherwise brokers would count offsets as
-    tiered that are not. If a marker is needed and not permitted, ``reason_to_refuse_record`` refuses the replacement.
-
-    :param lineage: leader epochs with which brokers look up offsets.
-    :param event_timestamp_ms: timestamp of the markers, in milliseconds.
+    """Return the permitted markers that must precede COPY_SEGMENT_FINISHED of this segment: the offset after the epoch must be tiered in a
+    later epoch of the lineage, otherwise brokers would count offsets as tiered that are not. Without one that is needed, ``record_refusal``
+    refuses the replacement.
     """
     made = []
     for epoch in epochs_with_lookup_gap(cache, segment):
@@ -265,16 +236,15 @@ def highest_offset_markers_before_finish(
     return made
 
 
-def reason_to_refuse_replacement(
+def replacement_refusal(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord
 ) -> ReasonOrEmpty:
-    """Return why a new segment cannot replace the segments that readers find in its offset range, or an empty string. Called before the new
-    segment is introduced.
+    """Return why a segment must not be introduced for those that readers find in its offset range, or an empty string.
 
-    The new segment must have the same offsets and leader epochs as the replaced segments (R4) and no later timestamp (R7), and must not
-    replace the newest segment (R8). All its leader epochs must begin in the first replaced segment.
+    It must have their offsets and leader epochs (R4), all of which begin in the first of them, no later timestamp (R7), and must not
+    replace the newest segment (R8).
     """
-    links = read_ranges_with_each_segment_once(segment_read_ranges(cache, lineage), lineage)
+    links = chained_read_ranges(segment_read_ranges(cache, lineage), lineage)
     covered = [link for link in links if link.last >= segment.start_offset and link.first <= segment.end_offset]
     if not covered or covered[0].first != segment.start_offset or covered[-1].last != segment.end_offset:
         return f"R4: segment {segment.id} does not begin and end where what readers find between its offsets does"
@@ -293,7 +263,6 @@ def reason_to_refuse_replacement(
 
 
 def _epochs_read_by_consumers(read_range: SegmentReadRange) -> tuple[EpochEntry, ...]:
-    """Return the leader epochs of the offsets that readers read from a segment."""
     return tuple(
         EpochEntry(LeaderEpoch(epoch), Offset(start))
         for epoch, start in epoch_start_offsets(read_range.segment)
@@ -301,15 +270,10 @@ def _epochs_read_by_consumers(read_range: SegmentReadRange) -> tuple[EpochEntry,
     )
 
 
-def reason_to_refuse_source_deletion(
+def source_deletion_refusal(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, sources: Iterable[bytes]
 ) -> ReasonOrEmpty:
-    """Return why the sources of a new segment cannot all be deleted after the segment is finished, or an empty string. Tries the
-    publication and the deletions on a copy of the metadata.
-
-    :param segment: the new segment.
-    :param sources: ids of the segments that it replaces, 16 bytes each.
-    """
+    """Return why the sources (16-byte ids) of a new segment cannot all be deleted once it is finished, or an empty string."""
     after = CopyOnWriteMetadataCache(cache)
     trial = after.cache
     rest = [_state_change_record(segment, _S.COPY_SEGMENT_FINISHED)]
@@ -322,13 +286,11 @@ def reason_to_refuse_source_deletion(
     return "" if lost is None else f"R4: offset {lost} would have no segment"
 
 
-def segments_within_compacted_segment(
+def segments_within(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord
 ) -> list[RemoteLogSegmentMetadataRecord]:
-    """Return the other finished segments of the same log whose offsets lie within those of a compacted segment: copies that a second
-    leader tiered. They are deleted together with the segments from which the compacted one was made.
-
-    Segments that an unclean election discarded belong to another log and are not returned.
+    """Return the other finished segments of the same log within a compacted segment's offsets: copies of a second leader, deleted with its
+    sources. Segments that an unclean election discarded belong to another log.
     """
     inside = (
         one
@@ -348,37 +310,29 @@ def is_segment_of_log(segment: RemoteLogSegmentMetadataRecord, lineage: Sequence
     return first_divergent_offset(own, end, [entry for entry in lineage if entry.start_offset < end], end) is None
 
 
-def unfinished_segment_copies_up_to_offset(
+def unfinished_broker_copies(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], end_offset: int
 ) -> list[RemoteLogSegmentMetadataRecord]:
-    """Return the unfinished copies of segments that brokers have started, that end at or below ``end_offset``, and whose offsets readers
-    already find in other segments.
-
-    An earlier leader is still writing such a copy, or has died. If a copy was finished after a round, it would bring back values whose
-    tombstones the round has removed.
+    """Return brokers' unfinished copies that end at or below ``end_offset`` and whose offsets readers find elsewhere. Finished after a
+    round, they would bring back values whose tombstones the round has removed.
     """
-    links = read_ranges_with_each_segment_once(segment_read_ranges(cache, lineage), lineage)
+    links = chained_read_ranges(segment_read_ranges(cache, lineage), lineage)
     begun = (one for one in cache.segments.values() if one.state is _S.COPY_SEGMENT_STARTED and one.broker_id != COMPACTOR_BROKER_ID)
-    return [one for one in begun if one.end_offset <= end_offset and _is_covered_by_read_ranges(links, one)]
+    return [one for one in begun if one.end_offset <= end_offset and _is_covered(links, one)]
 
 
-def reason_to_refuse_finish(
+def finish_refusal(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, event_timestamp_ms: int
 ) -> ReasonOrEmpty:
-    """Return why COPY_SEGMENT_FINISHED must not be appended for this segment, or an empty string.
-
-    Tries the record on a copy of the metadata, after the highest-offset markers (``HighestOffsetMarker``) that must precede it.
-
-    :param event_timestamp_ms: timestamp of the markers, in milliseconds.
-    """
+    """Return why COPY_SEGMENT_FINISHED must not follow the markers that this segment needs, or an empty string."""
     trial = CopyOnWriteMetadataCache(cache)
     wanted = [
         record
-        for marker in highest_offset_markers_before_finish(cache, lineage, segment, event_timestamp_ms)
-        for record in marker.highest_offset_marker_records(event_timestamp_ms)
+        for marker in markers_before_finish(cache, lineage, segment, event_timestamp_ms)
+        for record in marker.marker_records(event_timestamp_ms)
     ]
     for record in (*wanted, _state_change_record(segment, _S.COPY_SEGMENT_FINISHED)):
-        why = reason_to_refuse_record(trial.cache, lineage, record)
+        why = record_refusal(trial.cache, lineage, record)
         if why:
             return why
         trial.apply_record(record)
@@ -386,39 +340,30 @@ def reason_to_refuse_finish(
 
 
 def is_hiding_other_segments(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord) -> bool:
-    """Return whether this finished segment hides offsets of other segments, so that lookups would find more offsets without it.
-
-    This happens if a broker, just before the segment was finished, tiered another segment that begins below this segment's end and
-    continues after it.
+    """Return whether lookups would find more without this finished segment: a broker has tiered one that begins below its end and continues
+    after it.
     """
     after = CopyOnWriteMetadataCache(cache)
     message = after.apply_record(_state_change_record(segment, _S.DELETE_SEGMENT_STARTED))
     return not message and _first_lost_offset(segment_read_ranges(after.cache, lineage), segment_read_ranges(cache, lineage)) is not None
 
 
-def segments_not_found_at_their_start(
-    cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], end_offset: int
-) -> list[RemoteLogSegmentMetadataRecord]:
-    """Return segments that begin at or below ``end_offset`` + 1 and that lookups do not find at their own start offset.
-
-    Repeating COPY_SEGMENT_FINISHED makes them readable from their start again.
+def hidden_segments(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], end_offset: int) -> list[RemoteLogSegmentMetadataRecord]:
+    """Return segments from ``end_offset`` + 1 or below that lookups do not find at their start. Repeating COPY_SEGMENT_FINISHED makes them
+    readable from there.
     """
-    links = read_ranges_with_each_segment_once(segment_read_ranges(cache, lineage), lineage)
+    links = chained_read_ranges(segment_read_ranges(cache, lineage), lineage)
     return [link.segment for link in links if link.first <= end_offset + 1 and not is_found_by_lookups(cache, link.segment, link.last)]
 
 
-def broker_copies_missing_in_control_log(
+def unrecorded_broker_copies(
     cache: RemoteLogMetadataCache,
     lineage: Sequence[EpochEntry],
     compacted: Iterable[RemoteLogSegmentMetadataRecord],
     recorded_ids: Collection[str],
 ) -> list[RemoteLogSegmentMetadataRecord]:
-    """Return finished copies that brokers made within the offsets of compacted segments and that are not in ``recorded_ids``.
-
-    Readers would find values in these copies that compaction has removed, possibly together with their tombstones.
-
-    :param compacted: finished segments written by compactors.
-    :param recorded_ids: ids of all segments that the control log names.
+    """Return brokers' finished copies within the offsets of ``compacted`` that the control log (``recorded_ids``) lacks. Readers would find
+    values in them that compaction has removed, possibly with their tombstones.
     """
     spans: list[tuple[int, int]] = []
     for one in sorted(compacted, key=lambda one: one.start_offset):
@@ -437,8 +382,7 @@ def broker_copies_missing_in_control_log(
     return [one for one in late if any(first <= one.start_offset and one.end_offset <= last for first, last in spans)]
 
 
-def _is_covered_by_read_ranges(read_ranges: Sequence[SegmentReadRange], segment: RemoteLogSegmentMetadataRecord) -> bool:
-    """Return whether the read ranges contain all offsets of the segment."""
+def _is_covered(read_ranges: Sequence[SegmentReadRange], segment: RemoteLogSegmentMetadataRecord) -> bool:
     wanted = segment.start_offset
     for link in read_ranges:
         if link.first <= wanted <= link.last:
@@ -447,14 +391,13 @@ def _is_covered_by_read_ranges(read_ranges: Sequence[SegmentReadRange], segment:
 
 
 def _state_change_record(segment: RemoteLogSegmentMetadataRecord, state: SegmentState) -> RemoteLogSegmentMetadataUpdateRecord:
-    """Return the record that moves a segment to ``state``."""
     return RemoteLogSegmentMetadataUpdateRecord(
         segment.partition, segment.segment_id, COMPACTOR_BROKER_ID, segment.event_timestamp_ms, state, segment.custom_metadata
     )
 
 
 def _first_lost_offset(old_ranges: Sequence[SegmentReadRange], new_ranges: Sequence[SegmentReadRange]) -> int | None:
-    """Return the first offset that is in ``old_ranges`` and not in ``new_ranges``, or None."""
+    """Return the first offset that is in ``old_ranges`` and not in ``new_ranges``."""
     at = 0
     for link in old_ranges:
         wanted = link.first
@@ -474,12 +417,11 @@ EpochWithFirstAndLastOffset = tuple[int, int, int]
 
 
 def broker_view(cache: RemoteLogMetadataCache, partition: TopicPartition) -> BrokerView:
-    """Return the segments that readers of a partition find, looked up with the lineage that is derived from the tiered segments.
-
-    Raises BadData if a segment has a negative size.
+    """Return the segments that readers of a partition find, with the lineage of its tiered segments. Raises BadData if a segment has a
+    negative size.
     """
     lineage = lineage_from_segments(cache)
-    links = tuple(read_ranges_with_each_segment_once(segment_read_ranges(cache, lineage), lineage))
+    links = tuple(chained_read_ranges(segment_read_ranges(cache, lineage), lineage))
     if any(link.segment.size_bytes < 0 for link in links):
         raise BadData(f"{partition}: metadata has a segment of a negative size")
     return BrokerView(links, lineage, cache.applied)
@@ -518,17 +460,16 @@ def segment_read_ranges(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEn
     return links
 
 
-def read_ranges_with_each_segment_once(ranges: Sequence[SegmentReadRange], lineage: Sequence[EpochEntry]) -> list[SegmentReadRange]:
-    """Return read ranges in which each segment occurs once and is read from its own start, for compaction and readers of whole segments.
+def chained_read_ranges(ranges: Sequence[SegmentReadRange], lineage: Sequence[EpochEntry]) -> list[SegmentReadRange]:
+    """Return read ranges in which each segment occurs once and is read from its own start.
 
-    Brokers look up each leader epoch separately. Therefore they may read a segment, then another one, and then the first one again in the
-    next epoch. A segment that continues the previous range, and also holds that range's offsets in the same log, replaces the previous
-    range, because both contain the same records.
+    Brokers look up each leader epoch separately: they may read a segment, another one, and the first one again. A segment that continues
+    the previous range, and holds its offsets in the same log, replaces it: both contain the same records.
     """
     chained: list[SegmentReadRange] = []
     for link in ranges:
         begin = link.segment.start_offset
-        if chained and chained[-1].last == link.first - 1 and begin <= chained[-1].last and _has_same_epochs_as_lineage(link, lineage):
+        if chained and chained[-1].last == link.first - 1 and begin <= chained[-1].last and _matches_lineage(link, lineage):
             while chained and chained[-1].first >= begin:
                 chained.pop()
             if chained and chained[-1].last >= begin:
@@ -539,8 +480,8 @@ def read_ranges_with_each_segment_once(ranges: Sequence[SegmentReadRange], linea
     return chained
 
 
-def _has_same_epochs_as_lineage(read_range: SegmentReadRange, lineage: Sequence[EpochEntry]) -> bool:
-    """Return whether the segment has the same leader epochs as the lineage from its start up to the offset from which it is read."""
+def _matches_lineage(read_range: SegmentReadRange, lineage: Sequence[EpochEntry]) -> bool:
+    # Compare the segment's leader epochs with the lineage up to the offset from which it is read.
     own = [
         EpochEntry(LeaderEpoch(epoch), Offset(start))
         for epoch, start in epoch_start_offsets(read_range.segment)
@@ -554,11 +495,10 @@ def _has_same_epochs_as_lineage(read_range: SegmentReadRange, lineage: Sequence[
 
 
 def lineage_from_segments(cache: RemoteLogMetadataCache) -> tuple[EpochEntry, ...]:
-    """Derive the leader epoch lineage from the tier's readable segments, without asking a broker.
+    """Derive the lineage from the tier's readable segments. Epochs without tiered records are missing.
 
-    As in Kafka's LeaderEpochFileCache, an epoch that begins at or above the start of a later one is not part of the log. The predecessor of
-    an epoch is taken from a segment that holds both; without such a segment, it is the next lower epoch. Epochs without tiered records are
-    missing.
+    As in Kafka's LeaderEpochFileCache, an epoch that begins at or above the start of a later one is not part of the log. An epoch's
+    predecessor comes from a segment that holds both, otherwise it is the next lower epoch.
     """
     begins = {epoch: state.starts[0] for epoch, state in cache.epochs.items() if state.starts}
     before = _preceding_epochs(cache)
@@ -572,7 +512,6 @@ def lineage_from_segments(cache: RemoteLogMetadataCache) -> tuple[EpochEntry, ..
 
 
 def _preceding_epochs(cache: RemoteLogMetadataCache) -> dict[int, set[int]]:
-    """Return, for each leader epoch, the epochs that directly precede it in some readable segment."""
     found: dict[int, set[int]] = {}
     # Whoever has the end of one epoch and the beginning of the next is the last of the one or the first of the other.
     edges = {raw_id for state in cache.epochs.values() for raw_id in (*state.ids[:1], *state.ids[-1:])}
@@ -583,23 +522,19 @@ def _preceding_epochs(cache: RemoteLogMetadataCache) -> dict[int, set[int]]:
 
 
 def offset_gaps(ranges: Sequence[SegmentReadRange]) -> list[FirstAndLastOffset]:
-    """Return the offset ranges (first, last), both inclusive, that lie between read ranges and have no segment.
-
-    Consumers that request them are reset.
-    """
+    """Return the offset ranges (first, last), both inclusive, between read ranges. Consumers that request them are reset."""
     return [(one.last + 1, two.first - 1) for one, two in pairwise(ranges) if two.first > one.last + 1]
 
 
 def without_empty_epochs(lineage: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the lineage without leader epochs that have no records (Kafka's buildFilteredLeaderEpochMap).
-
-    Of epochs that begin at the same offset, only the last one stays.
+    """Return the lineage without epochs that have no records (Kafka's buildFilteredLeaderEpochMap): of epochs with one start, the last
+    stays.
     """
     return [entry for at, entry in enumerate(lineage) if at + 1 == len(lineage) or lineage[at + 1][1] != entry[1]]
 
 
 def _epoch_offset_ranges(lineage: Sequence[EpochEntry]) -> Iterator[EpochWithFirstAndLastOffset]:
-    """Yield each leader epoch of the lineage with its first and last offset (inclusive), ascending."""
+    """Yield each leader epoch with its first and last offset (inclusive), ascending."""
     for at, entry in enumerate(lineage):
         last = lineage[at + 1].start_offset - 1 if at + 1 < len(lineage) else MAX_OFFSET
         if last < entry.start_offset and at + 1 < len(lineage) and (at == 0 or lineage[at - 1].start_offset < entry.start_offset):
@@ -611,9 +546,7 @@ def _epoch_offset_ranges(lineage: Sequence[EpochEntry]) -> Iterator[EpochWithFir
             yield entry.epoch, first, last
 
 
-# Leaders of partitions and the end offsets of their logs, asked in few requests. The upload agent needs them.
-#
-# Brokers with ZooKeeper and with KRaft answer the same requests.
+# Leaders, log ends and topic ids for the agent. Brokers with ZooKeeper and with KRaft answer the same requests.
 
 
 RECORDED_SETTINGS = ("delete.retention.ms", "min.compaction.lag.ms", "max.compaction.lag.ms")
@@ -638,21 +571,23 @@ class LeaderReportedLogEnd:
 
 @dataclass(frozen=True)
 class ClusterTopicIds:
-    """A cluster's id, and the topic ids that it has now, by topic name. Topics that it did not describe are left out."""
+    """A cluster's id, and its topic ids by topic name, without topics that it did not describe."""
 
     cluster_id: str
     topic_ids: Mapping[str, TopicId]
 
 
 class AgentClusterQueriesOverKafka:
-    """Client that asks a cluster for partition leaders, end offsets, topic ids and topic settings. Connects on first use."""
+    """Client that asks a cluster for partition leaders, end offsets, topic ids and topic settings. Connects on first use. All methods raise
+    StoreError.
+    """
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
         self._admin = LazyKafkaAdminClient(connection)
 
     def leaders(self) -> ClusterPartitionLeaders:
-        """Return the leaders of all partitions, in one request. Raises Unavailable or Refused."""
+        """Return the leaders of all partitions, in one request."""
         reported = self._admin.request_cluster_metadata("ask who leads")
         leaders = {
             TopicPartition(topic.topic, number): partition.leader
@@ -663,13 +598,13 @@ class AgentClusterQueriesOverKafka:
         return ClusterPartitionLeaders(reported.cluster_id or "", leaders)
 
     def topic_ids(self, topics: Sequence[str]) -> ClusterTopicIds:
-        """Return the ids of these topics, without those that do not exist or may not be described. Raises Unavailable or Refused."""
+        """Return the ids of those topics that exist and may be described."""
         admin, timeout = self._admin.client, self._connection.timeout_s
         cluster = self._admin.send_request("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
-        return ClusterTopicIds(cluster.cluster_id or "", self._request_topic_ids_jointly_or_singly(topics))
+        return ClusterTopicIds(cluster.cluster_id or "", self._request_topic_ids(topics))
 
-    def _request_topic_ids_jointly_or_singly(self, topics: Sequence[str]) -> dict[str, TopicId]:
-        """Return topic ids by topic name, in one request, or in one request per topic if the cluster refuses the joint request."""
+    def _request_topic_ids(self, topics: Sequence[str]) -> dict[str, TopicId]:
+        # Send one request, or one per topic if the cluster refuses the joint one.
         admin, timeout = self._admin.client, self._connection.timeout_s
         wanted = load_confluent_kafka().TopicCollection(list(topics))
         try:
@@ -678,23 +613,21 @@ class AgentClusterQueriesOverKafka:
             )
         except Refused:
             return (
-                {name: topic_id for one in topics for name, topic_id in self._request_topic_ids_jointly_or_singly([one]).items()}
-                if len(topics) > 1
-                else {}
+                {name: topic_id for one in topics for name, topic_id in self._request_topic_ids([one]).items()} if len(topics) > 1 else {}
             )
         return {name: uuid_text(uuid_to_bytes(topic.topic_id)) for name, topic in found.items()}
 
     def retention_ms(self, topic: str) -> int | None:
-        """Return the topic's ``retention.ms``, -1 if unlimited, or None if this user may not read it. Raises StoreError."""
+        """Return ``retention.ms``, -1 if unlimited, None if this user may not read it."""
         return self._read_topic_setting_ms(topic, "retention.ms")
 
     def delete_delay_ms(self, topic: str) -> int | None:
-        """Return the topic's ``file.delete.delay.ms``, or None if this user may not read it. Raises StoreError."""
+        """Return ``file.delete.delay.ms``, None if this user may not read it."""
         return self._read_topic_setting_ms(topic, "file.delete.delay.ms")
 
     def compaction_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str] | None]:
-        """Return by topic name which of RECORDED_SETTINGS are set on the topic itself: none if its cleanup policy has no ``compact``, None
-        if this user may not read them. Raises StoreError.
+        """Return by topic which of RECORDED_SETTINGS are set on the topic itself: none without ``compact``, None if this user may not read
+        them.
         """
         admin = KafkaAdmin(self._connection)
         try:
@@ -704,15 +637,11 @@ class AgentClusterQueriesOverKafka:
         return {topic: None if isinstance(settings, Refused) else _chosen_for_compaction(settings) for topic, settings in found.items()}
 
     def _read_topic_setting_ms(self, topic: str, name: str) -> int | None:
-        """Return a setting of a topic, or None if this user may not read it. Raises StoreError."""
         setting = KafkaAdmin(self._connection).describe_topics([topic])[topic].settings.get(name)
         return int(setting.value) if setting is not None else None
 
-    def query_log_ends_from_leaders(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, LeaderReportedLogEnd | StoreError]:
-        """Return the log end of each partition, in one request per broker; an error for partitions whose leader does not answer.
-
-        Raises Refused if no client can be created.
-        """
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, LeaderReportedLogEnd | StoreError]:
+        """Return each partition's log end, in one request per broker; an error if its leader does not answer."""
         if not partitions:
             return {}
         kafka = load_confluent_kafka()
@@ -729,7 +658,7 @@ class AgentClusterQueriesOverKafka:
             try:
                 answer = future.result(max(0.0, deadline - time.monotonic()))
             except kafka.KafkaException as error:
-                found[name] = store_error_from_kafka_error(error.args[0], self._connection.bootstrap_servers, f"ask where {name} ends")
+                found[name] = translate_kafka_error(error.args[0], self._connection.bootstrap_servers, f"ask where {name} ends")
                 continue
             except TimeoutError:
                 answer = None
@@ -741,7 +670,6 @@ class AgentClusterQueriesOverKafka:
 
 
 def _chosen_for_compaction(settings: Mapping[str, KafkaSetting]) -> dict[str, str]:
-    """Return which of RECORDED_SETTINGS are set on a topic itself; none if its brokers do not compact it."""
     if "compact" not in settings["cleanup.policy"].value:
         return {}
     return {name: settings[name].value for name in RECORDED_SETTINGS if name in settings and settings[name].source == "topic"}

@@ -1,4 +1,4 @@
-"""Cluster queries through the Kafka admin client (implements ClusterQueries of compactor.adapters.brokers.view)."""
+"""Cluster queries through the Kafka admin client (``view.ClusterQueries``), and the conditions under which readers may be switched."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from compactor.adapters.brokers.admin import (
     TopicDescription,
     is_newer_than_tested,
     kafka_tool_command,
-    metadata_topic_write_refusal_reason,
+    metadata_topic_problem,
     topic_settings_command,
 )
 from compactor.adapters.brokers.codec import TOPIC
@@ -35,9 +35,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.remote_log import ExistingAndMissingTopicIds, uuid_bytes, uuid_text
 from compactor.model.segment import ReasonOrEmpty
 
-# Question to a cluster whether topics exist, asked by their ids (Metadata request, version 12: KIP-516).
-#
-# librdkafka asks by name only. kafka-python asks by id; it is a part of the extra ``kafka``, and is imported on first use.
+# librdkafka asks for topics by name only. kafka-python asks by id; it is a part of the extra ``kafka``, and is imported on first use.
 
 
 UNKNOWN_TOPIC_ID_CODE = 100
@@ -59,13 +57,12 @@ _PROPERTIES = {
 """Properties of librdkafka and what kafka-python calls them."""
 
 
-def query_which_topic_ids_exist(connection: KafkaConnection, topic_ids: Sequence[TopicId]) -> ExistingAndMissingTopicIds:
-    """Ask a cluster whether topics with these ids exist.
-
-    Only UNKNOWN_TOPIC_ID for the id itself counts as missing: a topic that may not be described, or any other error, is left out.
+def query_topic_ids(connection: KafkaConnection, topic_ids: Sequence[TopicId]) -> ExistingAndMissingTopicIds:
+    """Ask a cluster whether topics with these ids exist (Metadata request, version 12: KIP-516). Only UNKNOWN_TOPIC_ID for the id itself
+    counts as missing.
 
     :raises Unavailable: or Refused, if the cluster cannot be asked.
-    :raises UsageError: for connection properties that kafka-python does not support.
+    :raises UsageError: for connection properties that kafka-python does not have.
     """
     missing: list[TopicId] = []
     present: list[TopicId] = []
@@ -84,7 +81,6 @@ def query_which_topic_ids_exist(connection: KafkaConnection, topic_ids: Sequence
 
 @contextmanager
 def _open_kafka_python_client(connection: KafkaConnection) -> Iterator[Any]:
-    """Yield a connected client of kafka-python, and close it afterwards. Its errors are raised as Unavailable or Refused."""
     try:
         from kafka import KafkaAdminClient
         from kafka.errors import AuthorizationError, KafkaError, SaslAuthenticationFailedError
@@ -103,9 +99,7 @@ def _open_kafka_python_client(connection: KafkaConnection) -> Iterator[Any]:
 
 
 def kafka_python_options(connection: KafkaConnection) -> dict[str, Any]:
-    """Return the options with which kafka-python connects as this connection does. Raises UsageError for a TLS or login property for which
-    kafka-python has no option.
-    """
+    """Return kafka-python's options for this connection. Raises UsageError for a TLS or login property that it does not have."""
     options: dict[str, Any] = {
         "bootstrap_servers": [server.strip() for server in connection.bootstrap_servers.split(",")],
         "client_id": "tiered-compactor",
@@ -129,10 +123,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClusterConfirmations:
-    """Statements of the configuration about a cluster ([kafka]).
-
-    metadata_manager: a class that uses ``__remote_log_metadata`` as Kafka's does; empty if none is named.
-    untested_brokers: whether brokers of an untested version are accepted.
+    """Statements of the configuration about a cluster. metadata_manager: a class that uses ``__remote_log_metadata`` as Kafka's does; empty
+    if none is named.
     """
 
     metadata_manager: str = ""
@@ -143,12 +135,7 @@ NOTHING_CONFIRMED = ClusterConfirmations()
 
 
 class AdminClusterQueries:
-    """Implementation of ``ClusterQueries`` with a Kafka admin client.
-
-    Topics that may not be described are left out, with one warning each.
-
-    :param bootstrap_servers: the brokers' addresses, for the commands in messages.
-    """
+    """Cluster queries with a Kafka admin client. Topics that may not be described are left out, with one warning each."""
 
     def __init__(self, admin: KafkaAdmin, confirmed: ClusterConfirmations = NOTHING_CONFIRMED, bootstrap_servers: str = "") -> None:
         self._admin = admin
@@ -164,22 +151,21 @@ class AdminClusterQueries:
         return self._cluster_id
 
     def topic_statuses(self, topics: Sequence[str]) -> Mapping[str, TopicStatus]:
-        """Return the status of each topic by name. Asks in one request, or one per topic if the cluster refuses the joint request."""
+        """Ask in one request, or one per topic if the cluster refuses the joint request."""
         try:
             facts = self._admin.describe_topics(topics)
         except (Refused, NotFound):
-            facts = self._describe_topics_one_by_one(topics)
+            facts = self._describe_singly(topics)
         return {name: _topic_status_from_description(found) for name, found in facts.items()}
 
     def cluster_problem(self) -> ClusterProblem | None:
-        """Return why compaction is ruled out, or None. If the cluster refuses to answer, the refusal is the problem."""
+        """Return why compaction is ruled out. If the cluster refuses to answer, the refusal is the problem."""
         try:
             return find_cluster_problem(self._admin, self._confirmed, bootstrap_servers=self._servers)
         except (Refused, NotFound) as error:
             return ClusterProblem("metadata-topic", error.message, error.hint)
 
-    def _describe_topics_one_by_one(self, topics: Sequence[str]) -> dict[str, TopicDescription]:
-        """Describe each topic in a request of its own, and leave out those that the cluster refuses."""
+    def _describe_singly(self, topics: Sequence[str]) -> dict[str, TopicDescription]:
         facts: dict[str, TopicDescription] = {}
         for name in topics:
             try:
@@ -192,7 +178,6 @@ class AdminClusterQueries:
 
 
 def _topic_status_from_description(topic: TopicDescription) -> TopicStatus:
-    """Convert an admin client's description to a TopicStatus."""
     led = {number: one for number, one in topic.partitions.items() if one.log_start >= 0}
     return TopicStatus(
         topic.topic_id,
@@ -203,9 +188,7 @@ def _topic_status_from_description(topic: TopicDescription) -> TopicStatus:
     )
 
 
-# Conditions under which readers of a broker-managed tier may be switched: the cluster (docs/broker-protocol.md) and topic settings.
-#
-# A setting that this user may not read counts as invalid.
+# Conditions under which readers may be switched (docs/broker-protocol.md). A setting that this user may not read counts as invalid.
 
 
 CONDITIONS_MAX_AGE_S = 15.0
@@ -233,10 +216,7 @@ ClusterProblemCause = Literal["metadata-manager", "metadata-topic", "old-brokers
 
 @dataclass(frozen=True)
 class ClusterProblem:
-    """Why nothing may be written into a cluster's metadata topic, or deleted because of what it says.
-
-    hint: what to do about it.
-    """
+    """Why nothing may be written into a cluster's metadata topic, or deleted because of what it says."""
 
     cause: ClusterProblemCause
     message: str
@@ -244,10 +224,7 @@ class ClusterProblem:
 
 
 class UnsuitableCluster(Refused):
-    """Raised if a cluster is not, or is no longer, one under which this program may write. Nothing was written.
-
-    :param cause: kind of the problem, a ``ClusterProblemCause``.
-    """
+    """Raised if a cluster is not, or is no longer, one under which this program may write. Nothing was written."""
 
     def __init__(self, message: str, *, hint: str = "", cause: str = "") -> None:
         super().__init__(message, hint=hint, cause=BlockedCause.BROKERS)
@@ -255,31 +232,23 @@ class UnsuitableCluster(Refused):
 
 
 class ClusterDescriptionQueries(Protocol):
-    """Requests about the cluster that the checks make. Implemented by metadata_topic.admin.KafkaAdmin."""
+    """Requests of the checks about the cluster. Implemented by ``admin.KafkaAdmin``."""
 
-    def describe_cluster(self) -> ClusterDescription:
-        """Return the cluster id and the brokers."""
+    def describe_cluster(self) -> ClusterDescription: ...
 
     def describe_metadata_topic(self, *, reports_missing_append_permission: bool = False) -> TopicDescription:
-        """Describe ``__remote_log_metadata``.
-
-        :param reports_missing_append_permission: whether the description lists a missing permission to append to the topic, too.
-        """
+        """Describe ``__remote_log_metadata``, on request with a missing permission to append."""
 
     def describe_topics(self, topics: Sequence[str]) -> Mapping[str, TopicDescription]:
-        """Describe these topics, and return the descriptions by topic name. Raises NotFound if one does not exist."""
+        """Return the descriptions by topic name. Raises NotFound if a topic does not exist."""
 
 
 class ClusterSettingsCheckBeforePublication:
-    """Check, called before each publication step, that the settings of cluster and topic permit the step. Thread-safe.
+    """Check, before each publication step, that the settings of cluster and topic permit it. Thread-safe.
 
-    If a topic was deleted and created again, the first check afterwards fails, so that work on the deleted topic ends. Later checks are
-    about the new topic.
+    The first check after a topic was created again fails, so that work on the deleted topic ends. Later ones are about the new topic.
 
-    :param cleanup_policy_of: returns ``cleanup_policy`` of this program's settings for a topic.
-    :param confirmed: what the configuration confirms about the cluster.
-    :param max_age_s: how long a passed check stays valid, in seconds.
-    :param bootstrap_servers: the brokers' addresses, for the commands in messages.
+    :param max_age_s: seconds for which a passed check stays valid.
     """
 
     def __init__(
@@ -301,11 +270,11 @@ class ClusterSettingsCheckBeforePublication:
         self._topic_ids: dict[str, bytes] = {}
 
     def require_suitable_cluster(self) -> None:
-        """Check the cluster, unless it has passed the check in the last ``max_age_s`` seconds. Called before each record and before objects
-        are deleted. Raises UnsuitableCluster, and Unavailable if the brokers do not answer.
+        """Check the cluster. Called before each record and before objects are deleted. Raises UnsuitableCluster, and Unavailable if the
+        brokers do not answer.
         """
         with self._lock:
-            if self._is_compaction_permission_check_due(_CLUSTER_KEY):
+            if self._is_check_due(_CLUSTER_KEY):
                 problem = find_cluster_problem(
                     self._admin, self._confirmed, reports_missing_append_permission=True, bootstrap_servers=self._servers
                 )
@@ -315,26 +284,20 @@ class ClusterSettingsCheckBeforePublication:
                 self._checked_at[_CLUSTER_KEY] = time.monotonic()
 
     def require_publishing_allowed(self, partition: TopicPartition) -> None:
-        """Check the settings of the cluster and of the partition's topic, unless both have passed the check in the last ``max_age_s``
-        seconds.
-
-        Raises Refused if nothing may be written about this partition, and Unavailable if the brokers do not answer.
+        """Check the settings of cluster and topic. Raises Refused if nothing may be written about this partition, Unavailable if the
+        brokers do not answer.
         """
         self.require_suitable_cluster()
         with self._lock:
-            if self._is_compaction_permission_check_due(partition.topic):
-                self._check_topic_permits_compaction(partition.topic)
+            if self._is_check_due(partition.topic):
+                self._require_topic_settings(partition.topic)
                 self._checked_at[partition.topic] = time.monotonic()
 
-    def _is_compaction_permission_check_due(self, topic: str) -> bool:
-        """Return whether the last passed check of this topic is older than ``max_age_s``, or there was none.
-
-        :param topic: name of the topic; an empty string stands for the check of the cluster.
-        """
+    def _is_check_due(self, topic: str) -> bool:
+        # An empty topic stands for the check of the cluster.
         return time.monotonic() - self._checked_at.get(topic, float("-inf")) >= self._max_age_s
 
-    def _check_topic_permits_compaction(self, topic: str) -> None:
-        """Raise Refused if the topic is gone, was created again, or has a setting that rules out compaction."""
+    def _require_topic_settings(self, topic: str) -> None:
         try:
             facts = self._admin.describe_topics([topic])[topic]
         except NotFound as error:
@@ -352,20 +315,16 @@ class ClusterSettingsCheckBeforePublication:
 
 
 def topic_settings_refusal_reason(topic: str, settings: Mapping[str, str], cleanup_policy: str) -> ReasonOrEmpty:
-    """Return a message about each required setting that is missing or has another value than the required one, or an empty string.
-
-    :param cleanup_policy: ``cleanup_policy`` of this program's settings for the topic. Under "compact,delete", retention.ms may be finite.
+    """Return a message about each required setting that is missing or wrong, or an empty string. Under "compact,delete", retention.ms may
+    be finite.
     """
     reasons = (topic_setting_refusal_reason(topic, each, settings.get(each), cleanup_policy) for each in REQUIRED_TOPIC_SETTINGS)
     return "; ".join(filter(None, reasons))
 
 
 def topic_settings_correction(topic: str, settings: Mapping[str, str], cleanup_policy: str, bootstrap_servers: str = "") -> str:
-    """Return the command that gives all required settings of a topic their values at once; empty if no known setting is wrong.
-
-    Two commands could leave the topic with ``delete`` and the default retention of seven days in between, and brokers would delete data.
-
-    :param settings: the topic's settings as far as they are known.
+    """Return the command that corrects all known settings of a topic at once; empty if none is wrong. Between two commands the topic could
+    have ``delete`` and the default retention of seven days, and brokers would delete data.
     """
     wrong = {
         setting: wanted
@@ -380,10 +339,7 @@ def topic_settings_correction(topic: str, settings: Mapping[str, str], cleanup_p
 
 
 def topic_setting_refusal_reason(topic: str, setting: str, value: str | None, cleanup_policy: str) -> ReasonOrEmpty:
-    """Return why the value of a required topic setting rules out compaction, as a message, or an empty string.
-
-    :param value: the value of the setting; None if it is unknown.
-    """
+    """Return why the value of a required topic setting (None: unknown) rules out compaction, or an empty string."""
     wanted, why = REQUIRED_TOPIC_SETTINGS[setting]
     if value is None:
         return f"{setting} of {topic} is unknown: it must be {wanted}"
@@ -404,32 +360,23 @@ def find_cluster_problem(
     reports_missing_append_permission: bool = False,
     bootstrap_servers: str = "",
 ) -> ClusterProblem | None:
-    """Ask the cluster, and return why it is unsuitable, or None. The brokers are asked first: where they use another metadata manager,
-    there need not be a metadata topic.
-
-    :param bootstrap_servers: the brokers' addresses, for the commands in messages.
-    """
+    """Return why the cluster is unsuitable. The brokers come first: with another metadata manager there need not be a metadata topic."""
     if problem := broker_problem(admin.describe_cluster().brokers, confirmed):
         return problem
     topic = admin.describe_metadata_topic(reports_missing_append_permission=reports_missing_append_permission)
-    if reason := metadata_topic_write_refusal_reason(topic, bootstrap_servers):
+    if reason := metadata_topic_problem(topic, bootstrap_servers):
         return ClusterProblem("metadata-topic", reason, "Readers are not affected")
     return None
 
 
 def broker_problem(brokers: Sequence[BrokerDescription], confirmed: ClusterConfirmations) -> ClusterProblem | None:
-    """Return the first problem of the brokers: their metadata manager, then versions that are too old, then untested ones. None if they
-    have none.
-    """
+    """Return the first problem of the brokers: their metadata manager, then versions that are too old, then untested ones."""
     checks = (_metadata_manager_problem, _metadata_topic_version_problem, _old_broker_problem, _untested_broker_problem)
     return next((found for check in checks for one in brokers if (found := check(one, confirmed))), None)
 
 
 def _metadata_manager_problem(broker: BrokerDescription, confirmed: ClusterConfirmations) -> ClusterProblem | None:
-    """Return a problem if the broker does not use the metadata topic, or if that is unknown and not confirmed.
-
-    Another metadata manager would never see what a round publishes: its readers would go on using segments that this program deletes.
-    """
+    # Readers under another metadata manager would never see what a round publishes, and go on using segments that this program deletes.
     if not broker.metadata_manager:
         if confirmed.metadata_manager:
             return None
@@ -445,7 +392,7 @@ def _metadata_manager_problem(broker: BrokerDescription, confirmed: ClusterConfi
 
 
 def _metadata_topic_version_problem(broker: BrokerDescription, confirmed: ClusterConfirmations) -> ClusterProblem | None:
-    """Return a problem if the metadata topic is keyed and compacted (KIP-1266), which this program does not do."""
+    # KIP-1266: this program does not write a keyed and compacted metadata topic.
     if broker.metadata_topic_version == 0:
         return None
     message = f"the feature {REMOTE_METADATA_FEATURE} is at level {broker.metadata_topic_version}, it must be 0 (KIP-1266)"
@@ -453,9 +400,7 @@ def _metadata_topic_version_problem(broker: BrokerDescription, confirmed: Cluste
 
 
 def _old_broker_problem(broker: BrokerDescription, confirmed: ClusterConfirmations) -> ClusterProblem | None:
-    """Return a problem if the broker is older than 3.8. Its consumers get stuck at a segment whose last records compaction has removed
-    (KAFKA-15388).
-    """
+    # Consumers of brokers before 3.8 get stuck at a segment whose last records compaction has removed (KAFKA-15388).
     if not is_too_old(broker.version):
         return None
     message = f"broker {broker.id} is of version {broker.version}, it must be {OLDEST_TESTED} or newer"
@@ -463,9 +408,7 @@ def _old_broker_problem(broker: BrokerDescription, confirmed: ClusterConfirmatio
 
 
 def _untested_broker_problem(broker: BrokerDescription, confirmed: ClusterConfirmations) -> ClusterProblem | None:
-    """Return a problem if the broker is of an untested minor version, or may be. The order of records on which rounds rely is no interface
-    of Kafka.
-    """
+    # The order of records on which rounds rely is no interface of Kafka.
     if confirmed.untested_brokers:
         return None
     if is_newer_than_tested(broker.metadata_version):
@@ -482,7 +425,7 @@ def _untested_broker_problem(broker: BrokerDescription, confirmed: ClusterConfir
 
 
 def is_too_old(version: str) -> bool:
-    """Return whether a broker version, like ``3.9``, is older than all tested ones. Text that is not a version is not."""
+    """Return whether a broker version, like ``3.9``, is older than all tested ones; False for text that is not a version."""
     return bool(version) and version.replace(".", "").isdigit() and _numbers(version) < _numbers(OLDEST_TESTED)
 
 

@@ -1,8 +1,7 @@
 """Serialization of ``__remote_log_metadata`` values (Kafka's RemoteLogMetadataSerde and its message schemas).
 
-A value is three unsigned varints (frame version 1, api key, version 0), followed by one message in Kafka's flexible encoding.
-Unknown tagged fields are preserved, so that a decoded value encodes to the same bytes. A value at which a broker's consumer would stop
-raises BadData with the topic offset, the position within the value, and the bytes.
+A value is three unsigned varints (frame version 1, api key, version 0) and one message in Kafka's flexible encoding. Unknown tagged fields
+are preserved, so that a decoded value encodes to the same bytes. A value at which a broker's consumer would stop raises BadData.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _DELETE_STATE_IDS = {state: number for number, state in enumerate(_DELETE_STATES
 
 
 def decode_record(value: bytes | None, *, offset: int = -1, topic: str = TOPIC) -> MetadataRecord:
-    """Decode the value of a metadata record. Raises BadData if it is corrupt. offset and topic are for messages."""
+    """Decode the value of a metadata record. Raises BadData if it is corrupt; ``offset`` and ``topic`` are for its message."""
     try:
         return _decode_record_value(value)
     except _InvalidRecordValueError as error:
@@ -51,7 +50,7 @@ def decode_record(value: bytes | None, *, offset: int = -1, topic: str = TOPIC) 
     except (IndexError, struct.error):
         cause, position = "it is cut short", len(value or b"")
     raise BadData(
-        f"{cause} ({_byte_count_and_hex_text(value)})",
+        f"{cause} ({_hex_summary(value)})",
         segment=topic,
         position=position,
         offset=offset,
@@ -60,7 +59,7 @@ def decode_record(value: bytes | None, *, offset: int = -1, topic: str = TOPIC) 
 
 
 def encode_record(record: MetadataRecord) -> bytes:
-    """Encode a metadata record. Raises ValueError for a record that ``decode_record`` would refuse."""
+    """Encode a metadata record. Raises ValueError if ``decode_record`` would refuse it."""
     if isinstance(record, RemoteLogSegmentMetadataRecord):
         if record.state is not SegmentState.COPY_SEGMENT_STARTED:
             raise ValueError("a segment is introduced in COPY_SEGMENT_STARTED")
@@ -84,10 +83,7 @@ def encode_record(record: MetadataRecord) -> bytes:
 
 
 def encode_unframed_segment_metadata(record: RemoteLogSegmentMetadataRecord) -> bytes:
-    """Encode a segment in any state, without the metadata topic's frame (api key and version).
-
-    For local storage only, never for the topic.
-    """
+    """Encode a segment in any state without the metadata topic's frame: for local storage only, never for the topic."""
     nested = iter(record.nested)
     out = bytearray()
     _append_segment_id(out, record.partition, record.segment_id, next(nested, ()), next(nested, ()))
@@ -107,9 +103,8 @@ def encode_unframed_segment_metadata(record: RemoteLogSegmentMetadataRecord) -> 
 
 
 def decode_unframed_segment_metadata(data: bytes, position: int = 0) -> tuple[RemoteLogSegmentMetadataRecord, NextPosition]:
-    """Decode a segment from local storage, in any state, and return it with the position after it.
-
-    Raises ValueError, IndexError or struct.error if the bytes are corrupt.
+    """Decode a segment from local storage, and return the position after it. Raises ValueError, IndexError or struct.error if the bytes are
+    corrupt.
     """
     partition, position, partition_tags = _decode_topic_id_partition(data, position)
     raw_id = _read_exactly(data, position, 16)
@@ -138,8 +133,6 @@ def decode_unframed_segment_metadata(data: bytes, position: int = 0) -> tuple[Re
 
 
 class _InvalidRecordValueError(ValueError):
-    """Raised if the value of a record cannot be decoded. position: byte at which decoding failed."""
-
     def __init__(self, cause: str, position: int) -> None:
         super().__init__(cause)
         self.cause = cause
@@ -147,7 +140,6 @@ class _InvalidRecordValueError(ValueError):
 
 
 def _decode_record_value(value: bytes | None) -> MetadataRecord:
-    """Decode the value of one metadata record. Raises _InvalidRecordValueError, IndexError or struct.error."""
     if value is None:
         raise _InvalidRecordValueError("the value is null", 0)
     frame, position = _decode_uvarint_at(value, 0)
@@ -204,7 +196,6 @@ def _decode_partition_delete_record(data: bytes, position: int) -> tuple[RemoteP
 
 
 def _kafka_constructor_refusal_reason(record: RemoteLogSegmentMetadataRecord) -> ReasonOrEmpty:
-    """Return why Kafka's RemoteLogSegmentMetadata constructor would throw, or an empty string."""
     if record.start_offset < 0:
         return f"the start offset is {record.start_offset}"
     if record.end_offset < record.start_offset:
@@ -279,7 +270,7 @@ def _decode_topic_id_partition(data: bytes, position: int) -> tuple[TopicIdParti
 
 @lru_cache(maxsize=1 << 14)
 def _parse_topic_id_partition(raw: bytes) -> TopicIdPartition:
-    """Parse topic name, topic id and partition number. Cached, because many records share a partition."""
+    # Cached, because many records share a partition.
     return TopicIdPartition(raw[-20:-4], raw[:-20].decode(), int.from_bytes(raw[-4:], "big", signed=True))
 
 
@@ -322,7 +313,7 @@ def _append_segment_id(
     _append_tagged_fields(out, id_tags)
 
 
-def _byte_count_and_hex_text(value: bytes | None) -> str:
+def _hex_summary(value: bytes | None) -> str:
     if value is None:
         return "no bytes"
     more = "..." if len(value) > _MAX_BYTES_SHOWN else ""

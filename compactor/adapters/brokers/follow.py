@@ -1,7 +1,7 @@
 """Reader of the metadata topic that folds it into the state of each user partition and continues where the last run ended.
 
 At a start, the last folded record of each metadata partition is read again. If it is absent or different, the topic was truncated or
-created again, and everything is folded from the beginning. The same happens if local state is lost.
+created again, and everything is folded from the beginning, as after a loss of local state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from compactor.adapters.brokers.topic import (
     MetadataTopic,
     RawMetadataTopicRecord,
     TopicIdentity,
-    record_counts_with_timestamps_added,
+    with_timestamps_added,
 )
 from compactor.errors import BadData, NotFound, Unavailable
 from compactor.model.ids import COMPACTOR_BROKER_ID
@@ -39,12 +39,7 @@ _UINT32_MASK = 0xFFFFFFFF
 
 
 def metadata_partition(topic_id: bytes, partition: int, metadata_partition_count: int) -> int:
-    """Return the metadata topic partition that holds a user partition's records.
-
-    :param topic_id: 16 bytes.
-    :param partition: number of the user partition.
-    :param metadata_partition_count: number of partitions of the metadata topic.
-    """
+    """Return the metadata topic partition that holds a user partition's records. topic_id: 16 bytes."""
     hashed = java_objects_hash_code((_java_long_hash_code(topic_id[8:]), _java_long_hash_code(topic_id[:8]), partition))
     return (murmur2(hashed.to_bytes(4, "big")) & 0x7FFFFFFF) % metadata_partition_count
 
@@ -73,7 +68,7 @@ def murmur2(data: bytes) -> int:
 
 
 def _java_long_hash_code(eight_bytes: bytes) -> int:
-    """Return java.lang.Long.hashCode of 8 bytes."""
+    """java.lang.Long.hashCode of 8 bytes."""
     value = int.from_bytes(eight_bytes, "big")
     return (value ^ value >> 32) & _UINT32_MASK
 
@@ -88,11 +83,8 @@ _PARTITIONS_PER_SAVE = 256
 
 
 class MetadataFoldResult(NamedTuple):
-    """Result of fold_records_to_topic_end.
-
-    records: number of records folded by this call.
-    unread: number of unread records by metadata partition. Partitions that cannot be read are left out.
-    refold_reason: why all records were folded again from the start, or an empty string.
+    """Number of folded records, and of unread ones by metadata partition (without unreadable ones). refold_reason: why everything was
+    folded again, or an empty string.
     """
 
     records: int
@@ -102,22 +94,18 @@ class MetadataFoldResult(NamedTuple):
 
 @dataclass
 class _UnfoldedRecordChunk:
-    """Records of one metadata partition that were read and not folded yet. reached: next offset to read."""
-
     records: list[RawMetadataTopicRecord]
     reached: int
 
 
 class _FoldedRecordsLostError(Exception):
-    """Raised if records that were folded before are no longer in the topic, for example because it was deleted and created again."""
+    """Raised if records that were folded before are no longer in the topic, as after its re-creation."""
 
 
 class FoldingMetadataTopicReader:
-    """Reader of the metadata topic that keeps the folded state (the result of all records) of every user partition. Thread-safe.
+    """Reader of the metadata topic that keeps the folded state of every user partition. ``topic`` and ``persisted`` are its alone.
+    Thread-safe.
 
-    :param topic: client used by this object only.
-    :param persisted: local state of this topic only.
-    :param clock_ms: returns the present time in milliseconds. A record with a later timestamp counts as written now.
     :param chunk_records: maximum number of records read before they are folded.
     """
 
@@ -142,18 +130,16 @@ class FoldingMetadataTopicReader:
         """Return a number that changes whenever records were folded."""
         return self._folds
 
-    def fold_records_to_topic_end(self, timeout_s: float) -> MetadataFoldResult:
-        """Fold (apply) the records that the topic has when the call begins, for at most ``timeout_s`` seconds. If that was not enough,
-        ``unread`` of the result states how many records are left.
-
-        Raises Unavailable, Refused or NotFound.
+    def fold_to_end(self, timeout_s: float) -> MetadataFoldResult:
+        """Fold the records that the topic has when the call begins, for at most ``timeout_s`` seconds. Raises Unavailable, Refused or
+        NotFound.
         """
         deadline = time.monotonic() + timeout_s
         why = ""
         with self._lock:
             for _ in range(_MAX_ATTEMPTS):
                 try:
-                    return self._fold_until_end_or_deadline(deadline)._replace(refold_reason=why)
+                    return self._fold_until(deadline)._replace(refold_reason=why)
                 except (PersistedStateLost, _FoldedRecordsLostError) as error:
                     why = str(error)
                     self._states.discard_all_folded_states(why)
@@ -164,10 +150,8 @@ class FoldingMetadataTopicReader:
         raise Unavailable(f"{self._topic.name} cannot be folded: {why}", hint="It changed each time it was read; try again")
 
     def partition_metadata_from_records(self, topic_id: bytes, partition: int) -> FoldedPartitionMetadata | None:
-        """Return the state of a user partition after the records folded so far; None if no record names the partition.
-
-        Raises BadData if the metadata partition contains a record at which brokers stop consuming, and Unavailable if the metadata
-        partition cannot be read.
+        """Return a user partition's state after the records folded so far; None if no record names it. Raises BadData if brokers stop at a
+        record of its metadata partition, Unavailable if that cannot be read.
         """
         name = TopicIdPartition(topic_id, "", partition)
         with self._lock:
@@ -188,16 +172,14 @@ class FoldingMetadataTopicReader:
                 ) from error
 
     def metadata_partition_number(self, topic_id: bytes, partition: int) -> int:
-        """Return the number of the metadata partition that holds this user partition's records. Raises Unavailable if the topic was not
-        read yet.
-        """
+        """Return the metadata partition of a user partition. Raises Unavailable if the topic was not read yet."""
         with self._lock:
             if not self._reached:
                 raise Unavailable(f"{self._topic.name} has not been read yet")
             return metadata_partition(topic_id, partition, self._partitions)
 
     def tiered_partitions(self) -> list[TieredPartitionSegmentCounts]:
-        """Return all user partitions that the topic has records about, in order of topic id and partition number."""
+        """Return all user partitions with records, in order of topic id and partition number."""
         with self._lock:
             return list(self._states.tiered_partitions())
 
@@ -208,21 +190,18 @@ class FoldingMetadataTopicReader:
 
     @property
     def leaderless_metadata_partitions(self) -> frozenset[int]:
-        """Return the metadata partitions that could not be read by the last fold_records_to_topic_end because no broker leads them."""
+        """Return the metadata partitions without a leader at the last fold."""
         return self._leaderless
 
-    def compactor_metadata_record_counts_by_minute(self) -> Mapping[int, int]:
-        """Return how many of the folded records compactors wrote in each minute, by minute since 1970. A token bucket limits their number
-        per hour.
-        """
+    def compactor_records_by_minute(self) -> Mapping[int, int]:
+        """Return the number of folded records that compactors wrote, by minute since 1970."""
         with self._lock:
             total: Counter[int] = Counter()
             for reached in self._reached.values():
                 total.update(dict(reached.compactor_records))
             return total
 
-    def _fold_until_end_or_deadline(self, deadline: float) -> MetadataFoldResult:
-        """Fold records up to the end that the topic has now, or until the deadline (``time.monotonic``) has passed."""
+    def _fold_until(self, deadline: float) -> MetadataFoldResult:
         identity = self._topic.identity()
         if identity != self._identity:
             self._reached = self._states.load_fold_positions(identity)
@@ -235,13 +214,11 @@ class FoldingMetadataTopicReader:
         while self._count_unread_records(bounds) and time.monotonic() < deadline:
             read = self._read_unfolded_record_chunks(bounds, deadline)
             for number in sorted(read):
-                folded += self._fold_chunk_and_count_records(number, read[number])
+                folded += self._fold_chunk(number, read[number])
         return MetadataFoldResult(folded, self._count_unread_records(bounds))
 
     def _seek_unread_records(self, bounds: Mapping[int, FirstAndEndOffsets]) -> None:
-        """Seek each metadata partition to its fold position, the next offset to fold. If the last folded record was not yet compared with
-        the record in the topic, seek to that record instead.
-        """
+        # Seek each metadata partition to its next record to fold, or to the last folded one if it was not yet compared.
         positions = {}
         for number, (start, end) in bounds.items():
             reached = self._reached[number]
@@ -261,9 +238,7 @@ class FoldingMetadataTopicReader:
             self._forward_read = positions
 
     def _count_unread_records(self, bounds: Mapping[int, FirstAndEndOffsets]) -> dict[int, int]:
-        """Return the number of unread records by metadata partition. Partitions that are read to their end, or have a record at which
-        brokers stop, are left out.
-        """
+        # Partitions that are read to their end, or have a record at which brokers stop, are left out.
         behind = {}
         for number, (_, end) in bounds.items():
             reached = self._reached[number]
@@ -272,7 +247,6 @@ class FoldingMetadataTopicReader:
         return behind
 
     def _read_unfolded_record_chunks(self, bounds: Mapping[int, FirstAndEndOffsets], deadline: float) -> dict[int, _UnfoldedRecordChunk]:
-        """Read records until a chunk is full, the end is reached or the deadline has passed. Return them by metadata partition."""
         read: dict[int, _UnfoldedRecordChunk] = {}
         count = size = 0
         wanted = self._count_unread_records(bounds)
@@ -297,10 +271,9 @@ class FoldingMetadataTopicReader:
                 break
         return read
 
-    def _fold_chunk_and_count_records(self, metadata_partition: int, chunk: _UnfoldedRecordChunk) -> int:
-        """Fold the records read from one metadata partition, and return their number."""
+    def _fold_chunk(self, metadata_partition: int, chunk: _UnfoldedRecordChunk) -> int:
         reached = self._reached[metadata_partition]
-        records = self._unfolded_records_after_digest_check(metadata_partition, reached, chunk)
+        records = self._unfolded_records(metadata_partition, reached, chunk)
         self._checked.add(metadata_partition)
         by_partition: dict[TopicIdPartition, list[tuple[int, MetadataRecord]]] = {}
         ours: list[tuple[int, int]] = []
@@ -327,11 +300,7 @@ class FoldingMetadataTopicReader:
                 stopped, position, at = error.cause, error.offset, 0
         done = [record for record in records if record.offset < position]
         stamps = [stamp for offset, stamp in ours if offset < position]
-        message = (
-            record_counts_with_timestamps_added(reached.compactor_records, stamps, self._clock_ms())
-            if stamps
-            else reached.compactor_records
-        )
+        message = with_timestamps_added(reached.compactor_records, stamps, self._clock_ms()) if stamps else reached.compactor_records
         last = FoldPosition(position, reached.last, reached.digest, reached.missing, stopped, message)
         if done:
             last = replace(last, last=done[-1].offset, digest=_record_value_sha256_hex(done[-1]))
@@ -341,13 +310,10 @@ class FoldingMetadataTopicReader:
             self._folds += 1
         return len(done)
 
-    def _unfolded_records_after_digest_check(
+    def _unfolded_records(
         self, metadata_partition: int, fold_position: FoldPosition, chunk: _UnfoldedRecordChunk
     ) -> list[RawMetadataTopicRecord]:
-        """Return the records of a chunk that are not folded yet. The first chunk of a metadata partition begins with the last folded
-        record, which is compared with the stored digest to detect that the topic was truncated or created again. Raises
-        _FoldedRecordsLostError if that record is absent or different.
-        """
+        """Compare the record that was folded last with the stored digest. Raises _FoldedRecordsLostError if they differ."""
         if metadata_partition not in self._checked:
             first = chunk.records[0] if chunk.records else None
             if first is None or first.offset != fold_position.last or _record_value_sha256_hex(first) != fold_position.digest:
@@ -359,7 +325,6 @@ class FoldingMetadataTopicReader:
     def _apply_records_to_partitions(
         self, metadata_partition: int, records: Mapping[TopicIdPartition, Iterable[tuple[int, MetadataRecord]]], end_offset: int
     ) -> None:
-        """Apply records below offset ``end_offset`` to user partitions, and save these."""
         names = list(records)
         held = dict(zip(names, self._states.load_folded_partitions(metadata_partition, names), strict=True))
         done = {}
@@ -375,7 +340,6 @@ class FoldingMetadataTopicReader:
             self._states.save_folded_partitions(done)
 
     def _decode_record(self, record: RawMetadataTopicRecord) -> MetadataRecord:
-        """Decode a record. Raises BadData if it is corrupt, has a key, or is in the wrong metadata partition."""
         topic = f"{self._topic.name}-{record.partition}"
         if record.key is not None:
             message = "the record has a key: a compacted metadata topic (KIP-1266) is not understood"
@@ -388,5 +352,4 @@ class FoldingMetadataTopicReader:
 
 
 def _record_value_sha256_hex(record: RawMetadataTopicRecord) -> str:
-    """Return the SHA-256 of a record's value, in hexadecimal."""
     return hashlib.sha256(record.value or b"").hexdigest()

@@ -1,8 +1,8 @@
-"""Layout of Kafka's LocalTieredStorage: ``kafka-tiered-storage/<topic>-<partition>-<topic id>/<offset>-<segment id><suffix>``.
+"""Layout of Kafka's LocalTieredStorage: ``kafka-tiered-storage/<topic>-<partition>-<topic id>/<offset>-<segment id><suffix>`` below
+``rsm.config.dir``.
 
-Each file is one object. The store's root is the broker's ``rsm.config.dir``. A directory store stages files beside
-``kafka-tiered-storage``, on the same file system, and links them when complete. Only Kafka's six kinds of files are written, because
-LocalTieredStorage refuses to delete a partition directory with other files (RemoteLogSegmentFileset, RemoteTopicPartitionDirectory).
+Only Kafka's six kinds of files are written: LocalTieredStorage refuses to delete a directory with others (RemoteLogSegmentFileset,
+RemoteTopicPartitionDirectory).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FOLDER: Final = re.compile(rf"{LOCAL_TIER_FOLDER}/(.+-\d+)-[A-Za-z0-9_-]{{22}}/
 
 
 class KafkaLocalLayout(OneObjectPerFileLayout):
-    """SegmentLayout of Kafka's LocalTieredStorage: each file of a segment is one object below ``kafka-tiered-storage/``."""
+    """SegmentLayout of Kafka's LocalTieredStorage."""
 
     required_kinds = frozenset(FILE_KINDS) - {"txnindex"}
 

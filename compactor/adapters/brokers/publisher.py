@@ -1,7 +1,7 @@
 """Publisher for broker-managed tiers: switches readers by records in ``__remote_log_metadata`` (docs/broker-protocol.md).
 
 The next record is always derived from the folded topic, never from memory, so that a compactor that takes over after a crash continues
-where the other one stopped. Every record is checked by metadata_topic.rules before it is appended, and read back afterwards.
+where the other one stopped. Every record is checked by the rules in ``chain``, and read back afterwards.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ _DELETED_STATES = (None, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
 class _ReaderSwitchOutcome(Enum):
     """Outcome of switching readers to one group's new segment.
 
-    SWITCHED: readers use the new segment.
     CUT_OFF: the new segment was withdrawn, and with it those of the following groups.
     EXPIRED: brokers have expired all of the group's sources, so that the following groups may still be switched.
     """
@@ -56,11 +55,7 @@ class _ReaderSwitchOutcome(Enum):
 class MetadataTopicSegmentPublisher:
     """SegmentPublisher that appends to the metadata topic. Thread-safe if each thread has partitions of its own.
 
-    :param followed: reads and folds the metadata topic.
-    :param topic: client that appends to the metadata topic.
-    :param current_topic_id: returns the current topic id of a partition's topic.
-    :param require_allowed: raises Refused if a partition's readers may not be switched (brokers.cluster). Called before each
-        step.
+    :param require_allowed: raises Refused if a partition's readers may not be switched. Called before each step.
     :param require_suitable_cluster: raises Refused if the cluster rules out any record. Called before each record.
     :param max_delivery_delay_ms: the producer's delivery.timeout.ms.
     """
@@ -97,9 +92,8 @@ class MetadataTopicSegmentPublisher:
     def reserve_metadata_records(
         self, partition: TopicPartition, record_count: int, max_records_per_hour: int
     ) -> MetadataRecordRateLimitDelay | None:
-        """Reserve metadata records of the hourly limit for a round. Return None if the round is admitted, else until when it has to wait.
-
-        :param max_records_per_hour: the limit; 0 for no limit.
+        """Reserve records of the hourly limit (0: none) for a round. Return None if the round is admitted, else until when
+        it has to wait.
         """
         if not max_records_per_hour:
             return None
@@ -107,29 +101,27 @@ class MetadataTopicSegmentPublisher:
             self._read_newest_metadata(
                 partition
             )  # under the lock: records that others have appended are not reserved any more, so they have to be read
-            self._bucket, wait = self._bucket.bucket_after_admission_or_delay(
-                self._followed.compactor_metadata_record_counts_by_minute(), partition, record_count, max_records_per_hour, self._clock_ms()
+            self._bucket, wait = self._bucket.after_admission(
+                self._followed.compactor_records_by_minute(), partition, record_count, max_records_per_hour, self._clock_ms()
             )
         return wait
 
     def release_reserved_metadata_records(self, partition: TopicPartition) -> None:
-        """Release the partition's reservation in the token bucket: metadata records that its round has reserved and not written."""
+        """Release the records that the partition's round has reserved and not written."""
         with self._appending:
-            self._bucket = self._bucket.bucket_after_round_ended(partition)
+            self._bucket = self._bucket.after_round_ended(partition)
 
     def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
-        """Append a new segment's first record (COPY_SEGMENT_STARTED) to the metadata topic, unless an equal one is there already. Raises
-        Refused if a rule forbids it.
-        """
+        """Append a new segment's COPY_SEGMENT_STARTED, unless an equal one is there already. Raises Refused if a rule forbids it."""
         self._require_allowed(partition)
         where, cache = self._read_newest_metadata(partition)
         record = self._build_copy_started_record(where, segment)
         known = cache.segments.get(record.segment_id)
         if known is None and record.segment_id not in cache.finished:
-            why = rules.reason_to_refuse_replacement(cache, lineage_from_segments(cache), record)
+            why = rules.replacement_refusal(cache, lineage_from_segments(cache), record)
             if why:
                 raise _forbidden_record_error(partition, why)
-            self._append_checked_records_and_await_read_back(where, cache, [record])
+            self._append_checked(where, cache, [record])
         elif known is None or known.state is not _S.COPY_SEGMENT_STARTED or _immutable_fields(known) != _immutable_fields(record):
             message = "was cut off" if known is None or known.state in _DELETED_STATES else "was introduced with other figures"
             raise _forbidden_record_error(partition, f"segment {segment.id} {message}")
@@ -147,38 +139,34 @@ class MetadataTopicSegmentPublisher:
     ) -> None:
         """Switch readers to the new segments group by group, ascending by offset.
 
-        If brokers have deleted sources of a group, its new segment is withdrawn. The groups after it are then withdrawn, too, because its
-        remaining sources may hold values whose tombstones later groups removed.
-
-        Expired segments are an exception, because none of their values can come back. If all sources of a group at the front of the log
-        have expired, the group is withdrawn and later groups are switched all the same. If only some have expired, the group is switched as
-        if they were still there.
+        1. If brokers have deleted sources of a group, its new segment is withdrawn, and those of the groups after it: its remaining sources
+           may hold values whose tombstones later groups removed.
+        2. No value of an expired segment can come back: if all sources of a group have expired, the group is withdrawn and later groups are
+           switched all the same; if only some have, it is switched as if they were still there.
 
         :param record_begun: called once, before the first record is appended.
         :param record_published: called at the end, with the ids of the new segments that were not published.
-        :param select_expired: returns those of the given segments that brokers have expired.
-        :param last_group_first: switch in descending order, because the round restores values. After a withdrawn group, the groups with
-            lower offsets are then withdrawn.
-        :param is_begun_recorded: whether an earlier attempt has begun to publish, so that the records are not tried on a copy beforehand.
+        :param last_group_first: descending, because the round restores values. A withdrawn group then withdraws those with lower offsets.
+        :param is_begun_recorded: whether an earlier attempt has begun to publish, so that the records are not rehearsed.
         """
         self._require_allowed(partition)
         ordered = sorted(replacements, key=lambda each: each.segment.start_offset)
         if last_group_first:
             ordered.reverse()
         if not is_begun_recorded:
-            self._require_publication_records_allowed(partition, ordered)
+            self._rehearse_publication(partition, ordered)
         record_begun()
-        self._delete_unfinished_copies_and_unhide_segments(partition, ordered)
+        self._prepare_range(partition, ordered)
         cut: list[str] = []
         gone: list[str] = []
         for new in ordered:
-            outcome = self._switch_readers_to_replacement(partition, new, select_expired, must_withdraw=bool(cut))
+            outcome = self._switch_readers(partition, new, select_expired, must_withdraw=bool(cut))
             if outcome is not _ReaderSwitchOutcome.SWITCHED:
                 (cut if outcome is _ReaderSwitchOutcome.CUT_OFF else gone).append(new.segment.id)
         record_published([*cut, *gone])
         with self._appending:
             left = sum(len(new.sources) for new in ordered if new.segment.id not in {*cut, *gone})
-            self._bucket = self._bucket.bucket_after_publication(partition, left, self._clock_ms())
+            self._bucket = self._bucket.after_publication(partition, left, self._clock_ms())
 
     def restore_segments(
         self,
@@ -196,10 +184,8 @@ class MetadataTopicSegmentPublisher:
     def withdraw_segments(
         self, partition: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False
     ) -> None:
-        """Append, for each of these segments that is not being deleted yet, the record that begins its deletion (DELETE_SEGMENT_STARTED).
-
-        :param include_unannounced: append it also for segments that were never introduced, so that brokers ignore introductions which
-            arrive late.
+        """Append DELETE_SEGMENT_STARTED for each segment that is not being deleted yet; if ``include_unannounced``, also for those never
+        introduced, so that brokers ignore late introductions.
         """
         where, cache = self._read_newest_metadata(partition)
         records: list[MetadataRecord] = []
@@ -209,18 +195,16 @@ class MetadataTopicSegmentPublisher:
             if known is not None and known.state in rules.UNDELETED_STATES:
                 records.append(self._state_change_record(known, _S.DELETE_SEGMENT_STARTED))
             elif known is None and include_unannounced and raw_id not in cache.finished:
-                made = self._copy_started_record_of_unstored_segment(where, segment)
+                made = self._unstored_copy_started(where, segment)
                 records += [made, self._state_change_record(made, _S.DELETE_SEGMENT_STARTED)]
-        self._append_checked_records_and_await_read_back(where, cache, records)
+        self._append_checked(where, cache, records)
 
     def record_finished_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Append to the metadata topic that the deletion of these segments is finished (one DELETE_SEGMENT_FINISHED for each)."""
+        """Append DELETE_SEGMENT_FINISHED for each of these segments."""
         where, cache = self._read_newest_metadata(partition)
         known = [cache.segments.get(uuid_bytes(segment.id)) for segment in segments]
         going = [one for one in known if one is not None and one.state is _S.DELETE_SEGMENT_STARTED]
-        self._append_checked_records_and_await_read_back(
-            where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_FINISHED) for one in going]
-        )
+        self._append_checked(where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_FINISHED) for one in going])
 
     def find_deleted_segments(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         """Return the ids of those segments that brokers have deleted or have begun to delete, after reading the topic to its end."""
@@ -228,29 +212,22 @@ class MetadataTopicSegmentPublisher:
         return frozenset(one for one in segment_ids if _is_deleted_by_broker(cache, uuid_bytes(one)))
 
     def find_unknown_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
-        """Return segments written by compactors that are not in ``recorded_ids`` (the control log's segments) and that readers do not
-        use.
-        """
+        """Return the compactors' segments that the control log (``recorded_ids``) lacks and readers do not use."""
         _, cache = self._read_newest_metadata(partition)
-        return [_announced_segment_from_record(one) for one in _compactor_segments_not_in_control_log(cache, recorded_ids)]
+        return [_announced_segment_from_record(one) for one in _unrecorded_segments(cache, recorded_ids)]
 
     def withdraw_unknown_segments(
         self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
     ) -> SegmentCount:
-        """Begin the deletion (DELETE_SEGMENT_STARTED) of segments that the control log does not name, and return their number. These are
-        segments that compactors wrote and no reader uses, and copies that brokers made within the offsets of compacted segments.
-
-        Live segments that lookups do not find are first finished again (COPY_SEGMENT_FINISHED), so that lookups find them.
-
-        :param recorded_ids: ids of all segments that the control log names.
+        """Begin the deletion of segments that the control log (``recorded_ids``) does not name, and return their number: those that
+        compactors wrote and no reader uses, and brokers' copies within compacted segments. Hidden live segments are finished again first.
         """
         where, cache = self._read_newest_metadata(partition)
         back = [cache.segments.get(uuid_bytes(segment.id)) for segment in live]
         ours = [one for one in back if one is not None and one.state in rules.READABLE_STATES]
-        late = rules.broker_copies_missing_in_control_log(cache, lineage_from_segments(cache), ours, recorded_ids)
+        late = rules.unrecorded_broker_copies(cache, lineage_from_segments(cache), ours, recorded_ids)
         if not late and not any(
-            one.state in rules.UNDELETED_STATES
-            for one in _compactor_segments_not_in_control_log(cache, recorded_ids, include_readable=True)
+            one.state in rules.UNDELETED_STATES for one in _unrecorded_segments(cache, recorded_ids, include_readable=True)
         ):
             return 0
         for one in ours:
@@ -258,17 +235,14 @@ class MetadataTopicSegmentPublisher:
                 self._require_allowed(partition)
                 self._append_copy_finished_record(where, one)
                 where, cache = self._read_newest_metadata(partition)
-        strays = [one for one in _compactor_segments_not_in_control_log(cache, recorded_ids) if one.state in rules.UNDELETED_STATES]
+        strays = [one for one in _unrecorded_segments(cache, recorded_ids) if one.state in rules.UNDELETED_STATES]
         going = sorted((*strays, *late), key=lambda one: one.start_offset)
-        self._append_checked_records_and_await_read_back(
-            where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in going]
-        )
+        self._append_checked(where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in going])
         return len(going)
 
-    def _require_publication_records_allowed(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
-        """Raise Refused if a rule forbids one of the records of a publication. The records are tried on a copy of the folded metadata,
-        before the first one is appended. Does nothing if sources or new segments are gone, because their groups are then withdrawn.
-        """
+    def _rehearse_publication(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
+        # Try all records of a publication on a copy of the folded metadata before the first is appended. Raises Refused if a rule forbids
+        # one.
         _, cache = self._read_newest_metadata(partition)
         lineage, news = lineage_from_segments(cache), [cache.segments.get(uuid_bytes(new.segment.id)) for new in replacements]
         sources = [cache.segments.get(uuid_bytes(source)) for new in replacements for source in new.sources]
@@ -278,48 +252,45 @@ class MetadataTopicSegmentPublisher:
         last = max((new.segment.end_offset for new in replacements), default=-1)
         trial = rules.CopyOnWriteMetadataCache(cache)
 
-        def require_records_allowed_by_rules(records: Sequence[MetadataRecord]) -> None:
+        def rehearse_records(records: Sequence[MetadataRecord]) -> None:
             for record in records:
-                why = rules.reason_to_refuse_record(trial.cache, lineage, record)
+                why = rules.record_refusal(trial.cache, lineage, record)
                 if why:
                     raise _forbidden_record_error(partition, why)
                 trial.apply_record(record)
 
-        def require_copy_finished_allowed_by_rules(segment: RemoteLogSegmentMetadataRecord) -> None:
-            for marker in rules.highest_offset_markers_before_finish(trial.cache, lineage, segment, self._clock_ms()):
-                require_records_allowed_by_rules(marker.highest_offset_marker_records(self._clock_ms()))
-            require_records_allowed_by_rules([self._state_change_record(segment, _S.COPY_SEGMENT_FINISHED)])
+        def rehearse_finish(segment: RemoteLogSegmentMetadataRecord) -> None:
+            for marker in rules.markers_before_finish(trial.cache, lineage, segment, self._clock_ms()):
+                rehearse_records(marker.marker_records(self._clock_ms()))
+            rehearse_records([self._state_change_record(segment, _S.COPY_SEGMENT_FINISHED)])
 
-        for hidden in rules.segments_not_found_at_their_start(cache, lineage, last):
-            require_copy_finished_allowed_by_rules(hidden)
+        for hidden in rules.hidden_segments(cache, lineage, last):
+            rehearse_finish(hidden)
         for new, made in zip(replacements, here, strict=True):
-            require_copy_finished_allowed_by_rules(made)
-            left = {one.segment_id: one for one in rules.segments_within_compacted_segment(trial.cache, lineage, made)}
+            rehearse_finish(made)
+            left = {one.segment_id: one for one in rules.segments_within(trial.cache, lineage, made)}
             left |= {uuid_bytes(source): trial.cache.segments[uuid_bytes(source)] for source in new.sources}
             ascending = sorted((one for one in left.values() if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
-            require_records_allowed_by_rules([self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
+            rehearse_records([self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
 
-    def _delete_unfinished_copies_and_unhide_segments(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
-        """Delete unfinished copies of earlier leaders in the range to be replaced, and finish hidden segments again
-        (COPY_SEGMENT_FINISHED).
+    def _prepare_range(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
+        """Prepare the range to be replaced.
 
-        If an unfinished copy was finished after the round, it would bring back values whose tombstones were removed. A hidden segment is
-        one that lookups do not find at its start. Lookups must find it there before the segment below it is replaced by a segment that ends
-        at that offset.
+        1. Delete unfinished copies of earlier leaders: finished after the round, they would bring back values whose tombstones were
+           removed.
+        2. Finish hidden segments again, before the segment below them is replaced by one that ends at their start.
         """
         where, cache = self._read_newest_metadata(partition)
         last = max((new.segment.end_offset for new in replacements), default=-1)
-        copies = rules.unfinished_segment_copies_up_to_offset(cache, lineage_from_segments(cache), last)
-        self._append_checked_records_and_await_read_back(
-            where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in copies]
-        )
-        for one in rules.segments_not_found_at_their_start(cache, lineage_from_segments(cache), last):
-            _, cache = self._read_newest_metadata_by_id(where)
+        copies = rules.unfinished_broker_copies(cache, lineage_from_segments(cache), last)
+        self._append_checked(where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in copies])
+        for one in rules.hidden_segments(cache, lineage_from_segments(cache), last):
+            _, cache = self._read_newest_by_id(where)
             # Brokers have tiered since the rehearsal where a rule stands against it: the group before it will not be switched, then.
-            if not rules.reason_to_refuse_finish(cache, lineage_from_segments(cache), one, self._clock_ms()):
+            if not rules.finish_refusal(cache, lineage_from_segments(cache), one, self._clock_ms()):
                 self._append_copy_finished_record(where, one)
 
-    def _switch_readers_to_replacement(
+    def _switch_readers(
         self,
         partition: TopicPartition,
         replacement: Replacement,
@@ -327,12 +298,7 @@ class MetadataTopicSegmentPublisher:
         *,
         must_withdraw: bool,
     ) -> _ReaderSwitchOutcome:
-        """Switch readers to one group's new segment: append COPY_SEGMENT_FINISHED, verify that lookups find the segment, and append
-        DELETE_SEGMENT_STARTED for its sources.
-
-        :param select_expired: returns those of the given segments that brokers have expired.
-        :param must_withdraw: withdraw the new segment instead, because an earlier group was withdrawn.
-        """
+        """Append COPY_SEGMENT_FINISHED, verify that lookups find the segment, and append DELETE_SEGMENT_STARTED for its sources."""
         where, cache = self._read_newest_metadata(partition)
         raw_id = uuid_bytes(replacement.segment.id)
         sources = [uuid_bytes(source) for source in replacement.sources]
@@ -344,20 +310,16 @@ class MetadataTopicSegmentPublisher:
             asked = [*missing, replacement.segment.id] if is_gone and len(missing) == len(replacement.sources) else missing
             explained = select_expired(asked) if asked else ()
             if replacement.segment.id in explained or all(source in explained for source in replacement.sources):
-                return self._withdraw_new_segment_of_expired_sources(partition, raw_id)
+                return self._withdraw_expired(partition, raw_id)
             if known is None or is_gone:
                 return _ReaderSwitchOutcome.CUT_OFF
             where, cache = self._read_newest_metadata(partition)  # asking about expired segments took time
             deleted = [one for one in replacement.sources if one not in explained and not _is_segment_readable(cache, uuid_bytes(one))]
-            also = [one.segment_id for one in rules.segments_within_compacted_segment(cache, lineage_from_segments(cache), known)]
-            if (
-                must_withdraw
-                or deleted
-                or rules.reason_to_refuse_source_deletion(cache, lineage_from_segments(cache), known, [*sources, *also])
-            ):
+            also = [one.segment_id for one in rules.segments_within(cache, lineage_from_segments(cache), known)]
+            if must_withdraw or deleted or rules.source_deletion_refusal(cache, lineage_from_segments(cache), known, [*sources, *also]):
                 return self._withdraw_replacement(where, cache, known)
         if known.state is _S.COPY_SEGMENT_STARTED or not rules.is_found_by_lookups(cache, known):
-            if rules.reason_to_refuse_finish(cache, lineage_from_segments(cache), known, self._clock_ms()):
+            if rules.finish_refusal(cache, lineage_from_segments(cache), known, self._clock_ms()):
                 return self._withdraw_replacement(where, cache, known)
             self._append_copy_finished_record(where, known)
             where, cache = self._read_newest_metadata(partition)
@@ -372,51 +334,38 @@ class MetadataTopicSegmentPublisher:
         if rules.is_hiding_other_segments(cache, lineage_from_segments(cache), known):
             return self._withdraw_replacement(where, cache, known)
         left = {source: cache.segments[source] for source in sources if source in cache.segments}
-        left |= {one.segment_id: one for one in rules.segments_within_compacted_segment(cache, lineage_from_segments(cache), known)}
+        left |= {one.segment_id: one for one in rules.segments_within(cache, lineage_from_segments(cache), known)}
         ascending = sorted((one for one in left.values() if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
-        self._append_checked_records_and_await_read_back(
-            where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending]
-        )
+        self._append_checked(where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
         return _ReaderSwitchOutcome.SWITCHED
 
     def _withdraw_replacement(
         self, partition: TopicIdPartition, cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord
     ) -> _ReaderSwitchOutcome:
-        """Append DELETE_SEGMENT_STARTED for a group's new segment, because readers must not be switched to it: some of the group's sources
-        are deleted, a rule forbids the switch, or an earlier group was withdrawn.
-        """
-        self._append_checked_records_and_await_read_back(partition, cache, [self._state_change_record(segment, _S.DELETE_SEGMENT_STARTED)])
+        self._append_checked(partition, cache, [self._state_change_record(segment, _S.DELETE_SEGMENT_STARTED)])
         return _ReaderSwitchOutcome.CUT_OFF
 
-    def _withdraw_new_segment_of_expired_sources(self, partition: TopicPartition, raw_id: bytes) -> _ReaderSwitchOutcome:
-        """Append DELETE_SEGMENT_STARTED for the new segment of a group whose sources have all expired, if it was introduced."""
+    def _withdraw_expired(self, partition: TopicPartition, raw_id: bytes) -> _ReaderSwitchOutcome:
         where, cache = self._read_newest_metadata(partition)
         known = cache.segments.get(raw_id)
         if known is not None and known.state in rules.UNDELETED_STATES:
-            self._append_checked_records_and_await_read_back(where, cache, [self._state_change_record(known, _S.DELETE_SEGMENT_STARTED)])
+            self._append_checked(where, cache, [self._state_change_record(known, _S.DELETE_SEGMENT_STARTED)])
         return _ReaderSwitchOutcome.EXPIRED
 
     def _append_copy_finished_record(self, partition: TopicIdPartition, segment: RemoteLogSegmentMetadataRecord) -> None:
-        """Append COPY_SEGMENT_FINISHED of a segment, preceded by the highest-offset markers (``HighestOffsetMarker``) that it needs."""
-        _, cache = self._read_newest_metadata_by_id(partition)
-        for marker in rules.highest_offset_markers_before_finish(cache, lineage_from_segments(cache), segment, self._clock_ms()):
-            self._append_checked_records_and_await_read_back(partition, cache, marker.highest_offset_marker_records(self._clock_ms()))
-            _, cache = self._read_newest_metadata_by_id(partition)
-        self._append_checked_records_and_await_read_back(partition, cache, [self._state_change_record(segment, _S.COPY_SEGMENT_FINISHED)])
+        _, cache = self._read_newest_by_id(partition)
+        for marker in rules.markers_before_finish(cache, lineage_from_segments(cache), segment, self._clock_ms()):
+            self._append_checked(partition, cache, marker.marker_records(self._clock_ms()))
+            _, cache = self._read_newest_by_id(partition)
+        self._append_checked(partition, cache, [self._state_change_record(segment, _S.COPY_SEGMENT_FINISHED)])
 
-    def _append_checked_records_and_await_read_back(
-        self, partition: TopicIdPartition, cache: RemoteLogMetadataCache, records: Sequence[MetadataRecord]
-    ) -> None:
-        """Append records to the metadata topic after checking each by the rules, and wait until the last record has been read back.
-
-        Raises Refused if a rule forbids a record, and Unavailable if the last record is not read back within READ_BACK_TIMEOUT_S seconds.
-        """
+    def _append_checked(self, partition: TopicIdPartition, cache: RemoteLogMetadataCache, records: Sequence[MetadataRecord]) -> None:
         if records:
             self._require_suitable_cluster()
         trial, offset = rules.CopyOnWriteMetadataCache(cache), -1
         lineage = lineage_from_segments(cache)
         for record in records:
-            why = rules.reason_to_refuse_record(trial.cache, lineage, record)
+            why = rules.record_refusal(trial.cache, lineage, record)
             if why:
                 raise _forbidden_record_error(partition.topic_partition, why)
             trial.apply_record(record)
@@ -425,26 +374,20 @@ class MetadataTopicSegmentPublisher:
             for record in records:
                 offset = self._topic.append(number, encode_record(record))
             ends = sum(isinstance(one, RemoteLogSegmentMetadataUpdateRecord) and one.state is _S.DELETE_SEGMENT_FINISHED for one in records)
-            self._bucket = self._bucket.bucket_after_append(partition.topic_partition, len(records) - ends, ends, self._clock_ms())
+            self._bucket = self._bucket.after_append(partition.topic_partition, len(records) - ends, ends, self._clock_ms())
         deadline = time.monotonic() + READ_BACK_TIMEOUT_S
-        while offset >= 0 and self._read_newest_metadata_by_id(partition)[1].applied < offset:
+        while offset >= 0 and self._read_newest_by_id(partition)[1].applied < offset:
             if time.monotonic() > deadline:
                 raise Unavailable(
                     f"{self._topic.name}-{number}: offset {offset} was appended and is not read", hint="Run the command again to continue"
                 )
 
     def _read_newest_metadata(self, partition: TopicPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
-        """Return a partition with its topic id, and its folded metadata, after reading the metadata topic to its end."""
-        return self._read_newest_metadata_by_id(
-            TopicIdPartition(uuid_bytes(self._topic_id(partition)), partition.topic, partition.partition)
-        )
+        return self._read_newest_by_id(TopicIdPartition(uuid_bytes(self._topic_id(partition)), partition.topic, partition.partition))
 
-    def _read_newest_metadata_by_id(self, partition: TopicIdPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
-        """Return the partition and its folded metadata after reading the metadata topic to its end.
-
-        Raises Unavailable if the end is not reached within READ_BACK_TIMEOUT_S, and BadData at a record that brokers cannot apply either.
-        """
-        progress = self._followed.fold_records_to_topic_end(READ_BACK_TIMEOUT_S)
+    def _read_newest_by_id(self, partition: TopicIdPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
+        """Raises Unavailable if the topic's end is not reached within READ_BACK_TIMEOUT_S."""
+        progress = self._followed.fold_to_end(READ_BACK_TIMEOUT_S)
         number = self._followed.metadata_partition_number(partition.topic_id, partition.partition)
         if progress.unread.get(number, 0) > 0:
             message = f"partition {number} of {self._topic.name} is not read to its end within {READ_BACK_TIMEOUT_S:g} s"
@@ -453,7 +396,6 @@ class MetadataTopicSegmentPublisher:
         return partition, found.cache if found is not None else RemoteLogMetadataCache(partition)
 
     def _build_copy_started_record(self, partition: TopicIdPartition, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadataRecord:
-        """Return the COPY_SEGMENT_STARTED record of a new segment."""
         return RemoteLogSegmentMetadataRecord(
             partition,
             uuid_bytes(segment.id),
@@ -468,10 +410,7 @@ class MetadataTopicSegmentPublisher:
             txn_index_empty="txnindex" not in segment.files,
         )
 
-    def _copy_started_record_of_unstored_segment(
-        self, partition: TopicIdPartition, segment: AnnouncedSegment
-    ) -> RemoteLogSegmentMetadataRecord:
-        """Return the COPY_SEGMENT_STARTED record of a segment that will never have an object."""
+    def _unstored_copy_started(self, partition: TopicIdPartition, segment: AnnouncedSegment) -> RemoteLogSegmentMetadataRecord:
         now = self._clock_ms()
         place = (segment.start_offset, segment.end_offset)
         return RemoteLogSegmentMetadataRecord(
@@ -479,39 +418,31 @@ class MetadataTopicSegmentPublisher:
         )
 
     def _state_change_record(self, segment: RemoteLogSegmentMetadataRecord, state: SegmentState) -> RemoteLogSegmentMetadataUpdateRecord:
-        """Return the record that moves a segment to ``state``."""
         return RemoteLogSegmentMetadataUpdateRecord(
             segment.partition, segment.segment_id, COMPACTOR_BROKER_ID, self._clock_ms(), state, segment.custom_metadata
         )
 
 
-def _compactor_segments_not_in_control_log(
+def _unrecorded_segments(
     cache: RemoteLogMetadataCache, recorded_ids: Collection[str], *, include_readable: bool = False
 ) -> list[RemoteLogSegmentMetadataRecord]:
-    """Return the segments that compactors wrote and whose ids are not in ``recorded_ids``.
-
-    :param include_readable: include segments that readers use now; otherwise only segments that no reader uses are returned.
-    """
     read = set() if include_readable else {link.segment.segment_id for link in segment_read_ranges(cache, lineage_from_segments(cache))}
     found = (one for one in cache.segments.values() if one.broker_id == COMPACTOR_BROKER_ID and one.id not in recorded_ids)
     return [one for one in found if one.segment_id not in read]
 
 
 def _announced_segment_from_record(segment: RemoteLogSegmentMetadataRecord) -> AnnouncedSegment:
-    """Convert a metadata record to an AnnouncedSegment."""
     epochs = tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_start_offsets(segment))
     since = segment.event_timestamp_ms if segment.state is _S.DELETE_SEGMENT_STARTED else -1
     return AnnouncedSegment(segment.id, segment.start_offset, segment.end_offset, epochs, since)
 
 
 def _is_segment_readable(cache: RemoteLogMetadataCache, raw_id: bytes) -> bool:
-    """Return whether a segment is in a state in which readers may find it."""
     known = cache.segments.get(raw_id)
     return known is not None and known.state in rules.READABLE_STATES
 
 
 def _is_deleted_by_broker(cache: RemoteLogMetadataCache, raw_id: bytes) -> bool:
-    """Return whether the deletion of a segment is finished, or was begun by a broker."""
     known = cache.segments.get(raw_id)
     if known is None:
         return raw_id in cache.finished
@@ -519,15 +450,11 @@ def _is_deleted_by_broker(cache: RemoteLogMetadataCache, raw_id: bytes) -> bool:
 
 
 def _immutable_fields(segment: RemoteLogSegmentMetadataRecord) -> tuple[object, ...]:
-    """Return the fields of a segment that must be equal if it is announced again: offsets, leader epochs, timestamp, size, custom
-    metadata.
-    """
     offsets = (segment.start_offset, segment.end_offset, tuple(segment.leader_epochs))
     return (*offsets, segment.max_timestamp_ms, segment.size_bytes, segment.custom_metadata)
 
 
 def _forbidden_record_error(partition: TopicPartition, rule: str) -> Refused:
-    """Return the error for a metadata record that must not be appended. ``rule``: the rule that forbids it, for the message."""
     return Refused(
         f"{partition}: nothing more is written into the metadata topic: {rule}",
         hint="Brokers serve the same segments as before; run the command again",

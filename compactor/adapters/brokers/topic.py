@@ -1,4 +1,4 @@
-"""MetadataTopic with confluent-kafka: one consumer for all partitions, and one producer that is created at the first append."""
+"""Port to the metadata topic, its client with confluent-kafka, and the token bucket for the records that rounds write to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from compactor.adapters.kafka_client import (
     load_confluent_kafka,
     no_answer_error,
     retry_until_answered,
-    store_error_from_kafka_error,
+    translate_kafka_error,
 )
 from compactor.constants import TopicId
 from compactor.errors import Refused, Unavailable
@@ -27,17 +27,12 @@ from compactor.model.ids import TopicPartition
 from compactor.model.remote_log import uuid_text
 from compactor.tier.ports import MetadataRecordRateLimitDelay
 
-# Port to the metadata topic: read from given offsets, and append one record with acknowledgement.
-#
-# Every implementation passes tests/contract/test_metadata_topic.py.
-
-
 AppendedOffset = int
 """Offset that a leader gave to an appended record."""
 
 
 class RawMetadataTopicRecord(NamedTuple):
-    """An undecoded record of the metadata topic."""
+    """Undecoded record of the metadata topic."""
 
     partition: int
     offset: int
@@ -46,7 +41,7 @@ class RawMetadataTopicRecord(NamedTuple):
 
 
 class FirstAndEndOffsets(NamedTuple):
-    """First existing offset and next offset to be written (exclusive end) of a metadata topic partition."""
+    """First existing offset and end offset (exclusive) of a metadata topic partition."""
 
     start: int
     end: int
@@ -54,10 +49,7 @@ class FirstAndEndOffsets(NamedTuple):
 
 @dataclass(frozen=True)
 class TopicIdentity:
-    """Identity of a topic. A topic of another cluster, and a topic created again under the same name, have different identities.
-
-    partitions: number of partitions.
-    """
+    """Identity of a topic, which differs for another cluster and for a topic created again under the same name."""
 
     cluster_id: str
     topic_id: TopicId
@@ -68,7 +60,7 @@ class TopicIdentity:
 class PollResult:
     """Records from one poll, ascending within each partition.
 
-    reached: next offset of each partition that was read to its end. It also counts control records, which are not returned.
+    reached: next offset of each partition that was read to its end, also past control records, which are not returned.
     """
 
     records: Sequence[RawMetadataTopicRecord]
@@ -82,58 +74,53 @@ class MetadataTopic(Protocol):
     """
 
     @property
-    def name(self) -> str:
-        """Return the topic's name, for messages."""
+    def name(self) -> str: ...
 
     def identity(self) -> TopicIdentity:
         """Ask the cluster for the topic's identity. Never cached."""
 
     def bounds(self) -> Mapping[int, FirstAndEndOffsets]:
-        """Return the first existing offset and the end offset (exclusive) by partition number. Partitions without a leader are missing."""
+        """Return the offsets by partition number. Partitions without a leader are missing."""
 
     def seek(self, positions: Mapping[int, int]) -> None:
-        """Set the offset of each partition at which later polls begin. Later polls read these partitions only."""
+        """Set the offset at which later polls begin, by partition. Later polls read these partitions only."""
 
     def poll(self, limit: int, timeout_s: float) -> PollResult:
         """Return at most ``limit`` records, waiting up to ``timeout_s`` seconds. Raises NotFound if an offset no longer exists."""
 
     def append(self, partition: int, value: bytes) -> AppendedOffset:
-        """Append a record without a key, and return its offset once all in-sync replicas have it.
-
-        After Unavailable the record may or may not be in the topic; it is there at most once.
+        """Append a record without a key; return its offset once all in-sync replicas have it. After Unavailable it may be in the topic, at
+        most once.
         """
 
-    def close(self) -> None:
-        """Close all connections."""
+    def close(self) -> None: ...
 
 
 class LocalKeyValueStore(Protocol):
     """Local key-value store whose data may be lost at any time. Methods raise nothing. Implemented by compactor.local.cache."""
 
     @property
-    def is_writable(self) -> bool:
-        """Return whether the store accepts writes now."""
+    def is_writable(self) -> bool: ...
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of these keys, None for absent ones."""
 
     def entries_with_prefix(self, prefix: bytes) -> dict[bytes, bytes]:
-        """Return all values whose key has this prefix, by key. The prefix is removed from the returned keys."""
+        """Return the values by key, without the prefix."""
 
     def write(self, values: Mapping[bytes, bytes], deleted: Sequence[bytes] = ()) -> None:
         """Write ``values`` and delete the keys in ``deleted`` in one batch."""
 
     def delete_all_entries(self, reason: str) -> None:
-        """Delete all keys and values. reason: why, for the log message."""
+        """Delete everything; ``reason`` is for the log."""
 
 
-# Token bucket for the metadata records that compaction rounds write. Pure functions and values.
+# Token bucket for the records that rounds write: each broker folds every record, and reads all of them again at every start.
 #
-# ``[publish] metadata_records_per_hour`` caps the records that compaction adds to ``__remote_log_metadata``, because each broker folds
-# every record and reads all of them again at every start. A round is admitted if its records fit the cap, together with the records of the
-# last hour and those that other admitted rounds still have to write. The records of the last hour are counted in the topic itself, so that
-# restarts and other processes are covered. A round larger than the cap is admitted when nothing else was written within the hour. A round
-# that does not fit has to wait. As long as it keeps asking, no later round is admitted, so that large rounds do not starve.
+# 1. A round is admitted if its records fit ``[publish] metadata_records_per_hour``, with the records of the last hour and those that other
+#    admitted rounds still have to write. The last hour is counted in the topic itself, which covers restarts and other processes.
+# 2. A round larger than the cap is admitted when nothing else was written within the hour.
+# 3. As long as a waiting round keeps asking, no later round is admitted, so that large rounds do not starve.
 
 
 MINUTE_MS = 60_000
@@ -151,32 +138,24 @@ RecordCountsByMinute = tuple[tuple[int, int], ...]
 """(minute since 1970, records in it), ascending."""
 
 
-def record_counts_with_timestamps_added(counts: RecordCountsByMinute, timestamps_ms: Iterable[int], now_ms: int) -> RecordCountsByMinute:
-    """Return the record counts by minute after adding one record for each timestamp. A timestamp later than ``now_ms`` counts as now,
-    because it comes from the writer's clock.
-    """
+def with_timestamps_added(counts: RecordCountsByMinute, timestamps_ms: Iterable[int], now_ms: int) -> RecordCountsByMinute:
+    """Return the counts with one more for each timestamp, at most ``now_ms``: it comes from the writer's clock."""
     now = now_ms // MINUTE_MS
     found = Counter(dict(counts))
     found.update(min(stamp // MINUTE_MS, now) for stamp in timestamps_ms)
     return tuple(sorted((minute, count) for minute, count in found.items() if minute > now - COUNTED_MINUTES))
 
 
-def record_counts_of_last_hour(by_minute: Mapping[int, int], now_ms: int) -> dict[int, int]:
-    """Return the record counts of the last hour by minute since 1970, ascending. Minutes up to one hour in the future are included, in case
-    a clock was set back.
-    """
+def counts_of_last_hour(by_minute: Mapping[int, int], now_ms: int) -> dict[int, int]:
+    """Return the counts of the last hour by minute since 1970, ascending, and of an hour in the future, in case a clock was set back."""
     now = now_ms // MINUTE_MS
     return {minute: by_minute[minute] for minute in sorted(by_minute) if now - MINUTES_PER_HOUR < minute < now + MINUTES_PER_HOUR}
 
 
 @dataclass(frozen=True)
 class MetadataRecordReservation:
-    """Reservation of metadata records that a partition still has to write. It ends an hour after ``counted_ms``, because another process
-    may have taken over the round.
-
-    round: number of records of the round, including those that begin the deletion of the replaced segments.
-    deletions: number of records that report the end of deletions, for this round and earlier ones.
-    counted_ms: when the reservation was made or changed last, in milliseconds.
+    """Records that a partition still has to write: those of the round with the beginnings of deletions, and those that report their ends.
+    It lapses an hour after ``counted_ms`` (the last change), because another process may have taken over.
     """
 
     round: int
@@ -186,11 +165,7 @@ class MetadataRecordReservation:
 
 @dataclass(frozen=True)
 class RoundAwaitingAdmission:
-    """A round that was not admitted yet.
-
-    records: the largest number of metadata records that it has asked for.
-    retry_at_ms: when it should ask again, in milliseconds.
-    """
+    """A round that was not admitted yet, with the largest number of records that it has asked for."""
 
     records: int
     retry_at_ms: int
@@ -198,28 +173,25 @@ class RoundAwaitingAdmission:
 
 @dataclass(frozen=True)
 class MetadataTokenBucket:
-    """Token bucket that limits how many metadata records rounds write per hour. Holds the reservations of admitted rounds and the waiting
-    rounds in order of arrival, both by partition. Immutable.
+    """Immutable token bucket of the records that rounds write per hour: reservations of admitted rounds, and waiting rounds in order of
+    arrival.
     """
 
     reserved: Mapping[TopicPartition, MetadataRecordReservation] = field(default_factory=dict)
     waiting: Mapping[TopicPartition, RoundAwaitingAdmission] = field(default_factory=dict)
 
-    def bucket_after_admission_or_delay(
+    def after_admission(
         self, written_by_minute: Mapping[int, int], partition: TopicPartition, record_count: int, max_records_per_hour: int, now_ms: int
     ) -> tuple[MetadataTokenBucket, MetadataRecordRateLimitDelay | None]:
-        """Admit a round, or determine until when and why it has to wait. An admitted round may ask again for more records.
+        """Admit a round (None), or determine until when and why it has to wait. An admitted round may ask for more.
 
-        :param written_by_minute: number of records that compactors wrote, by minute since 1970.
-        :param record_count: number of records that the round will write.
-        :param max_records_per_hour: the limit.
-        :return: the new bucket, and the wait; None in place of the wait if the round is admitted.
+        :param written_by_minute: compactors' records by minute since 1970.
         """
         reserved = {of: one for of, one in self.reserved.items() if now_ms < one.counted_ms + _HOUR_MS}
         waiting = {of: one for of, one in self.waiting.items() if now_ms < one.retry_at_ms + MAX_WAITING_MS}
         mine = reserved.get(partition, MetadataRecordReservation(0, 0, now_ms))
         wanted = max(record_count, waiting[partition].records) if partition in waiting else record_count
-        used = record_counts_of_last_hour(written_by_minute, now_ms)
+        used = counts_of_last_hour(written_by_minute, now_ms)
         others = sum(one.round + one.deletions for one in reserved.values()) - mine.round
         total = sum(used.values()) + others
         first = next((of for of, one in waiting.items() if of == partition or now_ms <= one.retry_at_ms + MAX_SILENCE_MS), partition)
@@ -227,63 +199,46 @@ class MetadataTokenBucket:
         if is_next and (not total or total + wanted <= max_records_per_hour):
             waiting.pop(partition, None)
             return MetadataTokenBucket(reserved | {partition: replace(mine, round=wanted, counted_ms=now_ms)}, waiting), None
-        until = _earliest_round_admission_time_ms(used, wanted, max_records_per_hour) if is_next else waiting[first].retry_at_ms
+        until = _admission_time_ms(used, wanted, max_records_per_hour) if is_next else waiting[first].retry_at_ms
         waiting[partition] = RoundAwaitingAdmission(wanted, max(until, now_ms + MINUTE_MS))
-        return MetadataTokenBucket(reserved, waiting)._bucket_keeping_only_deletion_records(partition), MetadataRecordRateLimitDelay(
+        return MetadataTokenBucket(reserved, waiting)._keeping_deletions(partition), MetadataRecordRateLimitDelay(
             waiting[partition].retry_at_ms, wanted
         )
 
-    def bucket_after_append(
+    def after_append(
         self, partition: TopicPartition, round_record_count: int, deletion_record_count: int, now_ms: int
     ) -> MetadataTokenBucket:
-        """Return the bucket after a round has appended records. They are no longer reserved, because they are now counted in the topic.
+        """Return the bucket without reservation of appended records, which count in the topic."""
+        return self._with_changed_reservation(partition, -round_record_count, -deletion_record_count, now_ms)
 
-        :param round_record_count: number of appended records of the round itself.
-        :param deletion_record_count: number of appended records that report deletions.
-        """
-        return self._bucket_with_changed_reservation(partition, -round_record_count, -deletion_record_count, now_ms)
-
-    def bucket_after_publication(self, partition: TopicPartition, deletion_record_count: int, now_ms: int) -> MetadataTokenBucket:
-        """Return the bucket after a publication. It releases the records reserved for the partition's round, and reserves
-        ``deletion_record_count`` records, which report the deletion of the replaced segments after the grace period (the time for which
-        these remain).
+    def after_publication(self, partition: TopicPartition, deletion_record_count: int, now_ms: int) -> MetadataTokenBucket:
+        """Return the bucket with the round's reservation released, and records reserved that report the deletion of its sources after
+        grace.
         """
         known = self.reserved.get(partition)
-        return self if known is None else self._bucket_with_changed_reservation(partition, -known.round, deletion_record_count, now_ms)
+        return self if known is None else self._with_changed_reservation(partition, -known.round, deletion_record_count, now_ms)
 
-    def bucket_after_round_ended(self, partition: TopicPartition) -> MetadataTokenBucket:
-        """Return the bucket after the round of a partition has ended or is no longer due. Of its reserved tokens, only those for
-        the records that report deletions stay reserved.
-        """
-        return replace(
-            self, waiting={of: one for of, one in self.waiting.items() if of != partition}
-        )._bucket_keeping_only_deletion_records(partition)
+    def after_round_ended(self, partition: TopicPartition) -> MetadataTokenBucket:
+        """Return the bucket in which only the partition's deletion reports stay reserved."""
+        return replace(self, waiting={of: one for of, one in self.waiting.items() if of != partition})._keeping_deletions(partition)
 
-    def _bucket_with_changed_reservation(
+    def _with_changed_reservation(
         self, partition: TopicPartition, records_change: int, deletions_change: int, now_ms: int
     ) -> MetadataTokenBucket:
-        """Return the bucket after changing the numbers of records that a partition has reserved. A partition without a reservation gets
-        none.
-
-        :param records_change: change of the number of records of the round; may be negative.
-        :param deletions_change: change of the number of records that report deletions; may be negative.
-        """
+        """A partition without a reservation gets none."""
         known = self.reserved.get(partition)
         if known is None:
             return self
         more = MetadataRecordReservation(max(0, known.round + records_change), max(0, known.deletions + deletions_change), now_ms)
         return replace(self, reserved={**self.reserved, partition: more})
 
-    def _bucket_keeping_only_deletion_records(self, partition: TopicPartition) -> MetadataTokenBucket:
-        """Return the bucket in which a partition's reservation contains only the records that report deletions."""
+    def _keeping_deletions(self, partition: TopicPartition) -> MetadataTokenBucket:
         left = {of: replace(one, round=0) if of == partition else one for of, one in self.reserved.items()}
         return replace(self, reserved={of: one for of, one in left.items() if one.round or one.deletions})
 
 
-def _earliest_round_admission_time_ms(records_by_minute: Mapping[int, int], record_count: int, max_records_per_hour: int) -> int:
-    """Return when a round of ``record_count`` records will fit the cap because older records have left the last hour, in milliseconds; 0 if
-    it fits now.
-    """
+def _admission_time_ms(records_by_minute: Mapping[int, int], record_count: int, max_records_per_hour: int) -> int:
+    """Return when the round fits the cap because older records have left the last hour; 0 if it fits now."""
     left, at = sum(records_by_minute.values()), 0
     for minute, count in records_by_minute.items():
         if not left or left + record_count <= max_records_per_hour:
@@ -304,9 +259,8 @@ _ELECTION_TIMEOUT_S = 5.0
 
 
 class ConfluentKafkaMetadataTopicClient:
-    """Metadata topic client over confluent-kafka. Connects on first use; for one thread at a time.
-
-    :param topic: topic name; differs from the default only in tests.
+    """MetadataTopic over confluent-kafka: one consumer, and one producer from the first append on. Connects on first use; for one thread at
+    a time.
     """
 
     def __init__(self, connection: KafkaConnection, topic: str = TOPIC) -> None:
@@ -345,7 +299,7 @@ class ConfluentKafkaMetadataTopicClient:
         began, seconds = time.monotonic(), _FIRST_TIMEOUT_S
         found: dict[int, FirstAndEndOffsets] = {}
         while True:
-            found |= self._fetch_first_and_end_offsets([number for number in self._leaders if number not in found], seconds)
+            found |= self._fetch_bounds([number for number in self._leaders if number not in found], seconds)
             silent = frozenset(range(self._partitions)) - found.keys()
             passed = time.monotonic() - began
             if found and (silent <= self._silent or passed >= _ELECTION_TIMEOUT_S):
@@ -380,7 +334,7 @@ class ConfluentKafkaMetadataTopicClient:
                 elif error.code() == kafka.KafkaError._PARTITION_EOF:
                     reached[message.partition()] = message.offset()
                 elif not _is_transient_error(error):
-                    raise store_error_from_kafka_error(error, self._connection.bootstrap_servers, self._topic)
+                    raise translate_kafka_error(error, self._connection.bootstrap_servers, self._topic)
             refusal = self._listener.tls_or_login_error(self._connection.bootstrap_servers, self._topic)
             if refusal is not None:
                 raise refusal
@@ -408,7 +362,7 @@ class ConfluentKafkaMetadataTopicClient:
                     raise refusal
         except kafka.KafkaException as raised:
             self._drop_producer()
-            raise store_error_from_kafka_error(raised.args[0], self._connection.bootstrap_servers, what) from None
+            raise translate_kafka_error(raised.args[0], self._connection.bootstrap_servers, what) from None
         if not answers:
             self._drop_producer()
             raise Unavailable(f"{what}: no answer", hint="The record may have been written; read the topic to find out")
@@ -419,7 +373,7 @@ class ConfluentKafkaMetadataTopicClient:
         if error.fatal():
             self._drop_producer()
         received = self._listener.most_severe_error if error.name() == "_MSG_TIMED_OUT" else None
-        found = store_error_from_kafka_error(received or error, self._connection.bootstrap_servers, what)
+        found = translate_kafka_error(received or error, self._connection.bootstrap_servers, what)
         if isinstance(found, Unavailable):
             raise Unavailable(found.message, hint="The record may have been written; read the topic to find out")
         raise found
@@ -430,10 +384,9 @@ class ConfluentKafkaMetadataTopicClient:
         self._drop_producer()
         self._consumer = self._admin = None
 
-    def _fetch_first_and_end_offsets(self, partitions: Collection[int], timeout_s: float) -> dict[int, FirstAndEndOffsets]:
-        """Return first and end offset of each partition whose leader answers within ``timeout_s`` seconds. Each leader gets its own
-        request, so that a slow one does not delay the others.
-        """
+    def _fetch_bounds(self, partitions: Collection[int], timeout_s: float) -> dict[int, FirstAndEndOffsets]:
+        # Each leader gets its own request, so that a slow one does not delay the others; partitions of leaders that do not answer in time
+        # are left out.
         kafka = load_confluent_kafka()
         admin = self._admin_client()
         admin.poll(0)
@@ -453,7 +406,7 @@ class ConfluentKafkaMetadataTopicClient:
                     offset = int(future.result(max(0.0, deadline - time.monotonic())).offset)
                     answers[where.partition] += [offset] if offset >= 0 else []  # librdkafka's own number where nobody has answered
                 except kafka.KafkaException as raised:
-                    detail = store_error_from_kafka_error(raised.args[0], self._connection.bootstrap_servers, self._topic)
+                    detail = translate_kafka_error(raised.args[0], self._connection.bootstrap_servers, self._topic)
                     if not isinstance(detail, Unavailable):
                         raise detail from None
                 except TimeoutError:
@@ -461,17 +414,12 @@ class ConfluentKafkaMetadataTopicClient:
         return {number: FirstAndEndOffsets(*both) for number, both in answers.items() if len(both) == 2}
 
     def _request_topic_metadata(self, client: Any) -> Any:
-        """Return the cluster's current metadata about this topic."""
         return self._retry_request(lambda seconds: [client.poll(0), client.list_topics(self._topic, timeout=seconds)][1])
 
     def _retry_request(self, send_once: Any) -> Any:
-        """Call ``send_once`` until it returns, and return its result. Each call receives the seconds that the attempt may take. Raises
-        Unavailable if all attempts take longer than the connection's ``timeout_s``.
-        """
         return retry_until_answered(self._connection, self._listener, self._topic, send_once)
 
     def _admin_client(self) -> Any:
-        """Return the admin client, created at the first call."""
         if self._admin is None:
             self._admin = create_kafka_client(
                 lambda: load_confluent_kafka().admin.AdminClient(self._connection.client_settings(self._listener))
@@ -479,7 +427,6 @@ class ConfluentKafkaMetadataTopicClient:
         return self._admin
 
     def _open_consumer(self) -> Any:
-        """Return the consumer, created at the first call."""
         if self._consumer is None:
             settings = self._connection.client_settings(
                 self._listener,
@@ -496,7 +443,7 @@ class ConfluentKafkaMetadataTopicClient:
         return self._consumer
 
     def _open_producer(self) -> Any:
-        """Return the producer, created at the first call. Raises Refused if the topic does not exist."""
+        """Raises Refused if the topic does not exist."""
         if self._producer is None:
             settings = self._connection.client_settings(
                 self._listener,
@@ -509,12 +456,12 @@ class ConfluentKafkaMetadataTopicClient:
             # A producer waits long for a topic that is not there; who asks first is told at once.
             found = self._request_topic_metadata(producer).topics[self._topic]
             if found.error is not None:
-                raise store_error_from_kafka_error(found.error, self._connection.bootstrap_servers, f"append to {self._topic}")
+                raise translate_kafka_error(found.error, self._connection.bootstrap_servers, f"append to {self._topic}")
             self._producer, self._writable = producer, frozenset(found.partitions)
         return self._producer
 
     def _drop_producer(self) -> None:
-        """Drop the producer and its unsent records. Records that were sent already may still arrive."""
+        # Drop the producer and its unsent records. Records that were sent already may still arrive.
         producer, self._producer = self._producer, None
         if producer is None:
             return
@@ -532,5 +479,5 @@ _TRANSIENT_ERRORS = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE"
 
 
 def _is_transient_error(error: Any) -> bool:
-    """Return whether librdkafka recovers from this error by itself. Includes errors about the group coordinator, which is not used here."""
+    # Return whether librdkafka recovers by itself, also from errors about the group coordinator, which is not used here.
     return bool(error.retriable()) or error.name() in _TRANSIENT_ERRORS

@@ -1,7 +1,7 @@
 """Broker metadata of a broker-managed tier: its partitions, topic ids and the state of every segment.
 
-There are two sources: the metadata topic itself (``LiveBrokerMetadata``), or a snapshot of it (compactor.adapters.brokers.view).
-A topic that was deleted and created again has the same name but another topic id; only the cluster knows the current id of a name.
+The source is the metadata topic itself, or a snapshot of it in the control store for readers that reach no broker. A topic that was created
+again has another topic id; only the cluster knows the current one.
 """
 
 from __future__ import annotations
@@ -53,10 +53,8 @@ _log = logging.getLogger(__name__)
 class TopicStatus:
     """A topic as the cluster describes it now.
 
-    topic_id: 16 bytes.
-    log_starts, last_stable: log start offset and last stable offset by partition, for partitions that have a leader.
-    settings: values of the topic settings that this user may read.
-    chosen: the settings that are set on the topic itself. They take precedence over this program's configuration.
+    log_starts, last_stable: offsets by partition, for partitions that have a leader.
+    settings: those that this user may read. chosen: those set on the topic itself, which precede this program's configuration.
     """
 
     topic_id: bytes
@@ -67,11 +65,7 @@ class TopicStatus:
 
 
 class PartitionMetadataVersion(NamedTuple):
-    """Version of a partition's metadata. If two versions are equal, no record about the partition was added in between.
-
-    topic_id: 16 bytes.
-    applied: offset in the metadata topic of the last record about the partition.
-    """
+    """Version of a partition's metadata, equal if no record was added in between. applied: offset of the last one."""
 
     topic_id: bytes
     applied: int
@@ -80,11 +74,10 @@ class PartitionMetadataVersion(NamedTuple):
 class ClusterQueries(Protocol):
     """Queries to the Kafka cluster about topics. All methods raise Unavailable or Refused."""
 
-    def cluster_id(self) -> str:
-        """Return the Kafka cluster id."""
+    def cluster_id(self) -> str: ...
 
     def topic_statuses(self, topics: Sequence[str]) -> Mapping[str, TopicStatus]:
-        """Return the status of each of these topics by name. Topics that do not exist, or that this user may not describe, are left out."""
+        """Return the status by name of those topics that exist and that this user may describe."""
 
     def cluster_problem(self) -> ClusterProblem | None:
         """Return why nothing may be compacted under this cluster's brokers, or None."""
@@ -94,59 +87,47 @@ class BrokerMetadata(Protocol):
     """Metadata of all partitions of a broker-managed tier. All methods raise Unavailable, Refused or UsageError."""
 
     @property
-    def source_name(self) -> str:
-        """Return the name of the metadata source, for messages."""
+    def source_name(self) -> str: ...
 
     @property
     def taken_ms(self) -> int:
-        """Return when the snapshot was taken, in milliseconds since 1970, or -1 if the metadata is read live."""
+        """Return when the snapshot was taken, or -1 if the metadata is read live."""
 
-    def cluster_id(self) -> str:
-        """Return the Kafka cluster id."""
+    def cluster_id(self) -> str: ...
 
     def refresh(self, *, max_age_s: float = METADATA_MAX_AGE_S, topics_max_age_s: float | None = None) -> None:
-        """Read new metadata records if the last read is older than ``max_age_s`` seconds.
-
-        topics_max_age_s: maximum age of the topic descriptions, in seconds; None: the same as ``max_age_s``.
+        """Read new metadata records if the last read is older than ``max_age_s``, and topic descriptions older than ``topics_max_age_s``
+        (None: the same).
         """
 
     def partition_metadata_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
-        """Return the version of every tiered partition's metadata as of the last read, by partition. Makes no request."""
+        """Return the version of every tiered partition's metadata as of the last read. Makes no request."""
 
     def list_topic_partitions(self) -> list[TopicPartition]:
         """Return the tiered partitions of the configured topics, ascending."""
 
     def topic_ids(self) -> Mapping[str, TopicId]:
-        """Return the topic id of each configured topic by topic name, as text (Kafka's Uuid.toString)."""
+        """Return the configured topics' ids by name, as text (Kafka's Uuid.toString)."""
 
     def topic_status(self, name: str) -> TopicStatus:
         """Return the status of a topic. Raises UsageError if the cluster has no such topic."""
 
     def partition_metadata_from_records(self, partition: TopicPartition) -> FoldedPartitionMetadata:
-        """Return all segments of a partition in all states.
-
-        Raises UsageError if the tier has no such partition, and BadData if a metadata record is corrupt.
-        """
+        """Return all segments in all states. Raises UsageError if the tier has no such partition, BadData if a record is corrupt."""
 
     def is_metadata_incomplete(self) -> bool:
         """Return whether metadata records are known to be missing, so that an object without metadata may still belong to a segment."""
 
-    def deleted_topic_partitions_with_segments(self) -> list[TopicIdPartition]:
-        """Return the partitions of deleted topics whose tiered segments still exist, with their topic ids. If a topic was created again
-        under the same name, the partitions of the deleted one are returned.
-        """
+    def deleted_partitions(self) -> list[TopicIdPartition]:
+        """Return the partitions of deleted topics, even if created again, whose tiered segments still exist."""
 
     def cluster_problem(self) -> ClusterProblem | None:
-        """Return why nothing may be compacted under the cluster's brokers, or None.
-
-        The answer is cached for TOPICS_MAX_AGE_S.
-        """
+        """Return why nothing may be compacted under the cluster's brokers, or None. Cached for TOPICS_MAX_AGE_S."""
 
 
 def matching_topics(patterns: Sequence[str], topics: Iterable[str]) -> list[str]:
-    """Return, sorted, the topics that at least one of the regular expressions matches in full.
-
-    Logs a warning for each pattern that matches no topic. Raises UsageError if ``patterns`` is empty.
+    """Return, sorted, the topics that one of the regular expressions matches in full. Logs each pattern without a match. Raises UsageError
+    if there is no pattern.
     """
     there = sorted(set(topics))
     found = {topic for topic in there for pattern in patterns if re.fullmatch(pattern, topic)}
@@ -164,12 +145,9 @@ def matching_topics(patterns: Sequence[str], topics: Iterable[str]) -> list[str]
 
 
 class LiveBrokerMetadata:
-    """Broker metadata read from the metadata topic. Implements BrokerMetadata and is thread-safe.
+    """Broker metadata read from the metadata topic. Thread-safe.
 
-    :param followed: reader of the metadata topic.
-    :param cluster: queries for the topics' ids, offsets and settings.
     :param patterns: regular expressions for topic names ([kafka] topics).
-    :param source_name: name of the metadata source, for messages.
     """
 
     taken_ms = -1
@@ -201,22 +179,18 @@ class LiveBrokerMetadata:
             now = time.monotonic()
             if now - self._read_at <= max_age_s:
                 return
-            self._read_metadata_topic_to_end()
+            self._read_to_end()
             folds = self.followed.folded_state_version
             anew = now - self._asked_at > (max_age_s if topics_max_age_s is None else topics_max_age_s)
             if anew or folds != self._folds:
                 tiered = self.followed.tiered_partitions()
                 self._refresh_topic_descriptions({one.partition.topic for one in tiered}, force=anew)
-                self._separate_partitions_of_deleted_topics(tiered)
+                self._separate_deleted(tiered)
                 self._folds = folds
             self._read_at = time.monotonic()
 
     def _refresh_topic_descriptions(self, topic_names: set[str], *, force: bool) -> None:
-        """Ask the cluster about the tiered topics that the configured patterns match. Makes no request if the set of tiered topics is the
-        same as at the last request, unless ``force`` is set.
-
-        :param topic_names: names of all tiered topics.
-        """
+        # Makes no request if the set of tiered topics is that of the last request, unless ``force`` is set.
         other = topic_names != self._tiered
         if other or force:
             wanted = matching_topics(self._patterns, topic_names) if other else self._wanted
@@ -224,10 +198,7 @@ class LiveBrokerMetadata:
             self._topic_ids = {topic: uuid_text(found.topic_id) for topic, found in self._topics.items()}
             self._tiered, self._wanted, self._asked_at = topic_names, wanted, time.monotonic()
 
-    def _separate_partitions_of_deleted_topics(self, partitions: Sequence[TieredPartitionSegmentCounts]) -> None:
-        """Record which partitions belong to a topic that still exists with the same topic id, and which belong to deleted topics.
-        Partitions of topics that are not configured are ignored.
-        """
+    def _separate_deleted(self, partitions: Sequence[TieredPartitionSegmentCounts]) -> None:
         wanted = set(self._wanted)
         now = {topic: found.topic_id for topic, found in self._topics.items()}
         ours = [one for one in partitions if one.partition.topic in wanted]
@@ -240,17 +211,17 @@ class LiveBrokerMetadata:
 
     def partition_metadata_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
         with self._lock:
-            self._read_metadata_topic_if_never_read()
+            self._ensure_read()
             return self._versions
 
     def topic_ids(self) -> Mapping[str, TopicId]:
         with self._lock:
-            self._read_metadata_topic_if_never_read()
+            self._ensure_read()
             return self._topic_ids
 
     def topic_status(self, name: str) -> TopicStatus:
         with self._lock:
-            self._read_metadata_topic_if_never_read()
+            self._ensure_read()
             found = self._topics.get(name)
         if found is None:
             raise UsageError(f"the cluster has no topic {name} that topics under [kafka] names", hint="`topics` lists what the tier holds")
@@ -258,7 +229,7 @@ class LiveBrokerMetadata:
 
     def partition_metadata_from_records(self, partition: TopicPartition) -> FoldedPartitionMetadata:
         with self._lock:
-            self._read_metadata_topic_if_never_read()
+            self._ensure_read()
             status = self._versions.get(partition)
             if status is None:
                 raise _unknown_partition_error(partition)
@@ -269,13 +240,13 @@ class LiveBrokerMetadata:
 
     def is_metadata_incomplete(self) -> bool:
         with self._lock:
-            self._read_metadata_topic_if_never_read()
+            self._ensure_read()
             holes = any(reached.missing or reached.stopped for reached in self.followed.fold_positions().values())
             return holes or bool(self.followed.leaderless_metadata_partitions)
 
-    def deleted_topic_partitions_with_segments(self) -> list[TopicIdPartition]:
+    def deleted_partitions(self) -> list[TopicIdPartition]:
         with self._lock:
-            self._read_metadata_topic_if_never_read()
+            self._ensure_read()
             return list(self._deleted_topic_partitions)
 
     def cluster_problem(self) -> ClusterProblem | None:
@@ -284,16 +255,14 @@ class LiveBrokerMetadata:
                 self._problem, self._problem_at = self._cluster.cluster_problem(), time.monotonic()
             return self._problem
 
-    def _read_metadata_topic_if_never_read(self) -> None:
-        """Read the metadata topic if it was never read."""
+    def _ensure_read(self) -> None:
         if self._read_at == float("-inf"):
             self.refresh()
 
-    def _read_metadata_topic_to_end(self) -> None:
-        """Read the metadata topic up to the end it has when the call begins, and log lost records and partitions without a leader."""
+    def _read_to_end(self) -> None:
         while True:
             try:
-                progress = self.followed.fold_records_to_topic_end(CATCH_UP_TIMEOUT_S)
+                progress = self.followed.fold_to_end(CATCH_UP_TIMEOUT_S)
             except NoSuchTopic as error:
                 problem = self._cluster.cluster_problem()
                 if problem is not None and problem.cause == "metadata-manager":  # its brokers never create the topic
@@ -316,13 +285,10 @@ class LiveBrokerMetadata:
 
 
 def _unknown_partition_error(partition: TopicPartition) -> UsageError:
-    """Return the error for a partition that the tier does not have."""
     return UsageError(f"the tier holds no partition {partition}", hint="`topics` lists what it holds")
 
 
-# Metadata snapshots: metadata of a broker-managed tier in the control store, for readers that reach the bucket but no broker.
-#
-# Keys are ``metadata-snapshots/<time>.json.z``. The snapshot with the latest time is used; snapshots are never changed.
+# Metadata snapshots: ``metadata-snapshots/<time>.json.z`` in the control store. The one with the latest time is used; none is ever changed.
 
 
 PREFIX = "metadata-snapshots/"
@@ -334,9 +300,9 @@ SnapshotObjectKey = str
 class PartitionSnapshot(StrictFrozenModel):
     """Segments of one partition in a metadata snapshot.
 
-    folded: all segments in all states, packed by metadata_topic.state_serde and encoded as base64.
-    lineage, start_offset, end_offset (inclusive): derived from ``folded``, for readers without this program.
-    log_start, last_stable: log start offset and last stable offset; -1 if unknown.
+    folded: ``encode_folded_partition`` as base64.
+    lineage, start_offset, end_offset (inclusive): derived from it, for readers without this program.
+    log_start, last_stable: -1 if unknown.
     """
 
     partition: int
@@ -359,11 +325,7 @@ class TopicSnapshot(StrictFrozenModel):
 
 
 class TierMetadataSnapshot(StrictFrozenModel):
-    """Metadata of a whole tier at one time.
-
-    url, layout: URL and layout of the tier.
-    taken_ms: when the snapshot was taken, in milliseconds since 1970.
-    """
+    """Metadata of a whole tier at one time, with the tier's URL and layout."""
 
     type: Literal["metadata_snapshot"] = "metadata_snapshot"
     format: int
@@ -375,12 +337,11 @@ class TierMetadataSnapshot(StrictFrozenModel):
 
     @property
     def segment_count(self) -> int:
-        """Return the number of segments of all partitions, in all states."""
         return sum(len(_decode_partition_snapshot(topic, one).cache.segments) for topic in self.topics for one in topic.partitions)
 
 
 def take_metadata_snapshot(brokers: BrokerMetadata, *, url: str, layout: str, now_ms: int) -> TierMetadataSnapshot:
-    """Return a snapshot of all tiered partitions as they are now."""
+    """Return a snapshot of all tiered partitions."""
     names = brokers.list_topic_partitions()
     topics = []
     for topic in sorted({name.topic for name in names}):
@@ -395,7 +356,6 @@ def take_metadata_snapshot(brokers: BrokerMetadata, *, url: str, layout: str, no
 
 
 def _take_partition_snapshot(brokers: BrokerMetadata, partition: TopicPartition, topic_status: TopicStatus) -> PartitionSnapshot:
-    """Return the snapshot of one partition."""
     folded = brokers.partition_metadata_from_records(partition)
     view = broker_view(folded.cache, partition)
     return PartitionSnapshot(
@@ -441,14 +401,10 @@ def read_latest_metadata_snapshot(store: ObjectStore) -> TierMetadataSnapshot:
 
 
 class SnapshotBrokerMetadata:
-    """Broker metadata from a snapshot. Implements BrokerMetadata and never changes."""
+    """Broker metadata from a snapshot, which never changes."""
 
     def __init__(self, snapshot: TierMetadataSnapshot, patterns: Sequence[str], source_name: str) -> None:
-        """Select the topics of the snapshot whose names ``patterns`` (regular expressions) match. Raises UsageError if there are no
-        patterns.
-
-        :param source_name: name of the metadata source, for messages.
-        """
+        """Select the topics that ``patterns`` (regular expressions) match. Raises UsageError if there are none."""
         self.source_name = source_name
         self.taken_ms = snapshot.taken_ms
         self._snapshot = snapshot
@@ -492,16 +448,13 @@ class SnapshotBrokerMetadata:
         """Return False: a snapshot is taken from complete metadata only."""
         return False
 
-    def deleted_topic_partitions_with_segments(self) -> list[TopicIdPartition]:
-        """Return an empty list: a snapshot holds only topics that existed when it was taken."""
+    def deleted_partitions(self) -> list[TopicIdPartition]:
         return []
 
-    def cluster_problem(self) -> None:
-        """Return None: nothing is compacted from a snapshot."""
+    def cluster_problem(self) -> None: ...
 
 
 def _decode_partition_snapshot(topic: TopicSnapshot, snapshot: PartitionSnapshot) -> FoldedPartitionMetadata:
-    """Decode the segments of a partition snapshot."""
     name = TopicIdPartition(uuid_bytes(topic.topic_id), topic.topic, snapshot.partition)
     cache, findings = decode_folded_partition(base64.b64decode(snapshot.folded), name)
     return FoldedPartitionMetadata(cache, findings, len(findings))

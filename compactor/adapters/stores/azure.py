@@ -3,11 +3,11 @@
 *Create-if-absent* is ``If-None-Match: *`` of Put Blob and of Put Block List. The version of an object is its ETag.
 
 *Large objects* are staged as blocks and become visible by Put Block List. Uncommitted blocks belong to the blob's name, not to a writer, so
-each attempt uses block ids of its own. Put Block List of anybody drops all other blocks of the name: "InvalidBlockList" means that another
-attempt was faster, or that the answer to an earlier one was lost.
+each attempt has block ids of its own. Any Put Block List drops all other blocks of the name: "InvalidBlockList" means that another attempt
+was faster, or that the answer to an earlier one was lost.
 
-*Copies* of ranges are Put Block From URL. The source is read with a signature for one hour, or with the caller's own token. The firewall of
-an account may refuse that the service reads from itself; the first refusal ends the copying of this process.
+*Copies* of ranges are Put Block From URL. The source is read with a signature for one hour, or with the caller's own token. An account's
+firewall may refuse that the service reads from itself; the first refusal ends the copying of this process.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from compactor.adapters.stores.cloud import (
     RequestRunnerWithRetries,
     StoreHttpRequest,
     StoreHttpResponse,
-    connect_and_read_timeouts_s,
     connection_error,
     http_status_error,
+    request_timeouts_s,
 )
 from compactor.adapters.stores.s3_requests import MIN_PART_BYTES, UploadPart, upload_part_length_bytes
 from compactor.config.sections import AzureSettings
@@ -93,12 +93,8 @@ def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
 
 @dataclass(frozen=True)
 class AccountCredentials:
-    """Address and credentials of a storage account. Exactly one of key, sas and token is set.
-
-    :param endpoint: URL of the account's blob service.
-    :param key: the account's key.
-    :param sas: a shared access signature, without a question mark.
-    :param token: a credential of azure-identity.
+    """Address of a storage account's blob service, and one of: its key, a shared access signature (without a question mark), a credential
+    of azure-identity.
     """
 
     endpoint: str
@@ -139,7 +135,7 @@ class AzureClient:
 
     def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRangeContent:
         whole = start == 0 and length is None
-        with self._client_errors_as_store_errors("read", key):
+        with self._translated_errors("read", key):
             found = self._blob_client(key).download_blob(
                 offset=None if whole else start, length=length, max_concurrency=1, decompress=False, **_etag_match_arguments(version)
             )
@@ -148,7 +144,7 @@ class AzureClient:
         return ObjectRangeContent(data, size, str(found.properties.etag))
 
     def head(self, key: str) -> ObjectInfo:
-        with self._client_errors_as_store_errors("read", key):
+        with self._translated_errors("read", key):
             found = self._blob_client(key).get_blob_properties()
         return _object_info(key, found)
 
@@ -159,10 +155,8 @@ class AzureClient:
         return self._upload_blob(key, data, {}, overwrite=True)
 
     def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
-        """Create an object of staged blocks.
-
-        :raises AlreadyExists: if the key is taken; PreconditionFailed, if the key is taken or the staged blocks are gone.
-        :raises CannotCopy: if the server refuses to copy.
+        """Create an object of staged blocks. Raises AlreadyExists if the key is taken, PreconditionFailed if it is or the staged blocks are
+        gone, CannotCopy if the server refuses to copy.
         """
         from azure.core import MatchConditions
         from azure.storage.blob import BlobBlock
@@ -174,7 +168,7 @@ class AzureClient:
         def stage_block(block_id: str, part: UploadPart) -> None:
             if isinstance(part, ObjectRangeToCopy):
                 try:
-                    with self._client_errors_as_store_errors("copy", part.key):
+                    with self._translated_errors("copy", part.key):
                         source = self._copy_source_arguments(part.key)
                         blob.stage_block_from_url(block_id, source_offset=part.start, source_length=part.length, **source)
                 except Refused as error:
@@ -183,30 +177,30 @@ class AzureClient:
                 return
             data = b"".join(read_file_range(piece) for piece in part)
             self._meter.record_bytes_written(len(data))
-            with self._client_errors_as_store_errors("write", key):
+            with self._translated_errors("write", key):
                 blob.stage_block(block_id, data, length=len(data), validate_content=True)
 
-        def commit_blocks_in_one_attempt(attempt: int) -> Any:
-            with self._client_errors_as_store_errors("write", key):
+        def commit_blocks(attempt: int) -> Any:
+            with self._translated_errors("write", key):
                 blocks = [BlobBlock(block_id=block) for block in ids]
                 return blob.commit_block_list(blocks, metadata=dict(metadata), match_condition=MatchConditions.IfMissing)
 
         upload.run_tasks_with_retries([partial(stage_block, block, part) for block, part in zip(ids, parts, strict=True)])
         upload.confirm()
-        made = upload.retrier.call_with_retries(commit_blocks_in_one_attempt)
+        made = upload.retrier.call_with_retries(commit_blocks)
         return ObjectInfo(
             key, sum(upload_part_length_bytes(part) for part in parts), _epoch_ms(made["last_modified"]), str(made["etag"]), dict(metadata)
         )
 
     def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], NextPageToken]:
-        with self._client_errors_as_store_errors("list"):
+        with self._translated_errors("list"):
             listing = self._container_client().list_blobs(name_starts_with=self._prefix + prefix, results_per_page=size)
             pages = listing.by_page(token or None)
             found = [_object_info(blob.name[len(self._prefix) :], blob) for blob in next(pages, ())]
         return found, pages.continuation_token or ""
 
     def delete(self, key: str, version: str = "") -> None:
-        with self._client_errors_as_store_errors("delete", key):
+        with self._translated_errors("delete", key):
             self._blob_client(key).delete_blob(**_etag_match_arguments(version))
 
     def clock_ms(self) -> int:
@@ -214,11 +208,11 @@ class AzureClient:
         return int(parsedate_to_datetime(self._latest.answer.headers["Date"]).timestamp() * 1000)
 
     def does_delete_free_space(self) -> bool | None:
-        reasons, unknown = self._reasons_why_deletes_free_no_space()
+        reasons, unknown = self._retention_reasons()
         return False if reasons else None if unknown else True
 
     def inspect_store_settings(self) -> list[StoreFinding]:
-        reasons, unknown = self._reasons_why_deletes_free_no_space()
+        reasons, unknown = self._retention_reasons()
         hint = "Expect no saving before they are gone, or use a container without"
         findings = [StoreFinding.warning(kind, f"{self.url} {detail}", hint) for kind, detail in reasons]
         if unknown:
@@ -228,23 +222,20 @@ class AzureClient:
     def required_permission_name(self, verb: str) -> str:
         return _PERMISSIONS[verb]
 
-    def _reasons_why_deletes_free_no_space(self) -> tuple[list[FindingKindAndDetail], WhyUnknown]:
-        """Return the settings because of which deleting an object frees no space, and why other settings are unknown.
-
-        The service does not report whether the account keeps old versions of objects. An existing object's properties show it.
-        """
+    def _retention_reasons(self) -> tuple[list[FindingKindAndDetail], WhyUnknown]:
+        """Return the settings because of which a delete frees no space, and why other settings are unknown."""
         unknown = []
 
         def ask(question: Callable[[], T]) -> T | None:
             try:
-                with self._client_errors_as_store_errors("ask for the settings of"):
+                with self._translated_errors("ask for the settings of"):
                     return question()
             except Refused as refusal:
                 unknown.append(refusal.message)
                 return None
 
-        days, versions = ask(self._soft_delete_days), self._does_account_keep_object_versions()
-        policy, hold = ask(self._immutability_policy_and_legal_hold_flags) or (False, False)
+        days, versions = ask(self._soft_delete_days), self._keeps_versions()
+        policy, hold = ask(self._policy_and_hold) or (False, False)
         if versions is None:
             unknown.append("there is no object yet, which would show whether the account keeps versions")
         found = [
@@ -256,25 +247,22 @@ class AzureClient:
         return [(kind, detail) for kind, detail, is_set in found if is_set], "; ".join(unknown)
 
     def _soft_delete_days(self) -> int:
-        """Return for how many days the account keeps deleted objects (soft delete): 0 if it does not keep them."""
+        """Return 0 if deleted objects are not kept."""
         policy = self._service_client().get_service_properties()["delete_retention_policy"]
         return int(policy.days or 1) if policy.enabled else 0
 
-    def _immutability_policy_and_legal_hold_flags(self) -> tuple[bool, bool]:
-        """Return a pair: whether the container has an immutability policy, and whether it has a legal hold."""
+    def _policy_and_hold(self) -> tuple[bool, bool]:
         found = self._container_client().get_container_properties()
         return bool(found.has_immutability_policy), bool(found.has_legal_hold)
 
-    def _does_account_keep_object_versions(self) -> bool | None:
-        """Return whether the account keeps versions of overwritten and deleted objects. None if the store has no object yet, because only
-        an existing object shows it.
-        """
-        with self._client_errors_as_store_errors("list"):
+    def _keeps_versions(self) -> bool | None:
+        """Return None if there is no object yet: the service reports versioning only by an object's properties."""
+        with self._translated_errors("list"):
             first = next(iter(self._container_client().list_blobs(name_starts_with=self._prefix, results_per_page=1)), None)
             return None if first is None else bool(self._container_client().get_blob_client(first.name).get_blob_properties().version_id)
 
     def _upload_blob(self, key: str, data: bytes, metadata: Mapping[str, str], *, overwrite: bool) -> ObjectInfo:
-        with self._client_errors_as_store_errors("write", key):
+        with self._translated_errors("write", key):
             self._meter.record_bytes_written(len(data))
             made = self._blob_client(key).upload_blob(
                 data, overwrite=overwrite, metadata=dict(metadata), max_concurrency=1, validate_content=True, length=len(data)
@@ -282,7 +270,6 @@ class AzureClient:
         return ObjectInfo(key, len(data), _epoch_ms(made["last_modified"]), str(made["etag"]), dict(metadata))
 
     def _copy_source_arguments(self, key: str) -> dict[str, str]:
-        """Return the arguments with which a copy request names the source object and lets the service read it."""
         from azure.storage.blob import BlobSasPermissions, generate_blob_sas
 
         source = self._blob_client(key)
@@ -304,12 +291,8 @@ class AzureClient:
         return self._container_client().get_blob_client(self._prefix + key)
 
     @contextmanager
-    def _client_errors_as_store_errors(self, verb: str, key: str = "") -> Iterator[None]:
-        """Provide a ``with`` block in which errors of the client library are replaced by the errors of ObjectStore (compactor.errors).
-
-        :param verb: what is done to the object, for messages.
-        :param key: key of the object; empty if the request is about the container.
-        """
+    def _translated_errors(self, verb: str, key: str = "") -> Iterator[None]:
+        """Replace errors of the client library in a ``with`` block by the errors of ObjectStore."""
         from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
         from urllib3.exceptions import HTTPError
 
@@ -339,9 +322,8 @@ class AzureClient:
             return self._made
 
     def _send_request_and_count(self, request: StoreHttpRequest, send: Callable[..., StoreHttpResponse]) -> StoreHttpResponse:
-        """Send a request, count it and return the answer. The answer is also stored as the latest one of this thread."""
         self._meter.record_request(request_kind_for_metering(request.method, request.url, is_copy="x-ms-copy-source" in request.headers))
-        connect_s, read_s = connect_and_read_timeouts_s(self._contact)
+        connect_s, read_s = request_timeouts_s(self._contact)
         answer = send(connection_timeout=connect_s, read_timeout=read_s)
         if answer.status_code >= HTTPStatus.BAD_REQUEST or answer.headers.get("Content-Length") == "0":
             answer.body()  # the client library leaves such bodies of downloads unread, and with them the connection
@@ -350,10 +332,8 @@ class AzureClient:
 
 
 def choose_credentials(account: str, settings: AzureSettings, environment: Mapping[str, str]) -> AccountCredentials:
-    """Return the address and credentials of a storage account. The first of these that is set counts: [azure] credentials_file, the
-    environment variables of Azure's own tools, the managed or workload identities of azure-identity.
-
-    Raises UsageError for credentials that cannot be used.
+    """Return the first credentials that are set: [azure] credentials_file, the environment variables of Azure's own tools, the identities
+    of azure-identity. Raises UsageError if they cannot be used.
     """
     endpoint = settings.endpoint_url or f"https://{account}.blob.core.windows.net"
     if settings.credentials_file:
@@ -372,12 +352,6 @@ def choose_credentials(account: str, settings: AzureSettings, environment: Mappi
 
 
 def _credentials_from_text(text: str, account: str, settings: AzureSettings, endpoint: str, origin: str) -> AccountCredentials:
-    """Return the credentials in ``text``, which is a connection string, a shared access signature or an account key. Raises UsageError if
-    it is none of them.
-
-    :param endpoint: URL of the account's blob service, unless a connection string names another one.
-    :param origin: where the text was found, for messages.
-    """
     fields = {name.strip().lower(): value for name, sign, value in (part.partition("=") for part in text.split(";")) if sign}
     if "accountkey" in fields or "sharedaccesssignature" in fields:
         named = fields.get("accountname", account)
@@ -411,8 +385,6 @@ def _create_service_client(
     from azure.storage.blob import BlobServiceClient
 
     class ObservedTransport(RequestsTransport):  # type: ignore[misc]
-        """Transport that sends each request through ``observe_request``, which sees the request and its answer."""
-
         def send(self, request: StoreHttpRequest, **kwargs: Any) -> StoreHttpResponse:
             return observe_request(request, lambda **timeouts: super(ObservedTransport, self).send(request, **{**kwargs, **timeouts}))
 
@@ -457,11 +429,6 @@ _REFUSALS: Final = {
 
 
 def _http_status_error(error: Any, failed_request: str, key: str) -> CompactorError:
-    """Translate an HTTP error answer of the store into the error that ObjectStore raises for it.
-
-    :param failed_request: text such as ``cannot read URL``, for the message.
-    :param key: key of the object; empty if the request was about the container.
-    """
     code = getattr(error, "error_code", None) or (error.response.headers.get("x-ms-error-code", "") if error.response else "") or ""
     code = str(getattr(code, "value", code))
     status = int(error.status_code)
@@ -487,7 +454,6 @@ def _first_line_of_message(error: Exception) -> str:
 
 
 def _etag_match_arguments(version: str) -> dict[str, Any]:
-    """Return the request arguments that require the object to have this ETag. If ``version`` is empty, so is the result."""
     from azure.core import MatchConditions
 
     return {"etag": version, "match_condition": MatchConditions.IfNotModified} if version else {}
@@ -499,7 +465,7 @@ def _object_info(key: str, properties: Any) -> ObjectInfo:
 
 
 def _quoted_etag(etag: str) -> str:
-    """Return an ETag with quotation marks, as the headers of answers have it. Listings give ETags without quotation marks."""
+    # Return an ETag as headers have it; listings give ETags without quotation marks.
     return etag if etag.startswith('"') else f'"{etag}"'
 
 
@@ -508,10 +474,7 @@ def _epoch_ms(moment: datetime) -> int:
 
 
 def request_kind_for_metering(method: str, url: str, *, is_copy: bool = False) -> str:
-    """Return the kind under which a request is counted: get, list, head, put, copy, multipart or delete.
-
-    :param is_copy: whether the request copies bytes of an object.
-    """
+    """Return the kind under which a request is counted: get, list, head, put, copy, multipart or delete."""
     if method == "GET":
         return "list" if "comp=list" in url else "head" if "restype=" in url else "get"
     if method == "PUT":

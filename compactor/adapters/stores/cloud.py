@@ -1,9 +1,8 @@
 """An object store over a vendor's client library: retries, create-if-absent after lost answers, parallel reads, listings.
 
-An adapter gives an ``SingleRequestObjectClient``, which makes single requests. ``CloudStore`` makes the port of them.
-
-*Create-if-absent*: each create marks its object with a token of its own. If the key is taken, the object is read: with the same token, an
-earlier attempt of this create has succeeded and its answer was lost.
+An adapter gives a ``SingleRequestObjectClient``; ``CloudStore`` makes the port of it. *Create-if-absent*: each create marks its object with
+a token of its own. If the key is taken by an object with the same token, an earlier attempt of this create has succeeded and its answer was
+lost.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from compactor.adapters.stores.s3_requests import UploadPart, divide_file_into_upload_parts, is_unknown_host, plan_upload_parts
+from compactor.adapters.stores.s3_requests import UploadPart, is_unknown_host, plan_upload_parts, split_file
 from compactor.errors import AlreadyExists, CannotCopy, CompactorError, NotFound, Refused, Unavailable
 from compactor.storage.checks import (
     StoreFinding,
-    delete_and_raise_if_copied_bytes_differ,
-    os_errors_as_compactor_errors,
     require_unchanged_copy_sources,
     run_in_parallel,
+    translated_os_errors,
+    verify_or_delete_copy,
     write_at_position,
 )
 from compactor.storage.factory import PreconditionFailed, RangeNotSatisfiable
@@ -64,9 +63,7 @@ _BUSY = "The store asks for patience or has trouble; lower [limits] max_requests
 
 @dataclass(frozen=True)
 class ErrorHints:
-    """Advice for users in one vendor's terms, by kind of refusal: what to check if credentials, permissions, bucket or endpoint are
-    wrong.
-    """
+    """Advice for users in one vendor's terms, by what is wrong."""
 
     credentials: str
     permission: str
@@ -75,10 +72,8 @@ class ErrorHints:
 
 
 def http_status_error(status: int, message: str, hints: ErrorHints, *, is_object_request: bool) -> CompactorError:
-    """Translate an HTTP status into the error that ObjectStore raises for it.
-
-    :param message: text of the error.
-    :param is_object_request: whether the request was about an object rather than the bucket; then 404 means that the object is missing.
+    """Translate an HTTP status into the error that ObjectStore raises for it. 404 means that the object is missing if
+    ``is_object_request``, otherwise the bucket.
     """
     if status == HTTPStatus.NOT_FOUND:
         return NotFound(message) if is_object_request else Refused(f"{message}: it does not exist", hint=hints.bucket)
@@ -98,21 +93,16 @@ def http_status_error(status: int, message: str, hints: ErrorHints, *, is_object
 
 
 def connection_error(error: Exception, failed_request: str, hints: ErrorHints, *, answered_before: bool) -> CompactorError:
-    """Return the error that ObjectStore raises for a connection that failed or broke.
-
-    :param failed_request: text such as ``cannot read URL``, for the message.
-    :param answered_before: whether the store has answered this process before. If so, an unknown host name counts as temporary
-        (Unavailable), otherwise as a mistake in the settings (Refused).
+    """Return the error for a connection that failed or broke. Before the store's first answer an unknown host name is Refused instead of
+    Unavailable.
     """
     if not answered_before and is_unknown_host(error):
         return Refused(f"{failed_request}: the host name is unknown ({error})", hint=hints.endpoint)
     return Unavailable(f"{failed_request}: {error}".rstrip("."), hint=hints.endpoint if not answered_before else "Try again")
 
 
-def connect_and_read_timeouts_s(contact: FirstAnswerTracker) -> tuple[float, float]:
-    """Return the two timeouts of a request, in seconds: until the connection is made, and between received bytes. The second one is shorter
-    until the store has answered for the first time.
-    """
+def request_timeouts_s(contact: FirstAnswerTracker) -> tuple[float, float]:
+    """Return the timeouts until the connection is made, and between received bytes, which is shorter until the store's first answer."""
     return _CONNECT_S, _READ_S if contact.answered else FIRST_ANSWER_S / 2
 
 
@@ -130,16 +120,14 @@ class ObjectRangeContent:
 
 
 class RequestRunnerWithRetries(Protocol):
-    """Function that makes a request, repeats it while the store is unavailable, and returns its result. After the retry deadline it raises
-    Unavailable.
-    """
+    """Function that repeats a request while the store is unavailable. After the retry deadline it raises Unavailable."""
 
     def __call__(self, request: Callable[[], T], /) -> T: ...
 
 
 class SingleRequestObjectClient(Protocol):
-    """Client that makes single requests to the objects below one prefix. It does not retry, except that ``create`` and
-    ``create_in_parts`` retry through ``retried`` and ``upload``. All methods raise StoreErrors, PreconditionFailed or RangeNotSatisfiable.
+    """Client that makes single requests to the objects below one prefix; only creates retry, through ``retried`` and ``upload``. All
+    methods raise StoreErrors, PreconditionFailed or RangeNotSatisfiable.
     """
 
     @property
@@ -147,68 +135,53 @@ class SingleRequestObjectClient(Protocol):
         """Return the limits of server-side copies, or None if the store cannot copy."""
 
     @property
-    def url(self) -> str:
-        """Return the store's URL."""
+    def url(self) -> str: ...
 
     @property
     def endpoint_bucket_and_prefix(self) -> tuple[str, str, str]:
-        """Return a triple: the endpoint's URL (empty for the vendor's own), the bucket, and the prefix of all keys of this store."""
+        """Return the endpoint's URL (empty for the vendor's own), the bucket, and the prefix of all keys of this store."""
 
     def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRangeContent:
-        """Return bytes [start, start + length) of an object. If ``length`` is None, return all bytes from ``start`` on. If ``version`` is
-        not empty, no other version may be read.
-        """
+        """Return bytes [start, start + length) of an object (None: up to its end), of no other ``version`` if that is not empty."""
 
-    def head(self, key: str) -> ObjectInfo:
-        """Return the properties of an object, including its metadata."""
+    def head(self, key: str) -> ObjectInfo: ...
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRunnerWithRetries) -> ObjectInfo:
-        """Create an object if the key is free.
-
-        :param retried: makes a request with retries. Each request of the create is made through it.
-        """
+        """Create an object if the key is free. Each request is made through ``retried``."""
 
     def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
         """Create an object from these parts, in order, if the key is free. ``upload`` sends them in parallel, with retries."""
 
-    def put(self, key: str, data: bytes) -> ObjectInfo:
-        """Create or overwrite an object."""
+    def put(self, key: str, data: bytes) -> ObjectInfo: ...
 
     def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], NextPageToken]:
-        """Return a pair: at most ``size`` objects whose keys begin with ``prefix``, and the token of the next page, which is empty after
-        the last page.
+        """Return at most ``size`` objects whose keys begin with ``prefix``, and the token of the next page (empty after the last one).
 
-        :param after: key after which the listing begins. Stores that cannot begin after a key return earlier keys, too; the caller skips
-            them.
-        :param token: token of this page; empty for the first one.
+        :param after: where the listing begins. Stores that cannot do that return earlier keys, too.
+        :param token: empty for the first page.
         """
 
     def delete(self, key: str, version: str = "") -> None:
-        """Delete an object. If ``version`` is not empty, the object is deleted only if it has this version. Raises NotFound if there is no
-        object.
-        """
+        """Delete an object, or only this ``version`` of it if that is not empty. Raises NotFound if there is no object."""
 
     def clock_ms(self) -> int:
         """Return the store's time in milliseconds, with one request."""
 
     def does_delete_free_space(self) -> bool | None:
-        """Return whether a deleted object frees its space at once; None if the credentials may not read the settings that decide it."""
+        """Return whether a deleted object frees its space at once; None if the credentials may not ask."""
 
     def inspect_store_settings(self) -> list[StoreFinding]:
-        """Return findings about the bucket's settings (versioning, retention and the like), for `config check`."""
+        """Return findings about versioning, retention and the like."""
 
     def required_permission_name(self, verb: str) -> str:
-        """Return the permission that a request needs, in the vendor's terms.
-
-        :param verb: the kind of request: write, overwrite, read, list or delete.
-        """
+        """Return the permission, in the vendor's terms, for: write, overwrite, read, list or delete."""
 
 
 @dataclass(frozen=True)
 class PartUploader:
-    """Helper of an upload in parts: it runs the requests in parallel threads, with retries.
+    """Runner of an upload's requests in parallel threads, with retries.
 
-    confirm: called by the client when all parts are stored, before the object becomes visible. It raises an error to prevent that.
+    confirm: called when all parts are stored, before the object becomes visible; raises an error to prevent that.
     """
 
     retrier: Retrier
@@ -230,7 +203,7 @@ class PartUploader:
 
 
 class CloudStore:
-    """ObjectStore over an SingleRequestObjectClient. Thread-safe."""
+    """ObjectStore over a SingleRequestObjectClient. Thread-safe."""
 
     def __init__(self, client: SingleRequestObjectClient, options: StoreOptions) -> None:
         self._client = client
@@ -264,25 +237,23 @@ class CloudStore:
         return replace(found, metadata={name: value for name, value in found.metadata.items() if name != _TOKEN})
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        return self._create_or_find_own_earlier_attempt(
+        return self._create_or_find_own(
             key, metadata, lambda described: self._client.create(key, data, described, self._request_with_retries)
         )
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_object_key(key)
         require_storable_object_metadata(metadata)
-        with os_errors_as_compactor_errors("read", path):
+        with translated_os_errors("read", path):
             size = path.stat().st_size
             data = path.read_bytes() if size <= self._transfers.part_bytes else None
         if data is not None:
             return self.create(key, data, metadata)
-        return self._create_in_parts(key, divide_file_into_upload_parts(FileRange(path, 0, size), self._transfers.part_bytes), metadata)
+        return self._create_in_parts(key, split_file(FileRange(path, 0, size), self._transfers.part_bytes), metadata)
 
     def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Create an object from copied ranges and local bytes.
-
-        Copied bytes are read back and compared, because these stores return no CRC-32C of a copy. If they differ, the object is deleted and
-        CopyDiffers raised.
+        """Create an object from copied ranges and local bytes. Copied bytes are read back, because these stores return no CRC-32C of a
+        copy.
         """
         check_object_key(key)
         if self.server_copy_limits is None:
@@ -292,7 +263,7 @@ class CloudStore:
             return self.create(key, b"", metadata)
         require_unchanged_copy_sources(self, sources)
         made = self._create_in_parts(key, parts, metadata, lambda: require_unchanged_copy_sources(self, sources))
-        delete_and_raise_if_copied_bytes_differ(self, key, sources, self._transfers.part_bytes)
+        verify_or_delete_copy(self, key, sources, self._transfers.part_bytes)
         return made
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
@@ -313,16 +284,16 @@ class CloudStore:
                 )
         end = first.size if length is None else min(first.size, start + length)
         version = first.version
-        with os_errors_as_compactor_errors("write", path):
+        with translated_os_errors("write", path):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
         def fetch_range_into_file(position: int) -> None:
             found = self._read_range(key, position, min(part, end - position), version)
-            with os_errors_as_compactor_errors("write", path):
+            with translated_os_errors("write", path):
                 write_at_position(descriptor, found.data, position - start)
 
         try:
-            with os_errors_as_compactor_errors("write", path):
+            with translated_os_errors("write", path):
                 write_at_position(descriptor, first.data, 0)
             rest = range(start + len(first.data), end, part)
             PartUploader(self._retrier, self._transfers.threads).run_tasks_with_retries([partial(fetch_range_into_file, at) for at in rest])
@@ -364,73 +335,52 @@ class CloudStore:
             upload.run_tasks_with_retries([lambda key=key: self._delete_object(key) for key in dict.fromkeys(batch)])  # type: ignore[misc]
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """Yield nothing: these stores do not list unfinished uploads. They delete such uploads by themselves after a week."""
+        """Yield nothing: these stores do not list unfinished uploads, and delete them by themselves after a week."""
         check_object_key_prefix(prefix)
         return iter(())
 
     def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
-        """Do nothing: these stores do not list unfinished uploads, so there are none to abort."""
+        """Do nothing: these stores list no unfinished uploads."""
 
     def clock_ms(self) -> int:
         return self._request_with_retries(self._client.clock_ms)
 
     def inspect_store_settings(self, now_ms: int) -> Sequence[StoreFinding]:
-        """Return findings about the bucket's settings. Raises StoreError if the store cannot be reached."""
+        """Return findings about the bucket's settings."""
         return self._request_with_retries(self._client.inspect_store_settings)
 
     def does_delete_free_space(self) -> bool | None:
-        """Return whether a deleted object frees its space at once; None if the credentials may not read the settings that decide it. Raises
-        StoreError if the store cannot be reached.
-        """
+        """Return None if the credentials may not ask."""
         return self._request_with_retries(self._client.does_delete_free_space)
 
     def required_permission_name(self, verb: str) -> str:
-        """Return the permission that a request needs, in the vendor's terms.
-
-        :param verb: the kind of request: write, overwrite, read, list or delete.
-        """
         return self._client.required_permission_name(verb)
 
-    def endpoint_bucket_and_prefix_of_server(self) -> tuple[str, str, str]:
-        """Return a triple: the server's endpoint, the bucket, and the prefix of all keys of this store."""
+    def server_location(self) -> tuple[str, str, str]:
         return self._client.endpoint_bucket_and_prefix
 
     def without_conditional_create_check(self) -> ObjectStore:
-        """Return a copy of this store that does not test create-if-absent before its first create."""
         return type(self)(self._client, replace(self._options, before_create=lambda store: None))
 
     def with_list_page(self, keys: int) -> ObjectStore:
-        """Return a copy of this store that asks for so many keys in each page of a listing."""
         return type(self)(self._client, replace(self._options, transfers=self._transfers.model_copy(update={"list_page": keys})))
 
-    def upload_in_parts_if_absent(self, key: str, file: FileRange) -> None:
-        """Upload a file in parts, asking the store to create the object only if the key is free. Raises AlreadyExists or PreconditionFailed
-        if the key is taken.
-        """
+    def upload_if_absent(self, key: str, file: FileRange) -> None:
+        """Raise AlreadyExists or PreconditionFailed if the key is taken."""
         self._client.create_in_parts(key, [(file,)], {}, PartUploader(self._retrier, 1))
 
     def _create_in_parts(
         self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str] | None, confirm: Callable[[], None] = lambda: None
     ) -> ObjectInfo:
-        """Create an object from parts, each sent with retries. Raises AlreadyExists if the key is taken.
-
-        :param confirm: called when all parts are stored, before the object becomes visible. It raises an error to prevent that.
-        """
         if self._find_object(key) is not None:  # before a gigabyte is sent for nothing; the last request decides
             raise AlreadyExists(f"{self.url}/{key} exists already")
         upload = PartUploader(self._retrier, self._transfers.threads, confirm)
-        return self._create_or_find_own_earlier_attempt(
-            key, metadata, lambda described: self._client.create_in_parts(key, parts, described, upload)
-        )
+        return self._create_or_find_own(key, metadata, lambda described: self._client.create_in_parts(key, parts, described, upload))
 
-    def _create_or_find_own_earlier_attempt(
+    def _create_or_find_own(
         self, key: str, metadata: Mapping[str, str] | None, write: Callable[[dict[str, str]], ObjectInfo]
     ) -> ObjectInfo:
-        """Create an object by calling ``write`` with the object's metadata, to which a random token is added.
-
-        If the key is taken by an object with the same token, an earlier attempt of this call has created that object, and its properties
-        are returned. If the key is taken by any other object, AlreadyExists is raised.
-        """
+        """Call ``write`` with a random token added to the metadata. An object with this token at the key is this call's earlier attempt."""
         check_object_key(key)
         described = require_storable_object_metadata(metadata)
         self._before_create(self)
@@ -447,12 +397,7 @@ class CloudStore:
         return replace(made, metadata=described)
 
     def _read_range(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRangeContent:
-        """Request bytes [start, start + length) of an object once. Raises Unavailable if the store sends fewer or more bytes than the
-        object has there.
-
-        :param length: None for all bytes up to the object's end.
-        :param version: the only version that may be read; empty for any.
-        """
+        """Raises Unavailable if the store sends fewer or more bytes than the object has there."""
         found = self._client.read(key, start, length, version)
         received = len(found.data)
         self._options.meter.record_bytes_read(received)
@@ -478,11 +423,8 @@ class CloudStore:
             return
 
     def _request_object_with_retries(self, key: str, request: Callable[[], T]) -> T:
-        """Make a request for an object, with retries, and return its result.
-
-        A store may answer NotFound also because the whole bucket is missing. Until any request has succeeded, NotFound is therefore checked
-        by listing the bucket, which raises Refused if it is missing.
-        """
+        # Make a request for an object. A store may answer NotFound because the whole bucket is missing: until any request has succeeded, a
+        # listing decides, which raises Refused if it is.
         try:
             return self._request_with_retries(request)
         except NotFound:
@@ -491,10 +433,6 @@ class CloudStore:
             raise NotFound(f"cannot read {self.url}/{key}: no such object") from None
 
     def _request_with_retries(self, request: Callable[[], T]) -> T:
-        """Make a request, repeat it while the store is unavailable, and return its result. After the retry deadline it raises
-        Unavailable.
-        """
-
         def attempt_and_count_retries(attempt_number: int) -> T:
             if attempt_number:
                 self._options.meter.record_retry()

@@ -26,9 +26,9 @@ from compactor.adapters.stores.cloud import (
     RequestRunnerWithRetries,
     StoreHttpResponse,
     StoreHttpSession,
-    connect_and_read_timeouts_s,
     connection_error,
     http_status_error,
+    request_timeouts_s,
 )
 from compactor.adapters.stores.s3_requests import UploadPart
 from compactor.config.sections import GcsSettings
@@ -95,13 +95,13 @@ class GcsClient:
 
     def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRangeContent:
         whole = start == 0 and length is None
-        with self._client_errors_as_store_errors("read", key):
+        with self._translated_errors("read", key):
             data = self._blob_handle(key).download_as_bytes(
                 start=None if whole else start,
                 end=None if length is None else start + length - 1,
                 raw_download=True,
                 if_generation_match=int(version) if version else None,
-                timeout=connect_and_read_timeouts_s(self._contact),
+                timeout=request_timeouts_s(self._contact),
                 retry=None,
             )
         headers = self._session.answer.headers
@@ -109,9 +109,9 @@ class GcsClient:
         return ObjectRangeContent(data, size, headers.get("x-goog-generation", ""))
 
     def head(self, key: str) -> ObjectInfo:
-        with self._client_errors_as_store_errors("read", key):
+        with self._translated_errors("read", key):
             blob = self._blob_handle(key)
-            blob.reload(timeout=connect_and_read_timeouts_s(self._contact), retry=None)
+            blob.reload(timeout=request_timeouts_s(self._contact), retry=None)
         return self._object_info(blob)
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRunnerWithRetries) -> ObjectInfo:
@@ -129,7 +129,7 @@ class GcsClient:
         first = parts[0]
         if not isinstance(first, tuple):
             raise TypeError("only files are uploaded")
-        with self._client_errors_as_store_errors("write", key):
+        with self._translated_errors("write", key):
             blob = self._blob_handle(key, metadata)
             blob.chunk_size = -(-first[0].length // _CHUNK_UNIT) * _CHUNK_UNIT
             self._meter.record_bytes_written(sum(piece.length for part in parts if isinstance(part, tuple) for piece in part))
@@ -138,29 +138,29 @@ class GcsClient:
                 content_type="application/octet-stream",
                 if_generation_match=0,
                 checksum="crc32c",
-                timeout=connect_and_read_timeouts_s(self._contact),
+                timeout=request_timeouts_s(self._contact),
                 retry=DEFAULT_RETRY.with_delay(policy.base_s, policy.cap_s).with_timeout(deadline_s),
             )
         return self._object_info(blob)
 
     def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], NextPageToken]:
-        with self._client_errors_as_store_errors("list"):
+        with self._translated_errors("list"):
             listing = self._gcs_client().list_blobs(
                 self._name,
                 prefix=self._prefix + prefix,
                 start_offset=self._prefix + after if after else None,
                 page_token=token or None,
                 page_size=size,
-                timeout=connect_and_read_timeouts_s(self._contact),
+                timeout=request_timeouts_s(self._contact),
                 retry=None,
             )
             found = [self._object_info(blob) for blob in next(listing.pages, ())]
         return found, listing.next_page_token or ""
 
     def delete(self, key: str, version: str = "") -> None:
-        with self._client_errors_as_store_errors("delete", key):
+        with self._translated_errors("delete", key):
             self._blob_handle(key).delete(
-                if_generation_match=int(version) if version else None, timeout=connect_and_read_timeouts_s(self._contact), retry=None
+                if_generation_match=int(version) if version else None, timeout=request_timeouts_s(self._contact), retry=None
             )
 
     def clock_ms(self) -> int:
@@ -169,13 +169,13 @@ class GcsClient:
 
     def does_delete_free_space(self) -> bool | None:
         try:
-            return not self._reasons_why_deletes_free_no_space()
+            return not self._retention_reasons()
         except Refused:
             return None
 
     def inspect_store_settings(self) -> list[StoreFinding]:
         try:
-            reasons = self._reasons_why_deletes_free_no_space()
+            reasons = self._retention_reasons()
         except Refused as refusal:
             return [unknown_deletion_settings(self.url, refusal.message, "storage.buckets.get on the bucket")]
         hint = "Expect no saving before they are gone, or use a bucket without"
@@ -184,11 +184,11 @@ class GcsClient:
     def required_permission_name(self, verb: str) -> str:
         return _PERMISSIONS[verb]
 
-    def _reasons_why_deletes_free_no_space(self) -> list[FindingKindAndDetail]:
-        """Return the bucket's settings because of which deleting an object frees no space. Raises Refused if the store does not tell."""
+    def _retention_reasons(self) -> list[FindingKindAndDetail]:
+        """Raises Refused if the store does not tell."""
         bucket = self._gcs_client().bucket(self._name)
-        with self._client_errors_as_store_errors("ask for the settings of"):
-            bucket.reload(timeout=connect_and_read_timeouts_s(self._contact), retry=None)
+        with self._translated_errors("ask for the settings of"):
+            bucket.reload(timeout=request_timeouts_s(self._contact), retry=None)
         soft_s = bucket.soft_delete_policy.retention_duration_seconds
         found = [
             ("versioning", "keeps versions: a deleted object stays as a noncurrent version, and is paid for", bucket.versioning_enabled),
@@ -199,12 +199,12 @@ class GcsClient:
         return [(kind, detail) for kind, detail, is_set in found if is_set]
 
     def _upload_object(self, key: str, data: bytes, metadata: Mapping[str, str], **condition: int) -> ObjectInfo:
-        with self._client_errors_as_store_errors("write", key):
+        with self._translated_errors("write", key):
             blob = self._blob_handle(key, metadata)
             self._meter.record_bytes_written(len(data))
             kind = "application/octet-stream"
             blob.upload_from_string(
-                data, content_type=kind, checksum="crc32c", timeout=connect_and_read_timeouts_s(self._contact), retry=None, **condition
+                data, content_type=kind, checksum="crc32c", timeout=request_timeouts_s(self._contact), retry=None, **condition
             )
         return self._object_info(blob)
 
@@ -219,12 +219,8 @@ class GcsClient:
         return blob
 
     @contextmanager
-    def _client_errors_as_store_errors(self, verb: str, key: str = "") -> Iterator[None]:
-        """Provide a ``with`` block in which errors of the client library are replaced by the errors of ObjectStore (compactor.errors).
-
-        :param verb: what is done to the object, for messages.
-        :param key: key of the object; empty if the request is about the bucket.
-        """
+    def _translated_errors(self, verb: str, key: str = "") -> Iterator[None]:
+        """Replace errors of the client library in a ``with`` block by the errors of ObjectStore."""
         from google.api_core.exceptions import GoogleAPICallError
         from google.auth.exceptions import GoogleAuthError, TransportError as AuthTransportError
         from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
@@ -257,14 +253,12 @@ class GcsClient:
     def _gcs_client(self) -> GcsLibraryClient:
         with self._lock:
             if self._made is None:
-                self._session, self._made = _create_session_and_gcs_client(self._settings, self._meter)
+                self._session, self._made = _connect(self._settings, self._meter)
             return self._made
 
 
-def _create_session_and_gcs_client(settings: GcsSettings, meter: RequestMeter) -> tuple[StoreHttpSession, GcsLibraryClient]:
-    """Return a pair: an HTTP session that counts requests, and a Google Cloud Storage client that uses it. Raises UsageError if the
-    credentials file cannot be used.
-    """
+def _connect(settings: GcsSettings, meter: RequestMeter) -> tuple[StoreHttpSession, GcsLibraryClient]:
+    """Raises UsageError if the credentials file cannot be used."""
     import google.auth
     from google.auth.credentials import AnonymousCredentials
     from google.auth.transport.requests import AuthorizedSession
@@ -308,11 +302,6 @@ def _create_session_and_gcs_client(settings: GcsSettings, meter: RequestMeter) -
 
 
 def _http_status_error(status: int, response: StoreHttpResponse, failed_request: str, *, is_object_request: bool) -> CompactorError:
-    """Translate an HTTP error answer of the store into the error that ObjectStore raises for it.
-
-    :param failed_request: text such as ``cannot read URL``, for the message.
-    :param is_object_request: whether the request was about an object rather than the bucket.
-    """
     answer = _message_of_error_answer(response, status)
     message = f"{failed_request}: {answer}"
     if status == HTTPStatus.BAD_REQUEST and _DAMAGED.search(answer):
@@ -327,7 +316,6 @@ def _http_status_error(status: int, response: StoreHttpResponse, failed_request:
 
 
 def _message_of_error_answer(response: StoreHttpResponse, status: int) -> str:
-    """Return a message with the HTTP status of an error answer and, if the answer contains one, the store's own text."""
     try:
         return f"the store answered {status} ({response.json()['error']['message'].rstrip('.')})"
     except (AttributeError, KeyError, TypeError, ValueError):

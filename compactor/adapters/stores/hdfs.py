@@ -1,14 +1,14 @@
 """A directory of HDFS as an object store (``hdfs://namenode/path``), over the namenode's WebHDFS.
 
-*Create-if-absent*: a file is staged below the reserved folder and renamed to its key with ``renameoptions=NONE``. The namenode refuses the
-rename where the target exists.
+*Create-if-absent*: a file is staged below the reserved folder and renamed to its key with ``renameoptions=NONE``, which the namenode
+refuses where the target exists.
 
 *Modification times*: a rename keeps the file's time, and grace must never count from staging. Therefore a staged file is dated
-``UNDATED_MS`` into the future, so that nothing that counts from it is due. After the rename it gets the namenode's time. Whoever finds a
-file that a crash has left undated dates it then, which is later and therefore safe.
+``UNDATED_MS`` into the future, so that nothing that counts from it is due, and gets the namenode's time after the rename. A file that a
+crash has left undated is dated by the process that finds it, which is later and therefore safe.
 
-*Versions* are inode numbers, which HDFS never uses twice. Bytes are read by number, so that a file that was replaced is not taken for the
-one that was asked for.
+*Versions* are inode numbers, which HDFS never uses twice. Bytes are read by inode number, so that a replaced file is not taken for the
+requested one.
 
 *Kerberos*: the namenode answers the first request with 401 and gets a ticket by SPNEGO; then its cookie is enough until that ends. The
 datanodes get a delegation token with each redirect.
@@ -39,9 +39,9 @@ from compactor.adapters.stores.cloud import (
     RequestRunnerWithRetries,
     StoreHttpResponse,
     StoreHttpSession,
-    connect_and_read_timeouts_s,
     connection_error,
     http_status_error,
+    request_timeouts_s,
 )
 from compactor.adapters.stores.s3_requests import UploadPart
 from compactor.config.sections import HdfsSettings
@@ -105,13 +105,11 @@ class HdfsStore(CloudStore):
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         check_object_key_prefix(prefix)
         folder, slash, _ = prefix.rpartition("/")
-        return self._list_objects_in_folder_tree(folder + slash, prefix, after)
+        return self._list_tree(folder + slash, prefix, after)
 
     @override
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """Yield the staged files (uploads that are not yet renamed to their keys) if ``prefix`` is empty. Otherwise yield nothing, because
-        a staged file's name does not show its key.
-        """
+        """Yield the staged files if ``prefix`` is empty, otherwise nothing: a staged file's name does not show its key."""
         check_object_key_prefix(prefix)
         for entry in [] if prefix else self._request_with_retries(lambda: self._client.list_folder(_STAGING)):
             yield UnfinishedUpload(entry.name, entry.name.removeprefix(_STAGING), entry.modified_ms % UNDATED_MS)
@@ -122,10 +120,8 @@ class HdfsStore(CloudStore):
             with suppress(NotFound):
                 self._request_with_retries(lambda name=_STAGING + upload.id: self._client.delete(name))  # type: ignore[misc]
 
-    def _list_objects_in_folder_tree(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
-        """Yield the objects in a folder and its subfolders whose keys begin with ``prefix`` and are greater than ``after``, in UTF-8 byte
-        order. To get this order a directory is sorted by its name with a slash.
-        """
+    def _list_tree(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
+        # Yield objects in UTF-8 byte order of their keys; to get it, a directory is sorted by its name with a slash.
         for entry in sorted(self._request_with_retries(lambda: self._client.list_folder(folder)), key=lambda entry: entry.name.encode()):
             name = entry.name
             if object_key_component_problem(name.removeprefix(folder).rstrip("/")):
@@ -133,7 +129,7 @@ class HdfsStore(CloudStore):
             is_wanted = name.startswith(prefix) and name.encode() > after.encode()
             if name.endswith("/"):
                 if is_wanted or prefix.startswith(name) or (name.startswith(prefix) and after.startswith(name)):
-                    yield from self._list_objects_in_folder_tree(name, prefix, after)
+                    yield from self._list_tree(name, prefix, after)
             elif is_wanted:
                 with suppress(NotFound):
                     yield self._request_with_retries(lambda entry=entry: self._client.object_info(entry, {}))  # type: ignore[misc]
@@ -141,11 +137,8 @@ class HdfsStore(CloudStore):
 
 @dataclass(frozen=True)
 class FileStatus:
-    """Properties of a file or, if ``name`` ends with a slash, of a directory.
-
-    :param name: path below the store's root; for a published file this is its key.
-    :param inode: number of the inode.
-    :param modified_ms: modification time in milliseconds. Until the publication time is set, it is ``UNDATED_MS`` (278 years) too late.
+    """Properties of a file or, if ``name`` (below the store's root) ends with a slash, of a directory. modified_ms: ``UNDATED_MS`` (278
+    years) too late until publication.
     """
 
     name: str
@@ -223,15 +216,13 @@ class HdfsClient:
         return self._create_by_rename(key, body, metadata, retried)
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
-        """Create or overwrite an object. Its modification time is the time at which its bytes were staged, a moment before the object was
-        published.
-        """
+        """Create or overwrite an object. Its modification time is that of staging, a moment before publication."""
         staged = self._write_staged_file(_RequestBody([data], len(data)), key)
         self._rename_staged_file(staged.name, key, "OVERWRITE")
         return ObjectInfo(key, staged.size, staged.modified_ms, str(staged.inode))
 
     def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], NextPageToken]:
-        """Return all files directly in the store's root directory, and no token. ``HdfsStore.list`` lists the subdirectories."""
+        """Return all files directly in the store's root directory, and no token."""
         return [self.object_info(entry, {}) for entry in self.list_folder("") if not entry.name.endswith("/")], ""
 
     def delete(self, key: str, version: str = "") -> None:
@@ -256,7 +247,7 @@ class HdfsClient:
         return {"read": "r on the file", "list": "r and x on the directory", "write": written}.get(verb, "w and x on the directory")
 
     def list_folder(self, folder: str) -> list[FileStatus]:
-        """Return the files and directories in a folder, in no order; an empty list if the folder does not exist."""
+        """Return the files and directories in a folder, in no order; none if the folder does not exist."""
         failed_request = self._describe_failed_request("list", folder.rstrip("/"))
         try:
             found = self._request_folder_entry_statuses(self._url_path(folder), failed_request)
@@ -276,22 +267,16 @@ class HdfsClient:
         )
 
     def object_info(self, status: FileStatus, metadata: Mapping[str, str]) -> ObjectInfo:
-        """Return the properties of an object. Raises NotFound if the file no longer exists.
-
-        If the process that created the object died before it set the publication time, the time is set now. If the credentials may not set
-        it, the result has a time in the far future, so that no deadline that counts from it has passed.
+        """Return the properties of an object. If its creator died before dating it, it is dated now; without permission it has a time in
+        the far future, so that no deadline that counts from it has passed. Raises NotFound if the file is gone.
         """
         modified_ms = status.modified_ms
         if modified_ms >= UNDATED_MS:
             with suppress(Refused):
-                modified_ms = self._set_publication_time_and_return_ms(status.name, status.inode)
+                modified_ms = self._set_publication_time(status.name, status.inode)
         return ObjectInfo(status.name, status.size, modified_ms, str(status.inode), metadata)
 
     def _create_by_rename(self, key: str, body: _RequestBody, metadata: Mapping[str, str], retried: RequestRunnerWithRetries) -> ObjectInfo:
-        """Create an object, if the key is free, by renaming a staged file to the key.
-
-        :param retried: makes a request with retries. Each request of the create is made through it.
-        """
         staged = retried(lambda: self._write_staged_file(body, key))
         failed_request = self._describe_failed_request("write", key)
         encoded = "0s" + base64.b64encode(json.dumps(dict(metadata)).encode()).decode()
@@ -308,29 +293,26 @@ class HdfsClient:
         except BaseException:
             self._delete_staged_file(staged.name)
             raise
-        published_ms = retried(lambda: self._set_publication_time_and_return_ms(key, staged.inode))
+        published_ms = retried(lambda: self._set_publication_time(key, staged.inode))
         return ObjectInfo(key, staged.size, published_ms, str(staged.inode), metadata)
 
     def _write_staged_file(self, body: _RequestBody, key: str) -> FileStatus:
-        """Write a new staged file and read it back to compare its bytes. Each attempt uses another name, so that a delayed attempt cannot
-        overwrite a later one. Raises Unavailable if other bytes arrived.
-        """
+        # Write and read back a new staged file, under another name at each attempt so that a delayed attempt cannot overwrite a later one.
+        # Raises Unavailable if other bytes arrived.
         name = f"{_STAGING}{uuid.uuid4().hex}"
         failed_request = self._describe_failed_request("write", key)
         try:
             self._meter.record_bytes_written(len(body))
             self._request_with_redirect("PUT", self._url_path(name), "CREATE", failed_request=failed_request, body=body, overwrite="false")
             staged = self._fetch_file_status(name)
-            self._require_staged_file_matches_body(staged, body, failed_request)
+            self._require_staged_body(staged, body, failed_request)
         except BaseException:
             self._delete_staged_file(name)
             raise
         return staged
 
-    def _require_staged_file_matches_body(self, staged: FileStatus, body: _RequestBody, failed_request: str) -> None:
-        """Raise Unavailable if a staged file holds other bytes than ``body``. They are read back because WebHDFS takes no checksum with an
-        upload, and HDFS keeps checksums of whatever arrives.
-        """
+    def _require_staged_body(self, staged: FileStatus, body: _RequestBody, failed_request: str) -> None:
+        # Read a staged file back: WebHDFS takes no checksum with an upload, and HDFS keeps checksums of what arrives.
         if staged.size != len(body):
             raise Unavailable(f"{failed_request}: {staged.size} bytes of {len(body)} arrived", hint="Try again")
         start = 0
@@ -344,15 +326,11 @@ class HdfsClient:
             start += len(chunk)
 
     def _delete_staged_file(self, name: str) -> None:
-        """Delete a staged file if that is possible now. Otherwise ``retire`` sweeps it later."""
         with suppress(CompactorError):
             self.delete(name)
 
     def _rename_staged_file(self, name: str, key: str, option: str) -> None:
-        """Rename a staged file to its key. Raises AlreadyExists, or PreconditionFailed if the staged file is gone.
-
-        :param option: ``NONE`` to fail if the key is taken, ``OVERWRITE`` to replace the object.
-        """
+        """Raises AlreadyExists if ``option`` is NONE and the key is taken, PreconditionFailed if the staged file is gone."""
         failed_request = self._describe_failed_request("write", key)
         destination = "/" + self._prefix + key
 
@@ -376,10 +354,9 @@ class HdfsClient:
             hint = "Two compactors would lead at once. Let [hdfs] webhdfs_url name the namenode itself, not HttpFS"
             raise Refused(f"{self.url} ignores conditional requests: its renames know no options", hint=hint)
 
-    def _set_publication_time_and_return_ms(self, key: str, inode: int) -> int:
-        """Set the modification time of a published file to the namenode's time, and return that time in milliseconds. The time is never
-        before the publication: it is requested after the rename, and a second is added because the namenode reports whole seconds.
-        """
+    def _set_publication_time(self, key: str, inode: int) -> int:
+        # Date a published file, never before its publication: the namenode's time is requested after the rename, and a second is added
+        # because the namenode reports whole seconds.
         now_ms = self._namenode_clock_ms(_inode_path(inode)) + 1000
         self._request_with_redirect(
             "PUT", _inode_path(inode), "SETTIMES", failed_request=self._describe_failed_request("date", key), modificationtime=now_ms
@@ -396,9 +373,6 @@ class HdfsClient:
             raise Unavailable(f"{failed_request}: the answer has no date") from error
 
     def _directories_with_snapshots(self) -> list[str]:
-        """Return the directories that have snapshots, among the store's directory and those above it. Deleted files survive in
-        snapshots.
-        """
         parts = ["", *self._prefix.split("/")[:-1]]
         found = []
         for path in (quote("/".join(parts[:count])) for count in range(1, len(parts) + 1)):
@@ -429,11 +403,8 @@ class HdfsClient:
     def _request_with_redirect(
         self, method: str, path: str, operation: str, *, failed_request: str, body: _RequestBody | None = None, **parameters: object
     ) -> StoreHttpResponse:
-        """Send a request to the namenode and return the answer. If the namenode redirects it to a datanode, send it there with the body.
-
-        :param path: path from the file system's root, percent-encoded.
-        :param operation: WebHDFS operation, such as ``OPEN``.
-        :param failed_request: text such as ``cannot read URL``, for the message.
+        """Send a request to the namenode and, if it redirects, to the datanode with the body. path: percent-encoded, from the file system's
+        root.
         """
         named = {"op": operation, **({"user.name": self._user} if self._user and not self._kerberos else {}), **parameters}
         url = f"{self._endpoint}/webhdfs/v1{path}?{urlencode(named)}"
@@ -456,13 +427,12 @@ class HdfsClient:
     def _send_http_request(
         self, method: str, url: str, failed_request: str, body: _RequestBody | None = None, ticket: str = ""
     ) -> StoreHttpResponse:
-        """Send one request and return the answer. An answer that demands a Kerberos ticket is returned, too, if Kerberos is configured and
-        ``ticket`` is empty; the caller then repeats the request with a ticket. Raises StoreError for every other error answer.
-        """
+        # Send one request. With Kerberos and an empty ``ticket``, an answer that demands a ticket is returned, too. Raises StoreError for
+        # every other error answer.
         self._meter.record_request(request_kind_for_metering(method, url))
         headers = {"Content-Type": "application/octet-stream"} if method == "PUT" else {}
         headers |= {"Authorization": ticket} if ticket else {}
-        timeouts = connect_and_read_timeouts_s(self._contact)
+        timeouts = request_timeouts_s(self._contact)
         answer = self._http_session().request(method, url, data=body, headers=headers, timeout=timeouts, allow_redirects=False)
         self._contact.record_answer()
         demands_ticket = answer.status_code == HTTPStatus.UNAUTHORIZED and "Negotiate" in answer.headers.get("WWW-Authenticate", "")
@@ -482,13 +452,7 @@ class HdfsClient:
 
 
 def _kerberos_authorization_header(host: str, principal: str, failed_request: str) -> str:
-    """Return the value of the header Authorization with a Kerberos ticket for the web server on ``host``.
-
-    :param principal: the user of the ticket; empty for the default one of the ticket cache or the client keytab.
-    :param failed_request: text such as ``cannot read URL``, for the message.
-
-    Raises Refused if there is no ticket, and Unavailable if no KDC answers.
-    """
+    """Return a ticket for the web server on ``host``; an empty ``principal`` is the default one."""
     import gssapi
 
     try:
@@ -503,7 +467,6 @@ def _kerberos_authorization_header(host: str, principal: str, failed_request: st
 
 
 def _connection_error_types() -> tuple[type[Exception], ...]:
-    """Return the exception classes of connections that failed or broke."""
     from requests import RequestException
     from urllib3.exceptions import HTTPError
 
@@ -512,9 +475,7 @@ def _connection_error_types() -> tuple[type[Exception], ...]:
 
 @dataclass(frozen=True)
 class _RequestBody:
-    """Body of a request in chunks, which can be iterated repeatedly so that the request can be repeated. size: number of bytes in all
-    chunks.
-    """
+    """Body of a request in chunks, iterable repeatedly so that the request can be repeated."""
 
     chunks: Iterable[bytes]
     size: int
@@ -528,7 +489,7 @@ class _RequestBody:
 
 @dataclass(frozen=True)
 class _FileChunks:
-    """Bytes of ranges of local files, in chunks. Each iteration reads the files again."""
+    """Bytes of ranges of local files; each iteration reads the files again."""
 
     ranges: Sequence[FileRange]
 
@@ -539,7 +500,7 @@ class _FileChunks:
 
 
 def _inode_path(inode: int) -> str:
-    """Return the path by which HDFS finds a file by its inode number, wherever the file was renamed to."""
+    # Return the path by which HDFS finds a file wherever it was renamed to.
     return f"/.reserved/.inodes/{inode}"
 
 
@@ -548,13 +509,12 @@ def _parse_file_status(name: str, properties: Mapping[str, Any]) -> FileStatus:
 
 
 def _not_webhdfs_error(failed_request: str) -> Refused:
-    """Return the error for an address at which another program than WebHDFS answers."""
     hint = "Let [hdfs] webhdfs_url name the web server of the namenode (port 9870 or 9871), not its RPC port"
     return Refused(f"{failed_request}: what answers there is not WebHDFS", hint=hint)
 
 
 def _json_field(response: StoreHttpResponse, failed_request: str, field: str) -> Any:
-    """Return a field of an answer's JSON document. Raises Unavailable if the document does not have it, as in an answer of a proxy."""
+    """Raises Unavailable if the document does not have the field, as in an answer of a proxy."""
     try:
         return response.json()[field]
     except (KeyError, TypeError, ValueError) as error:
@@ -562,7 +522,7 @@ def _json_field(response: StoreHttpResponse, failed_request: str, field: str) ->
 
 
 def _http_status_error(response: StoreHttpResponse, failed_request: str) -> CompactorError:
-    """Translate an error answer into the error that ObjectStore raises for it, by the name of the Java exception in the answer."""
+    """Translate an error answer by the name of its Java exception."""
     status = int(response.status_code)
     try:
         remote = response.json()["RemoteException"]
@@ -584,8 +544,8 @@ def _http_status_error(response: StoreHttpResponse, failed_request: str) -> Comp
 
 
 def request_kind_for_metering(method: str, url: str) -> str:
-    """Return the kind under which a request of WebHDFS is counted. Requests to datanodes, which carry the bytes, count as get or put, and
-    renames as put. Requests to the namenode count as list, delete or, all others, head.
+    """Return the kind under which a request is counted: get or put for datanodes, put for renames, list, delete or head for
+    the namenode.
     """
     operation = url.partition("op=")[2].partition("&")[0]
     if "namenoderpcaddress=" in url or operation == "RENAME":

@@ -2,14 +2,14 @@
 
 *Metadata names* are sent with ``-`` for ``_``, because many proxies and servers drop headers whose names have an underscore.
 
-*Create-if-absent* is ``If-None-Match: *``, on CompleteMultipartUpload too. A repeated request whose first answer was lost
-meets its own object and gets 412 like a loser: so every create marks its object with a token of its own, and after a repeat
-a 412 is believed only if the object bears another token.
+*Create-if-absent* is ``If-None-Match: *``, on CompleteMultipartUpload too. A repeated request whose first answer was lost meets its own
+object and gets 412 like a loser: therefore every create marks its object with a token of its own, and after a repeat a 412 is believed only
+if the object bears another token.
 
-*What arrives* is checked for its length and range, and against the store's checksum where a whole object is read and the
-store has one. A flipped bit in a range goes unnoticed here: callers know the digest of what they download.
+*Received bytes* are checked for length and range, and against the store's checksum where a whole object is read. A flipped bit in a range
+goes unnoticed here: callers know the digest of what they download.
 
-*What was sent* has to be what is stored: the checksum of the answer says so, or an ETag that is an MD5, or reading back.
+*Sent bytes* must be what is stored: the checksum of the answer says so, or an ETag that is an MD5, or reading back.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from compactor.adapters.stores.s3_requests import (
     S3RequestClient,
     UploadPart,
     UploadPartOfLocalRanges,
-    divide_file_into_upload_parts,
     find_mismatched_copied_range,
     is_copy_refusal,
-    parse_and_check_returned_span,
     plan_upload_parts,
     range_header,
+    returned_span,
     s3_answer_error,
+    split_file,
 )
 from compactor.config.sections import S3Settings
 from compactor.errors import AlreadyExists, CannotCopy, CopyDiffers, NotFound, Refused, StoreError, Unavailable
@@ -59,12 +59,12 @@ from compactor.model.segment import StrictFrozenModel
 from compactor.storage.checks import (
     StoreFinding,
     copy_source_changed_error,
-    delete_and_raise_if_copied_bytes_differ,
-    os_errors_as_compactor_errors,
     read_file_range,
     require_unchanged_copy_sources,
     run_in_parallel,
+    translated_os_errors,
     unknown_deletion_settings,
+    verify_or_delete_copy,
     write_at_position,
 )
 from compactor.storage.factory import NoSuchUpload, PreconditionFailed, RangeNotSatisfiable
@@ -81,20 +81,17 @@ from compactor.storage.schemes import bucket_and_prefix
 from compactor.storage.settings import TransferSettings
 from compactor.storage.wrappers import StoreOptions, UnconfiguredStore
 
-# Large objects to and from S3: parallel ranged GETs into one file, multipart uploads of local and of copied bytes.
-
-
 _ABORT_S = 10.0
 _log = logging.getLogger(__name__)
 
 
 def crc32_base64(data: bytes) -> str:
-    """Return the CRC-32 of the data in S3's form: base64 of four big-endian bytes."""
+    """Return the CRC-32 in S3's form: base64 of four big-endian bytes."""
     return base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
 
 
 def crc32c_base64(data: bytes) -> str:
-    """Return the CRC-32C of the data in S3's form: base64 of four big-endian bytes."""
+    """Return the CRC-32C in S3's form: base64 of four big-endian bytes."""
     return base64.b64encode(castagnoli.crc32c(data).to_bytes(4, "big")).decode()
 
 
@@ -106,15 +103,11 @@ def md5_base64(data: bytes) -> str:
 
 
 def download_object(requests: S3RequestClient, transfers: TransferSettings, key: str, path: Path, start: int, length: int | None) -> int:
-    """Write bytes [start, start + length) of an object to a file and return their number. Long ranges are fetched in parallel. If
-    ``length`` is None, all bytes from ``start`` on are written.
-
-    The first answer tells the object's size and version; all other requests demand that version.
-
-    :raises Unavailable: also if the object changes while it is read.
+    """Write bytes [start, start + length) of an object (None: up to its end) to a file, in parallel, and return their number. Raises
+    Unavailable also if the object changes while it is read.
     """
     part = transfers.part_bytes
-    with os_errors_as_compactor_errors("write", path):
+    with translated_os_errors("write", path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         first = _fetch_range(requests, key, path, descriptor, start, start, part if length is None else min(part, length), "")
@@ -124,7 +117,7 @@ def download_object(requests: S3RequestClient, transfers: TransferSettings, key:
             return lambda stop: _fetch_range(requests, key, path, descriptor, start, position, min(part, end - position), first.etag, stop)
 
         run_in_parallel(transfers.threads, [make_fetch_task(at) for at in range(first.end, end, part)])
-        with os_errors_as_compactor_errors("write", path):
+        with translated_os_errors("write", path):
             # A repeated first attempt may have met a shorter object than the one before it.
             os.ftruncate(descriptor, end - start)
     except BaseException:
@@ -146,32 +139,27 @@ def _fetch_range(
     etag: str,
     stop: threading.Event | None = None,
 ) -> ReturnedByteRange:
-    """Write bytes [start, start + length) of an object to position ``start - file_start`` of a file. Return the range that was written.
-
-    :param path: path of the file, for messages.
-    :param descriptor: the open file.
-    :param object_position_of_file_start: position in the object of the file's first byte.
-    :param etag: the only version that may be read; empty for any. Raises Unavailable if the object has another one.
-    :param stop: event that ends the attempts when it is set, because another range has failed.
+    """Write bytes [start, start + length) of an object to a file whose first byte is at ``object_position_of_file_start``. Raises
+    Unavailable if the object has another than a given ``etag``.
     """
     condition = {"IfMatch": etag} if etag else {}
 
-    def fetch_range_in_one_attempt(attempt: int) -> ReturnedByteRange:
+    def fetch_once(attempt: int) -> ReturnedByteRange:
         if stop and stop.is_set():
             raise CancelledError
         answer = requests.send_request_without_retries("get_object", "read", key, Range=range_header(start, length), **condition)
-        span = parse_and_check_returned_span(answer, requests.object_url(key), start, length)
+        span = returned_span(answer, requests.object_url(key), start, length)
         if etag and (span.etag != etag or span.end != start + length):
             answer["Body"].close()
             raise PreconditionFailed("changed")
         at = start - object_position_of_file_start
         for chunk in requests.read_body(answer, key, span):
-            with os_errors_as_compactor_errors("write", path):
+            with translated_os_errors("write", path):
                 at += write_at_position(descriptor, chunk, at)
         return span
 
     try:
-        return requests.request_with_retries(fetch_range_in_one_attempt)
+        return requests.request_with_retries(fetch_once)
     except (PreconditionFailed, RangeNotSatisfiable) as error:
         if not etag:
             raise
@@ -181,9 +169,8 @@ def _fetch_range(
 
 
 class MultipartUpload:
-    """One multipart upload, from CreateMultipartUpload until it is completed or aborted.
-
-    algorithm: checksum of the parts. CRC32C if parts are copied, because the CRC-32C of a copied range may be known already.
+    """One multipart upload. algorithm: checksum of the parts; CRC32C if parts are copied, because that of a copied range may be known
+    already.
     """
 
     def __init__(
@@ -205,27 +192,21 @@ class MultipartUpload:
             raise Unavailable(f"cannot write {requests.object_url(key)}: the store began no upload")
 
     def send_parts(self, parts: Sequence[UploadPart]) -> list[CompletedPartEntry]:
-        """Upload or copy all parts. Return the entries that completion needs, one for each part. A copied part's entry has a checksum only
-        if the store returned one.
+        """Upload or copy all parts, and return their entries for completion. That of a copied part has a checksum only if the store
+        returned one.
         """
 
-        def make_task_to_upload_or_copy_part(number: int, part: UploadPart) -> Callable[[threading.Event], CompletedPartEntry]:
+        def make_part_task(number: int, part: UploadPart) -> Callable[[threading.Event], CompletedPartEntry]:
             if isinstance(part, ObjectRangeToCopy):
                 return lambda stop: self._copy_part(part, number, stop)
             return lambda stop: self._send_part(part, number, stop)
 
-        return run_in_parallel(
-            self._transfers.threads, [make_task_to_upload_or_copy_part(number, part) for number, part in enumerate(parts, start=1)]
-        )
+        return run_in_parallel(self._transfers.threads, [make_part_task(number, part) for number, part in enumerate(parts, start=1)])
 
     def _copy_part(self, part: ObjectRangeToCopy, number: int, stop: threading.Event) -> CompletedPartEntry:
-        """Copy one part on the server and return its entry for completion.
-
-        Raises NotFound if the source is gone, Unavailable if it has another version, CannotCopy if the server copies no ranges.
-        """
         checksum = f"Checksum{self._algorithm}"
 
-        def copy_part_in_one_attempt(attempt: int) -> CompletedPartEntry:
+        def copy_once(attempt: int) -> CompletedPartEntry:
             if stop.is_set():
                 raise CancelledError
             answer = self._requests.send_request_without_retries(
@@ -244,7 +225,7 @@ class MultipartUpload:
             return {"PartNumber": number, "ETag": answer["ETag"], **reported}
 
         try:
-            return self._requests.request_with_retries(copy_part_in_one_attempt)
+            return self._requests.request_with_retries(copy_once)
         except (PreconditionFailed, RangeNotSatisfiable) as error:
             raise copy_source_changed_error(self._requests.object_url(part.key)) from error
         except Refused as error:
@@ -257,7 +238,7 @@ class MultipartUpload:
         data = b"".join(read_file_range(piece) for piece in part)
         checksum = _CHECKSUMS[self._algorithm](data)
 
-        def upload_part_in_one_attempt(attempt: int) -> CompletedPartEntry:
+        def upload_once(attempt: int) -> CompletedPartEntry:
             if stop.is_set():
                 raise CancelledError
             self._requests.meter.record_bytes_written(len(data))
@@ -275,16 +256,17 @@ class MultipartUpload:
                 raise Unavailable(f"cannot write {self._requests.object_url(self._key)}: part {number} arrived damaged")
             return {"PartNumber": number, "ETag": answer["ETag"], f"Checksum{self._algorithm}": checksum}
 
-        return self._requests.request_with_retries(upload_part_in_one_attempt)
+        return self._requests.request_with_retries(upload_once)
 
     def complete_upload(self, parts: Sequence[CompletedPartEntry]) -> S3Answer:
-        """Make the object visible, only if its key is free, and return the store's answer.
+        """Make the object visible, only if its key is free.
 
-        Raises PreconditionFailed if the key is taken, NoSuchUpload if the upload is gone; either may mean that an earlier attempt of this
-        call succeeded. Raises CannotCopy if the server demands a checksum of each part but reported none for copied parts, as S3Proxy does.
+        :raises PreconditionFailed: if the key is taken; NoSuchUpload, if the upload is gone. Either may mean that an earlier attempt of
+            this call succeeded.
+        :raises CannotCopy: if the server demands checksums but reported none for copied parts, as S3Proxy does.
         """
 
-        def complete_upload_in_one_attempt(attempt: int) -> S3Answer:
+        def complete_once(attempt: int) -> S3Answer:
             answer = self._requests.send_request_without_retries(
                 "complete_multipart_upload",
                 "write",
@@ -298,7 +280,7 @@ class MultipartUpload:
             return answer
 
         try:
-            return self._requests.request_with_retries(complete_upload_in_one_attempt)
+            return self._requests.request_with_retries(complete_once)
         except Refused as error:
             if "checksum for each part" not in error.message or all(f"Checksum{self._algorithm}" in part for part in parts):
                 raise
@@ -306,8 +288,8 @@ class MultipartUpload:
             raise CannotCopy(f"cannot create {self._requests.object_url(self._key)} of copied ranges: {error.message}") from error
 
     def abort_upload(self) -> None:
-        """Abort the upload, which deletes its stored parts. Store errors are logged, not raised; the parts then stay and are billed until
-        somebody aborts the upload (`config check` reports it).
+        """Abort the upload, which deletes its stored parts. Store errors are logged; the parts then stay and are billed (`config check`
+        reports it).
         """
         retrier = self._requests.retrier
         hasty = replace(retrier, policy=retrier.policy.model_copy(update={"deadline_s": min(retrier.policy.deadline_s, _ABORT_S)}))
@@ -350,14 +332,13 @@ def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
 
 @lru_cache(maxsize=64)
 def _server_behaviour_of_bucket(bucket: str, settings: S3Settings) -> LearnedServerBehaviour:
-    """Return the record of how the server of a bucket behaves. All stores of this process in the bucket share it, and add to it."""
+    # Return the record that all stores of this process in the bucket share and add to.
     return LearnedServerBehaviour()
 
 
 class S3Store:
-    """ObjectStore in an S3 bucket.
-
-    before_create: called with this store before each create, to check that the store honours create-if-absent; may raise StoreError.
+    """ObjectStore in an S3 bucket. before_create: called with this store before each create, to check that the store honours
+    create-if-absent.
     """
 
     def __init__(
@@ -373,44 +354,34 @@ class S3Store:
 
     @property
     def requests(self) -> S3RequestClient:
-        """Client for single requests. `config check` and the reader of old versions use it for requests that ObjectStore does not have."""
+        """Client for single requests that ObjectStore does not have."""
         return self._requests
 
     def inspect_store_settings(self, now_ms: int) -> list[StoreFinding]:
-        """Return findings about the bucket's settings. Raises StoreError if the store cannot be reached."""
+        """Return findings about the bucket's settings."""
 
         return bucket_findings(self, now_ms)
 
     def does_delete_free_space(self) -> bool | None:
-        """Return whether a deleted object frees its space at once; None if the credentials may not read the settings that decide it. Raises
-        StoreError if the store cannot be reached.
-        """
+        """Return None if the credentials may not ask."""
 
         return read_bucket_deletion_settings(self).does_delete_free_space
 
     def required_permission_name(self, verb: str) -> str:
-        """Return the S3 action that an access policy must allow for a request, such as ``s3:GetObject``.
-
-        :param verb: the kind of request: write, overwrite, read, list or delete.
-        """
+        """Return the S3 action, such as ``s3:GetObject``."""
         return _PERMISSIONS[verb]
 
-    def endpoint_bucket_and_prefix_of_server(self) -> tuple[str, str, str]:
-        """Return a triple: the server's endpoint, the bucket, and the prefix of all keys of this store."""
+    def server_location(self) -> tuple[str, str, str]:
         return str(self._requests.boto_client.meta.endpoint_url), self._requests.bucket, self._requests.prefix
 
     def without_conditional_create_check(self) -> S3Store:
-        """Return a copy of this store that does not test create-if-absent before its first create."""
         return S3Store(self._requests, self._transfers)
 
     def with_list_page(self, keys: int) -> S3Store:
-        """Return a copy of this store that asks for so many keys in each page of a listing."""
         return S3Store(self._requests, self._transfers.model_copy(update={"list_page": keys}), self._before_create)
 
-    def upload_in_parts_if_absent(self, key: str, file: FileRange) -> None:
-        """Upload a file by a multipart upload, asking the store to create the object only if the key is free. Raises PreconditionFailed or
-        NoSuchUpload if the key is taken.
-        """
+    def upload_if_absent(self, key: str, file: FileRange) -> None:
+        """Raise PreconditionFailed or NoSuchUpload if the key is taken."""
         upload = MultipartUpload(self._requests, self._transfers, key, {})
         try:
             upload.complete_upload(upload.send_parts([(file,)]))
@@ -431,7 +402,7 @@ class S3Store:
             return b""
 
     def head(self, key: str) -> ObjectInfo:
-        return _object_info_without_write_token(self._head_object(key))
+        return _without_write_token(self._head_object(key))
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_object_key(key)
@@ -442,13 +413,13 @@ class S3Store:
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_object_key(key)
         described = require_storable_object_metadata(metadata)
-        with os_errors_as_compactor_errors("read", path):
+        with translated_os_errors("read", path):
             size = path.stat().st_size
             data = path.read_bytes() if size <= self._transfers.part_bytes else None
         self._before_create(self)
         if data is not None:
             return self._create_in_one_request(key, data, described)
-        parts = divide_file_into_upload_parts(FileRange(path, 0, size), self._transfers.part_bytes)
+        parts = split_file(FileRange(path, 0, size), self._transfers.part_bytes)
         return self._create_by_multipart_upload(key, size, described, "CRC32", lambda upload: upload.send_parts(parts))
 
     @property
@@ -456,11 +427,11 @@ class S3Store:
         return COPIES if self._requests.traits.can_copy else None
 
     def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Create an object from copied ranges and local bytes by a multipart upload.
+        """Create an object from copied ranges and local bytes by a multipart upload. Each source's version is checked before and after, and
+        the checksums of copied parts are compared.
 
-        The version of each source is checked before and after the copies. The checksums that the server returns for copied parts are
-        compared; if it returns none, copied bytes are read back after the object has become visible. If the process dies before that, the
-        object stays unverified: a later attempt gets AlreadyExists and has to read the object itself.
+        If the server returns none, copied bytes are read back after the object has become visible. If the process dies before that, it
+        stays unverified: a later attempt gets AlreadyExists and has to read it itself.
         """
         check_object_key(key)
         described = require_storable_object_metadata(metadata)
@@ -472,7 +443,7 @@ class S3Store:
         require_unchanged_copy_sources(self, sources)
         unconfirmed = threading.Event()
 
-        def send_parts_and_check_copies(upload: MultipartUpload) -> list[CompletedPartEntry]:
+        def send_and_check(upload: MultipartUpload) -> list[CompletedPartEntry]:
             done = upload.send_parts(parts)
             require_unchanged_copy_sources(self, sources)
             receipts = [str(part.get("ChecksumCRC32C", "")) for part in done]
@@ -484,20 +455,20 @@ class S3Store:
                 unconfirmed.set()
             return done
 
-        info = self._create_by_multipart_upload(key, size, described, "CRC32C", send_parts_and_check_copies)
+        info = self._create_by_multipart_upload(key, size, described, "CRC32C", send_and_check)
         if unconfirmed.is_set():
-            delete_and_raise_if_copied_bytes_differ(self, key, sources, self._transfers.part_bytes)
+            verify_or_delete_copy(self, key, sources, self._transfers.part_bytes)
         return info
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         check_object_key(key)
 
-        def put_in_one_attempt(attempt: int) -> ObjectInfo:
+        def put_once(attempt: int) -> ObjectInfo:
             self._requests.meter.record_bytes_written(len(data))
             answer = self._requests.send_request_without_retries("put_object", "write", key, Body=data, ChecksumCRC32=crc32_base64(data))
-            return _object_info_from_write_answer(key, len(data), answer, {})
+            return _written_object_info(key, len(data), answer, {})
 
-        return self._requests.request_with_retries(put_in_one_attempt)
+        return self._requests.request_with_retries(put_once)
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
         check_object_key(key)
@@ -508,7 +479,7 @@ class S3Store:
             self.head(key)
         except RangeNotSatisfiable:
             pass
-        with os_errors_as_compactor_errors("write", path):
+        with translated_os_errors("write", path):
             path.write_bytes(b"")
         return 0
 
@@ -543,7 +514,7 @@ class S3Store:
         while batch := tuple(islice(left, _BATCH)):
             for key in batch:
                 check_object_key(key)
-            self._delete_keys_in_one_request(batch)
+            self._delete_batch(batch)
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
         check_object_key_prefix(prefix)
@@ -569,14 +540,14 @@ class S3Store:
         return _date_header_ms(self._requests.list_one_key(), self.url)
 
     def _list_page(self, params: dict[str, Any]) -> S3Answer:
-        def list_page_in_one_attempt(attempt: int) -> S3Answer:
+        def list_once(attempt: int) -> S3Answer:
             answer = self._requests.send_request_without_retries("list_objects_v2", "list", **params)
             # A cut answer may parse as an empty one.
             if "IsTruncated" not in answer or (answer["IsTruncated"] and not answer.get("NextContinuationToken")):
                 raise Unavailable(f"cannot list {self.url}: the store's answer is incomplete")
             return answer
 
-        return self._requests.request_with_retries(list_page_in_one_attempt)
+        return self._requests.request_with_retries(list_once)
 
     def _head_object(self, key: str) -> ObjectInfo:
         check_object_key(key)
@@ -591,14 +562,12 @@ class S3Store:
         return ObjectInfo(key, int(answer["ContentLength"]), _epoch_ms(answer["LastModified"]), _etag_of_answer(answer), metadata)
 
     def _create_in_one_request(self, key: str, data: bytes, metadata: dict[str, str]) -> ObjectInfo:
-        """Create an object with one conditional PUT, which is retried. If the key is taken by an object of an earlier attempt of this call,
-        return that object; otherwise raise AlreadyExists.
-        """
+        """Return an earlier attempt's object if that has taken the key; otherwise raise AlreadyExists."""
         token = uuid.uuid4().hex
         checksum = crc32_base64(data)
         attempts = 0
 
-        def put_in_one_attempt(attempt: int) -> ObjectInfo:
+        def put_once(attempt: int) -> ObjectInfo:
             nonlocal attempts
             attempts = attempt + 1
             self._requests.meter.record_bytes_written(len(data))
@@ -612,25 +581,21 @@ class S3Store:
                 IfNoneMatch="*",
                 **self._transfers.s3_create_request_parameters,
             )
-            self._delete_and_raise_unless_stored_as_sent(key, data, answer.get("ChecksumCRC32", ""), _etag_of_answer(answer))
-            return _object_info_from_write_answer(key, len(data), answer, metadata)
+            self._require_stored_as_sent(key, data, answer.get("ChecksumCRC32", ""), _etag_of_answer(answer))
+            return _written_object_info(key, len(data), answer, metadata)
 
         try:
-            return self._requests.request_with_retries(put_in_one_attempt)
+            return self._requests.request_with_retries(put_once)
         except PreconditionFailed as error:
-            own = self._find_object_written_by_this_call(key, token) if attempts > 1 else None
+            own = self._find_own_object(key, token) if attempts > 1 else None
             if own:
-                self._delete_and_raise_unless_stored_as_sent(key, data, "", own.etag)
+                self._require_stored_as_sent(key, data, "", own.etag)
                 return own
             raise AlreadyExists(f"{self._requests.object_url(key)} exists already") from error
 
-    def _delete_and_raise_unless_stored_as_sent(self, key: str, data: bytes, checksum: str, etag: str) -> None:
-        """Check that an object that this call has created has the bytes that were sent, because some servers ignore the checksum of a
-        request. If it does not, delete the object and raise Unavailable. No reader can have used the object yet.
-
-        :param checksum: CRC-32 that the server returned; empty if it returned none.
-        :param etag: ETag that the server returned.
-        """
+    def _require_stored_as_sent(self, key: str, data: bytes, checksum: str, etag: str) -> None:
+        # Delete a new object and raise Unavailable if it has other bytes than were sent: some servers ignore a request's checksum. No
+        # reader can have used it yet. An empty ``checksum`` (CRC-32): the server returned none.
         known = self._requests.traits
         if checksum == crc32_base64(data) or known.is_etag_md5 is False:
             return
@@ -640,7 +605,7 @@ class S3Store:
         if self.get(key) == data:
             known.is_etag_md5 = False
             return
-        self._delete_keys_in_one_request((key,))
+        self._delete_batch((key,))
         raise Unavailable(f"cannot write {self._requests.object_url(key)}: it arrived damaged, and the store took it")
 
     def _create_by_multipart_upload(
@@ -651,22 +616,17 @@ class S3Store:
         algorithm: Literal["CRC32", "CRC32C"],
         send_parts: Callable[[MultipartUpload], Sequence[CompletedPartEntry]],
     ) -> ObjectInfo:
-        """Create an object by a multipart upload, which is restarted if the store loses it. Raises AlreadyExists if the key is taken.
-
-        :param size: size of the object in bytes.
-        :param algorithm: checksum of the parts.
-        :param send_parts: sends all parts and returns the list that completion needs.
-        """
+        """Restart an upload that the store loses. Raises AlreadyExists if the key is taken."""
         if self._find_object(key) is not None:  # before a gigabyte travels for nothing; the completion decides
             raise AlreadyExists(f"{self._requests.object_url(key)} exists already")
         token = uuid.uuid4().hex
         for _ in range(_RESTARTS):
             upload = MultipartUpload(self._requests, self._transfers, key, _metadata_headers({**metadata, _MARK: token}), algorithm)
             try:
-                return _object_info_from_write_answer(key, size, upload.complete_upload(send_parts(upload)), metadata)
+                return _written_object_info(key, size, upload.complete_upload(send_parts(upload)), metadata)
             except (PreconditionFailed, NoSuchUpload) as error:
                 upload.abort_upload()
-                if own := self._find_object_written_by_this_call(key, token):
+                if own := self._find_own_object(key, token):
                     return own
                 if isinstance(error, PreconditionFailed) or self._find_object(key) is not None:
                     raise AlreadyExists(f"{self._requests.object_url(key)} exists already") from error
@@ -676,12 +636,9 @@ class S3Store:
                 raise
         raise Unavailable(f"cannot write {self._requests.object_url(key)}: the store lost the upload {_RESTARTS} times")
 
-    def _find_object_written_by_this_call(self, key: str, token: str) -> ObjectInfo | None:
-        """Return the properties of the object at ``key`` if its metadata contain this write token, which shows that this call wrote it.
-        None if the key is free or another writer's object is there.
-        """
+    def _find_own_object(self, key: str, token: str) -> ObjectInfo | None:
         found = self._find_object(key)
-        return _object_info_without_write_token(found) if found is not None and found.metadata.get(_MARK) == token else None
+        return _without_write_token(found) if found is not None and found.metadata.get(_MARK) == token else None
 
     def _find_object(self, key: str) -> ObjectInfo | None:
         try:
@@ -689,11 +646,11 @@ class S3Store:
         except NotFound:
             return None
 
-    def _delete_keys_in_one_request(self, batch: Sequence[str]) -> None:
+    def _delete_batch(self, batch: Sequence[str]) -> None:
         root = self._requests.prefix
         wanted = {root + key for key in batch}
 
-        def delete_keys_in_one_attempt(attempt: int) -> None:
+        def delete_once(attempt: int) -> None:
             answer = self._requests.send_request_without_retries(
                 "delete_objects",
                 "delete in",
@@ -710,10 +667,10 @@ class S3Store:
             if wanted:
                 raise Unavailable(f"cannot delete in {self.url}: the store does not say what became of {len(wanted)} keys")
 
-        self._requests.request_with_retries(delete_keys_in_one_attempt)
+        self._requests.request_with_retries(delete_once)
 
 
-def _object_info_from_write_answer(key: str, size: int, response: S3Answer, metadata: Mapping[str, str]) -> ObjectInfo:
+def _written_object_info(key: str, size: int, response: S3Answer, metadata: Mapping[str, str]) -> ObjectInfo:
     return ObjectInfo(key, size, _date_header_ms(response, key), _etag_of_answer(response), metadata)
 
 
@@ -721,8 +678,7 @@ def _metadata_headers(metadata: Mapping[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): value for name, value in metadata.items()}
 
 
-def _object_info_without_write_token(info: ObjectInfo) -> ObjectInfo:
-    """Return object properties without the token that identifies the call that wrote the object."""
+def _without_write_token(info: ObjectInfo) -> ObjectInfo:
     return replace(info, metadata={name: value for name, value in info.metadata.items() if name != _MARK})
 
 
@@ -735,7 +691,6 @@ def _epoch_ms(time: datetime) -> int:
 
 
 def _date_header_ms(response: Mapping[str, Any], url: str) -> int:
-    """Return the time in the Date header of an answer, in milliseconds. Raises Refused if there is no valid one."""
     date = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
     try:
         return _epoch_ms(parsedate_to_datetime(date))
@@ -743,7 +698,7 @@ def _date_header_ms(response: Mapping[str, Any], url: str) -> int:
         raise Refused(f"{url}: the store's answers bear no date ({date!r})", hint="Remove the proxy that drops the Date header") from error
 
 
-# Checks of an S3 bucket's settings: versions, locks, archived classes, unfinished uploads. Each costs one request.
+# Checks of a bucket's settings. Each costs one request.
 
 
 _ARCHIVED = {"GLACIER", "DEEP_ARCHIVE"}
@@ -751,11 +706,10 @@ _DAY_MS = 86_400_000
 
 
 class BucketDeletionSettings(StrictFrozenModel):
-    """Settings of a bucket that decide whether a delete frees space. A field is None if the credentials may not read it.
+    """Settings of a bucket that decide whether a delete frees space; None if the credentials may not read them.
 
-    versioning: status such as ``Enabled`` or ``Suspended``; empty if the bucket never had versioning.
-    object_lock: whether objects can be locked against deletion.
-    refusal: what the store answered to the first question that it refused; empty if it refused none.
+    versioning: ``Enabled`` or ``Suspended``; empty if the bucket never had versioning.
+    refusal: answer to the first refused question; empty if none was refused.
     """
 
     versioning: str | None
@@ -815,7 +769,6 @@ def _versioning_findings(store: S3Store, state: BucketDeletionSettings) -> list[
 
 
 def _archived_object_findings(store: S3Store) -> list[StoreFinding]:
-    """Return a list with one finding if any of the first 1000 objects is in an archive storage class, otherwise an empty list."""
     page = store.requests.send_request_with_retries("list_objects_v2", "list", Prefix=store.requests.prefix, MaxKeys=1000)
     archived = [entry for entry in page.get("Contents", []) if entry.get("StorageClass") in _ARCHIVED]
     if not archived:
@@ -831,9 +784,7 @@ def _archived_object_findings(store: S3Store) -> list[StoreFinding]:
 
 
 def _unfinished_upload_findings(store: S3Store, now_ms: int) -> list[StoreFinding]:
-    """Return a list with one finding if any unfinished multipart upload is older than a day, otherwise an empty list. Parts of such uploads
-    are billed, and no listing of objects shows them.
-    """
+    # Return at most one finding, about uploads older than a day: their parts are billed, and no listing of objects shows them.
     answer = _query_bucket_setting(store, "list_multipart_uploads", Prefix=store.requests.prefix)
     uploads = [] if isinstance(answer, Refused) else answer.get("Uploads", [])
     old = [upload for upload in uploads if now_ms - upload["Initiated"].timestamp() * 1000 > _DAY_MS]
@@ -849,25 +800,16 @@ def _unfinished_upload_findings(store: S3Store, now_ms: int) -> list[StoreFindin
 
 
 def _query_bucket_setting(store: S3Store, operation: str, **params: Any) -> dict[str, Any] | Refused:
-    """Return the store's answer to an S3 operation that reads a setting: an empty dict if the setting is absent, the error if the store
-    refuses the request (missing permission, or an operation that the server does not have).
-    """
+    """Return an empty dict if the setting is absent, the error if the store refuses the request."""
     try:
         return store.requests.send_request_with_retries(operation, "ask for the settings of", **params)
     except Refused as error:
         return {} if "ConfigurationNotFound" in error.message else error
 
 
-# Old versions of deleted and replaced objects in a bucket with versioning, as a store that can only be read.
-#
-# A bucket that never had versioning has none, and neither has a directory. Needs s3:ListBucketVersions and s3:GetObjectVersion.
-
-
 @dataclass(frozen=True)
 class ObjectVersion:
-    """Version of an object that was overwritten or deleted, in a bucket with versioning. modified_ms: time at which the version was
-    written, in milliseconds.
-    """
+    """Overwritten or deleted version of an object in a bucket with versioning. modified_ms: when it was written."""
 
     key: str
     version: str
@@ -875,12 +817,9 @@ class ObjectVersion:
     modified_ms: int
 
 
-def read_only_stores_of_old_object_versions(store: ObjectStore, prefix: str) -> list[OldObjectVersionStore]:
-    """Return read-only stores that show the old versions of objects below ``prefix``. The first store has the newest old version of each
-    key, the second one the version before it, and so on.
-
-    The result is empty if there are no old versions, or if the store is not on S3. Raises Refused if the credentials do not allow the
-    request, StoreError if the store cannot be reached.
+def old_version_stores(store: ObjectStore, prefix: str) -> list[OldObjectVersionStore]:
+    """Return stores of the old versions below ``prefix``: of each key the newest, the one before it, and so on; none if the store is not on
+    S3 or never had versioning. Raises Refused without s3:ListBucketVersions and s3:GetObjectVersion.
     """
     if not isinstance(store, S3Store):
         return []
@@ -892,9 +831,7 @@ def read_only_stores_of_old_object_versions(store: ObjectStore, prefix: str) -> 
 
 
 def _noncurrent_object_versions(requests: S3RequestClient, prefix: str) -> Iterator[ObjectVersion]:
-    """Yield the versions below a prefix that are not the current version of their key, in S3's order: by key, and for one key the newest
-    first.
-    """
+    """Yield the versions in S3's order: by key, and for one key the newest first."""
     root, marks = requests.prefix, {"KeyMarker": "", "VersionIdMarker": ""}
     while True:
         asked = {name: mark for name, mark in marks.items() if mark}
@@ -938,16 +875,16 @@ class OldObjectVersionStore(UnconfiguredStore):
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
         version = self._version_of_key(key)
 
-        def download_and_return_byte_count(attempt: int) -> int:
+        def download_once(attempt: int) -> int:
             answer = self._requests.send_request_without_retries("get_object", "read", key, VersionId=version.version)
-            span = parse_and_check_returned_span(answer, self._requests.object_url(key), 0, None)
-            with os_errors_as_compactor_errors("write", path), path.open("wb") as file:
+            span = returned_span(answer, self._requests.object_url(key), 0, None)
+            with translated_os_errors("write", path), path.open("wb") as file:
                 return sum(file.write(part) for part in self._requests.read_body(answer, key, span))
 
         if start == 0 and length is None and version.size:
-            return self._requests.request_with_retries(download_and_return_byte_count)
+            return self._requests.request_with_retries(download_once)
         data = self.get(key, start, length)
-        with os_errors_as_compactor_errors("write", path):
+        with translated_os_errors("write", path):
             return path.write_bytes(data)
 
     @override

@@ -1,7 +1,7 @@
-"""Single requests to one bucket through a client of boto3: metered, retried, with errors that a person understands.
+"""Single requests to one bucket through a client of boto3: metered, retried, with translated errors.
 
-Its own retries are off (one attempt), so that every attempt passes through our Retrier and our meter; the errors and the client's
-configuration are those of botocore, its core. Importing them takes a while: that waits for the first request.
+botocore's own retries are off (one attempt), so that every attempt passes through the Retrier and the meter. botocore is imported at the
+first request, because that takes a while.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from compactor.storage.factory import NoSuchUpload, PreconditionFailed, RangeNot
 from compactor.storage.keys import check_byte_range
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectRangeToCopy
 from compactor.storage.wrappers import RequestMeter, Retrier
-
-# Translation of the errors of S3 and botocore into the port's errors: which request, on what, and what to do next.
-
 
 _POLICY = (
     "Grant what conf/iam-policy.json lists (also s3:ListBucket, without which an absent key answers 403), then run config check."
@@ -130,12 +127,8 @@ _UNKNOWN_HOST = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NON
 
 
 def translate_s3_error(error: Exception, verb: str, url: str, *, answered_before: bool = False) -> CompactorError:
-    """Translate an error of botocore, or of its connection, into the error that ObjectStore raises for it.
-
-    :param verb: what failed: ``read``, ``list``, ...
-    :param url: URL of the object or store, for the message.
-    :param answered_before: whether the store has answered this process before. If so, an unknown host name counts as temporary
-        (Unavailable), otherwise as a mistake in the settings (Refused).
+    """Translate an error of botocore, or of its connection, into the error that ObjectStore raises for it. Before the store's first answer
+    an unknown host name is Refused instead of Unavailable.
     """
     from botocore import exceptions as boto
 
@@ -165,9 +158,7 @@ def is_copy_refusal(error: BaseException) -> bool:
 
 
 def is_unknown_host(error: BaseException) -> bool:
-    """Return whether an error or any of its causes says that the DNS has no such host name. A DNS server that does not answer (EAI_AGAIN)
-    does not count.
-    """
+    """Return whether the DNS has no such host name. A DNS server that does not answer (EAI_AGAIN) does not count."""
     causes: list[object] = [error]
     for cause in causes:
         if isinstance(cause, socket.gaierror):
@@ -180,11 +171,10 @@ def is_unknown_host(error: BaseException) -> bool:
 
 
 def s3_answer_error(details: Mapping[str, Any], failed_request: str, response: Mapping[str, Any] | None = None) -> CompactorError:
-    """Translate an error answer of S3 into the error that ObjectStore raises for it.
+    """Translate an error answer of S3 (about a whole request, or one key of it) into the error that ObjectStore raises for it.
 
-    :param details: Code and Message of the error, which is about the whole request or about one key of it.
-    :param failed_request: text such as ``cannot read s3://bucket/key``, for the message.
-    :param response: the whole answer, for its HTTP status and headers; None if the error is about one key.
+    :param failed_request: text such as ``cannot read s3://bucket/key``.
+    :param response: the whole answer; None if the error is about one key.
     """
     response = response or {}
     meta: Mapping[str, Any] = response.get("ResponseMetadata", {})
@@ -211,7 +201,6 @@ def s3_answer_error(details: Mapping[str, Any], failed_request: str, response: M
 
 
 def _actionable_error_detail(code: str, response: Mapping[str, Any], details: Mapping[str, Any]) -> str:
-    """Return the detail of an error answer that helps a person to act (storage class, region or clock difference), or an empty string."""
     if code == "InvalidObjectState":
         storage_class = response.get("StorageClass") or details.get("StorageClass") or "unknown"
         tier = response.get("AccessTier") or details.get("AccessTier")
@@ -224,7 +213,7 @@ def _actionable_error_detail(code: str, response: Mapping[str, Any], details: Ma
     return ""
 
 
-# Division of an object's pieces into the parts of an upload. S3 wants at least 5 MiB of every part but the last.
+# Parts of uploads. S3 wants at least 5 MiB of every part but the last.
 
 
 MAX_PARTS: Final = 10_000
@@ -240,25 +229,21 @@ UploadPart = ObjectRangeToCopy | UploadPartOfLocalRanges
 
 
 def upload_part_size_bytes(file_size_bytes: int, default_part_bytes: int) -> int:
-    """Return the size in bytes of the parts into which a file is divided: ``default_part_bytes``, or more if S3 does not allow so many
-    parts.
-
-    :param file_size_bytes: size of the whole file.
-    """
+    """Return the size of a file's parts: ``default_part_bytes``, or more if these would be more than MAX_PARTS."""
     return max(default_part_bytes, -(-file_size_bytes // MAX_PARTS))
 
 
-def divide_file_into_upload_parts(file: FileRange, part_bytes: int) -> list[UploadPart]:
+def split_file(file: FileRange, part_bytes: int) -> list[UploadPart]:
     """Return equal parts of a file; the last one may be shorter."""
     part = upload_part_size_bytes(file.length, part_bytes)
     return [(replace(file, start=at, length=min(part, file.length - at)),) for at in range(0, file.length, part)]
 
 
 def plan_upload_parts(sources: Sequence[ComposeSource], part_bytes: int, max_copy_bytes: int = 0) -> list[UploadPart]:
-    """Return the parts of a multipart upload that creates an object from these ranges, in order. Adjacent ranges of local files are joined
-    into one part, or into several nearly equal ones. Long copied ranges are split. Empty ranges are left out.
+    """Return the parts of a multipart upload that creates an object from these ranges, in order. Adjacent local ranges are joined into
+    nearly equal parts, long copied ranges are split, empty ranges are left out.
 
-    :param part_bytes: size in bytes of parts with local bytes; larger if S3 would otherwise get too many parts.
+    :param part_bytes: size of parts with local bytes; larger if they would be more than MAX_PARTS.
     :param max_copy_bytes: most bytes copied by one request; 0 for the limit of S3.
     :raises ValueError: if a part that is not the last would be smaller than S3 allows.
     :raises Refused: if there would be too many parts.
@@ -288,11 +273,8 @@ def plan_upload_parts(sources: Sequence[ComposeSource], part_bytes: int, max_cop
 def find_mismatched_copied_range(
     sources: Sequence[ComposeSource], parts: Sequence[UploadPart], checksums: Sequence[str]
 ) -> ObjectRangeToCopy | None:
-    """Return the first copied range whose checksum in the new object is not the expected one, or None if there is none. Ranges are not
-    compared if their expected checksum or that of one of their parts is unknown.
+    """Return the first copied range whose CRC-32C in the new object is not the expected one, if both are known.
 
-    :param sources: the ranges of which the object was composed.
-    :param parts: the parts that ``plan_upload_parts`` made of ``sources``.
     :param checksums: CRC-32C of each part as the store returned it (base64 of four bytes); empty if it returned none.
     """
     copied = iter([(part, reported) for part, reported in zip(parts, checksums, strict=True) if isinstance(part, ObjectRangeToCopy)])
@@ -311,10 +293,6 @@ def find_mismatched_copied_range(
 
 
 def _combine_crc32c(first_crc: int, second_crc: int, second_size_bytes: int) -> int:
-    """Return the CRC-32C of two adjacent ranges together, given the CRC-32C of each.
-
-    :param second_size_bytes: length of the second range in bytes.
-    """
     from compactor.kernels.crc import combine_crc32c  # loads the compiler, which few commands need
 
     return combine_crc32c(first_crc, second_crc, second_size_bytes) if first_crc else second_crc
@@ -325,9 +303,6 @@ def upload_part_length_bytes(part: UploadPart) -> int:
 
 
 def _split_copied_range(piece: ObjectRangeToCopy, max_bytes: int) -> list[UploadPart]:
-    """Return the parts of one copied range, each at most ``max_bytes`` long. If there are several, their ``crc32c`` is None, because only
-    that of the whole range is known.
-    """
     spans = list(_split_into_equal_ranges(piece.length, -(-piece.length // max_bytes)))
     if len(spans) == 1:
         return [piece]
@@ -335,9 +310,7 @@ def _split_copied_range(piece: ObjectRangeToCopy, max_bytes: int) -> list[Upload
 
 
 def _pack_local_ranges(ranges: list[FileRange], part_bytes: int) -> list[UploadPart]:
-    """Return parts of about ``part_bytes`` bytes that together contain these ranges of local files in order. A part may join several
-    ranges.
-    """
+    """Return parts of about ``part_bytes`` bytes that contain these ranges in order; a part may join several."""
     total = sum(piece.length for piece in ranges)
     if not total:
         return []
@@ -348,7 +321,7 @@ def _pack_local_ranges(ranges: list[FileRange], part_bytes: int) -> list[UploadP
 
 
 def _split_into_equal_ranges(total_bytes: int, range_count: int) -> Iterator[RangePositionAndLength]:
-    """Yield (position, length) of ``range_count`` ranges that divide ``total_bytes`` bytes; lengths differ by at most one."""
+    """Yield (position, length) of ``range_count`` ranges that divide ``total_bytes``; lengths differ by at most one."""
     for number in range(range_count):
         start, end = total_bytes * number // range_count, total_bytes * (number + 1) // range_count
         yield start, end - start
@@ -396,11 +369,8 @@ _READ_S = 60.0
 
 @dataclass
 class LearnedServerBehaviour:
-    """Behaviour of a server, learned from its answers.
-
-    is_etag_md5: whether ETags are the MD5 of the stored bytes; None until known. If True, ETags verify uploads to servers that return no
-        checksum.
-    can_copy: whether the server copies ranges; True until it has refused to.
+    """Behaviour of a server, learned from its answers. is_etag_md5: whether ETags are the MD5 of the stored bytes, so that they verify
+    uploads without a returned checksum; None until known.
     """
 
     is_etag_md5: bool | None = None
@@ -447,8 +417,8 @@ class S3RequestClient:
 
     @property
     def boto_client(self) -> BotoS3Client:
-        """Return botocore's client. Until the store has answered for the first time, a request times out after half of the longest wait for
-        a first answer, so that two attempts fit into that wait. Later requests have a longer timeout.
+        """Return botocore's client. Until the store's first answer, a request times out after half of the longest wait, so that two
+        attempts fit.
         """
         with self._lock:
             answered = self.retrier.contact.answered
@@ -458,11 +428,10 @@ class S3RequestClient:
             return self._clients[answered]
 
     def send_request_without_retries(self, operation: str, verb: str, key: str = "", **params: Any) -> S3Answer:
-        """Send one request without retries and return the answer. Errors of botocore are translated (``translate_s3_error``).
+        """Send one request and return the answer. Errors are translated.
 
         :param operation: name of the client's method, such as ``get_object``.
-        :param verb: what the request does, for messages.
-        :param key: key of the object; empty if the request is about the bucket. Added to ``params`` as ``Key``, with the prefix.
+        :param key: sent as ``Key``, with the prefix; empty if the request is about the bucket.
         """
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
@@ -480,14 +449,12 @@ class S3RequestClient:
         return answer
 
     def send_request_with_retries(self, operation: str, verb: str, key: str = "", **params: Any) -> S3Answer:
-        """Send a request and return the answer, repeating it while the store is unavailable. The arguments are those of
-        ``send_request_without_retries``.
-        """
+        """Send a request as ``send_request_without_retries`` does, and repeat it while the store is unavailable."""
         return self.request_with_retries(lambda _: self.send_request_without_retries(operation, verb, key, **params))
 
     def list_one_key(self) -> S3Answer:
-        """List one key and return the answer. This is the cheapest request that returns the server's date and shows whether the bucket
-        exists and may be used; HEAD of a bucket has no error message and needs another permission.
+        """List one key: the cheapest request that returns the server's date and shows whether the bucket may be used. HEAD of a bucket has
+        no error message and needs another permission.
         """
         return self.send_request_with_retries("list_objects_v2", "list", Prefix=self.prefix, MaxKeys=1)
 
@@ -500,21 +467,21 @@ class S3RequestClient:
         return self.retrier.call_with_retries(attempt_and_count_retries)
 
     def read_range(self, key: str, start: int, length: int | None, **params: Any) -> bytes:
-        """Return bytes [start, start + length) of an object, with retries. If ``length`` is None, return all bytes from ``start`` on.
-        Raises RangeNotSatisfiable if the object ends at or before ``start``.
+        """Return bytes [start, start + length) of an object (None: up to its end). Raises RangeNotSatisfiable if it ends at or before
+        ``start``.
         """
 
-        def read_range_in_one_attempt(attempt: int) -> bytes:
+        def read_once(attempt: int) -> bytes:
             answer = self.send_request_without_retries("get_object", "read", key, **params)
-            return b"".join(self.read_body(answer, key, parse_and_check_returned_span(answer, self.object_url(key), start, length)))
+            return b"".join(self.read_body(answer, key, returned_span(answer, self.object_url(key), start, length)))
 
         if start or length is not None:
             params["Range"] = range_header(start, length)
-        return self.request_with_retries(read_range_in_one_attempt)
+        return self.request_with_retries(read_once)
 
     def read_body(self, response: S3Answer, key: str, span: ReturnedByteRange) -> Iterator[bytes]:
-        """Yield the body of the answer to a GET in chunks, and close it. Raises Unavailable if the body is shorter or longer than ``span``,
-        or if the connection breaks.
+        """Yield the body of a GET in chunks, and close it. Raises Unavailable if it does not have ``span``'s length, or the connection
+        breaks.
         """
         from botocore.exceptions import BotoCoreError
         from urllib3.exceptions import HTTPError
@@ -536,9 +503,9 @@ class S3RequestClient:
             raise Unavailable(f"cannot read {self.object_url(key)}: the body is {'shorter' if left > 0 else 'longer'} than the store said")
 
 
-def parse_and_check_returned_span(response: S3Answer, url: str, start: int, length: int | None) -> ReturnedByteRange:
-    """Return which bytes of the object an answer contains, read off its headers. Raises Unavailable if they are not the requested bytes
-    [start, start + length), cut at the object's end.
+def returned_span(response: S3Answer, url: str, start: int, length: int | None) -> ReturnedByteRange:
+    """Return which bytes of the object an answer contains. Raises Unavailable if they are not [start, start + length), cut at the object's
+    end.
     """
     size = int(response.get("ContentLength", -1))
     described = response.get("ContentRange", "")
@@ -597,18 +564,13 @@ def _create_boto_s3_client(settings: S3Settings, meter: RequestMeter, read_timeo
 
 
 def _disable_region_redirect(request_dict: dict[str, Any], **_: Any) -> None:
-    """Prevent botocore from searching the bucket's region by further requests, which never end if the answer names no region.
-
-    The user gets an error that names the region instead.
-    """
+    # Prevent botocore from searching the bucket's region by requests that never end if the answer names no region.
     request_dict["context"].setdefault("s3_redirect", {})["redirected"] = True
 
 
 @cache
 def _shared_botocore_loader() -> Any:
-    """Return the loader of botocore's description of S3. All clients of the process share it, because reading the description takes a tenth
-    of a second.
-    """
+    # Return botocore's description of S3, shared by all clients because reading it takes a tenth of a second.
     from botocore.loaders import create_loader
 
     return create_loader(os.environ.get("AWS_DATA_PATH"))

@@ -12,7 +12,7 @@ from compactor.cli import command_parser, serving, tiers
 from compactor.cli.output import Output
 from compactor.config.settings import Settings
 from compactor.errors import ExitCode, UsageError
-from compactor.features.agent.agent import UploadAgent, watch_log_dirs_for_new_segments
+from compactor.features.agent.agent import UploadAgent, watch_log_dirs
 from compactor.tier.kinds import compactor_managed_hint, tier_kind
 from compactor.web.console import RequestRouter
 from compactor.web.pages import AgentPages
@@ -36,7 +36,7 @@ def run_upload_agent(args: argparse.Namespace, out: Output) -> ExitCode:
     pages = RequestRouter(shown, agent.loop_age_ms, settings.interval_ms)
     with (
         serve_pages(settings.listen, pages, "agent.listen", settings.host_names) as address,
-        watch_log_dirs_for_new_segments(settings.log_dirs, agent.request_scan, tell),
+        watch_log_dirs(settings.log_dirs, agent.request_scan, tell),
     ):
         tell(f"{tier.ports.holder} uploads to {tier.ports.layout.url}; status at http://{address}/")
         return serving.run_service(

@@ -195,5 +195,5 @@ def _forecast_with_sampled_saving(tier: Tier, forecast: RoundForecast, sample_by
         expected_saving_bytes=sample.at_least_bytes,
         expected_saving_why=str(sample),
         expected_saving_error_bytes=sample.error_bytes,
-        expected_saving_usd_month=prices.price_of_storage_usd_per_month(sample.at_least_bytes),
+        expected_saving_usd_month=prices.monthly_storage_usd(sample.at_least_bytes),
     )

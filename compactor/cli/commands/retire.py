@@ -9,7 +9,7 @@ from functools import partial
 
 from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
-from compactor.adapters.brokers.cluster import query_which_topic_ids_exist
+from compactor.adapters.brokers.cluster import query_topic_ids
 from compactor.bootstrap import kafka_connection_settings
 from compactor.cli import command_parser, tiers, tiers as audit
 from compactor.cli.output import Output, Table, format_size
@@ -142,7 +142,7 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
 def _delete_missing_topics(tier: Tier, outcomes: tiers.PartitionOutcomes) -> list[str]:
     """Delete topics that no longer exist in their cluster, if ``on_topic_deletion`` says so."""
     try:
-        ask = partial(query_which_topic_ids_exist, kafka_connection_settings(tier.settings))
+        ask = partial(query_topic_ids, kafka_connection_settings(tier.settings))
         return [str(name) for name in delete_missing_topics(tier, ask)]
     except CompactorError as error:
         outcomes.print_and_record_failure("topics that their cluster has deleted", error)

@@ -10,7 +10,7 @@ from compactor.cli.command_parser import WATCH_SECONDS
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.times import format_until, format_utc_time
 from compactor.config.units import count_noun, format_duration
-from compactor.daemon.status import read_daemon_status_from_control_logs
+from compactor.daemon.status import read_daemon_status
 from compactor.errors import BadData, ExitCode, StoreError
 from compactor.web.console import MOST_PER_PAGE, PartitionListQuery
 from compactor.web.documents import DaemonPartitionRow, DaemonTotals, ServiceStatusDocument
@@ -26,7 +26,7 @@ def show_tier_status(args: argparse.Namespace, out: Output) -> ExitCode:
     while True:
         try:
             with out.show_progress("reading the tier") as progress:
-                found = read_daemon_status_from_control_logs(tier, progress.advance)
+                found = read_daemon_status(tier, progress.advance)
         except StoreError as error:
             if not args.watch:
                 raise

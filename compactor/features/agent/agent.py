@@ -1,8 +1,8 @@
 """The agent: runs beside a broker and uploads sealed segments of the partitions that this broker leads, until it is asked to end.
 
-    scan       lists the log directories, asks the cluster who leads and where the leaders' logs end
-    dispatch   starts uploads in threads
-    collect    processes the uploads that have ended
+1. ``scan`` lists the log directories, asks the cluster who leads and where the leaders' logs end.
+2. ``start_due_jobs`` starts uploads in threads.
+3. ``_process_job_result`` processes the uploads that have ended.
 
 Agents do not talk to each other. Two agents on one partition upload the same segments under the same ids, and the second one finds them
 there.
@@ -34,8 +34,8 @@ from compactor.errors import BadData, CompactorError, Fenced, OutOfBudget, Store
 from compactor.features.agent.log_directories import (
     EPOCHS,
     BrokerIdentity,
-    largest_timestamp_ms_in_time_index,
-    last_epoch_in_leader_epoch_checkpoint,
+    indexed_timestamp_ms,
+    last_leader_epoch,
     read_broker_identity,
     scan_log_directory,
 )
@@ -46,13 +46,13 @@ from compactor.features.agent.plan import (
     PartitionUploadState,
     UploadFailureReason,
     UploadOutcome,
-    broker_retention_deletion_time_ms,
+    adoption_log_line,
     choose_uploads,
     has_fresh_log_end,
     is_upload_due,
-    log_line_of_partitions_awaiting_adoption,
-    make_upload_refusal_check_by_leadership,
+    leadership_check,
     needs_log_end_query,
+    retention_deadline_ms,
     unknown_leadership_message,
     upload_lag,
     with_directory_listing,
@@ -83,21 +83,13 @@ if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent
 
 
-# Notifications of new segment files, and of files staged for deletion, by the operating system (inotify, through watchdog).
-#
-# So the agent need not wait for its next scan. Only created and renamed files are reported. A broker writes into its files thousands of
-# times per second, and such writes wake nobody.
+# Only created and renamed files are reported: a broker writes into its files thousands of times per second.
 
 
 @contextmanager
-def watch_log_dirs_for_new_segments(log_dirs: Sequence[str], callback: Callable[[], None], log: EventLogger) -> Iterator[None]:
-    """Call ``callback`` whenever a segment may have been rolled or staged for deletion, as long as the block runs.
-
-    If notifications are not available (watchdog is not installed, or the system's limit of watches is reached), a line is logged and the
-    agent relies on its scans every ``agent.interval_ms``.
-
-    :param log_dirs: the broker's log directories, watched recursively.
-    :param log: receives the log line.
+def watch_log_dirs(log_dirs: Sequence[str], callback: Callable[[], None], log: EventLogger) -> Iterator[None]:
+    """Call ``callback`` whenever a segment may have been rolled or staged for deletion (inotify, through watchdog). If that is not
+    available, the agent relies on its scans.
     """
     try:
         from watchdog.events import FileCreatedEvent, FileMovedEvent, FileSystemEventHandler
@@ -135,13 +127,9 @@ def watch_log_dirs_for_new_segments(log_dirs: Sequence[str], callback: Callable[
         observer.join(5)
 
 
-# One upload: what a thread of the agent does with one partition. ``agent.plan`` decides which partitions are uploaded.
-
-
 class SegmentUploader:
-    """Uploads segments to one tier. Thread-safe for different partitions.
-
-    All threads share the access to the tier and its catalog log. One large import runs at a time, so that the disk budget suffices.
+    """Uploads segments to one tier. Thread-safe for different partitions. One large import runs at a time, so that the disk budget
+    suffices.
     """
 
     def __init__(self, tier: Tier, stop: StopRequest, ask_topic_ids: TopicIdsQuery) -> None:
@@ -153,9 +141,9 @@ class SegmentUploader:
         self._output_updater = _PinterestOutputAppender(tier, stop) if tier.settings.tier.pinterest.target else None
 
     def upload_partition(self, upload_state: PartitionUploadState, held_files: OpenFilesStagedForDeletion | None = None) -> UploadOutcome:
-        """Import the partition's new segments below the high watermark, then update its output if one is configured. Raises nothing.
+        """Import the partition's new segments below the high watermark, then update its output. Raises nothing.
 
-        :param held_files: files staged for deletion that the caller holds open.
+        :param held_files: staged files that the caller holds open.
         """
         try:
             self._stop.raise_if_stopped()
@@ -163,37 +151,34 @@ class SegmentUploader:
             return (
                 outcome
                 if self._output_updater is None or outcome.trouble is not None
-                else self._output_updater.append_upload_to_pinterest_output(upload_state.partition, outcome)
+                else self._output_updater.append_upload(upload_state.partition, outcome)
             )
         except Stopped:
             return UploadOutcome(None, stopped=True)
         except Exception as error:  # noqa: BLE001 - one partition's trouble must not end the service for the others (I9)
-            state = self._find_partition_state_in_tier(upload_state.partition)
+            state = self._find_state(upload_state.partition)
             position = state.end_offset + 1 if state is not None and state.has_segments else None
             reason = str(error) if isinstance(error, CompactorError) else bug_reason(error)
             return UploadOutcome(position, trouble=classify_upload_failure(error, upload_state.seen, state), reason=reason)
 
-    def record_topics_of_cluster_in_catalog(self, topic_ids: Mapping[str, TopicId]) -> None:
-        """Record in the catalog that these topics, with their ids, belong to the brokers' cluster. Raises StoreError."""
+    def record_topics(self, topic_ids: Mapping[str, TopicId]) -> None:
+        """Record in the catalog that these topics belong to the brokers' cluster. Raises StoreError."""
         with self._one_at_a_time:
             record_cluster_of_topics(self._tier.catalog, topic_ids, self._ask)
 
-    def record_settings_of_topics_in_catalog(self, topic_ids: Mapping[str, TopicId], ask_settings: TopicSettingsQuery) -> list[str]:
-        """Record in the catalog what is set for compaction on these topics, which have these ids. Return the topics whose settings may not
-        be read. Raises StoreError.
+    def record_topic_settings(self, topic_ids: Mapping[str, TopicId], ask_settings: TopicSettingsQuery) -> list[str]:
+        """Record in the catalog what is set for compaction on these topics. Return those whose settings may not be read.
+        Raises StoreError.
         """
         with self._one_at_a_time:
             return record_settings_of_topics(self._tier.catalog, topic_ids, self._ask, ask_settings)
 
     def _import_new_segments(self, upload_state: PartitionUploadState, held_files: OpenFilesStagedForDeletion | None) -> UploadOutcome:
-        """Import the partition's new segments below the high watermark. If no leader has answered, or this replica does not know the
-        leader's epoch yet, return an outcome with that failure instead. Raises CompactorError.
-        """
         path, end = Path(upload_state.seen.path), upload_state.end
         if end is None:
             return UploadOutcome(None, trouble=UploadFailureReason.BROKER, reason="no leader has reported where its log ends")
         try:
-            epoch = last_epoch_in_leader_epoch_checkpoint(path)
+            epoch = last_leader_epoch(path)
         except OSError as error:
             raise UsageError(f"cannot read {path / EPOCHS}: {error.strerror}", hint="Check its owner and its mode") from error
         if epoch != end.leader_epoch:
@@ -211,7 +196,7 @@ class SegmentUploader:
             refill=False,
             may_be_empty=True,
             held=held_files,
-            staged_problem=make_upload_refusal_check_by_leadership(upload_state.leadership),
+            staged_problem=leadership_check(upload_state.leadership),
             opening=TopicRecreationConfirmationSources(ask=self._ask),
         )
         report = self._run_import(upload_state, options)
@@ -221,21 +206,19 @@ class SegmentUploader:
         return UploadOutcome(position, report.segments, report.bytes, notes=report.notes)
 
     def _run_import(self, upload_state: PartitionUploadState, options: ImportOptions) -> ImportReport:
-        """Import the partition's directory into the tier with these options, and return the report of the import."""
         tier, name = self._tier, upload_state.partition
         hint = tier.change_notifier.latest_control_log_change_hint_number(tier.latest_incarnation(name))
 
-        def publish_control_log_change_and_cache_state(log: PartitionLog) -> None:
+        def announce_and_cache(log: PartitionLog) -> None:
             with self._one_at_a_time:
                 tier.change_notifier.announce_changed_control_logs([log])
                 tier.change_notifier.cache_control_log_state_locally(log, hint)
 
         policy = tier.settings.cleaner_settings_for_topic(name.topic).cleaner_policy()
-        company = ImportResources(1, publish_control_log_change_and_cache_state, self._large)
+        company = ImportResources(1, announce_and_cache, self._large)
         return import_directory(tier, Path(upload_state.seen.path), name, policy, options=options, shared=company)
 
-    def _find_partition_state_in_tier(self, partition: TopicPartition) -> PartitionState | None:
-        """Return the partition's state in the tier, or None if it cannot be read."""
+    def _find_state(self, partition: TopicPartition) -> PartitionState | None:
         try:
             return self._tier.open_control_log_of_partition(self._tier.latest_incarnation(partition)).refresh()
         except CompactorError:
@@ -243,12 +226,8 @@ class SegmentUploader:
 
 
 class _PinterestOutputAppender:
-    """Writer that appends newly uploaded segments to the partition's output in Pinterest's layout.
-
-    If a round has rewritten segments of the output, nothing is appended; a daemon has to write the complete output again. Segments are read
-    from the broker's directories as long as these contain the same bytes as the tier.
-    """
-
+    # Writer that appends newly uploaded segments to the partition's output in Pinterest's layout. If a round has rewritten segments of the
+    # output, a daemon has to write the complete output again.
     def __init__(self, tier: Tier, stop: StopRequest) -> None:
         from compactor.features.pinterest.generations import GenerationWriteOptions, configured_generation_target, write_generation
 
@@ -261,10 +240,7 @@ class _PinterestOutputAppender:
         self._write = write_generation
         self._left: set[TopicPartition] = set()
 
-    def append_upload_to_pinterest_output(self, partition: TopicPartition, outcome: UploadOutcome) -> UploadOutcome:
-        """Append the segments of an upload to the partition's output, if an output is configured. Return the upload's outcome; a failure of
-        the output, or a line for the log, is added to it. Raises Stopped if the agent is stopping.
-        """
+    def append_upload(self, partition: TopicPartition, outcome: UploadOutcome) -> UploadOutcome:
         if not outcome.position:
             return outcome
         try:
@@ -284,24 +260,17 @@ class _PinterestOutputAppender:
 
 
 def _with_agent_log_directories(tier: Tier) -> Tier:
-    """Return the tier with settings under which segments may also be read from the agent's log directories."""
     settings = tier.settings
 
-    def settings_with_agent_log_directories(cleaner: CleanerSettings) -> CleanerSettings:
+    def with_log_dirs(cleaner: CleanerSettings) -> CleanerSettings:
         return cleaner.model_copy(update={"local_log_dirs": (*cleaner.local_log_dirs, *settings.agent.log_dirs)})
 
-    topics = {pattern: settings_with_agent_log_directories(cleaner) for pattern, cleaner in settings.topics.items()}
-    return replace(
-        tier, settings=settings.model_copy(update={"cleaner": settings_with_agent_log_directories(settings.cleaner), "topics": topics})
-    )
+    topics = {pattern: with_log_dirs(cleaner) for pattern, cleaner in settings.topics.items()}
+    return replace(tier, settings=settings.model_copy(update={"cleaner": with_log_dirs(settings.cleaner), "topics": topics}))
 
 
 def classify_upload_failure(error: Exception, listing: PartitionDirectoryListing, state: PartitionState | None) -> UploadFailureReason:
-    """Return the UploadFailureReason that corresponds to an exception that ended an upload.
-
-    :param listing: the partition's directory on the broker.
-    :param state: the partition's state in the tier after the failure; None if it could not be read.
-    """
+    """Return the reason of an exception that ended an upload. state: the partition's state afterwards; None if unreadable."""
     if isinstance(error, BadData):
         if error.segment.endswith(EPOCHS):
             return UploadFailureReason.LINEAGE
@@ -309,7 +278,7 @@ def classify_upload_failure(error: Exception, listing: PartitionDirectoryListing
             return UploadFailureReason.COMPACTED
         if error.segment.endswith(PARTITION_METADATA):
             return UploadFailureReason.IDENTITY
-        gap = state is not None and state.has_segments and listing.base_offset_of_first_listed_segment > state.end_offset + 1
+        gap = state is not None and state.has_segments and listing.first_base_offset > state.end_offset + 1
         return UploadFailureReason.GAP if gap else UploadFailureReason.CONTENT
     if isinstance(error, UsageError):
         return UploadFailureReason.DELETED if state is not None and state.deleted_slot else UploadFailureReason.UNREADABLE
@@ -330,56 +299,43 @@ AGENT_JOURNAL = ServiceEventLogger(logging.getLogger(__name__))
 
 
 class AgentClusterQueries(Protocol):
-    """Cluster queries that the agent needs. Implemented by ``metadata_topic.leaders.AgentClusterQueriesOverKafka``. Every method raises
-    StoreError if the cluster refuses the request or does not answer it.
-    """
+    """Cluster queries that the agent needs. Every method raises StoreError if the cluster refuses the request or does not answer it."""
 
     def leaders(self) -> ClusterPartitionLeaders:
-        """Ask the cluster, and return its id and the id of the broker that leads each partition."""
+        """Return the cluster's id and each partition's leader."""
 
-    def query_log_ends_from_leaders(
-        self, partitions: Sequence[TopicPartition]
-    ) -> Mapping[TopicPartition, LeaderReportedLogEnd | StoreError]:
-        """Ask the leaders of these partitions where the logs end. Return for each partition its leader's answer, or the error if the leader
-        gave none.
-        """
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, LeaderReportedLogEnd | StoreError]:
+        """Return each leader's answer, or the error if it gave none."""
 
     def topic_ids(self, topics: Sequence[str]) -> ClusterTopicIds:
-        """Return the ids that these topics have in the cluster now. May be called from several threads."""
+        """Return the topics' present ids. May be called from several threads."""
 
     def compaction_settings(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str] | None]:
-        """Return what is set for compaction on these topics, by Kafka's names: none if their brokers do not compact them, None if this user
-        may not read it.
-        """
+        """Return what is set for compaction on these topics: none if brokers do not compact them, None if this user may not read it."""
 
     def retention_ms(self, topic: str) -> int | None:
-        """Return the topic's ``retention.ms``, -1 if unlimited, or None if this user may not read it."""
+        """Return ``retention.ms``, -1 if unlimited, None if this user may not read it."""
 
     def delete_delay_ms(self, topic: str) -> int | None:
-        """Return the topic's ``file.delete.delay.ms``, or None if this user may not read it."""
+        """Return ``file.delete.delay.ms``, None if this user may not read it."""
 
 
 @dataclass(frozen=True)
 class _FinishedUpload:
-    """Result of an upload thread: how the upload ended, and the seconds that it took."""
-
     partition: TopicPartition
     outcome: UploadOutcome
     seconds: float
 
 
 class UploadAgent(PollingLoop[int, _FinishedUpload]):
-    """Service that uploads the sealed segments of one broker to the tier. ``status`` may be called from any thread.
-
-    ``_running`` maps each partition that is being uploaded to the time at which its upload began, in milliseconds.
-    """
+    """Service that uploads the sealed segments of one broker to the tier. ``status`` may be called from any thread."""
 
     def __init__(self, tier: Tier, brokers: AgentClusterQueries, *, log: EventLogger = AGENT_JOURNAL) -> None:
         super().__init__(tier, log)
         self._brokers = brokers
         self._uploads = SegmentUploader(self._tier, self.stop, self._brokers.topic_ids)
         self._upload_states: dict[TopicPartition, PartitionUploadState] = {}
-        self._staged = OpenFilesStagedForDeletionByPartition()
+        self._staged = OpenStagedFiles()
         self._retentions: dict[str, int | None] = {}
         self._delete_delays: dict[str, int] = {}
         self._topics_with_settings: Mapping[str, TopicId] = {}
@@ -409,24 +365,22 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
     def scan(self) -> None:
         """List the log directories and, if due, ask the cluster about leaders and log ends."""
         now = self._tier.ports.clock_ms()
-        identity = self._list_directories_and_identify_broker(now)
-        self._open_files_staged_for_deletion()
-        if not self._try_to_open_or_create_tier() or identity is None:
+        identity = self._list_directories(now)
+        self._open_staged_files()
+        if not self._open_tier() or identity is None:
             return
-        self._refresh_partition_leaders_if_due(identity, now)
+        self._refresh_leaders(identity, now)
         self._refresh_log_ends(
             [upload_state.partition for upload_state in self._upload_states.values() if needs_log_end_query(upload_state, now)], now
         )
-        self._report_staged_files_never_uploaded()
+        self._report_untaken_files()
         self._scans += 1
         self._scan_ms = now
 
     @override
     def start_due_jobs(self) -> list[TopicPartition]:
-        """Start every due upload for which a thread is free, and return the partitions whose upload was started.
-
-        An upload starts only if the partition's leader has reported the end of its log within the last FRESH_MS. If a report is older, the
-        leaders of due partitions (up to ASKED_AT_ONCE of them) are asked again first.
+        """Start every due upload for which a thread is free, and return the partitions. Leaders whose report is older than FRESH_MS are
+        asked again first.
         """
         if self.stop.event.is_set() or not self._tier_ready or self._problems.get("broker"):
             return []
@@ -446,13 +400,8 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
 
     # --- looking ---
 
-    def _list_directories_and_identify_broker(self, now_ms: int) -> BrokerIdentity | None:
-        """List the partitions in all log directories. Return the broker to which the directories belong; None if no directory could be
-        read.
-
-        A directory that cannot be read, or that belongs to another broker than the first directory, is reported. The other directories are
-        listed all the same.
-        """
+    def _list_directories(self, now_ms: int) -> BrokerIdentity | None:
+        # Report a directory that cannot be read or belongs to another broker than the first, and list the others all the same.
         rules = self._tier.settings.agent
         known = {name: upload_state.seen for name, upload_state in self._upload_states.items()}
         held = topics_in_catalog(self._tier.catalog.state) if self._tier_ready else set()
@@ -471,10 +420,10 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
                 listings = scan_log_directory(Path(text), rules.topics, known, now_ms, held, self._report_left_out)
                 seen |= {each.partition: each for each in listings}
             except CompactorError as error:
-                self._record_or_clear_agent_wide_problem(text, str(error))
+                self._set_problem(text, str(error))
                 lost = True
             else:
-                self._record_or_clear_agent_wide_problem(text, "")
+                self._set_problem(text, "")
         for text in [key for key in self._problems if key not in (*rules.log_dirs, *SHARED)]:
             del self._problems[text]
         for topic in sorted({name.topic for name in seen.keys() - self._upload_states.keys()} & held):
@@ -487,42 +436,34 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         # What a directory that cannot be read holds is not gone.
         for name in [] if lost else [name for name in self._upload_states if name not in seen and name not in self._running]:
             del self._upload_states[name]
-            self._staged.close_staged_files_of_partition(name)
+            self._staged.close_partition(name)
         return whose
 
     def _report_left_out(self, topic: str) -> None:
-        """Log, once for each topic, that it is not uploaded because its name begins with ``__``."""
         if topic not in self._left_out:
             self._left_out.add(topic)
             self._log(f"{topic} is left out: agent.topics chooses a name that begins with __ only by an expression that begins so")
 
-    def _open_files_staged_for_deletion(self) -> None:
-        """Open the files staged for deletion whose offsets are missing in the tier, and close those that are no longer needed."""
+    def _open_staged_files(self) -> None:
         for name, upload_state in self._upload_states.items():
             running, log_dir = name in self._running, Path(upload_state.seen.path)
-            found = replace(
-                upload_state, held=self._staged.close_files_with_reused_names(name, upload_state.seen.staged, is_upload_running=running)
-            )
+            found = replace(upload_state, held=self._staged.close_reused(name, upload_state.seen.staged, is_upload_running=running))
             if found.seen.staged or found.held or upload_state.held:
                 space = True
                 with suppress(OSError):
-                    space = not found.held or has_free_space_to_keep_deleted_files(log_dir)
-                held = self._staged.open_wanted_and_close_other_files(
+                    space = not found.held or disk_has_space(log_dir)
+                held = self._staged.open_wanted(
                     name, log_dir, found.uploadable_staged_files, is_upload_running=running, has_free_space=space
                 )
-                for file in self._staged.select_and_mark_unreported_files("no room", set(found.held) - set(held) if not space else ()):
+                for file in self._staged.take_unreported("no room", set(found.held) - set(held) if not space else ()):
                     why = "the broker has deleted it, and its disk is almost full"
                     what = f"{path_of_segment_staged_for_deletion(Path(), file.base)} is not held open any longer: {why}"
                     self._log(what, level=logging.WARNING, partition=str(name))
-                self._upload_states[name] = self._log_new_staged_files_and_add_delete_delay(replace(found, held=held))
+                self._upload_states[name] = self._log_new_staged_files(replace(found, held=held))
 
-    def _log_new_staged_files_and_add_delete_delay(self, upload_state: PartitionUploadState) -> PartitionUploadState:
-        """Log the files staged for deletion whose offsets the tier lacks, with the time at which the broker deletes them. Each file is
-        logged once.
-
-        Return the upload state. If a file was logged, the state has the topic's ``file.delete.delay.ms``, from which that time is computed.
-        """
-        new = self._staged.select_and_mark_unreported_files("staged", upload_state.uploadable_staged_files)
+    def _log_new_staged_files(self, upload_state: PartitionUploadState) -> PartitionUploadState:
+        # Log each staged file once, with the time at which the broker deletes it by the topic's ``file.delete.delay.ms``.
+        new = self._staged.take_unreported("staged", upload_state.uploadable_staged_files)
         if not new:
             return upload_state
         upload_state = replace(upload_state, delete_delay_ms=self._file_delete_delay_ms(upload_state.partition.topic))
@@ -533,26 +474,21 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         self._log(f"{what}, and they are held open", partition=str(upload_state.partition))
         return upload_state
 
-    def _report_staged_files_never_uploaded(self) -> None:
-        """Log the files staged for deletion that are not uploaded, because it is unknown whether this broker led the partition when it
-        renamed them.
-        """
+    def _report_untaken_files(self) -> None:
         for name, upload_state in self._upload_states.items():
-            for file in self._staged.select_and_mark_unreported_files("untaken", upload_state.staged_files_with_unknown_leadership):
+            for file in self._staged.take_unreported("untaken", upload_state.unproven_staged_files):
                 where = f"{path_of_segment_staged_for_deletion(Path(), file.base)} is staged for deletion and is not taken"
                 self._tallies = replace(self._tallies, untaken=self._tallies.untaken + 1)
                 self._log(f"{where}: {unknown_leadership_message(file)}", level=logging.WARNING, partition=str(name))
 
     def _file_delete_delay_ms(self, topic: str) -> int:
-        """Return the topic's ``file.delete.delay.ms``; Kafka's default if it cannot be read."""
         if topic not in self._delete_delays and not self._problems.get("broker"):
             with suppress(StoreError):
                 delay_ms = self._brokers.delete_delay_ms(topic)
                 self._delete_delays[topic] = DELETE_DELAY_MS if delay_ms is None else delay_ms
         return self._delete_delays.get(topic, DELETE_DELAY_MS)
 
-    def _try_to_open_or_create_tier(self) -> bool:
-        """Open the tier, or create it if it does not exist, and return whether it can be used."""
+    def _open_tier(self) -> bool:
         if self._tier_ready:
             return True
         try:
@@ -561,66 +497,59 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         except Stopped:
             return False
         except CompactorError as error:
-            self._record_or_clear_agent_wide_problem("tier", str(error))
+            self._set_problem("tier", str(error))
             return False
-        self._record_or_clear_agent_wide_problem("tier", "")
+        self._set_problem("tier", "")
         self._tier_ready = True
         return True
 
-    def _refresh_partition_leaders_if_due(self, identity: BrokerIdentity, now_ms: int) -> None:
-        """Ask the cluster which partitions this broker leads, and record the answer.
-
-        No request is made while the delay after a failed request lasts, or if no segment waits for upload and the last answer is younger
-        than CHECK_MS.
-        """
+    def _refresh_leaders(self, identity: BrokerIdentity, now_ms: int) -> None:
+        # Ask nothing while the delay after a failed request lasts, or if no segment waits for upload and the last answer is younger than
+        # CHECK_MS.
         pending = any(upload_lag(upload_state).segments or upload_state.position is None for upload_state in self._upload_states.values())
         if now_ms < self._broker_retry_ms or (not pending and not self._broker_failures and now_ms < self._asked_ms + CHECK_MS):
             return
         try:
             reported = self._brokers.leaders()
         except CompactorError as error:
-            self._record_failed_cluster_query_and_delay_next(str(error), now_ms)
+            self._record_failed_query(str(error), now_ms)
             return
         if reported.cluster_id != identity.cluster_id:
             what = f"the brokers are those of cluster {reported.cluster_id}, and the log directories belong to {_describe_broker(identity)}"
-            self._record_failed_cluster_query_and_delay_next(f"{what}. Correct kafka.bootstrap_servers or agent.log_dirs", now_ms)
+            self._record_failed_query(f"{what}. Correct kafka.bootstrap_servers or agent.log_dirs", now_ms)
             return
         self._asked_ms, self._broker_failures, self._broker_retry_ms = now_ms, 0, 0
-        self._record_or_clear_agent_wide_problem("broker", "")
+        self._set_problem("broker", "")
         for name, upload_state in self._upload_states.items():
             self._upload_states[name] = with_leadership(upload_state, reported.leaders.get(name) == identity.broker_id)
         with suppress(StoreError):  # asked again the next time; it matters only for a topic that is created again
             led = {state.partition.topic: state.seen.topic_id for state in self._upload_states.values() if state.leads}
-            self._uploads.record_topics_of_cluster_in_catalog(led)
-            self._record_topic_settings_if_due(led, now_ms)
+            self._uploads.record_topics(led)
+            self._record_settings(led, now_ms)
 
-    def _record_topic_settings_if_due(self, topic_ids: Mapping[str, TopicId], now_ms: int) -> None:
-        """Record what is set for compaction on the topics that this broker leads: when a topic is new, and every TOPIC_SETTINGS_MS. Raises
-        StoreError.
-        """
+    def _record_settings(self, topic_ids: Mapping[str, TopicId], now_ms: int) -> None:
+        # Ask when a topic is new, and every TOPIC_SETTINGS_MS. Raises StoreError.
         if topic_ids.items() <= self._topics_with_settings.items() and now_ms < self._settings_asked_ms + TOPIC_SETTINGS_MS:
             return
-        refused = self._uploads.record_settings_of_topics_in_catalog(topic_ids, self._brokers.compaction_settings)
+        refused = self._uploads.record_topic_settings(topic_ids, self._brokers.compaction_settings)
         self._topics_with_settings, self._settings_asked_ms = topic_ids, now_ms
         if new := sorted(set(refused) - self._unreadable_settings):
             self._unreadable_settings.update(new)
             self._log(unreadable_settings_message(new))
 
-    def _record_failed_cluster_query_and_delay_next(self, reason: str, now_ms: int) -> None:
-        """Record that the cluster gave no answer, or no usable one, and delay the next request to it."""
+    def _record_failed_query(self, reason: str, now_ms: int) -> None:
         self._broker_failures += 1
         self._broker_retry_ms = now_ms + backoff_ms(self._broker_failures, BROKER_RETRY_MS, MAX_BROKER_RETRY_MS)
         self._tallies = replace(self._tallies, broker_failures=self._tallies.broker_failures + 1)
-        self._record_or_clear_agent_wide_problem("broker", reason)
+        self._set_problem("broker", reason)
 
     def _refresh_log_ends(self, partitions: Sequence[TopicPartition], now_ms: int) -> None:
-        """Ask the leaders where the logs of these partitions end, and record each answer or failure."""
         if not partitions or self._problems.get("broker"):
             return
         try:
-            reported = self._brokers.query_log_ends_from_leaders(partitions)
+            reported = self._brokers.log_ends(partitions)
         except CompactorError as error:
-            self._record_failed_cluster_query_and_delay_next(str(error), now_ms)
+            self._record_failed_query(str(error), now_ms)
             return
         answered_ms = self._tier.ports.clock_ms()
         for name in partitions:
@@ -630,14 +559,13 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
                 after = with_log_end(before, end, now_ms, answered_ms)
                 self._upload_states[name] = after
                 if after.trouble is UploadFailureReason.BEHIND is not before.trouble:
-                    self._count_and_log_failed_upload(name, UploadOutcome(None, trouble=UploadFailureReason.BEHIND, reason=after.reason))
+                    self._count_failed_upload(name, UploadOutcome(None, trouble=UploadFailureReason.BEHIND, reason=after.reason))
             else:
                 self._record_failure_before_upload(name, UploadFailureReason.BROKER, str(end) if end else "no leader has answered", now_ms)
 
     # --- working ---
 
     def _start_upload(self, upload_state: PartitionUploadState, now_ms: int) -> None:
-        """Start a thread that uploads this partition's segments."""
         self._running[upload_state.partition] = now_ms
         held = self._staged.held_files(upload_state.partition)
 
@@ -650,19 +578,18 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
 
     @override
     def _process_job_result(self, finished: _FinishedUpload) -> None:
-        """Record how an upload ended, log it, and decide when the partition's next one may begin."""
         del self._running[finished.partition]
         outcome, name = finished.outcome, finished.partition
         if outcome.trouble is UploadFailureReason.STORE:
-            self._record_or_clear_agent_wide_problem("store", outcome.reason)
+            self._set_problem("store", outcome.reason)
         elif outcome.trouble is UploadFailureReason.GENERATION:
-            self._record_or_clear_agent_wide_problem("generations", outcome.reason)
+            self._set_problem("generations", outcome.reason)
         elif outcome.trouble is None and not outcome.stopped:
-            self._record_or_clear_agent_wide_problem("store", "")
-            self._record_or_clear_agent_wide_problem("generations", "")
+            self._set_problem("store", "")
+            self._set_problem("generations", "")
         if name in self._upload_states:
             before = self._upload_states[name]
-            outcome = self._add_retention_deadline_if_awaiting_adoption(before, outcome)
+            outcome = self._with_retention_deadline(before, outcome)
             self._upload_states[name] = with_upload_outcome(before, outcome, self._tier.ports.clock_ms())
             if outcome.trouble is not None and (before.trouble is not outcome.trouble or outcome.trouble is UploadFailureReason.GAP):
                 self._log(outcome.reason, level=logging.WARNING, partition=str(name), trouble=outcome.trouble or "")
@@ -678,18 +605,13 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
             self._log(f"uploaded {what}, {finished.seconds:.1f} s", partition=str(name))
 
     def _report_partitions_awaiting_adoption(self) -> None:
-        """Log the partitions that are not uploaded until a person accepts their logs for the tier (``topics adopt``), because the topic id
-        differs. The line is logged once, after the upload of every partition was tried.
-        """
-        line = None if self._adoptions_listed else log_line_of_partitions_awaiting_adoption(self._upload_states.values())
+        # Log them once, after the upload of every partition was tried.
+        line = None if self._adoptions_listed else adoption_log_line(self._upload_states.values())
         self._adoptions_listed = self._adoptions_listed or line is not None
         if line:
             self._log(line, level=logging.WARNING)
 
-    def _add_retention_deadline_if_awaiting_adoption(self, upload_state: PartitionUploadState, outcome: UploadOutcome) -> UploadOutcome:
-        """Return the outcome of an upload. If the upload waits for ``topics adopt`` because the topic id differs, add to the outcome when
-        the broker's retention will delete the first segment that is not in the tier. Other outcomes are returned unchanged.
-        """
+    def _with_retention_deadline(self, upload_state: PartitionUploadState, outcome: UploadOutcome) -> UploadOutcome:
         if outcome.trouble is not UploadFailureReason.IDENTITY:
             return outcome
         waiting = upload_state if outcome.position is None else replace(upload_state, position=outcome.position)
@@ -698,38 +620,31 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
             if topic not in self._retentions:
                 self._retentions[topic] = self._brokers.retention_ms(topic)
         retention_ms = self._retentions.get(topic)
-        largest = largest_timestamp_ms_in_time_index(Path(upload_state.seen.path), pending[0].base) if pending else -1
-        deadline = None if retention_ms is None else broker_retention_deletion_time_ms(waiting, largest, retention_ms)
+        largest = indexed_timestamp_ms(Path(upload_state.seen.path), pending[0].base) if pending else -1
+        deadline = None if retention_ms is None else retention_deadline_ms(waiting, largest, retention_ms)
         if deadline is None:
             return outcome
         when = f"Retention deletes offset {pending[0].base} and what follows it from {format_iso_time(deadline)} on"
         return replace(outcome, reason=f"{outcome.reason}. {when}", deadline_ms=deadline)
 
     def _record_failure_before_upload(self, partition: TopicPartition, failure: UploadFailureReason, reason: str, now_ms: int) -> None:
-        """Record a failure that prevents a partition's upload from starting, and compute when to retry. Does nothing while the delay after
-        an earlier failure lasts.
-        """
+        """Does nothing while the delay after an earlier failure lasts."""
         upload_state = self._upload_states[partition]
         if now_ms < upload_state.retry_at_ms:
             return
         outcome = UploadOutcome(None, trouble=failure, reason=reason)
         self._upload_states[partition] = with_upload_outcome(upload_state, outcome, now_ms)
         if upload_state.trouble is not failure:
-            self._count_and_log_failed_upload(partition, outcome)
+            self._count_failed_upload(partition, outcome)
         else:
             self._tallies = with_upload_counted(self._tallies, outcome)
 
-    def _count_and_log_failed_upload(self, partition: TopicPartition, outcome: UploadOutcome) -> None:
-        """Count an upload that failed in the agent's totals, and log its reason."""
+    def _count_failed_upload(self, partition: TopicPartition, outcome: UploadOutcome) -> None:
         self._tallies = with_upload_counted(self._tallies, outcome)
         self._log(outcome.reason, level=logging.WARNING, partition=str(partition), trouble=outcome.trouble or "")
 
-    def _record_or_clear_agent_wide_problem(self, source: str, reason: str) -> None:
-        """Record a problem that concerns more than one partition, or its end if ``reason`` is empty. Logs a line when it begins and when it
-        ends.
-
-        :param source: "tier", "store", "broker", "generations" or a log directory.
-        """
+    def _set_problem(self, source: str, reason: str) -> None:
+        """Log a problem of several partitions when it begins, and when it ends (an empty ``reason``)."""
         before = self._problems.get(source, "")
         if reason:
             self._problems[source] = reason
@@ -743,7 +658,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
     # --- being looked at ---
 
     def status(self) -> AgentStatus:
-        """Return the agent's partitions, problems and totals at this moment. Makes no request."""
+        """Return the agent's partitions, problems and totals. Makes no request."""
         tier, stopping = self._tier, self.stop.event.is_set()
         problems = self._problems.copy()
         return AgentStatus(
@@ -766,7 +681,6 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
 
 
 def _describe_broker(identity: BrokerIdentity) -> str:
-    """Return the name of a broker and its cluster, as messages show it."""
     return f"broker {identity.broker_id} of cluster {identity.cluster_id}"
 
 
@@ -774,20 +688,15 @@ MIN_FREE_SHARE = 0.1
 """Share of a broker's disk that must be free while files are held which the broker has deleted, because they still take up space."""
 
 
-def has_free_space_to_keep_deleted_files(log_directory: Path) -> bool:
-    """Return whether the disk of a log directory has so much free space (MIN_FREE_SHARE) that files which the broker has deleted may stay
-    open. Raises OSError.
-    """
+def disk_has_space(log_directory: Path) -> bool:
+    """Return whether MIN_FREE_SHARE of the disk is free, so that files which the broker has deleted may stay open. Raises OSError."""
     usage = shutil.disk_usage(log_directory)
     return usage.free >= MIN_FREE_SHARE * usage.total
 
 
-class OpenFilesStagedForDeletionByPartition:
-    """Files staged for deletion that the agent holds open, by partition, so that it can upload them even after the broker has deleted them.
-    All methods are for the thread of the agent's loop.
-
-    A file is held open until its records are in the tier. A file that the broker has deleted is closed earlier if the agent refuses to
-    upload it or the disk is almost full.
+class OpenStagedFiles:
+    """Staged files that the agent holds open until their records are in the tier, even after the broker has deleted them; then only unless
+    they are refused or the disk is almost full. For the thread of the agent's loop.
     """
 
     def __init__(self) -> None:
@@ -795,17 +704,13 @@ class OpenFilesStagedForDeletionByPartition:
         self._reported: set[tuple[str, FileStagedForDeletion]] = set()
 
     def held_files(self, partition: TopicPartition) -> OpenFilesStagedForDeletion | None:
-        """Return the open files of a partition, for its upload; None if there are none."""
+        """Return the open files of a partition; None if there are none."""
         return self._held.get(partition)
 
-    def close_files_with_reused_names(
+    def close_reused(
         self, partition: TopicPartition, listed_files: Sequence[FileStagedForDeletion], *, is_upload_running: bool
     ) -> tuple[FileStagedForDeletion, ...]:
-        """Close the open files of a partition whose names other files have taken by now. Return the partition's files that remain open.
-
-        :param listed_files: the files in the partition's directory.
-        :param is_upload_running: whether an upload reads the files now, so that none may be closed.
-        """
+        """Close the files whose names other files have taken, unless an upload reads them now. Return those that remain open."""
         files = self._held.get(partition)
         if files is None:
             return ()
@@ -816,7 +721,7 @@ class OpenFilesStagedForDeletionByPartition:
                 files.close()
         return tuple(each.file for each in files.held_files)
 
-    def open_wanted_and_close_other_files(
+    def open_wanted(
         self,
         partition: TopicPartition,
         log_dir: Path,
@@ -825,11 +730,8 @@ class OpenFilesStagedForDeletionByPartition:
         is_upload_running: bool,
         has_free_space: bool = True,
     ) -> tuple[FileStagedForDeletion, ...]:
-        """Open the wanted files of a partition, close its other files, and return the files that are open afterwards. A wanted file that
-        the broker has deleted is closed, too, if the agent refuses to upload it.
-
-        :param is_upload_running: whether an upload reads the files now, so that none may be closed.
-        :param has_free_space: whether the disk has space for files that the broker has deleted; if not, these files are closed.
+        """Open the wanted files of a partition, close its others unless an upload reads them, and return the open ones. A wanted file that
+        the broker has deleted is closed, too, if it is refused or there is no free space.
         """
         if partition not in self._held and not wanted_files:
             return ()
@@ -846,17 +748,14 @@ class OpenFilesStagedForDeletionByPartition:
                 del self._held[partition]
         return tuple(each.file for each in files.held_files)
 
-    def select_and_mark_unreported_files(self, report_name: str, files: Iterable[FileStagedForDeletion]) -> list[FileStagedForDeletion]:
-        """Return the files that this report has not named yet, and mark them as reported.
-
-        :param report_name: name of the report; each report names a file once.
-        """
+    def take_unreported(self, report_name: str, files: Iterable[FileStagedForDeletion]) -> list[FileStagedForDeletion]:
+        """Return the files that this report has not named yet, and mark them."""
         new = [file for file in files if (report_name, file) not in self._reported]
         self._reported |= {(report_name, file) for file in new}
         return new
 
-    def close_staged_files_of_partition(self, partition: TopicPartition) -> None:
-        """Close the open files of a partition whose directory is gone."""
+    def close_partition(self, partition: TopicPartition) -> None:
+        """Close the files of a partition whose directory is gone."""
         files = self._held.pop(partition, None)
         if files is not None:
             files.close()

@@ -39,10 +39,7 @@ class BrokerIdentity:
 
 
 def read_broker_identity(log_dir: Path) -> BrokerIdentity:
-    """Return the identity of the broker that owns a log directory.
-
-    :raises UsageError: if the directory is not a broker's log directory, or cannot be read.
-    """
+    """Return the broker that owns a log directory. Raises UsageError if it is not a broker's log directory, or cannot be read."""
     try:
         text = (log_dir / META).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -66,15 +63,11 @@ def scan_log_directory(
     topics_in_tier: Container[str] = (),
     on_left_out: Callable[[str], None] = lambda topic: None,
 ) -> Iterator[PartitionDirectoryListing]:
-    """Yield the listing of each partition directory whose topic is chosen (``is_topic_chosen``), in order of names.
-
-    For a directory that has not changed since its latest listing, that listing is yielded again. Directories that the broker is about to
-    delete, or moves between disks, have other names and are left out.
+    """Yield the listing of each partition directory whose topic is chosen, in order of names; the latest listing if it has not changed
+    since. Directories that the broker deletes, or moves between disks, have other names and are left out.
 
     :param topics: regular expressions, each matched against whole topic names.
-    :param last_listings: the latest listing of each partition.
-    :param topics_in_tier: topics that the tier holds already.
-    :param on_left_out: called with the topic of each directory that is left out although an expression matches, as its name begins with __.
+    :param on_left_out: called with each topic that is left out although an expression matches, as its name begins with __.
     :raises UsageError: if ``log_dir`` cannot be read.
     """
     try:
@@ -104,10 +97,8 @@ def scan_log_directory(
 
 
 def scan_partition_directory(partition: TopicPartition, path: Path, mtime_ms: int, now_ms: int) -> PartitionDirectoryListing:
-    """Return the listing of one partition's directory: without files if the directory is gone, with a ``problem`` if it cannot be read. A
-    file that is deleted meanwhile is left out; the next scan lists the directory again, because its modification time has changed.
-
-    :param mtime_ms: modification time of the directory before it is listed, in milliseconds.
+    """Return the listing of one partition's directory: empty if it is gone, with a ``problem`` if it cannot be read. mtime_ms: the
+    directory's, before it is listed.
     """
     bases: dict[int, os.stat_result] = {}
     try:
@@ -139,11 +130,8 @@ def scan_partition_directory(partition: TopicPartition, path: Path, mtime_ms: in
     )
 
 
-def largest_timestamp_ms_in_time_index(partition_dir: Path, base_offset: int) -> int:
-    """Return the largest timestamp of a sealed segment according to its time index, in milliseconds; -1 if the index is empty or gone.
-
-    :param base_offset: base offset of the segment.
-    """
+def indexed_timestamp_ms(partition_dir: Path, base_offset: int) -> int:
+    """Return the largest timestamp of a sealed segment by its time index; -1 if the index is empty or gone."""
     try:
         data = segment_log_path(partition_dir, base_offset).with_suffix(".timeindex").read_bytes()
     except OSError:
@@ -152,8 +140,8 @@ def largest_timestamp_ms_in_time_index(partition_dir: Path, base_offset: int) ->
     return int(np.frombuffer(data[:complete], TIME_ENTRY)["timestamp"][-1]) if complete else -1
 
 
-def last_epoch_in_leader_epoch_checkpoint(partition_dir: Path) -> LeaderEpoch:
-    """Return the latest leader epoch in the replica's ``leader-epoch-checkpoint``; -1 if there is none. Raises BadData, OSError."""
+def last_leader_epoch(partition_dir: Path) -> LeaderEpoch:
+    """Return the latest leader epoch of the replica; -1 if there is none. Raises BadData, OSError."""
     path = partition_dir / EPOCHS
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -164,7 +152,6 @@ def last_epoch_in_leader_epoch_checkpoint(partition_dir: Path) -> LeaderEpoch:
 
 
 def _parse_directory_name(text: str) -> TopicPartition | None:
-    """Return the partition that a directory is named after, or None if it is not a partition's directory."""
     try:
         return TopicPartition.parse(text)
     except UsageError:

@@ -1,11 +1,9 @@
-"""Choice of the uploads that the agent starts next, as pure functions over frozen values: no store, no broker, no clock, no threads.
+"""Choice of the uploads that the agent starts next, as pure functions over frozen values.
 
-    PartitionDirectoryListing   the latest listing of a partition's directory
-    PartitionUploadState        that listing, who leads, where the tier ends, the latest failure
-    choose_uploads              the uploads to start now
-
-A segment is uploaded once it is sealed (not the newest), entirely below the high watermark, and not in the tier yet. The end of the tier
-comes from the control log, never from a file's name.
+1. ``PartitionDirectoryListing`` is the latest listing of a partition's directory.
+2. ``PartitionUploadState`` is that listing, who leads, where the tier ends, and the latest failure.
+3. ``choose_uploads`` returns the uploads to start now: segments that are sealed (not the newest), entirely below the high watermark, and
+   not in the tier yet. The end of the tier comes from the control log, never from a file's name.
 """
 
 from __future__ import annotations
@@ -41,13 +39,11 @@ DELETE_DELAY_MS = 60_000
 class UploadFailureReason(StrEnum):
     """Reason why a partition is not uploaded. Also the label of metrics.
 
-    GAP: retention deleted segments that were not uploaded yet. LINEAGE: the leader epochs of the broker's log and of the tier do not match.
-    BEHIND: the broker's log ends before the tier's. IDENTITY: the log belongs to another topic id than the tier's.
-    CONTENT: the tier has other bytes, a CRC is invalid, or a file changed. COMPACTED: a log cleaner has rewritten the log.
-    DELETED: the partition was deleted from the tier. UNREADABLE: the directory cannot be read. EPOCH: this replica does not know the
-    leader's epoch yet. BROKER: no leader answered. FENCED: another process leads the partition. STORE: a request to the store failed.
-    BUDGET: not enough disk or memory. GENERATION: the upload succeeded, but the output for readers of Pinterest's layout failed.
-    BUG: an unexpected exception.
+    GAP: retention deleted segments that were not uploaded yet. LINEAGE: the leader epochs of log and tier do not match. BEHIND: the log
+    ends before the tier. IDENTITY: the log has another topic id than the tier. CONTENT: the tier has other bytes, a CRC is invalid, or a
+    file changed. COMPACTED: a log cleaner has rewritten the log. DELETED: the partition was deleted from the tier. EPOCH: this replica does
+    not know the leader's epoch yet. FENCED: another process leads the partition. BUDGET: not enough disk or memory. GENERATION: the upload
+    succeeded, the output for readers of Pinterest's layout failed.
     """
 
     GAP = "gap"
@@ -69,12 +65,7 @@ class UploadFailureReason(StrEnum):
 
 @dataclass(frozen=True)
 class SealedSegmentFile:
-    """Segment file to which its broker no longer writes.
-
-    base, end: first offset, and offset after the last one, both taken from file names.
-    size: in bytes.
-    mtime_ms: modification time, in milliseconds.
-    """
+    """Segment file to which its broker no longer writes. base, end: first offset, and offset after the last one, both from file names."""
 
     base: int
     end: int
@@ -86,13 +77,11 @@ class SealedSegmentFile:
 class PartitionDirectoryListing:
     """Listing of one partition's directory on the broker.
 
-    mtime_ms: the directory's modification time, in milliseconds.
-    scanned_ms: when it was listed, in milliseconds.
     sealed: all segments but the newest, ascending.
     active_base: base offset of the newest segment; -1 if there is none.
     problem: why the directory could not be listed, or an empty string.
     staged: files below the first segment that are staged for deletion, ascending.
-    topic_id: topic id in ``partition.metadata``; empty if there is none that can be read.
+    topic_id: topic id in ``partition.metadata``; empty if unreadable.
     """
 
     partition: TopicPartition
@@ -106,36 +95,25 @@ class PartitionDirectoryListing:
     topic_id: TopicId = EMPTY_TOPIC_ID
 
     @property
-    def base_offset_of_first_listed_segment(self) -> int:
-        """Return the base offset of the first segment; -1 if there is none."""
+    def first_base_offset(self) -> int:
+        """Return -1 if there is no segment."""
         return self.sealed[0].base if self.sealed else self.active_base
 
 
 def is_listing_current(listing: PartitionDirectoryListing | None, mtime_ms: int) -> bool:
-    """Return whether a listing is still valid because no file was added to the directory or removed from it since.
-
-    :param mtime_ms: the directory's modification time now.
-    """
+    """Return whether no file was added to the directory or removed from it since. mtime_ms: the directory's modification time now."""
     return listing is not None and not listing.problem and listing.mtime_ms == mtime_ms and mtime_ms + TICK_MS < listing.scanned_ms
 
 
 @dataclass(frozen=True)
 class PartitionUploadState:
-    """State of the upload of one partition, as the agent knows it. Times are in milliseconds.
+    """State of the upload of one partition, as the agent knows it.
 
-    seen: latest listing of the partition's directory.
-    leads: whether this broker leads the partition.
-    position: last offset of the tier plus one; None if not known yet.
-    end: the end of the log that the leader reported last; None before the first report.
-    anew: whether the end of the tier must be read again although no segment seems to wait for upload.
-    checked_ms: time of the leader's latest answer.
-    failures: number of failed attempts in a row.
-    trouble, reason: kind and message of the latest failure.
-    troubled_ms: since when the partition fails; 0 if it does not.
-    retry_at_ms: earliest time of the next attempt.
-    deadline_ms: if the upload waits for ``topics adopt``, when retention deletes the first segment that is not in the tier; else None.
-    leadership: periods in which this broker led the partition, by leader epoch.
-    delete_delay_ms: the topic's ``file.delete.delay.ms``.
+    position: last offset of the tier plus one.
+    end: the end of the log that the leader reported last, at ``checked_ms``.
+    anew: whether the end of the tier must be read again although no segment seems to wait.
+    trouble, reason: the latest of ``failures`` in a row, which began at ``troubled_ms`` (0: none).
+    deadline_ms: if the upload waits for ``topics adopt``, when retention deletes the first segment that is not in the tier.
     held: files staged for deletion that the agent holds open, even if the broker has deleted them.
     """
 
@@ -157,64 +135,55 @@ class PartitionUploadState:
 
     @property
     def partition(self) -> TopicPartition:
-        """Return the partition."""
         return self.seen.partition
 
     @property
     def segments_pending_upload(self) -> tuple[SealedSegmentFile, ...]:
-        """Return the segments with offsets after the tier's end, first those staged for deletion, then the other sealed ones. Empty
-        segments are left out, because they are uploaded together with a neighbour.
+        """Return the segments with offsets after the tier's end, first the staged ones. Empty ones are uploaded together
+        with a neighbour.
         """
         staged = self.uploadable_staged_files
-        files = (*(segment for file, segment in self._staged_files_with_offset_ranges if file in staged), *self.seen.sealed)
+        files = (*(segment for file, segment in self._staged_ranges if file in staged), *self.seen.sealed)
         return tuple(file for file in files if file.end > (self.position or 0) and file.size)
 
     @property
     def uploadable_staged_files(self) -> tuple[FileStagedForDeletion, ...]:
-        """Return the files staged for deletion whose offsets are missing in the tier. Files about which it is unknown whether this broker
-        led when it renamed them are left out.
-        """
+        """Return the staged files whose offsets are missing in the tier, if this broker led at their renaming or may have."""
         return tuple(
-            file
-            for file in self._staged_files_missing_in_tier
-            if self._leadership_at_deletion_rename(file) is not LeadershipAtDeletionRename.UNKNOWN
+            file for file in self._staged_missing if self._leadership_at_deletion_rename(file) is not LeadershipAtDeletionRename.UNKNOWN
         )
 
     @property
-    def staged_files_with_unknown_leadership(self) -> tuple[FileStagedForDeletion, ...]:
-        """Return the files staged for deletion that are never uploaded although the tier lacks their offsets, because it is unknown whether
-        this broker led when it renamed them. Empty as long as the tier's end is not known.
+    def unproven_staged_files(self) -> tuple[FileStagedForDeletion, ...]:
+        """Return the staged files that are never uploaded although the tier lacks their offsets, because it is unknown whether this broker
+        led at their renaming.
         """
         if not self.leads or self.position is None:
             return ()
         return tuple(
-            file
-            for file in self._staged_files_missing_in_tier
-            if self._leadership_at_deletion_rename(file) is LeadershipAtDeletionRename.UNKNOWN
+            file for file in self._staged_missing if self._leadership_at_deletion_rename(file) is LeadershipAtDeletionRename.UNKNOWN
         )
 
     @property
-    def has_files_awaiting_leader_answer(self) -> bool:
-        """Return whether a staged file waits for the leader's next answer, which decides whether the file is uploaded."""
+    def awaits_leader_answer(self) -> bool:
+        """Return whether the leader's next answer decides whether a staged file is uploaded."""
         return any(
             self._leadership_at_deletion_rename(file) is LeadershipAtDeletionRename.UNDECIDED for file in self.uploadable_staged_files
         )
 
     @property
-    def _staged_files_with_offset_ranges(self) -> list[tuple[FileStagedForDeletion, SealedSegmentFile]]:
-        """Return the staged files that are listed in the directory or held open, ascending, each with a SealedSegmentFile that states its
-        offsets: from the file's base offset to the next file's, exclusive.
-        """
+    def _staged_ranges(self) -> list[tuple[FileStagedForDeletion, SealedSegmentFile]]:
+        # Return the listed or held files, ascending, each with its offsets: from its base offset to the next file's, exclusive.
         files = sorted({file.inode: file for file in (*self.seen.staged, *self.held)}.values(), key=lambda file: file.base)
-        ends = (*(file.base for file in files), self.seen.base_offset_of_first_listed_segment)[1:]
+        ends = (*(file.base for file in files), self.seen.first_base_offset)[1:]
         return [(file, SealedSegmentFile(file.base, end, file.size, file.mtime_ms)) for file, end in zip(files, ends, strict=False)]
 
     @property
-    def _staged_files_missing_in_tier(self) -> tuple[FileStagedForDeletion, ...]:
+    def _staged_missing(self) -> tuple[FileStagedForDeletion, ...]:
         position = self.position or 0
-        if 0 <= self.seen.base_offset_of_first_listed_segment <= position:
+        if 0 <= self.seen.first_base_offset <= position:
             return ()
-        return tuple(file for file, segment in self._staged_files_with_offset_ranges if segment.end > position and file.size)
+        return tuple(file for file, segment in self._staged_ranges if segment.end > position and file.size)
 
     def _leadership_at_deletion_rename(self, file: FileStagedForDeletion) -> LeadershipAtDeletionRename:
         return leadership_at_deletion_rename(self.leadership, file.changed_ms)
@@ -224,10 +193,8 @@ class PartitionUploadState:
 class UploadLag:
     """Size of the segments that are sealed or staged for deletion, and not in the tier.
 
-    segments, bytes: their number and total size.
-    since_ms: when the oldest of these segments was sealed, in milliseconds; 0 if there is none.
-    staged: number of these segments that are staged for deletion.
-    deadline_ms: when the broker deletes the first segment staged for deletion, in milliseconds; 0 if there is none.
+    since_ms: when the oldest was sealed; 0 if there is none.
+    staged: how many are staged for deletion; the broker deletes the first at ``deadline_ms`` (0: none).
     """
 
     segments: int
@@ -248,11 +215,8 @@ def upload_lag(upload_state: PartitionUploadState) -> UploadLag:
 
 
 def with_directory_listing(upload_state: PartitionUploadState | None, listing: PartitionDirectoryListing) -> PartitionUploadState:
-    """Return the upload state with a new listing of the partition's directory.
-
-    If the topic id in the directory has changed, the topic may have been created again. In that case only the listing and the leadership of
-    the partition are kept, and the tier's end is read again. The id also changes when the broker writes ``partition.metadata``, shortly
-    after it has created the directory.
+    """Return the upload state with a new listing. A new topic id may mean a new topic (or that the broker has just written
+    ``partition.metadata``): only listing and leadership are kept.
     """
     if upload_state is not None and upload_state.seen.topic_id != listing.topic_id:
         return PartitionUploadState(listing, leads=upload_state.leads)
@@ -260,12 +224,8 @@ def with_directory_listing(upload_state: PartitionUploadState | None, listing: P
 
 
 def with_leadership(upload_state: PartitionUploadState, is_leader: bool) -> PartitionUploadState:
-    """Return the upload state after the cluster reported who leads the partition.
-
-    If the leadership has changed, only the directory's listing is kept. The tier's end is read again, because the agent of the former
-    leader may have uploaded meanwhile.
-
-    :param is_leader: whether this broker leads the partition now.
+    """Return the upload state after the cluster reported who leads. After a change only the listing is kept: the former leader's agent may
+    have uploaded meanwhile.
     """
     if upload_state.leads == is_leader:
         return upload_state
@@ -277,12 +237,10 @@ def with_leadership(upload_state: PartitionUploadState, is_leader: bool) -> Part
 
 
 def needs_log_end_query(upload_state: PartitionUploadState, now_ms: int) -> bool:
-    """Return whether the leader must be asked now where its log ends: before an upload, and every CHECK_MS, so that a truncation is
-    noticed.
-    """
+    """Return whether the leader must be asked where its log ends: before an upload, and every CHECK_MS, so that a truncation is noticed."""
     if not upload_state.leads or now_ms < upload_state.retry_at_ms:
         return False
-    if upload_state.end is None or now_ms >= upload_state.checked_ms + CHECK_MS or upload_state.has_files_awaiting_leader_answer:
+    if upload_state.end is None or now_ms >= upload_state.checked_ms + CHECK_MS or upload_state.awaits_leader_answer:
         return True
     return (
         upload_state.position is not None
@@ -299,19 +257,11 @@ def has_fresh_log_end(upload_state: PartitionUploadState, now_ms: int) -> bool:
 def with_log_end(
     upload_state: PartitionUploadState, log_end: LeaderReportedLogEnd, now_ms: int, answered_ms: int | None = None
 ) -> PartitionUploadState:
-    """Return the upload state after a leader's answer about the end of its log.
-
-    If the leader epoch has changed, the tier is read again, because the log may have been truncated.
-
-    :param now_ms: when the question was sent.
-    :param answered_ms: when the answer had arrived; None for ``now_ms``.
+    """Return the upload state after a leader's answer to a question sent at ``now_ms``. A new leader epoch means that the log may have been
+    truncated, so that the tier is read again.
     """
     anew = upload_state.anew or (upload_state.end is not None and upload_state.end.leader_epoch != log_end.leader_epoch)
-    leadership = (
-        leadership_intervals_with_answer_added(upload_state.leadership, log_end, now_ms, answered_ms or now_ms)
-        if upload_state.leads
-        else ()
-    )
+    leadership = with_answer_added(upload_state.leadership, log_end, now_ms, answered_ms or now_ms) if upload_state.leads else ()
     known = replace(upload_state, end=log_end, anew=anew, checked_ms=now_ms, leadership=leadership)
     if known.trouble not in (None, UploadFailureReason.BEHIND):
         return known
@@ -325,15 +275,14 @@ def with_log_end(
 
 
 def is_upload_due(upload_state: PartitionUploadState, now_ms: int, *, accept_truncation: bool = False) -> bool:
-    """Return whether an upload may begin: a segment lies entirely below the high watermark, or the tier's end is not known yet.
+    """Return whether a segment lies entirely below the high watermark, the tier's end is not known yet, or the log's topic id is not the
+    tier's (the cluster is asked again).
 
-    An upload is also due if the log's topic id is not the tier's. The upload then asks the cluster again whether the topic was recreated.
-
-    :param accept_truncation: whether an upload is also due if the log ends before the tier does. The upload then truncates the tier.
+    :param accept_truncation: also if the log ends before the tier does. The upload then truncates the tier.
     """
     if not upload_state.leads or upload_state.end is None or now_ms < upload_state.retry_at_ms or upload_state.seen.active_base < 0:
         return False
-    if upload_state.has_files_awaiting_leader_answer:
+    if upload_state.awaits_leader_answer:
         return False  # what follows it is not taken before it, and no gap is accepted in its place
     if upload_state.position is None or upload_state.anew or upload_state.trouble is UploadFailureReason.IDENTITY:
         return True
@@ -350,12 +299,8 @@ def choose_uploads(
     *,
     accept_truncation: bool = False,
 ) -> list[PartitionUploadState]:
-    """Return the uploads to start now, one per partition. Partitions with segments staged for deletion come first, then those whose first
-    waiting segment is oldest.
-
-    :param running: partitions that are being uploaded, as keys.
-    :param max_uploads: largest number of uploads, including the running ones.
-    :param accept_truncation: as in ``is_upload_due``.
+    """Return the uploads to start now, with the running ones at most ``max_uploads``: first partitions with staged files, then those whose
+    first waiting segment is oldest.
     """
     due = [
         upload_state
@@ -377,12 +322,10 @@ class UploadOutcome:
     """Result of an upload.
 
     position: last offset of the tier plus one; None if unknown.
-    segments, bytes: number and size of the uploaded segments, even if a later step failed.
-    trouble, reason: kind and message of the failure; None and empty if the upload succeeded.
+    segments, bytes: what was uploaded, even if a later step failed.
     notes: lines for the log.
-    stopped: whether the upload was interrupted because the agent stops.
-    deadline_ms: if the upload waits for ``topics adopt``, when retention deletes the first segment that is not in the tier, in
-        milliseconds; None if it does not wait, or the time is unknown.
+    stopped: whether the agent interrupted it to stop.
+    deadline_ms: as in PartitionUploadState.
     """
 
     position: int | None
@@ -396,9 +339,7 @@ class UploadOutcome:
 
 
 def with_upload_outcome(upload_state: PartitionUploadState, outcome: UploadOutcome, now_ms: int) -> PartitionUploadState:
-    """Return the upload state after an upload with this outcome: with the new position or the failure, and the time of the next attempt. A
-    stopped upload changes nothing.
-    """
+    """Return the upload state after an upload, with the time of the next attempt. A stopped upload changes nothing."""
     position = upload_state.position if outcome.position is None else outcome.position
     if outcome.stopped:
         return upload_state
@@ -431,11 +372,9 @@ def with_upload_outcome(upload_state: PartitionUploadState, outcome: UploadOutco
     )
 
 
-def log_line_of_partitions_awaiting_adoption(upload_states: Iterable[PartitionUploadState]) -> str | None:
-    """Return a log line that names every partition that is not uploaded until a person accepts its log (``topics adopt``), because the
-    topic id differs. The partition with the nearest deadline comes first.
-
-    Empty if there is no such partition; None as long as some partition that this broker leads was not tried yet.
+def adoption_log_line(upload_states: Iterable[PartitionUploadState]) -> str | None:
+    """Return a log line that names the partitions that wait for ``topics adopt``, the nearest deadline first. Empty if there is none; None
+    as long as some led partition was not tried yet.
     """
     led_here = [upload_state for upload_state in upload_states if upload_state.leads]
     if not led_here or any(upload_state.position is None and upload_state.trouble is None for upload_state in led_here):
@@ -449,23 +388,17 @@ def log_line_of_partitions_awaiting_adoption(upload_states: Iterable[PartitionUp
     return f"waiting for `topics adopt`, before retention deletes what is not uploaded: {', '.join(named)}" if waiting else ""
 
 
-def broker_retention_deletion_time_ms(upload_state: PartitionUploadState, largest_timestamp_ms: int, retention_ms: int) -> int | None:
-    """Return when the broker's retention deletes the first segment that is not in the tier, in milliseconds. None if all segments are in
-    the tier or ``retention_ms`` is negative.
-
-    :param largest_timestamp_ms: largest timestamp of that segment. If it is negative (unknown), the file's modification time is used, as in
-        Kafka.
-    :param retention_ms: the topic's ``retention.ms``; negative for unlimited.
+def retention_deadline_ms(upload_state: PartitionUploadState, largest_timestamp_ms: int, retention_ms: int) -> int | None:
+    """Return when retention deletes the first segment that is not in the tier; None if never. If ``largest_timestamp_ms`` is negative, the
+    file's modification time counts, as in Kafka.
     """
     if retention_ms < 0 or not upload_state.segments_pending_upload:
         return None
     return (largest_timestamp_ms if largest_timestamp_ms >= 0 else upload_state.segments_pending_upload[0].mtime_ms) + retention_ms
 
 
-# Leadership of the agent's broker over time, and what it tells of files staged for deletion, as pure functions over frozen values.
-#
-# A truncation stages files of the same kind as retention. A leader never truncates its log. So the agent takes a staged file only if its
-# broker led the partition in one and the same leader epoch before and after the file was renamed.
+# A truncation stages files of the same kind as retention, and a leader never truncates its log. Therefore a staged file is taken only if
+# this broker led the partition in one and the same leader epoch before and after the renaming.
 
 
 TICK_MS = 2_000
@@ -476,11 +409,8 @@ MAX_INTERVALS = 8
 
 @dataclass(frozen=True)
 class LeadershipInterval:
-    """Period in which this broker was certainly the leader of a partition, in one leader epoch. It is derived from leaders' answers to
-    requests. Times are in milliseconds.
-
-    from_ms: when the first answer with this epoch arrived.
-    until_ms: when the latest request whose answer has this epoch was sent.
+    """Period in which this broker was certainly the leader, in one leader epoch: from the arrival of its first answer to the sending of the
+    latest request.
     """
 
     leader_epoch: LeaderEpoch
@@ -489,9 +419,8 @@ class LeadershipInterval:
 
 
 class LeadershipAtDeletionRename(Enum):
-    """Answer to the question whether this broker led a partition, in one leader epoch, before and after it renamed a file for deletion.
+    """Leadership of this broker, in one leader epoch, before and after it renamed a file for deletion.
 
-    SAME_EPOCH: it did.
     UNDECIDED: it led before the rename, and the leader has not been asked since.
     UNKNOWN: it is not known to have led before the rename.
     """
@@ -501,17 +430,11 @@ class LeadershipAtDeletionRename(Enum):
     UNKNOWN = "unknown"
 
 
-def leadership_intervals_with_answer_added(
+def with_answer_added(
     intervals: tuple[LeadershipInterval, ...], log_end: LeaderReportedLogEnd, asked_ms: int, answered_ms: int
 ) -> tuple[LeadershipInterval, ...]:
-    """Return the intervals of leadership after one more answer of the leader, which is this broker. If the answer has no leader epoch, no
-    interval remains.
-
-    If the clock was set back, a new interval begins, because times before and after that cannot be compared.
-
-    :param log_end: the answer.
-    :param asked_ms: when the request was sent, in milliseconds.
-    :param answered_ms: when the answer arrived, in milliseconds.
+    """Return the intervals after one more answer of this broker as leader; none if it has no leader epoch. After a clock was set back a new
+    interval begins, because times before cannot be compared.
     """
     if log_end.leader_epoch < 0:
         return ()
@@ -522,11 +445,7 @@ def leadership_intervals_with_answer_added(
 
 
 def leadership_at_deletion_rename(intervals: Sequence[LeadershipInterval], renamed_ms: int) -> LeadershipAtDeletionRename:
-    """Return whether this broker is known to have led the partition, in one leader epoch, before and after it renamed a file for deletion.
-    An answer of the leader that arrived in the millisecond of the rename counts as later than the rename.
-
-    :param renamed_ms: time of the rename: the file's change time, in milliseconds.
-    """
+    """Compare a file's change time with the intervals. An answer that arrived in the millisecond of the rename counts as later."""
     if any(each.from_ms < renamed_ms and renamed_ms + TICK_MS <= each.until_ms for each in intervals):
         return LeadershipAtDeletionRename.SAME_EPOCH
     if intervals and intervals[-1].from_ms < renamed_ms:
@@ -534,10 +453,9 @@ def leadership_at_deletion_rename(intervals: Sequence[LeadershipInterval], renam
     return LeadershipAtDeletionRename.UNKNOWN
 
 
-def make_upload_refusal_check_by_leadership(intervals: Sequence[LeadershipInterval]) -> Callable[[FileStagedForDeletion], ReasonOrEmpty]:
-    """Return a function that takes a staged file and returns why the agent must not upload it, or an empty string.
-
-    The function raises BadData for a file about which this is not decided yet, so that the upload is tried again.
+def leadership_check(intervals: Sequence[LeadershipInterval]) -> Callable[[FileStagedForDeletion], ReasonOrEmpty]:
+    """Return a function that returns why the agent must not upload a staged file, or an empty string. It raises BadData if that is not
+    decided yet.
     """
 
     def upload_refusal_reason(file: FileStagedForDeletion) -> ReasonOrEmpty:
@@ -551,9 +469,7 @@ def make_upload_refusal_check_by_leadership(intervals: Sequence[LeadershipInterv
 
 
 def unknown_leadership_message(file: FileStagedForDeletion) -> str:
-    """Return the message for a staged file that is not uploaded because it cannot be known whether this broker led when it renamed the
-    file.
-    """
+    """Return the message for a staged file that is not uploaded because of UNKNOWN."""
     return (
         f"it is not known that this broker led the partition in one leader epoch before and after "
         f"{format_iso_time(file.changed_ms)}, when the file was renamed: "

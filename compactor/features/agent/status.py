@@ -27,13 +27,8 @@ SHARED = ("tier", "store", "generations", "broker")
 
 @dataclass(frozen=True)
 class AgentCounters:
-    """Totals of an agent since it started.
-
-    uploads: number of uploads that added segments to the tier.
-    segments, bytes: number and size of the added segments.
-    refusals: number of failed uploads by reason.
-    untaken: number of files staged for deletion that were not uploaded, because it is unknown whether this broker led the partition when it
-        renamed them for deletion.
+    """Totals of an agent since it started. uploads: those that added segments. untaken: staged files of which it is unknown whether this
+    broker led at their renaming.
     """
 
     uploads: int = 0
@@ -45,7 +40,7 @@ class AgentCounters:
 
 
 def with_upload_counted(counters: AgentCounters, outcome: UploadOutcome) -> AgentCounters:
-    """Return the agent's totals with one more upload, which had this outcome. An upload that was stopped is not counted."""
+    """Return the totals with one more upload. A stopped one is not counted."""
     if outcome.stopped:
         return counters
     if outcome.trouble is not None:
@@ -64,17 +59,14 @@ class AgentStatus(ServiceStatus):
     """Status of an agent.
 
     ready: whether directories, brokers and tier could be read at the last attempt.
-    problems: reason of each present problem, by the thing that failed: a name in SHARED ("tier", "broker" ...) or a log directory.
-    running: the partitions being uploaded, with the time at which each upload began, in milliseconds.
+    problems: by a name in SHARED or a log directory.
+    running: when each running upload began.
     """
 
     problems: Mapping[str, str]
     upload_states: tuple[PartitionUploadState, ...]
     running: Mapping[TopicPartition, int]
     tallies: AgentCounters
-
-
-# The agent's Prometheus metrics. Their names begin with ``tiered_compactor_agent_``, except for those that every service has.
 
 
 def agent_metrics(status: AgentStatus) -> Iterator[Metric]:
@@ -84,7 +76,6 @@ def agent_metrics(status: AgentStatus) -> Iterator[Metric]:
 
 
 def _upload_lag_metrics(status: AgentStatus) -> Iterator[Metric]:
-    """Yield the upload lag: per partition for those that lag most, and in total."""
     led = [(upload_state, upload_lag(upload_state)) for upload_state in status.upload_states if upload_state.leads]
     led.sort(key=lambda entry: (-entry[1].bytes, entry[0].partition))
     described = {
@@ -126,12 +117,11 @@ def _upload_lag_metrics(status: AgentStatus) -> Iterator[Metric]:
 
 
 def _age_seconds(since_ms: int, now_ms: int) -> float:
-    """Return the seconds from ``since_ms`` to ``now_ms``; 0 if ``since_ms`` is 0, which stands for an unknown time."""
+    """A ``since_ms`` of 0 stands for an unknown time."""
     return max(0, now_ms - since_ms) / 1000 if since_ms else 0
 
 
 def _agent_total_metrics(status: AgentStatus) -> Iterator[Metric]:
-    """Yield the metrics with numbers of led partitions, failures and uploads."""
     tallies = status.tallies
     yield from make_gauges(
         (

@@ -21,7 +21,7 @@ from compactor.adapters.kafka_client import (
     create_kafka_client,
     load_confluent_kafka,
     retry_until_answered,
-    store_error_from_kafka_error,
+    translate_kafka_error,
 )
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.errors import NotFound, Refused, StoreError
@@ -154,7 +154,7 @@ class ConfluentBrokerClient:
                     break
                 except kafka.KafkaException as error:
                     if error.args[0].name() != "_STATE" or time.monotonic() >= deadline:
-                        raise store_error_from_kafka_error(
+                        raise translate_kafka_error(
                             error.args[0], self._connection.bootstrap_servers, f"{place.topic}-{place.partition}"
                         ) from None
                 time.sleep(_RETRY_S)  # the assignment is not in force yet
@@ -175,7 +175,7 @@ class ConfluentBrokerClient:
                 found.messages.append(message)
                 self._note_left_out_offsets(message, found)
                 continue
-            reported = store_error_from_kafka_error(error, self._connection.bootstrap_servers, f"{message.topic()}-{message.partition()}")
+            reported = translate_kafka_error(error, self._connection.bootstrap_servers, f"{message.topic()}-{message.partition()}")
             if isinstance(reported, NotFound):
                 name = TopicPartition(message.topic(), message.partition())
                 cut = _TRUNCATION_TEXT.search(error.str())
@@ -596,7 +596,7 @@ class ConfluentGroupClient:
         deadline = time.monotonic() + COMMIT_RETRY_S
         while (error := self._try_commit_positions(places, wait_for_answer=wait)) is not None:
             if error.name() not in _REJOINING_ERRORS or time.monotonic() >= deadline:
-                raise store_error_from_kafka_error(error, self._connection.bootstrap_servers, "committing offsets")
+                raise translate_kafka_error(error, self._connection.bootstrap_servers, "committing offsets")
             time.sleep(_RETRY_DELAY_S)
 
     def committed_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetWithLeaderEpoch]:

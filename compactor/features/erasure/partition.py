@@ -16,7 +16,7 @@ import numpy as np
 from bloom.filter import hash_keys, siphash_key_halves
 from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
-from compactor.adapters.stores.s3 import read_only_stores_of_old_object_versions
+from compactor.adapters.stores.s3 import old_version_stores
 from compactor.bootstrap import open_tier
 from compactor.config.settings import CleanerSettings
 from compactor.config.units import format_duration
@@ -422,7 +422,7 @@ class _KeySearch:
     def _search_old_object_versions(self) -> None:
         folder = self.tier.ports.layout.partition_folder(self.partition)
         try:
-            found = read_only_stores_of_old_object_versions(open_tier(self.tier.settings).ports.data, folder)
+            found = old_version_stores(open_tier(self.tier.settings).ports.data, folder)
         except Refused as error:
             why = f"these credentials may not ask (s3:ListBucketVersions): {error.message}"
             self.not_covered.append(UnsearchedKeyLocation(f"old versions of the objects of {self.partition}", why))

@@ -149,7 +149,7 @@ def _unfinished_uploads_that_may_hold_keys(
 
 def _deleted_topics_that_may_hold_keys(tier: Tier, partitions: Sequence[TopicPartition]) -> Iterator[ObjectHoldingRecordKey]:
     topics = {name.topic for name in partitions}
-    for one in tier.metadata.deleted_topic_partitions_with_segments():
+    for one in tier.metadata.deleted_partitions():
         if one.topic in topics:
             name, waits_for = str(one.topic_partition), "the brokers, which delete the tier of a deleted topic"
             place = f"{name} under topic id {uuid_text(one.topic_id)}"

@@ -56,7 +56,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import BatchTable, Bytes, read_only_view
 from compactor.records.encode import BalanceDigestKey
 from compactor.records.indexes import parse_txn_index
-from compactor.storage.schemes import innermost_existing_folder_of_store
+from compactor.storage.schemes import existing_folder
 from compactor.tier.sidecars import SidecarStore
 
 # ---- which staged files still belong to the log -------------------------------------------------------------------------------
@@ -445,7 +445,7 @@ class SegmentUpload:
 
 def require_free_space(url: str, needed_bytes: int) -> None:
     """Raise OutOfBudget, before anything is written, if the tier is a directory on a disk without space for ``needed_bytes``."""
-    disk = innermost_existing_folder_of_store(url)
+    disk = existing_folder(url)
     if disk is None:
         return
     free = shutil.disk_usage(disk).free

@@ -14,7 +14,7 @@ from compactor.adapters.brokers.chain import LeaderReportedLogEnd
 from compactor.constants import LeaderEpoch
 from compactor.errors import BadData
 from compactor.features.agent import plan
-from compactor.features.agent.agent import OpenFilesStagedForDeletionByPartition
+from compactor.features.agent.agent import OpenStagedFiles
 from compactor.features.agent.plan import (
     MAX_INTERVALS,
     TICK_MS,
@@ -27,10 +27,10 @@ from compactor.features.agent.plan import (
     choose_uploads,
     is_upload_due,
     leadership_at_deletion_rename,
-    leadership_intervals_with_answer_added,
-    make_upload_refusal_check_by_leadership,
+    leadership_check,
     needs_log_end_query,
     upload_lag,
+    with_answer_added,
     with_leadership,
     with_log_end,
 )
@@ -80,21 +80,21 @@ def test_a_file_was_renamed_within_one_leader_epoch_of_this_broker(
 
 
 def test_answers_of_one_epoch_extend_its_interval_from_the_first_answer_to_the_latest_question() -> None:
-    known = leadership_intervals_with_answer_added((), LeaderReportedLogEnd(LeaderEpoch(5), 40), 100, 110)
+    known = with_answer_added((), LeaderReportedLogEnd(LeaderEpoch(5), 40), 100, 110)
     assert known == (LeadershipInterval(LeaderEpoch(5), 110, 100),)
-    known = leadership_intervals_with_answer_added(known, LeaderReportedLogEnd(LeaderEpoch(5), 50), 200, 210)
+    known = with_answer_added(known, LeaderReportedLogEnd(LeaderEpoch(5), 50), 200, 210)
     assert known == (LeadershipInterval(LeaderEpoch(5), 110, 200),)
-    assert leadership_intervals_with_answer_added(known, LeaderReportedLogEnd(LeaderEpoch(6), 50), 300, 310) == (
+    assert with_answer_added(known, LeaderReportedLogEnd(LeaderEpoch(6), 50), 300, 310) == (
         *known,
         LeadershipInterval(LeaderEpoch(6), 310, 300),
     )
-    assert leadership_intervals_with_answer_added(known, LeaderReportedLogEnd(LeaderEpoch(5), 50), 150, 160) == (
+    assert with_answer_added(known, LeaderReportedLogEnd(LeaderEpoch(5), 50), 150, 160) == (
         *known,
         LeadershipInterval(LeaderEpoch(5), 160, 150),
     ), "the clock was set back"
-    assert leadership_intervals_with_answer_added(known, LeaderReportedLogEnd(LeaderEpoch(-1), 50), 300, 310) == ()
+    assert with_answer_added(known, LeaderReportedLogEnd(LeaderEpoch(-1), 50), 300, 310) == ()
     for epoch in range(6, 40):
-        known = leadership_intervals_with_answer_added(known, LeaderReportedLogEnd(LeaderEpoch(epoch), 50), 300, 310)
+        known = with_answer_added(known, LeaderReportedLogEnd(LeaderEpoch(epoch), 50), 300, 310)
     assert len(known) == MAX_INTERVALS
 
 
@@ -134,24 +134,24 @@ def test_staged_files_go_before_sealed_segments_that_wait_longer() -> None:
 
 
 def test_a_file_of_unknown_leadership_is_untaken_while_offsets_are_missing() -> None:
-    assert UNKNOWN.staged_files_with_unknown_leadership == (FILE,)
-    assert not WATCH.staged_files_with_unknown_leadership
-    assert not replace(UNKNOWN, position=None).staged_files_with_unknown_leadership, "nobody knows yet whether anything is missing"
-    assert not replace(UNKNOWN, leads=False).staged_files_with_unknown_leadership
-    assert not replace(UNKNOWN, position=40).staged_files_with_unknown_leadership
+    assert UNKNOWN.unproven_staged_files == (FILE,)
+    assert not WATCH.unproven_staged_files
+    assert not replace(UNKNOWN, position=None).unproven_staged_files, "nobody knows yet whether anything is missing"
+    assert not replace(UNKNOWN, leads=False).unproven_staged_files
+    assert not replace(UNKNOWN, position=40).unproven_staged_files
 
 
 def test_the_upload_asks_for_the_same_leadership() -> None:
-    assert make_upload_refusal_check_by_leadership(LED)(FILE) == ""
-    assert "in one leader epoch" in make_upload_refusal_check_by_leadership(UNKNOWN.leadership)(FILE)
+    assert leadership_check(LED)(FILE) == ""
+    assert "in one leader epoch" in leadership_check(UNKNOWN.leadership)(FILE)
     with pytest.raises(BadData, match="a moment ago"):
-        make_upload_refusal_check_by_leadership(UNDECIDED.leadership)(FILE)
+        leadership_check(UNDECIDED.leadership)(FILE)
 
 
 def test_a_dropped_leadership_rule_is_noticed() -> None:
     with patch.object(plan, "leadership_at_deletion_rename", lambda *_: LeadershipAtDeletionRename.SAME_EPOCH):
         assert UNKNOWN.uploadable_staged_files != ()
-        assert not UNKNOWN.staged_files_with_unknown_leadership
+        assert not UNKNOWN.unproven_staged_files
 
 
 # ---- files that are held open -------------------------------------------------------------------------------------------------
@@ -166,47 +166,47 @@ def stage(folder: Path, base: int, data: bytes) -> FileStagedForDeletion:
 
 
 def test_a_file_that_is_held_stays_readable_after_it_was_unlinked(tmp_path: Path) -> None:
-    holder, folder = OpenFilesStagedForDeletionByPartition(), tmp_path / "orders-0"
+    holder, folder = OpenStagedFiles(), tmp_path / "orders-0"
     file = stage(folder, 20, b"its bytes")
-    holder.open_wanted_and_close_other_files(ORDERS, folder, [file], is_upload_running=False)
+    holder.open_wanted(ORDERS, folder, [file], is_upload_running=False)
     (folder / f"{20:020}.log.deleted").unlink()
-    assert holder.close_files_with_reused_names(ORDERS, [], is_upload_running=False) == (file,)
+    assert holder.close_reused(ORDERS, [], is_upload_running=False) == (file,)
     held = holder.held_files(ORDERS)
     assert held is not None
     assert held.held_files[0].is_unlinked
     assert held.held_files[0].map_bytes().tobytes() == b"its bytes"
     held.refusals[20] = "it leaves a gap"
-    holder.open_wanted_and_close_other_files(ORDERS, folder, [file], is_upload_running=True)
+    holder.open_wanted(ORDERS, folder, [file], is_upload_running=True)
     assert holder.held_files(ORDERS) is held, "an upload reads it"
-    holder.open_wanted_and_close_other_files(ORDERS, folder, [file], is_upload_running=False)
+    holder.open_wanted(ORDERS, folder, [file], is_upload_running=False)
     assert holder.held_files(ORDERS) is None, "refused and deleted"
 
 
 def test_deleted_files_are_closed_while_the_disk_has_no_room(tmp_path: Path) -> None:
-    holder, folder = OpenFilesStagedForDeletionByPartition(), tmp_path / "orders-0"
+    holder, folder = OpenStagedFiles(), tmp_path / "orders-0"
     files = [stage(folder, 20, b"deleted"), stage(folder, 30, b"on the disk")]
-    holder.open_wanted_and_close_other_files(ORDERS, folder, files, is_upload_running=False)
+    holder.open_wanted(ORDERS, folder, files, is_upload_running=False)
     (folder / f"{20:020}.log.deleted").unlink()
-    assert holder.open_wanted_and_close_other_files(ORDERS, folder, files, is_upload_running=False) == tuple(files)
-    assert holder.open_wanted_and_close_other_files(ORDERS, folder, files, is_upload_running=False, has_free_space=False) == (files[1],)
-    holder.close_staged_files_of_partition(ORDERS)
+    assert holder.open_wanted(ORDERS, folder, files, is_upload_running=False) == tuple(files)
+    assert holder.open_wanted(ORDERS, folder, files, is_upload_running=False, has_free_space=False) == (files[1],)
+    holder.close_partition(ORDERS)
 
 
 def test_a_file_that_is_no_longer_wanted_is_closed(tmp_path: Path) -> None:
-    before, holder = os.listdir("/proc/self/fd"), OpenFilesStagedForDeletionByPartition()
+    before, holder = os.listdir("/proc/self/fd"), OpenStagedFiles()
     file = stage(tmp_path / "orders-0", 20, b"its bytes")
-    holder.open_wanted_and_close_other_files(ORDERS, tmp_path / "orders-0", [file], is_upload_running=False)
+    holder.open_wanted(ORDERS, tmp_path / "orders-0", [file], is_upload_running=False)
     assert len(os.listdir("/proc/self/fd")) == len(before) + 2, "the file and its directory"
-    holder.open_wanted_and_close_other_files(ORDERS, tmp_path / "orders-0", [], is_upload_running=False)
+    holder.open_wanted(ORDERS, tmp_path / "orders-0", [], is_upload_running=False)
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_files_of_a_topic_that_was_created_again_are_closed(tmp_path: Path) -> None:
-    holder, folder = OpenFilesStagedForDeletionByPartition(), tmp_path / "orders-0"
-    holder.open_wanted_and_close_other_files(ORDERS, folder, [stage(folder, 20, b"of the old topic")], is_upload_running=False)
+    holder, folder = OpenStagedFiles(), tmp_path / "orders-0"
+    holder.open_wanted(ORDERS, folder, [stage(folder, 20, b"of the old topic")], is_upload_running=False)
     folder.rename(tmp_path / "orders-0.0123abc-delete")
     folder.mkdir()
-    assert holder.close_files_with_reused_names(ORDERS, [], is_upload_running=False) == ()
+    assert holder.close_reused(ORDERS, [], is_upload_running=False) == ()
 
 
 def test_a_file_whose_name_another_one_has_taken_is_closed(tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ from compactor.features.agent.plan import (
     SealedSegmentFile,
     UploadFailureReason,
     UploadOutcome,
+    adoption_log_line,
     choose_uploads,
     is_listing_current,
     is_upload_due,
-    log_line_of_partitions_awaiting_adoption,
     needs_log_end_query,
     upload_lag,
     with_directory_listing,
@@ -64,9 +64,9 @@ def test_adoption_list_waits_for_every_partition_and_puts_the_nearest_deadline_f
     other = replace(WATCH, seen=replace(SEEN, partition=TopicPartition("orders", 1)))
     late = replace(WATCH, trouble=UploadFailureReason.IDENTITY)
     soon = replace(other, trouble=UploadFailureReason.IDENTITY, deadline_ms=NOW)
-    assert log_line_of_partitions_awaiting_adoption([late, replace(other, position=None)]) is None
-    assert log_line_of_partitions_awaiting_adoption([WATCH, other]) == ""
-    assert (log_line_of_partitions_awaiting_adoption([late, soon]) or "").endswith("orders-1 (until 1970-01-01T00:16:40Z), orders-0")
+    assert adoption_log_line([late, replace(other, position=None)]) is None
+    assert adoption_log_line([WATCH, other]) == ""
+    assert (adoption_log_line([late, soon]) or "").endswith("orders-1 (until 1970-01-01T00:16:40Z), orders-0")
 
 
 def test_brokers_are_asked_now_and_then_though_nothing_is_pending() -> None:

@@ -121,7 +121,7 @@ def test_deleted_files_are_let_go_when_the_brokers_disk_is_almost_full(
     expire_all(scene)
     settle(agent)
     scene.replica.unlink_staged()
-    monkeypatch.setattr("compactor.features.agent.agent.has_free_space_to_keep_deleted_files", lambda log_dir: False)
+    monkeypatch.setattr("compactor.features.agent.agent.disk_has_space", lambda log_dir: False)
     confirm(scene, agent)
     assert stands(watch_of(agent)) == (8, None)
     assert metric(agent, "tiered_compactor_agent_staged_segments") == 0

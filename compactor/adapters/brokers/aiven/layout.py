@@ -1,9 +1,8 @@
 """SegmentLayout for Aiven's plug-in. Ranged reads fetch and decrypt only the chunks that they need.
 
-*Repeated upload* (determinism, I7). Equal files and settings give equal bytes, encrypted or not (see ``encryption``), so objects of an
-earlier attempt are compared byte by byte. If they differ (another zstd version, other settings), the segment counts as uploaded if its
-manifest exists and the described objects decode to the same files. Otherwise the upload fails with the object's name. Nothing is deleted,
-because another process could be about to finish and publish the segment.
+*Repeated upload* (determinism, I7). Equal files and settings give equal bytes, so objects of an earlier attempt are compared byte by byte.
+If they differ (another zstd version, other settings), the segment counts as uploaded if its objects decode to the same files; otherwise the
+upload fails with the object's name. Nothing is deleted, because another process could be about to finish and publish the segment.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ from compactor.adapters.brokers.aiven.manifest import (
     SegmentCipherAndWrappedKey,
     SegmentManifest,
     WrappedSegmentKey,
-    chunk_index_of_compressed_log,
-    chunk_index_of_uncompressed_log,
     compress_chunk,
+    compressed_chunk_index,
     decode_chunk,
     derive_chunk_iv,
     segment_metadata_for_manifest,
+    uncompressed_chunk_index,
 )
 from compactor.config.settings import AivenSettings, Settings
 from compactor.errors import BadData, CompactorError, NotFound, Refused, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.storage.checks import os_errors_as_compactor_errors
+from compactor.storage.checks import translated_os_errors
 from compactor.storage.keys import object_key_problem
 from compactor.storage.port import ObjectStore
 from compactor.tier.contents import (
@@ -74,14 +73,14 @@ _FOLDER: Final = re.compile(r"([^/]+)-[A-Za-z0-9_-]{22}/(\d+)/[^/]+")
 
 
 class ParsedObjectKey(NamedTuple):
-    """Object key of Aiven's layout in parts. suffix: one of SUFFIXES."""
+    """Object key in parts. suffix: one of SUFFIXES."""
 
     stem: SegmentObjectNameStem
     suffix: str
 
 
 class FetchedFilePart(NamedTuple):
-    """Part of a segment's file after decryption and decompression, and the number of bytes received from the store for it."""
+    """Part of a segment's file after decryption and decompression, and the bytes received for it."""
 
     data: bytes
     transferred: TransferredBytes
@@ -99,20 +98,20 @@ class AivenObjectKeys:
         return f"{self.prefix}{partition.topic}-{self.topic_id(partition)}/{partition.partition}/"
 
     def key_without_affixes(self, partition: TopicPartition, segment: SegmentRef) -> str:
-        """Return a segment's object key without prefix and suffix."""
+        """Return an object key without prefix and suffix."""
         return f"{partition.topic}-{self.topic_id(partition)}/{partition.partition}/{segment_object_name_stem(segment)}"
 
     def object_key(self, partition: TopicPartition, segment: SegmentRef, suffix: str) -> str:
-        """Return the key of a segment's object. suffix: one of SUFFIXES."""
+        """Return an object key. suffix: one of SUFFIXES."""
         return f"{self.prefix}{self.key_without_affixes(partition, segment)}.{suffix}"
 
     def partition_in_key(self, key: str) -> str:
-        """Return the partition of a key as ``topic-partition``, whatever its topic id is, or an empty string."""
+        """Return ``topic-partition``, whatever the topic id is, or an empty string."""
         match = _FOLDER.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
         return f"{match[1]}-{match[2]}" if match else ""
 
     def parse_object_key(self, partition: TopicPartition, key: str) -> ParsedObjectKey | None:
-        """Parse a key in the partition's folder. Return None if the key is not one of this layout."""
+        """Return None if the key is not one of this layout."""
         first, _, suffix = key.removeprefix(self.partition_folder(partition)).partition(".")
         found = SegmentObjectNameStem.parse(first)
         return ParsedObjectKey(found, suffix) if found and suffix in SUFFIXES else None
@@ -124,10 +123,8 @@ _LOG, _INDEX_FILES = 0, 1  # streams of encryption.iv
 
 
 class SegmentEncoder:
-    """Encoder that compresses and encrypts segments according to [tier.aiven].
-
-    An encrypted log is read twice, because its keys depend on its content. Compressed or encrypted data is staged beside the log, which
-    needs as much disk; a log that is stored as it is needs none.
+    """Encoder of segments according to [tier.aiven]. An encrypted log is read twice, because its keys depend on its content. Compressed or
+    encrypted data is staged beside the log, which needs as much disk.
     """
 
     def __init__(self, settings: AivenSettings, keys: AivenObjectKeys, ring: PrivateKeyRing) -> None:
@@ -139,14 +136,13 @@ class SegmentEncoder:
     def encoded_objects(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> Iterator[Mapping[str, FileContent]]:
-        """Compress and encrypt a segment. Yield the content of its objects by suffix, in the order of upload.
-
-        The content can be read only within the ``with`` block. Raises BadData if the plug-in could not store the segment.
+        """Yield the content of a segment's objects by suffix, in the order of upload, readable within the ``with`` block. Raises BadData if
+        the plug-in could not store the segment.
         """
         log = contents["log"]
-        self._require_log_and_index_files(partition, segment, contents)
+        self._require_files(partition, segment, contents)
         if not self._settings.active_key_pair and not self._is_compression_needed(log):
-            chunks = chunk_index_of_uncompressed_log(self._settings.chunk_size, content_size_bytes(log), 0)
+            chunks = uncompressed_chunk_index(self._settings.chunk_size, content_size_bytes(log), 0)
             yield self._encode_objects(partition, segment, log, contents, chunks, None)
             return
         staged = None if isinstance(log, bytes) else log.with_name(f"{log.name}.packed")
@@ -162,7 +158,7 @@ class SegmentEncoder:
                 staged.unlink(missing_ok=True)
 
     def max_encoding_disk_bytes(self, log_bytes: int) -> int:
-        """Return the most bytes of disk that compressing and encrypting a log of this size may need."""
+        """Return the most bytes of disk that encoding a log of this size may need."""
         if not self._settings.active_key_pair and self._settings.compression == "none":
             return 0
         chunks = -(-log_bytes // self._settings.chunk_size)
@@ -173,7 +169,7 @@ class SegmentEncoder:
     def custom_metadata(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> CustomMetadata:
-        """Return a segment's custom metadata before it is uploaded. Compresses the log if the size depends on it."""
+        """Return the custom metadata before the upload. Compresses the log if the size depends on it."""
         fields = self._settings.custom_metadata_fields
         return CustomMetadata(
             self._stored_size_bytes(partition, segment, contents) if "REMOTE_SIZE" in fields else None,
@@ -182,22 +178,18 @@ class SegmentEncoder:
         )
 
     def _stored_size_bytes(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> int:
-        """Return the total size in bytes that a segment's three objects will have."""
-        self._require_log_and_index_files(partition, segment, contents)
+        self._require_files(partition, segment, contents)
         log, pair = contents["log"], self._settings.active_key_pair
         overhead = ENCRYPTION_OVERHEAD if pair else 0
         if self._is_compression_needed(log):
             lengths = [len(compress_chunk(chunk)) + overhead for chunk in read_chunks(log, self._settings.chunk_size)]
-            chunks = chunk_index_of_compressed_log(self._settings.chunk_size, content_size_bytes(log), lengths)
+            chunks = compressed_chunk_index(self._settings.chunk_size, content_size_bytes(log), lengths)
         else:
-            chunks = chunk_index_of_uncompressed_log(self._settings.chunk_size, content_size_bytes(log), overhead)
+            chunks = uncompressed_chunk_index(self._settings.chunk_size, content_size_bytes(log), overhead)
         manifest = self._build_manifest(partition, segment, contents, chunks, self._ring.placeholder_segment_key(pair) if pair else None)
         return chunks.stored_size + manifest.indexes_size + len(manifest.encode())
 
-    def _require_log_and_index_files(
-        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
-    ) -> None:
-        """Raise BadData if the log is empty or a required file is missing."""
+    def _require_files(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> None:
         where = self._keys.object_key(partition, segment, LOG)
         if not content_size_bytes(contents["log"]):
             raise BadData("a log without a byte cannot be tiered: brokers never get past it", segment=where)
@@ -206,35 +198,32 @@ class SegmentEncoder:
             raise BadData(f"the segment has no {missing[0]}, without which brokers cannot use it", segment=where)
 
     def _is_compression_needed(self, log: FileContent) -> bool:
-        """Return whether the settings require that this log is compressed before it is stored."""
         how = self._settings.compression
         return how == "zstd" or (how == "heuristic" and not _is_first_batch_compressed(log))
 
     def _write_chunks(
         self, file: BinaryIO, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> tuple[ChunkIndex, SegmentCipherAndWrappedKey | None]:
-        """Write the log's chunks to ``file``, leaving space for encryption, then encrypt them in place. Return the index of the chunks, and
-        the cipher with its wrapped data key (None if the segment is not encrypted).
-        """
+        # Write the log's chunks, leaving space for encryption, then encrypt them in place.
         log, pair, chunk_size = contents["log"], self._settings.active_key_pair, self._settings.chunk_size
         overhead = ENCRYPTION_OVERHEAD if pair else 0
         squeezed: Callable[[bytes], bytes] = compress_chunk if self._is_compression_needed(log) else bytes
         lengths, digest = [], hashlib.sha256()
         for chunk in read_chunks(log, chunk_size):
             data = squeezed(chunk)
-            _update_digest_with_framed_bytes(digest.update, data)
+            _digest_framed(digest.update, data)
             file.write(bytes(IV_BYTES) + data + bytes(TAG_BYTES) if pair else data)
             lengths.append(len(data) + overhead)
         size = content_size_bytes(log)
         chunks = (
-            chunk_index_of_compressed_log(chunk_size, size, lengths)
+            compressed_chunk_index(chunk_size, size, lengths)
             if squeezed is compress_chunk
-            else chunk_index_of_uncompressed_log(chunk_size, size, overhead)
+            else uncompressed_chunk_index(chunk_size, size, overhead)
         )
         if not pair:
             return chunks, None
-        for _, content in _index_files_in_stored_order(contents):
-            _update_digest_with_framed_bytes(digest.update, content)
+        for _, content in _stored_index_files(contents):
+            _digest_framed(digest.update, content)
         sealed = self._ring.derive_segment_key(pair, segment.id, digest.digest())
         at = 0
         for number, length in enumerate(lengths):
@@ -254,10 +243,9 @@ class SegmentEncoder:
         chunks: ChunkIndex,
         sealed: SegmentCipherAndWrappedKey | None,
     ) -> Mapping[str, FileContent]:
-        """Return the content of the segment's three objects. Encrypts the index files if ``sealed`` is given, and builds the manifest."""
         parts = [
             sealed.cipher.encrypt(derive_chunk_iv(_INDEX_FILES, number), content) if sealed and content else content
-            for number, (_, content) in enumerate(_index_files_in_stored_order(contents))
+            for number, (_, content) in enumerate(_stored_index_files(contents))
         ]
         manifest = self._build_manifest(partition, segment, contents, chunks, sealed.key if sealed else None)
         return {LOG: log, INDEXES: b"".join(parts), MANIFEST: manifest.encode()}
@@ -270,17 +258,16 @@ class SegmentEncoder:
         chunks: ChunkIndex,
         key: WrappedSegmentKey | None,
     ) -> SegmentManifest:
-        """Create the manifest of a segment from its chunk index, index files and key, which is None without encryption."""
         spans, at = {}, 0
-        for kind, content in _index_files_in_stored_order(contents):
+        for kind, content in _stored_index_files(contents):
             spans[kind] = IndexFileRange(at, len(content) + ENCRYPTION_OVERHEAD if key and content else len(content))
             at = spans[kind].end
         about = segment_metadata_for_manifest(partition, self._keys.topic_id(partition), segment, has_transactions="txnindex" in contents)
         return SegmentManifest(chunks, spans, not chunks.fixed, key, about)
 
 
-def _index_files_in_stored_order(contents: Mapping[str, FileContent]) -> list[tuple[str, bytes]]:
-    """Return the index files in the order in which they are stored. They are small, bounded by segment.index.bytes."""
+def _stored_index_files(contents: Mapping[str, FileContent]) -> list[tuple[str, bytes]]:
+    """Return the index files, which are small: bounded by segment.index.bytes."""
     return [(kind, _read_file_content(contents[kind])) for kind in INDEX_KINDS if kind in contents]
 
 
@@ -288,14 +275,14 @@ def _read_file_content(content: FileContent) -> bytes:
     return content.read_bytes() if isinstance(content, Path) else content
 
 
-def _update_digest_with_framed_bytes(update: Callable[[bytes], None], data: bytes) -> None:
-    """Add bytes to a digest, preceded by their length, so that no other division of the bytes gives the same digest."""
+def _digest_framed(update: Callable[[bytes], None], data: bytes) -> None:
+    # Add bytes preceded by their length, so that no other division of the bytes gives the same digest.
     update(len(data).to_bytes(8, "big"))
     update(data)
 
 
 def _is_first_batch_compressed(log: FileContent) -> bool:
-    """Return whether the first batch is compressed, by the plug-in's heuristic (SegmentCompressionChecker)."""
+    # The plug-in's heuristic (SegmentCompressionChecker).
     with open_content(log) as file:
         head = file.read(_BATCH_HEADER_BYTES)
     if len(head) < _BATCH_HEADER_BYTES:
@@ -306,7 +293,7 @@ def _is_first_batch_compressed(log: FileContent) -> bool:
 
 @dataclass(frozen=True)
 class OpenedSegment:
-    """Manifest and object keys of a segment, and the cipher made from its data key, which is None for a segment that is not encrypted."""
+    """Manifest and object keys of a segment, and its cipher, which is None if it is not encrypted."""
 
     log_key: str
     indexes_key: str
@@ -318,7 +305,7 @@ class AivenLayout(WholeLogUploadLayout):
     """SegmentLayout of Aiven's plug-in. Thread-safe if the store is. Caches a few manifests, which never change."""
 
     def __init__(self, store: ObjectStore, topic_id: TopicIdOfPartition, settings: AivenSettings) -> None:
-        """Set up the layout. Raises UsageError if the key prefix is not valid in an object store."""
+        """Raise UsageError if the key prefix is not valid in an object store."""
         if settings.key_prefix and (fault := object_key_problem(f"{settings.key_prefix}x")):
             raise UsageError(f"no object can have the key_prefix {settings.key_prefix!r} under [tier.aiven]: it {fault}")
         self._store = store
@@ -344,7 +331,7 @@ class AivenLayout(WholeLogUploadLayout):
         return self._keys.object_key(partition, segment, suffix)
 
     def segment_files(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
-        """Return a segment's files by kind. If a broker wrote them, they are taken from the manifest and have no digests."""
+        """Return a segment's files by kind, from the manifest and without digests if a broker wrote them."""
         if segment.files:
             return segment.files
         return {kind: SegmentFile(size=size) for kind, size in self._open_segment(partition, segment).manifest.plain_file_sizes().items()}
@@ -364,7 +351,7 @@ class AivenLayout(WholeLogUploadLayout):
         opened_segment = self._open_segment(partition, segment)
         travelled = 0
         try:
-            with os_errors_as_compactor_errors("write", path), path.open("wb") as file:
+            with translated_os_errors("write", path), path.open("wb") as file:
                 for data, fetched in self._iterate_file_parts(partition, segment, opened_segment, file_kind):
                     file.write(data)
                     travelled += fetched
@@ -376,11 +363,7 @@ class AivenLayout(WholeLogUploadLayout):
     def upload_segment(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]
     ) -> ContentConflictOrEmpty:
-        """Create the segment's three objects: log, indexes and manifest. Return a message that names an existing object with other content,
-        or an empty string.
-
-        Compressed or encrypted data is staged beside the log, which needs as much disk again.
-        """
+        """Create the segment's objects. Return a message about an existing object with other content, or an empty string."""
         with self._packer.encoded_objects(partition, segment, contents) as objects:
             for suffix, content in objects.items():
                 key = self._keys.object_key(partition, segment, suffix)
@@ -397,12 +380,9 @@ class AivenLayout(WholeLogUploadLayout):
         return self._packer.custom_metadata(partition, segment, contents).encode()
 
     def stored_segment_problem(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        """Return why a stored segment is not as recorded, or an empty string.
-
-        Compares the sizes of its three objects, and the content of files with a recorded digest.
-        """
+        """Return why sizes, or content with a recorded digest, are not as recorded, or an empty string."""
         try:
-            opened_segment = self._read_manifest_and_unwrap_key(partition, segment)
+            opened_segment = self._read_manifest(partition, segment)
             self._require_recorded_sizes(partition, segment, opened_segment)
             for kind, recorded in segment.files.items():
                 if recorded.sha256 and self._sha256_of_stored_file(partition, segment, opened_segment, kind) != recorded.sha256:
@@ -414,7 +394,7 @@ class AivenLayout(WholeLogUploadLayout):
         return ""
 
     def delete_segments(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Delete the segments' objects under the configured prefix, and those that their custom metadata names under an older prefix."""
+        """Delete the segments' objects, also those that their custom metadata names under an older prefix."""
         keys = []
         for segment in segments:
             keys += [self._keys.object_key(partition, segment, suffix) for suffix in SUFFIXES]
@@ -441,21 +421,19 @@ class AivenLayout(WholeLogUploadLayout):
         return self._keys.partition_in_key(key)
 
     def _open_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> OpenedSegment:
-        """Return a segment's manifest and cipher, from the cache if possible."""
         key = (self._keys.object_key(partition, segment, MANIFEST), segment.size_bytes, segment.custom_metadata)
         with self._lock:
             if found := self._opened_segments.get(key):
                 self._opened_segments.move_to_end(key)
                 return found
-        opened_segment = self._retry_corrupt_read(lambda: self._read_manifest_and_unwrap_key(partition, segment))
+        opened_segment = self._retry_corrupt_read(lambda: self._read_manifest(partition, segment))
         with self._lock:
             self._opened_segments[key] = opened_segment
             while len(self._opened_segments) > _MAX_CACHED_SEGMENTS:
                 self._opened_segments.popitem(last=False)
         return opened_segment
 
-    def _read_manifest_and_unwrap_key(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> OpenedSegment:
-        """Read a segment's manifest and unwrap its data key. Raises NotFound, BadData, or Refused if the key cannot be unwrapped."""
+    def _read_manifest(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> OpenedSegment:
         key = self._keys.object_key(partition, segment, MANIFEST)
         try:
             data = self._store.get(key, 0, MAX_MANIFEST_BYTES + 1)
@@ -477,21 +455,19 @@ class AivenLayout(WholeLogUploadLayout):
         return OpenedSegment(f"{prefix}{main}.{LOG}", f"{prefix}{main}.{INDEXES}", manifest, cipher)
 
     def _retry_corrupt_read(self, read: Callable[[], _T]) -> _T:
-        """Call ``read``, and once more if it raises BadData, because a bit may have flipped in transit."""
+        # Read once more after BadData, because a bit may have flipped in transit.
         try:
             return read()
         except BadData:
             return read()
 
     def _read_log_bytes(self, opened_segment: OpenedSegment, start_byte: int, end_byte: int) -> FetchedFilePart:
-        """Return bytes [start_byte, end_byte) of the plain log and the number of bytes transferred. ``start_byte`` must be less than
-        ``end_byte``. Raises BadData.
-        """
+        """Return bytes [start_byte, end_byte) of the plain log, which must not be empty. Raises BadData."""
         manifest, chunks, key = opened_segment.manifest, opened_segment.manifest.chunks, opened_segment.log_key
         if not manifest.compressed and not opened_segment.cipher:
             data = self._read_exactly(key, start_byte, end_byte - start_byte, is_end_of_object=end_byte == chunks.file_size)
             return FetchedFilePart(data, len(data))
-        wanted = [chunks.stored_chunk(number) for number in chunks.chunk_numbers_of_byte_range(start_byte, end_byte)]
+        wanted = [chunks.stored_chunk(number) for number in chunks.chunk_numbers(start_byte, end_byte)]
         first, last = wanted[0], wanted[-1]
         size = last.stored_start + last.stored_size - first.stored_start
         stored = self._read_exactly(key, first.stored_start, size, is_end_of_object=end_byte == chunks.file_size)
@@ -507,7 +483,6 @@ class AivenLayout(WholeLogUploadLayout):
         return FetchedFilePart(b"".join(plain)[start_byte - first.start : end_byte - first.start], size)
 
     def _read_index_file(self, partition: TopicPartition, segment: SegmentRef, opened_segment: OpenedSegment, file_kind: str) -> bytes:
-        """Return the plain content of one index file. Raises NotFound if the segment has none of this kind."""
         span = opened_segment.manifest.indexes.get(file_kind)
         if span is None:
             raise NotFound(f"{self.object_name(partition, segment, file_kind)} holds no {file_kind}")
@@ -524,7 +499,7 @@ class AivenLayout(WholeLogUploadLayout):
             raise BadData(f"the {file_kind}: {error}", segment=opened_segment.indexes_key, hint=_RESTORE_HINT) from error
 
     def _read_exactly(self, key: str, start_byte: int, size_bytes: int, *, is_end_of_object: bool) -> bytes:
-        """Return ``size_bytes`` bytes of an object. Raises BadData if it is shorter, or longer although ``is_end_of_object`` is set."""
+        """Raises BadData if the object is shorter, or longer although ``is_end_of_object`` is set."""
         data = self._store.get(key, start_byte, size_bytes + is_end_of_object)
         if len(data) != size_bytes:
             how = "ends at" if len(data) < size_bytes else "goes on behind"
@@ -535,7 +510,6 @@ class AivenLayout(WholeLogUploadLayout):
     def _iterate_file_parts(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened_segment: OpenedSegment, file_kind: str
     ) -> Iterator[FetchedFilePart]:
-        """Yield the plain content of one file in parts, in order, each with the number of bytes transferred for it."""
         if file_kind != "log":
             data = self._retry_corrupt_read(lambda: self._read_index_file(partition, segment, opened_segment, file_kind))
             yield FetchedFilePart(data, len(data) + (opened_segment.manifest.encryption_overhead_bytes if data else 0))
@@ -544,14 +518,12 @@ class AivenLayout(WholeLogUploadLayout):
         step = max(1, READ_BYTES // chunks.chunk_size) * chunks.chunk_size
         for start in range(0, chunks.file_size, step):
             end = min(start + step, chunks.file_size)
-            yield self._read_log_bytes_with_retry(opened_segment, start, end)
+            yield self._reread_log_bytes(opened_segment, start, end)
 
-    def _read_log_bytes_with_retry(self, opened_segment: OpenedSegment, start_byte: int, end_byte: int) -> FetchedFilePart:
-        """Return bytes [start_byte, end_byte) of the plain log and the number of bytes transferred; read once more if they are corrupt."""
+    def _reread_log_bytes(self, opened_segment: OpenedSegment, start_byte: int, end_byte: int) -> FetchedFilePart:
         return self._retry_corrupt_read(lambda: self._read_log_bytes(opened_segment, start_byte, end_byte))
 
     def _require_recorded_sizes(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened_segment: OpenedSegment) -> None:
-        """Raise NotFound or BadData if an object is absent or has another size than recorded."""
         manifest = opened_segment.manifest
         remote = self._store.head(self._keys.object_key(partition, segment, MANIFEST)).size
         for key, size in ((opened_segment.log_key, manifest.chunks.stored_size), (opened_segment.indexes_key, manifest.indexes_size)):
@@ -572,7 +544,6 @@ class AivenLayout(WholeLogUploadLayout):
     def _sha256_of_stored_file(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened_segment: OpenedSegment, file_kind: str
     ) -> str:
-        """Read a stored file, decrypted and decompressed, and return its SHA-256 as hex digits."""
         digest = hashlib.sha256()
         for data, _ in self._iterate_file_parts(partition, segment, opened_segment, file_kind):
             digest.update(data)
@@ -581,11 +552,9 @@ class AivenLayout(WholeLogUploadLayout):
     def _is_uploaded_with_content(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> bool:
-        """Return whether all objects of the segment exist and decode to these files. The stored bytes may differ, for instance because
-        they were compressed by another version of zstd.
-        """
+        # Return whether all objects exist and decode to these files. The stored bytes may differ, as with another version of zstd.
         try:
-            opened_segment = self._read_manifest_and_unwrap_key(partition, segment)
+            opened_segment = self._read_manifest(partition, segment)
             sizes = opened_segment.manifest.plain_file_sizes()
             return sizes.keys() == contents.keys() and all(
                 self._sha256_of_stored_file(partition, segment, opened_segment, kind) == content_sha256(content)
@@ -603,7 +572,6 @@ def _invalid_manifest_error(key: str, error: InvalidAivenDataError) -> Compactor
 
 
 def _decode_custom_metadata(segment: SegmentRef) -> CustomMetadata:
-    """Decode the segment's custom metadata. Raises InvalidAivenDataError."""
     return CustomMetadata.decode(segment.custom_metadata) if isinstance(segment, RemoteLogSegmentMetadata) else CustomMetadata()
 
 

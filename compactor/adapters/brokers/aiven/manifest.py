@@ -1,7 +1,7 @@
-"""Segment manifest ``.rsm-manifest``: one JSON object (SegmentManifestV1). Manifests that the plug-in would refuse are refused here,
-too.
+"""Segment manifest ``.rsm-manifest`` of Aiven's plug-in (SegmentManifestV1), with its chunk index, custom metadata, ciphers and keys.
 
-``remoteLogSegmentMetadata`` is informational: the plug-in writes it and never reads it. If it identifies a segment, that must match.
+Manifests that the plug-in would refuse are refused here, too. ``remoteLogSegmentMetadata`` is informational: the plug-in writes it and
+never reads it. If it identifies a segment, that must match.
 """
 
 from __future__ import annotations
@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from Crypto.PublicKey.RSA import RsaKey
 
 
-# Positions of a log's chunks within the stored object (FixedSizeChunkIndex, VariableSizeChunkIndex, ChunkSizesBinaryCodec).
-#
-# ``fixed``: all stored chunks but the last have the same length. ``variable``: the length of each chunk is listed in a binary codec.
-
-
 MAX_INT32: Final = 2**31 - 1
 _MAX_CODEC_BYTES: Final = 10 << 20  # VariableSizeChunkIndex reads no more
 
@@ -44,13 +39,11 @@ StoredBytePosition = int
 
 
 class InvalidAivenDataError(ValueError):
-    """Raised if data that Aiven's plug-in stored is corrupt or inconsistent. Callers that know the object's key convert it to BadData."""
+    """Raised if data of Aiven's plug-in is corrupt or inconsistent. Callers that know the key convert it to BadData."""
 
 
 class StoredChunk(NamedTuple):
-    """Position of a chunk (equal part of a log that is stored compressed or encrypted): ``size`` bytes of the log from ``start``, and
-    ``stored_size`` bytes of the object from ``stored_start``.
-    """
+    """Chunk of an encoded log: ``size`` bytes of the log from ``start``, ``stored_size`` bytes of the object from ``stored_start``."""
 
     start: int
     size: int
@@ -60,10 +53,9 @@ class StoredChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class ChunkIndex:
-    """Sizes of the chunks (equal parts) of one log, from which the position of each stored chunk follows.
+    """Sizes of the chunks (equal parts) of one log (FixedSizeChunkIndex, VariableSizeChunkIndex), in bytes before encoding.
 
-    chunk_size, file_size: size in bytes of a chunk and of the log, before compression and encryption.
-    lengths: stored sizes in bytes, one for each chunk. If ``fixed``, two: the size of every chunk but the last, and that of the last.
+    lengths: stored bytes of each chunk; if ``fixed``, of every chunk but the last, and of the last.
     """
 
     chunk_size: int
@@ -81,28 +73,27 @@ class ChunkIndex:
 
     @property
     def chunk_count(self) -> int:
-        """Return the number of chunks."""
         return -(-self.file_size // self.chunk_size)
 
     @property
     def stored_size(self) -> StoredBytes:
-        """Return the size in bytes of the log's object as stored, after compression and encryption."""
+        """Return the size of the log's object as stored."""
         return self._stored_chunk_start_byte(self.chunk_count)
 
     def stored_chunk(self, chunk_number: int) -> StoredChunk:
-        """Return the position of chunk ``chunk_number``, counted from 0."""
+        """Return the position of a chunk, counted from 0."""
         start = chunk_number * self.chunk_size
         last = chunk_number == self.chunk_count - 1
         size = self.file_size - start if last else self.chunk_size
         stored = self.lengths[1 if last else 0] if self.fixed else self.lengths[chunk_number]
         return StoredChunk(start, size, self._stored_chunk_start_byte(chunk_number), stored)
 
-    def chunk_numbers_of_byte_range(self, start_byte: int, end_byte: int) -> range:
-        """Return the numbers of the chunks that hold bytes [start_byte, end_byte) of the log. The range must not be empty."""
+    def chunk_numbers(self, start_byte: int, end_byte: int) -> range:
+        """Return the chunks that hold bytes [start_byte, end_byte) of the log, which must not be empty."""
         return range(start_byte // self.chunk_size, -(-end_byte // self.chunk_size))
 
     def require_uncompressed_chunks(self, encryption_overhead_bytes: int) -> None:
-        """Raise InvalidAivenDataError unless each chunk of the index is stored with its size plus the bytes that encryption adds."""
+        """Raise InvalidAivenDataError unless each chunk has its size plus that of encryption."""
         full = self.chunk_size + encryption_overhead_bytes
         last = self.file_size - (self.chunk_count - 1) * self.chunk_size + encryption_overhead_bytes
         expected = (full, last) if self.fixed else (full,) * (self.chunk_count - 1) + (last,)
@@ -110,7 +101,6 @@ class ChunkIndex:
             raise InvalidAivenDataError("the lengths of chunks do not fit a log that is not compressed")
 
     def _stored_chunk_start_byte(self, chunk_number: int) -> StoredBytePosition:
-        """Return the position in the stored object at which a chunk begins."""
         if not self.fixed:
             return self._chunk_starts[chunk_number]
         full, last = self.lengths
@@ -121,7 +111,7 @@ class ChunkIndex:
         return tuple(accumulate(self.lengths, initial=0))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the chunk index as JSON fields, in the order in which Aiven's plug-in writes them."""
+        """Return the JSON fields in the plug-in's order."""
         common = {"originalChunkSize": self.chunk_size, "originalFileSize": self.file_size}
         if self.fixed:
             full, last = self.lengths
@@ -130,20 +120,20 @@ class ChunkIndex:
         return {"type": "variable", **common, "transformedChunks": base64.b64encode(packed).decode()}
 
 
-def chunk_index_of_uncompressed_log(chunk_size: int, file_size: int, encryption_overhead_bytes: int) -> ChunkIndex:
-    """Return the chunk index of an uncompressed log. encryption_overhead_bytes: bytes that encryption adds to each chunk."""
+def uncompressed_chunk_index(chunk_size: int, file_size: int, encryption_overhead_bytes: int) -> ChunkIndex:
+    """Return the chunk index of an uncompressed log, whose chunks encryption lengthens."""
     count = -(-file_size // chunk_size)
     last = file_size - (count - 1) * chunk_size if count else 0
     return ChunkIndex(chunk_size, file_size, (chunk_size + encryption_overhead_bytes, last + encryption_overhead_bytes), fixed=True)
 
 
-def chunk_index_of_compressed_log(chunk_size: int, file_size: int, lengths: Sequence[int]) -> ChunkIndex:
-    """Return the chunk index of a compressed log. lengths: stored length of each chunk."""
+def compressed_chunk_index(chunk_size: int, file_size: int, lengths: Sequence[int]) -> ChunkIndex:
+    """Return the chunk index of a compressed log from the stored lengths of its chunks."""
     return ChunkIndex(chunk_size, file_size, tuple(lengths), fixed=False)
 
 
 def encode_chunk_sizes(values: Sequence[int]) -> bytes:
-    """Encode chunk sizes in the plug-in's codec: every value but the last as difference from the smallest, in as few bytes as needed."""
+    """Encode chunk sizes (ChunkSizesBinaryCodec): every value but the last as difference from the smallest, in as few bytes as needed."""
     if len(values) < 2:
         return struct.pack(f">{1 + len(values)}i", len(values), *values)
     *most, last = values
@@ -154,7 +144,7 @@ def encode_chunk_sizes(values: Sequence[int]) -> bytes:
 
 
 def decode_chunk_sizes(data: bytes) -> tuple[int, ...]:
-    """Decode a list of chunk sizes from the plug-in's codec. Raises InvalidAivenDataError if the bytes are not exactly one list."""
+    """Decode chunk sizes. Raises InvalidAivenDataError if the bytes are not exactly one list."""
     try:
         (count,) = struct.unpack_from(">i", data)
         if count < 2:
@@ -170,10 +160,8 @@ def decode_chunk_sizes(data: bytes) -> tuple[int, ...]:
         raise InvalidAivenDataError("the list of chunks is cut off") from None
 
 
-def decode_transformed_chunks_field(encoded_lengths: str) -> tuple[int, ...]:
-    """Decode Aiven's field ``transformedChunks``: base64 of a zstd frame that holds chunk sizes in the encoding of ``encode_chunk_sizes``.
-    Raises InvalidAivenDataError.
-    """
+def decode_transformed_chunks(encoded_lengths: str) -> tuple[int, ...]:
+    """Decode base64 of a zstd frame of ``encode_chunk_sizes``. Raises InvalidAivenDataError."""
     packed = decode_strict_base64(encoded_lengths, "transformedChunks")
     try:
         size = zstandard.frame_content_size(packed)
@@ -188,7 +176,7 @@ def decode_transformed_chunks_field(encoded_lengths: str) -> tuple[int, ...]:
 
 
 def decode_strict_base64(encoded: str, field_name: str) -> bytes:
-    """Decode standard, padded base64 without unused bits. Raises InvalidAivenDataError. field_name: field name for the message."""
+    """Decode standard, padded base64 without unused bits. Raises InvalidAivenDataError."""
     try:
         data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
@@ -198,22 +186,18 @@ def decode_strict_base64(encoded: str, field_name: str) -> bytes:
     return data
 
 
-# Custom metadata of the plug-in in RemoteLogSegmentMetadata: tagged fields as in Kafka's protocol (SegmentCustomMetadataSerde).
-#
-# ``remote_size``: total bytes of the three objects, as a zigzag varlong. ``object_prefix``, ``object_key``: compact strings, prefix and key
-# without suffix under which ``.log`` and ``.indexes`` were uploaded; they take precedence over the configuration. The manifest's key is
-# always derived from the configuration. Fields with other tags are preserved.
-
-
 _REMOTE_SIZE, _OBJECT_PREFIX, _OBJECT_KEY = range(3)
 PositionAfterVarint = int
 
 
 @dataclass(frozen=True)
 class CustomMetadata:
-    """Custom metadata that Aiven's plug-in records for a segment. Absent fields are None.
+    """Custom metadata of a segment: tagged fields as in Kafka's protocol (SegmentCustomMetadataSerde). Absent fields are None.
 
-    unknown: tags and bytes of the fields that this program does not know.
+    remote_size: total bytes of the three objects.
+    object_prefix, object_key: key without suffix of ``.log`` and ``.indexes``, before the configuration's. The manifest's key always comes
+        from the configuration.
+    unknown: fields with other tags, which are preserved.
     """
 
     remote_size: int | None = None
@@ -222,7 +206,7 @@ class CustomMetadata:
     unknown: tuple[tuple[int, bytes], ...] = field(default=())
 
     def encode(self) -> str:
-        """Encode the custom metadata as base64, or as an empty string if there are no fields."""
+        """Encode as base64, or as an empty string if there are no fields."""
         fields = dict(self.unknown)
         if self.remote_size is not None:
             fields[_REMOTE_SIZE] = _encode_uvarint(self.remote_size << 1 if self.remote_size >= 0 else (-self.remote_size << 1) - 1)
@@ -236,7 +220,7 @@ class CustomMetadata:
 
     @staticmethod
     def decode(encoded_metadata: str) -> CustomMetadata:
-        """Decode custom metadata from base64. Raises InvalidAivenDataError if the bytes are corrupt."""
+        """Decode from base64. Raises InvalidAivenDataError if the bytes are corrupt."""
         if not encoded_metadata:
             return CustomMetadata()
         try:
@@ -264,7 +248,6 @@ class CustomMetadata:
 
 
 def _encode_uvarint(value: int) -> bytes:
-    """Encode an unsigned varint."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -273,7 +256,6 @@ def _encode_uvarint(value: int) -> bytes:
 
 
 def _decode_uvarint(data: bytes, position: int) -> tuple[int, PositionAfterVarint]:
-    """Decode an unsigned varint at position ``position``, and return it with the position of the next byte."""
     value = 0
     for shift in range(0, 70, 7):
         if position >= len(data):
@@ -286,7 +268,6 @@ def _decode_uvarint(data: bytes, position: int) -> tuple[int, PositionAfterVarin
 
 
 def _decode_varlong(data: bytes) -> int:
-    """Decode a zigzag varlong."""
     value, at = _decode_uvarint(data, 0)
     if at != len(data):
         raise InvalidAivenDataError("the custom metadata's remote size is not one number")
@@ -294,7 +275,6 @@ def _decode_varlong(data: bytes) -> int:
 
 
 def _decode_string(data: bytes) -> str:
-    """Decode a compact string."""
     length, at = _decode_uvarint(data, 0)
     try:
         text = data[at:].decode()
@@ -305,10 +285,8 @@ def _decode_string(data: bytes) -> str:
     return text
 
 
-# Compression and encryption of one chunk: zstd, then AES-256-GCM (CompressionChunkEnumeration, EncryptionChunkEnumeration).
-#
-# A compressed chunk is a zstd frame that states its size; encrypted it is ``iv (12) || ciphertext || tag (16)``. An index file is a single
-# chunk and never compressed.
+# A chunk is a zstd frame that states its size, encrypted ``iv (12) || ciphertext || tag (16)`` (CompressionChunkEnumeration,
+# EncryptionChunkEnumeration). An index file is a single chunk and never compressed.
 
 
 IV_BYTES: Final = 12
@@ -317,13 +295,13 @@ ENCRYPTION_OVERHEAD: Final = IV_BYTES + TAG_BYTES
 
 
 class ChunkCipher(Protocol):
-    """Cipher that encrypts and decrypts chunks with AES-256-GCM under one segment's data key."""
+    """Cipher of chunks: AES-256-GCM under one segment's data key."""
 
     def encrypt(self, iv: bytes, plain: bytes) -> bytes:
-        """Encrypt a chunk. Return the initialization vector, the ciphertext and the authentication tag, joined."""
+        """Return the initialization vector, the ciphertext and the authentication tag, joined."""
 
     def decrypt(self, stored: bytes) -> bytes:
-        """Decrypt a chunk and return its plain bytes. Raises InvalidAivenDataError if it is not authentic."""
+        """Return the plain bytes. Raises InvalidAivenDataError if the chunk is not authentic."""
 
 
 def compress_chunk(chunk: bytes) -> bytes:
@@ -342,7 +320,6 @@ def decode_chunk(stored: bytes, plain_bytes: int, cipher: ChunkCipher | None, *,
 
 
 def _decompress_chunk(data: bytes, plain_bytes: int) -> bytes:
-    """Decompress a chunk. Raises InvalidAivenDataError if the size stated in its zstd frame is not ``plain_bytes``."""
     try:
         # A frame that lies about its size would be a bomb.
         if zstandard.frame_content_size(data) != plain_bytes:
@@ -376,12 +353,11 @@ class IndexFileRange(NamedTuple):
 
     @property
     def end(self) -> StoredBytePosition:
-        """Return the exclusive end of the file: the position after its last byte."""
         return self.position + self.size
 
 
 class WrappedSegmentKey(NamedTuple):
-    """Wrapped data key of a segment. data_key: key pair id, a colon, base64. aad: associated data as base64."""
+    """Wrapped data key: key pair id, a colon, base64. aad: associated data as base64."""
 
     data_key: str
     aad: str
@@ -399,16 +375,15 @@ class SegmentManifest:
 
     @property
     def encryption_overhead_bytes(self) -> int:
-        """Return the number of bytes that encryption adds to a chunk; 0 without encryption."""
+        """Return the number of bytes that encryption adds to a chunk."""
         return ENCRYPTION_OVERHEAD if self.key else 0
 
     @property
     def indexes_size(self) -> StoredBytes:
-        """Return the size of the ``.indexes`` object."""
         return max((span.end for span in self.indexes.values()), default=0)
 
     def plain_file_sizes(self) -> dict[str, int]:
-        """Return the size in bytes of each file before compression and encryption, by kind of file."""
+        """Return each file's size before compression and encryption, by kind."""
         plain = {kind: span.size and span.size - self.encryption_overhead_bytes for kind, span in self.indexes.items()}
         return {"log": self.chunks.file_size, **plain}
 
@@ -428,7 +403,7 @@ class SegmentManifest:
 
     @staticmethod
     def decode(data: bytes) -> SegmentManifest:
-        """Decode a manifest from JSON. Raises InvalidAivenDataError for everything that the plug-in refuses or that is inconsistent."""
+        """Decode a manifest. Raises InvalidAivenDataError if the plug-in would refuse it or it is inconsistent."""
         document = _parse_manifest_json(data)
         if document.get("version") not in ("1", 1) or isinstance(document.get("version"), bool):
             raise InvalidAivenDataError(f"it has layout version {document.get('version')!r}; this program knows version 1")
@@ -447,15 +422,15 @@ class SegmentManifest:
         return SegmentManifest(chunks, spans, compressed, key, about if isinstance(about, dict) else {})
 
     def require_manifest_of_segment(self, partition: TopicPartition, topic_id: TopicId, segment: RemoteLogSegmentMetadata) -> None:
-        """Raise InvalidAivenDataError if the manifest is not that of ``segment``. The manifest's end offset may be
-        greater than the segment's, because brokers read a segment only up to the offset at which the next one takes over.
+        """Raise InvalidAivenDataError if the manifest is another segment's. Its end offset may be greater: brokers read a segment up to the
+        offset at which the next one takes over.
         """
         if segment.size_bytes != self.chunks.file_size:
             raise InvalidAivenDataError(f"it describes a log of {self.chunks.file_size} bytes, recorded are {segment.size_bytes}")
         own = segment_metadata_for_manifest(partition, topic_id, segment)
         ours = dict(_flatten_json_fields(own))
         for path, value in _flatten_json_fields(self.about):
-            if path in _IDENTIFYING and value != ours[path] and not _is_greater_end_offset_field(path, value, segment.end_offset):
+            if path in _IDENTIFYING and value != ours[path] and not _is_later_end_offset(path, value, segment.end_offset):
                 raise InvalidAivenDataError(f"it is another segment's: {'.'.join(path)} is {value!r}, not {ours[path]!r}")
 
 
@@ -472,18 +447,15 @@ _IDENTIFYING: Final = frozenset(
 )
 
 
-def _is_greater_end_offset_field(path: JsonPath, value: Any, end_offset: int) -> bool:
+def _is_later_end_offset(path: JsonPath, value: Any, end_offset: int) -> bool:
     return path == ("endOffset",) and isinstance(value, int) and value > end_offset
 
 
 def segment_metadata_for_manifest(
     name: TopicPartition, topic_id: TopicId, segment: RemoteLogSegmentMetadata, *, has_transactions: bool = False
 ) -> dict[str, Any]:
-    """Return the manifest's part ``remoteLogSegmentMetadata``, with its fields in the plug-in's order.
-
-    Each attempt to upload a segment gives the same result, because ``eventTimestampMs`` is the modification time of the segment's log.
-
-    :param has_transactions: whether the segment has a transaction index that is not empty (``txnIdxEmpty`` is the opposite).
+    """Return ``remoteLogSegmentMetadata`` in the plug-in's order, equal at each attempt: ``eventTimestampMs`` is the log's modification
+    time.
     """
     partition = {"topicId": topic_id, "topicPartition": {"topic": name.topic, "partition": name.partition}}
     return {
@@ -499,7 +471,6 @@ def segment_metadata_for_manifest(
 
 
 def _flatten_json_fields(table: Mapping[str, Any], path: JsonPath = ()) -> list[tuple[JsonPath, Any]]:
-    """Return all fields of nested JSON objects, each as a pair: the path of names that leads to it, and its value."""
     found: list[tuple[tuple[str, ...], Any]] = []
     for name, value in table.items():
         found += _flatten_json_fields(value, (*path, name)) if isinstance(value, dict) else [((*path, name), value)]
@@ -507,7 +478,6 @@ def _flatten_json_fields(table: Mapping[str, Any], path: JsonPath = ()) -> list[
 
 
 def _parse_manifest_json(data: bytes) -> dict[str, Any]:
-    """Parse a JSON object without duplicate fields. Raises InvalidAivenDataError."""
     if len(data) > MAX_MANIFEST_BYTES:
         raise InvalidAivenDataError(f"it is larger than {MAX_MANIFEST_BYTES} bytes")
     try:
@@ -563,7 +533,7 @@ def _read_chunk_index(table: Mapping[str, Any]) -> ChunkIndex:
         lengths = (_read_int32_field(table, "transformedChunkSize"), _read_int32_field(table, "finalTransformedChunkSize"))
     elif table.get("type") == "variable":
         _require_exact_fields("chunkIndex", table, (*common, "transformedChunks"))
-        lengths = decode_transformed_chunks_field(_read_text_field(table, "transformedChunks"))  # type: ignore[assignment]
+        lengths = decode_transformed_chunks(_read_text_field(table, "transformedChunks"))  # type: ignore[assignment]
     else:
         raise InvalidAivenDataError(f"the chunk index is of an unknown type {table.get('type')!r}")
     return ChunkIndex(
@@ -600,19 +570,8 @@ def _read_wrapped_segment_key(table: object) -> WrappedSegmentKey:
     return key
 
 
-# Data keys of encrypted segments: one per segment, stored in its manifest, wrapped with the operator's RSA key pair.
-#
-# Compatible with RsaEncryptionProvider and AesEncryptionProvider: wrapped with OAEP, SHA3-512 for label hash and MGF1 (pycryptodome,
-# because ``cryptography`` refuses that hash); chunks with AES-256-GCM (``cryptography``). Both packages come with the extra ``aiven``.
-#
-# The plug-in chooses data key, associated data and initialization vectors at random. Here they are derived, so that a segment which is
-# uploaded again after a crash has the same bytes and matches what is already stored (determinism, I7). They are derived from the active
-# pair's private key, the segment id and a digest of *every byte that is encrypted*, in its chunks:
-#
-#     HKDF-SHA512(private exponent, info = purpose || segment id || digest) -> data key (32) || associated data (32) || OAEP seed (64)
-#
-# Different contents therefore never share a data key, and under one data key no initialization vector (4 bytes for the object, 8 for the
-# chunk number: SP 800-38D, 8.2.1) is used for two plaintexts. Without the private key the derived keys cannot be told from random ones.
+# Data keys: one per segment, wrapped with the operator's RSA key pair, compatible with RsaEncryptionProvider and AesEncryptionProvider.
+# OAEP with SHA3-512 comes from pycryptodome, because ``cryptography`` refuses that hash.
 
 
 DATA_KEY_BYTES: Final = 32
@@ -622,7 +581,7 @@ _HKDF_PURPOSE: Final = b"tiered-compactor segment key 1"
 
 
 class SegmentCipher:
-    """AES-256-GCM cipher of one segment. Implements ChunkCipher."""
+    """AES-256-GCM cipher of one segment."""
 
     def __init__(self, data_key: bytes, aad: bytes) -> None:
         require_pip_extra("aiven", "an encrypted segment")
@@ -632,11 +591,9 @@ class SegmentCipher:
         self._aad = aad
 
     def encrypt(self, iv: bytes, plain: bytes) -> bytes:
-        """Encrypt a chunk. Return the initialization vector, the ciphertext and the authentication tag, joined."""
         return iv + self._aes.encrypt(iv, plain, self._aad)
 
     def decrypt(self, stored: bytes) -> bytes:
-        """Decrypt a stored chunk and return its plain bytes. Raises InvalidAivenDataError if the chunk is not authentic."""
         from cryptography.exceptions import InvalidTag
 
         if len(stored) < ENCRYPTION_OVERHEAD:
@@ -649,17 +606,14 @@ class SegmentCipher:
 
 @dataclass(frozen=True)
 class SegmentCipherAndWrappedKey:
-    """A segment's cipher, and its data key as the manifest stores it: encrypted (wrapped) with a public key."""
+    """A segment's cipher, and its data key as the manifest stores it."""
 
     cipher: SegmentCipher
     key: WrappedSegmentKey
 
 
 class PrivateKeyRing:
-    """Private keys by key pair id, read from their files on first use. Thread-safe.
-
-    :param pem_file_by_key_pair_id: key pair id -> PEM file of the private key (PKCS#8).
-    """
+    """Private keys by key pair id, read from their PEM files (PKCS#8) on first use. Thread-safe."""
 
     def __init__(self, pem_file_by_key_pair_id: Mapping[str, str]) -> None:
         self._files = pem_file_by_key_pair_id
@@ -667,10 +621,7 @@ class PrivateKeyRing:
         self._lock = threading.Lock()
 
     def unwrap_segment_key(self, key: WrappedSegmentKey) -> SegmentCipher:
-        """Unwrap a segment's data key and return its cipher.
-
-        Raises Refused if the private key is missing or does not match, and UsageError if the file holds no private key.
-        """
+        """Raise Refused if the private key is missing or does not match, UsageError if the file holds no private key."""
         pair, _, wrapped = key.data_key.partition(":")
         if pair not in self._files:
             known = ", ".join(sorted(self._files)) or "none"
@@ -691,10 +642,8 @@ class PrivateKeyRing:
         return SegmentCipher(data_key, base64.b64decode(key.aad))
 
     def derive_segment_key(self, key_pair_id: str, segment_id: str, chunks_digest: bytes) -> SegmentCipherAndWrappedKey:
-        """Return a segment's cipher and wrapped data key, derived from its content. Raises UsageError if the key pair is missing.
-
-        :param key_pair_id: id of the key pair that wraps the segment's data key.
-        :param chunks_digest: digest of all chunks that will be encrypted, so that a key is never used for other content.
+        """Derive a segment's cipher and data key from the digest of all chunks that will be encrypted: no key is ever used for other
+        content. Raises UsageError if the key pair is missing.
         """
         private = self._private_key(key_pair_id)
         from Crypto.Cipher import PKCS1_OAEP
@@ -702,6 +651,11 @@ class PrivateKeyRing:
         from cryptography.hazmat.primitives.hashes import SHA512
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+        # The plug-in draws these at random. Derived, a segment that is uploaded again after a crash has the same bytes (determinism, I7):
+        # HKDF-SHA512(private exponent, purpose || pair || segment id || digest) gives data key (32), associated data (32), OAEP seed (64).
+        # The digest is of *every byte that is encrypted*, in its chunks. Different contents therefore never share a data key, and under one
+        # data key no initialization vector (4 bytes for the object, 8 for the chunk number: SP 800-38D, 8.2.1) is used for two plaintexts.
+        # Without the private key the derived keys cannot be told from random ones.
         secret = private.d.to_bytes((int(private.n).bit_length() + 7) // 8, "big")
         info = b"\0".join((_HKDF_PURPOSE, key_pair_id.encode(), segment_id.encode(), chunks_digest))
         derived = HKDF(SHA512(), DATA_KEY_BYTES + AAD_BYTES + _SEED_BYTES, salt=None, info=info).derive(secret)
@@ -713,12 +667,11 @@ class PrivateKeyRing:
         )
 
     def placeholder_segment_key(self, key_pair_id: str) -> WrappedSegmentKey:
-        """Return a dummy segment key of the same length as a real one, to compute the manifest's size before the key is known."""
+        """Return a dummy key of a real one's length, for the manifest's size."""
         wrapped = bytes((int(self._private_key(key_pair_id).n).bit_length() + 7) // 8)
         return WrappedSegmentKey(f"{key_pair_id}:{base64.b64encode(wrapped).decode()}", base64.b64encode(bytes(AAD_BYTES)).decode())
 
     def _private_key(self, key_pair_id: str) -> RsaKey:
-        """Return the private key of a pair, read on first use."""
         with self._lock:
             if key_pair_id not in self._keys:
                 self._keys[key_pair_id] = _load_private_key(key_pair_id, self._files[key_pair_id])
@@ -726,15 +679,13 @@ class PrivateKeyRing:
 
 
 def derive_chunk_iv(stream_number: int, chunk_number: int) -> bytes:
-    """Return the initialization vector of a chunk, which is different for each chunk of a segment.
-    :param stream_number: 0 for chunks of the log, 1 for the index files.
-    :param chunk_number: counted from 0 within the stream.
+    """Return a chunk's initialization vector, unique within a segment. stream_number: 0 for the log, 1 for the index files. Both count from
+    0.
     """
     return stream_number.to_bytes(4, "big") + chunk_number.to_bytes(8, "big")
 
 
 def _load_private_key(key_pair_id: str, pem_file: str) -> RsaKey:
-    """Read an RSA private key. Raises UsageError if the file cannot be read or holds no private key."""
     require_pip_extra("aiven", "an encrypted segment")
     from Crypto.PublicKey import RSA
 
@@ -753,7 +704,6 @@ def _load_private_key(key_pair_id: str, pem_file: str) -> RsaKey:
 
 
 def _private_key_mismatch_error(key_pair_id: str, pem_file: str) -> Refused:
-    """Return the error for a private key that does not unwrap the data key."""
     return Refused(
         f"its data key cannot be unwrapped with {pem_file}, which is configured for key pair {key_pair_id!r}: another key, or the manifest "
         "is damaged",
