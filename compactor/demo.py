@@ -125,20 +125,20 @@ def write_demo_topic(folder: Path, settings: DemoTopicSettings, customers: Custo
             whose = [(IMPORTER, third), (CONNECTOR, count - 2 * third), (IMPORTER, third)]
         for producer, some in whose:
             rows = customers.change_rows(
-                some, log.next_offset, now, aborted=producer == IMPORTER and _is_demo_transaction_aborted(settings, transactions[number])
+                some, log.next_offset, now, aborted=producer == IMPORTER and _is_aborted(settings, transactions[number])
             )
             header = ProducerFields(producer, 0, sequence[producer], producer == IMPORTER)
             log.append_batch(encode_batch(rows, codec=codec, producer=header, leader_epoch=log.leader_epoch), some, now)
             sequence[producer] += some
         if number in transactions:
-            commit = not _is_demo_transaction_aborted(settings, transactions[number])
+            commit = not _is_aborted(settings, transactions[number])
             log.append_batch(encode_txn_marker(log.next_offset, now, IMPORTER, 0, is_commit=commit, leader_epoch=log.leader_epoch), 1, now)
         yield count
     log.roll_segment(settings.now_ms)
     (folder / "leader-epoch-checkpoint").write_text(format_leader_epoch_checkpoint(tuple(log.epochs)), encoding="utf-8")
 
 
-def _is_demo_transaction_aborted(settings: DemoTopicSettings, transaction_number: int) -> bool:
+def _is_aborted(settings: DemoTopicSettings, transaction_number: int) -> bool:
     return transaction_number == settings.transactions // 2
 
 
@@ -242,7 +242,7 @@ def count_keys_with_value(values: ValueByKey) -> int:
     return sum(value is not None for value in values.values())
 
 
-def describe_last_value_differences(written_values: ValueByKey, values_in_tier: ValueByKey) -> list[str]:
+def value_differences(written_values: ValueByKey, values_in_tier: ValueByKey) -> list[str]:
     """Return a line for each key whose last value in the tier differs. A deleted key may have a tombstone or no record."""
     return [
         f"{key!r} has another last value"
@@ -311,7 +311,7 @@ class Demo:
 
     def import_topic(self, progress: ImportProgressCallbacks) -> ImportReport:
         report = import_directory(self._tier, self.log_dir, NAME, self._cleaner.cleaner_policy(), progress)
-        self._before = self._topic_size_in_tier()
+        self._before = self._topic_size()
         return report
 
     def forecast_round(self) -> RoundForecast:
@@ -336,11 +336,9 @@ class Demo:
                 for key, value in zip(iterate_byte_strings(block.keys), iterate_byte_strings(block.values), strict=True)
                 if key is not None
             }
-        return DemoComparison(
-            self._before, self._topic_size_in_tier(), self._table.latest, found, describe_last_value_differences(self._table.latest, found)
-        )
+        return DemoComparison(self._before, self._topic_size(), self._table.latest, found, value_differences(self._table.latest, found))
 
-    def _topic_size_in_tier(self) -> DemoTopicSize:
+    def _topic_size(self) -> DemoTopicSize:
         state = self._tier.open_control_log_of_partition(NAME).refresh()
         return DemoTopicSize(sum(segment.records for segment in state.live), state.bytes, len(state.live))
 

@@ -28,8 +28,8 @@ def require_pip_extra(extra: str, feature: str) -> None:
     :param feature: what needs it, such as ``recompact``.
     """
     for module in MODULES[extra]:
-        if not _is_python_module_installed(module):
-            raise _extra_not_installed_error(extra, f"{feature} needs {module}")
+        if not _is_installed(module):
+            raise _missing_error(extra, f"{feature} needs {module}")
 
 
 def missing_extra_error(module: str) -> UsageError | None:
@@ -37,16 +37,16 @@ def missing_extra_error(module: str) -> UsageError | None:
     for extra, modules in MODULES.items():
         for one in modules:
             if f"{module}.".startswith(f"{one}.") or one.startswith(f"{module}."):
-                return _extra_not_installed_error(extra, f"this needs {one}")
+                return _missing_error(extra, f"this needs {one}")
     return None
 
 
-def _is_python_module_installed(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
 
 
-def _extra_not_installed_error(extra: str, feature: str) -> UsageError:
+def _missing_error(extra: str, feature: str) -> UsageError:
     return UsageError(f"{feature}, which is not installed", hint=f"It comes with an extra: pip install 'tiered-compactor[{extra}]'")

@@ -100,7 +100,7 @@ def measure_stage(stage: SegmentWorkStage, size: Callable[..., int] = lambda *_,
     :param size: returns the bytes processed; called after the function, with its arguments.
     """
 
-    def measure_function_as_stage(work: Callable[P, R]) -> Callable[P, R]:
+    def decorate(work: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(work)
         def measured(*args: P.args, **kwargs: P.kwargs) -> R:
             recorder = _recorder
@@ -117,4 +117,4 @@ def measure_stage(stage: SegmentWorkStage, size: Callable[..., int] = lambda *_,
 
         return measured
 
-    return measure_function_as_stage
+    return decorate

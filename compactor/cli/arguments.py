@@ -107,10 +107,10 @@ COMMANDS = (
     Command(
         "topics",
         "list the partitions that the tier holds",
-        "topics.list_topics_in_tier",
+        "topics.list_command",
         (),
         (
-            Command("delete", "remove a partition from the tier", "topics.delete_partition_from_tier", (PARTITION_ARGUMENT, REASON_OPTION)),
+            Command("delete", "remove a partition from the tier", "topics.delete_command", (PARTITION_ARGUMENT, REASON_OPTION)),
             Command(
                 "delete-records",
                 "delete the records of a partition below an offset or a time",
@@ -194,7 +194,7 @@ COMMANDS = (
     Command(
         "plan",
         "show what a round would do, and what it would cost",
-        "plan.print_compaction_round_forecasts",
+        "plan.plan_command",
         (
             PARTITIONS_ARGUMENT,
             CLOCK_OPTION,
@@ -363,13 +363,13 @@ COMMANDS = (
             Command(
                 "show",
                 "show the sidecars, and what filters have saved so far",
-                "bloom.show_bloom_sidecars_command",
+                "bloom.show_command",
                 (PARTITION_ARGUMENT, CLOCK_OPTION),
             ),
             Command(
                 "rebuild",
                 "read live segments and rewrite their sidecars",
-                "bloom.rebuild_bloom_sidecars_command",
+                "bloom.rebuild_command",
                 (PARTITION_ARGUMENT, argument("--missing", action="store_true", help="only segments without a usable sidecar")),
             ),
         ),
@@ -405,7 +405,7 @@ COMMANDS = (
     Command(
         "doctor",
         "find what harms a broker-managed tier, or is going to, compacted or not",
-        "doctor.diagnose_broker_managed_tier",
+        "doctor.doctor_command",
         (
             PARTITIONS_ARGUMENT,
             argument("--fail-on", choices=("error", "warning"), default="error", help="exit with 3 if there is one (default: error)"),
@@ -421,13 +421,13 @@ COMMANDS = (
             Command(
                 "find",
                 "list objects that no metadata names, and delete nothing",
-                "orphans.find_orphaned_objects_command",
+                "orphans.find_command",
                 (PARTITIONS_ARGUMENT, argument("--to", metavar="FILE", type=Path, help="write the list there, for `orphans purge`")),
             ),
             Command(
                 "purge",
                 "delete the listed objects that are still orphans",
-                "orphans.purge_orphaned_objects_command",
+                "orphans.purge_command",
                 (argument("file", metavar="FILE", type=Path), DRY_RUN_OPTION, REASON_OPTION),
             ),
         ),
@@ -471,7 +471,7 @@ COMMANDS = (
             Command(
                 "verify",
                 "check cleaner offsets against rules and segments, and the control log for gaps",
-                "checkpoints.verify_control_logs_command",
+                "checkpoints.verify_command",
                 (PARTITIONS_ARGUMENT,),
             ),
         ),
@@ -513,7 +513,7 @@ COMMANDS = (
     Command(
         "erasure",
         "show whether a key is erased, what still holds it, and what has to happen",
-        "erasure.report_and_erase_keys",
+        "erasure.erasure_command",
         (
             argument("topic", metavar="TOPIC", help="a topic, with all its partitions, or one TOPIC-PARTITION"),
             argument("--key", metavar="K", action="append", default=[], help="text, or base64:...; may be repeated"),
@@ -608,7 +608,7 @@ COMMANDS = (
     Command(
         "completion",
         "print a script that completes commands and options in a shell",
-        "completion.print_shell_completion_script",
+        "completion.completion_command",
         (
             argument(
                 "shell",

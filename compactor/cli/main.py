@@ -26,7 +26,7 @@ from compactor.cli.command_parser import (
     common_options_last,
     is_json_requested,
 )
-from compactor.cli.output import Output, StderrLineFormat, StderrNoteLogHandler, StderrNotePrinter, Table, format_size
+from compactor.cli.output import NoteLogHandler, Output, StderrLineFormat, StderrNotePrinter, Table, format_size
 from compactor.errors import ExitCode
 from compactor.profiling import StageCost, StageCostRecorder, record_stage_costs
 
@@ -99,7 +99,7 @@ def _run_command(arguments: list[str]) -> ExitCode:
     def current_note_printer() -> StderrNotePrinter:
         return out.print_note
 
-    remarks = StderrNoteLogHandler(current_note_printer)
+    remarks = NoteLogHandler(current_note_printer)
     if is_json_requested(arguments):
         out = Output("json")
     try:
@@ -109,7 +109,7 @@ def _run_command(arguments: list[str]) -> ExitCode:
         out = Output(
             getattr(args, "output", "table"), lines=StderrLineFormat(getattr(args, "log_format", "text") == "json", stamped=service)
         )
-        remarks.set_minimum_log_level(logging.DEBUG if getattr(args, "verbose", False) else logging.INFO if service else logging.WARNING)
+        remarks.set_minimum_level(logging.DEBUG if getattr(args, "verbose", False) else logging.INFO if service else logging.WARNING)
         module, _, function = args.run.partition(".")
         run: CommandFunction = getattr(importlib.import_module(f"compactor.cli.commands.{module}"), function)
         return run(args, out) or 0

@@ -64,7 +64,7 @@ class StderrNotePrinter(Protocol):
     ) -> None: ...
 
 
-class StderrNoteLogHandler(logging.Handler):
+class NoteLogHandler(logging.Handler):
     """Writes the program's own log records, by default from WARNING on, to stderr. Those of libraries are never written: some log every
     header of every request.
 
@@ -77,9 +77,9 @@ class StderrNoteLogHandler(logging.Handler):
         self._logger = logging.getLogger("compactor")
         self._before = self._logger.level
         self._logger.addHandler(self)
-        self.set_minimum_log_level(logging.WARNING)
+        self.set_minimum_level(logging.WARNING)
 
-    def set_minimum_log_level(self, level: int) -> None:
+    def set_minimum_level(self, level: int) -> None:
         self._logger.setLevel(level)
 
     @override

@@ -140,9 +140,9 @@ def read_control_logs(tier: Tier, partitions: Sequence[TopicPartition], out: Out
     with out.show_progress("reading", len(partitions), "partitions") as progress:
         for name, log in zip(partitions, tier.read_control_logs_or_errors(partitions, progress.advance), strict=True):
             if isinstance(log, CompactorError):
-                outcomes.print_and_record_failure(str(name), log)
+                outcomes.record_failure(str(name), log)
             else:
-                outcomes.record_partition_success()
+                outcomes.record_success()
                 found.append(log)
     return found
 
@@ -156,9 +156,9 @@ def read_partition_summaries(
         looks = read_summaries(tier, partitions, check_for_restored_logs=True, on_partition=progress.advance)
     for inspection in looks:
         if inspection.error is not None:
-            outcomes.print_and_record_failure(str(inspection.partition), inspection.error)
+            outcomes.record_failure(str(inspection.partition), inspection.error)
         if inspection.summary is not None:
-            outcomes.record_partition_success()
+            outcomes.record_success()
             found.append(inspection.summary)
     return found
 
@@ -190,7 +190,7 @@ def print_check_findings(findings: Sequence[Any], out: Output, summary_without_e
     table = Table("", columns, [(*row[:3], count, *row[3:]) for row, count in rows.items()], minor=("count",), below=4)
     summary = count_noun(errors, "problem") if errors else summary_without_errors
     out.print_result(
-        {"ok": not errors, "problems": [json_document_of_report(one) for one in findings]}, *([table] if rows else []), summary=summary
+        {"ok": not errors, "problems": [report_document(one) for one in findings]}, *([table] if rows else []), summary=summary
     )
     return BadData.exit_code if errors else 0
 
@@ -223,7 +223,7 @@ def partition_name_fields(partition: TopicPartition) -> dict[str, Any]:
     return {"topic": partition.topic, "partition": partition.partition, "incarnation": partition.incarnation}
 
 
-def json_document_of_report(report: Any) -> dict[str, Any]:
+def report_document(report: Any) -> dict[str, Any]:
     return asdict(report)
 
 
@@ -239,10 +239,10 @@ class PartitionOutcomes:
         self._codes: list[int] = []
         self._leased = 0
 
-    def record_partition_success(self) -> None:
+    def record_success(self) -> None:
         self._codes.append(0)
 
-    def print_and_record_failure(self, object_name: str, error: Exception) -> CompactorError:
+    def record_failure(self, object_name: str, error: Exception) -> CompactorError:
         """Print and record a failure. With TIERED_COMPACTOR_DEBUG=1, an exception that is no CompactorError is raised."""
         found = command_parser.as_compactor_error(error)
         if found is not error and os.environ.get(command_parser.DEBUG) == "1":
@@ -254,7 +254,7 @@ class PartitionOutcomes:
             self._codes.append(found.exit_code)
         return found
 
-    def report_quarantined_partition(self, partition: str, reason: str, keyless_records: int = 0, *, is_repairable: bool) -> None:
+    def record_quarantine(self, partition: str, reason: str, keyless_records: int = 0, *, is_repairable: bool) -> None:
         """Print and record that a round failed on damaged data. The round is retried with growing delays.
 
         :param keyless_records: number of records without a key for which the round was refused; 0 if that is not the reason.
@@ -294,7 +294,7 @@ def invoking_user_name() -> str:
     return f"{caller} (as {user})" if caller and caller != user else user
 
 
-def operator_user_at_host() -> str:
+def operator_name() -> str:
     return f"{invoking_user_name()}@{socket.gethostname()}"
 
 

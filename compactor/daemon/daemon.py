@@ -66,7 +66,7 @@ from compactor.model.ids import PUBLISHING, RoundStatus, TopicPartition
 from compactor.outputs import OutputReport, configured_output_writer
 from compactor.round.compaction import RoundReport, disk_budget_bytes
 from compactor.service import EventLogger, InterruptibleStore, PollingLoop, ServiceEventLogger, Stopped
-from compactor.upkeep.retire import LEAST_AGE_MS, RetireReport, abort_stale_multipart_uploads, delete_missing_topics
+from compactor.upkeep.retire import LEAST_AGE_MS, RetireReport, abort_stale_uploads, delete_missing_topics
 from compactor.views.verdict import Block
 
 ASK_TOPICS_MS = 1_200_000
@@ -174,7 +174,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             return
         self._swept_ms = now_ms
         try:
-            swept = abort_stale_multipart_uploads(self._tier, now_ms)
+            swept = abort_stale_uploads(self._tier, now_ms)
         except CompactorError as error:
             self._log(f"unfinished uploads were not swept: {error}", level=logging.WARNING)
             return

@@ -28,7 +28,7 @@ from compactor.local.cache import ControlLogReadProgress
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import StrictFrozenModel
 from compactor.upkeep.retire import grace_starts_ms
-from compactor.views.overview import is_cached_summary_fresh
+from compactor.views.overview import is_fresh
 from compactor.views.verdict import Block, TransactionAtEnd, blocks_of_topics, known_bootstrap_servers, read_open_transaction
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class PartitionSummaryCache:
         kept = self._tier.local.cached_summaries_by_partition_name() if self._tier.local else {}
         found: dict[TopicPartition, PolledPartitionStatus] = {}
         for text, (seen, summary) in kept.items():
-            fresh = text in hints and is_cached_summary_fresh(seen, summary, hints[text], now_ms, max_age_ms)
+            fresh = text in hints and is_fresh(seen, summary, hints[text], now_ms, max_age_ms)
             if (
                 fresh
                 and not summary.waiting

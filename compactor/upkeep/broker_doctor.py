@@ -65,8 +65,6 @@ class TierHealthFinding:
 
     severity: error (data is or will be lost), warning (it costs, or becomes an error) or note.
     topic, partition: an empty topic and -1 for the whole cluster.
-    object: name of the broker, setting or segment.
-    means: the consequence for consumers.
     bytes: stored bytes concerned; 0 if unknown or none.
     """
 
@@ -93,7 +91,7 @@ def describe_topics(admin: ClusterDescriptionQueries, topics: Sequence[str]) -> 
     return found
 
 
-def known_kafka_problem_findings(brokers: Sequence[BrokerDescription], topics: Mapping[str, TopicDescription]) -> list[TierHealthFinding]:
+def known_problem_findings(brokers: Sequence[BrokerDescription], topics: Mapping[str, TopicDescription]) -> list[TierHealthFinding]:
     """Return findings about versions and settings that will damage tiered data."""
     return [
         *_size_retention_findings(brokers, topics.values()),
@@ -104,7 +102,7 @@ def known_kafka_problem_findings(brokers: Sequence[BrokerDescription], topics: M
 
 
 def unsuitable_broker_findings(brokers: Sequence[BrokerDescription], confirmed: ClusterConfirmations) -> list[TierHealthFinding]:
-    """Return at most one finding: why nothing may be compacted or deleted under these brokers."""
+    """Return why nothing may be compacted or deleted under these brokers, if so."""
     problem = broker_problem(brokers, confirmed)
     if problem is None:
         return []
@@ -121,7 +119,7 @@ def unsuitable_broker_findings(brokers: Sequence[BrokerDescription], confirmed: 
 def metadata_growth_findings(metadata_topic: TopicDescription, segment_count: int) -> list[TierHealthFinding]:
     """Return a finding if the metadata topic has grown so much that brokers start slowly.
 
-    :param segment_count: segments that the metadata names now, in all states.
+    :param segment_count: in all states.
     """
     sizes = {number: one.log_end - max(0, one.log_start) for number, one in metadata_topic.partitions.items() if one.log_end >= 0}
     largest = max(sizes, key=lambda number: sizes[number], default=-1)
@@ -261,10 +259,10 @@ class ClusterHealthQueries(ClusterDescriptionQueries, Protocol):
     """Requests about the cluster that ``doctor`` makes (``KafkaAdmin``)."""
 
     def offsets_at_times(self, timestamps_ms: Mapping[TopicAndNumber, int]) -> Mapping[TopicAndNumber, OffsetAndTimestampMs]:
-        """Return offset and timestamp of the first record at or after each timestamp; both -1 if there is none."""
+        """Return the first record at or after each timestamp; -1 and -1 if there is none."""
 
 
-def find_tier_health_problems(
+def find_health_problems(
     tier: Tier,
     admin: ClusterHealthQueries,
     partitions: Sequence[TopicPartition],
@@ -275,7 +273,7 @@ def find_tier_health_problems(
 ) -> list[TierHealthFinding]:
     """Return all findings about these partitions and the cluster. Read-only.
 
-    :param expected_topics: topics whose uploads are examined even if the metadata topic names no segment of theirs.
+    :param expected_topics: examined even if the metadata topic names no segment of theirs.
     :raises StoreError: if the store or the brokers do not answer.
     """
     topics = describe_topics(admin, sorted({name.topic for name in partitions} | set(expected_topics)))
@@ -286,11 +284,11 @@ def find_tier_health_problems(
         means = "brokers forget segments when they start; consumers are reset, and the objects stay for ever"
         todo = "Set it before a broker starts again; `orphans find` lists what is lost already"
         found.append(TierHealthFinding("error", "metadata-topic", "", -1, metadata_topic.topic, problem, means, todo))
-    found += known_kafka_problem_findings(brokers, topics)
+    found += known_problem_findings(brokers, topics)
     segments = 0
     for name in partitions:
         try:
-            facts = _gather_partition_health_facts(tier, admin, name, topics)
+            facts = _gather_facts(tier, admin, name, topics)
             segments += len(facts.segments)
             found += partition_health_findings(facts, tier.ports.clock_ms(), prices)
         except BadData as error:
@@ -299,13 +297,13 @@ def find_tier_health_problems(
             where = f"{error.segment} at offset {error.offset}"
             found.append(TierHealthFinding("error", "unreadable-metadata", name.topic, name.partition, where, error.cause, means, todo))
         on_partition()
-    for name in _tiered_partitions_without_segments([topics[topic] for topic in expected_topics if topic in topics], partitions):
+    for name in _partitions_without_segments([topics[topic] for topic in expected_topics if topic in topics], partitions):
         examined = PartitionHealthFacts(name, [], _setting_values(topics[name.topic]), *_first_untiered(admin, name, [], topics))
         found += partition_health_findings(examined, tier.ports.clock_ms(), prices)
     return [*found, *metadata_growth_findings(metadata_topic, segments)]
 
 
-def _gather_partition_health_facts(
+def _gather_facts(
     tier: Tier, admin: ClusterHealthQueries, partition: TopicPartition, topics: Mapping[str, TopicDescription]
 ) -> PartitionHealthFacts:
     seen = list_partition_objects(tier, partition)
@@ -348,9 +346,7 @@ def _newest_end_hole(tier: Tier, partition: TopicPartition, readable: Sequence[R
         return None
 
 
-def _tiered_partitions_without_segments(
-    topics: Iterable[TopicDescription], partitions: Sequence[TopicPartition]
-) -> Iterator[TopicPartition]:
+def _partitions_without_segments(topics: Iterable[TopicDescription], partitions: Sequence[TopicPartition]) -> Iterator[TopicPartition]:
     """:param partitions: the partitions for which the metadata topic names a segment."""
     named = {(name.topic, name.partition) for name in partitions}
     for topic in topics:
@@ -433,7 +429,7 @@ def check_cluster(
     found: list[ConfigCheckFinding] = []
     try:
         cluster = admin.describe_cluster()
-        found += _broker_and_permission_findings(cluster, confirmed, bootstrap_servers, publishes=reports_missing_append_permission)
+        found += _broker_findings(cluster, confirmed, bootstrap_servers, publishes=reports_missing_append_permission)
         if any(one.kind == "metadata-manager" and one.severity == "error" for one in found):
             return found  # brokers with another metadata manager need not have the topic
         topic = admin.describe_metadata_topic(reports_missing_append_permission=reports_missing_append_permission)
@@ -469,17 +465,17 @@ def check_topics(
     return found
 
 
-def check_known_kafka_problems(admin: ClusterDescriptionQueries, topics: Sequence[str]) -> list[ConfigCheckFinding]:
+def check_known_problems(admin: ClusterDescriptionQueries, topics: Sequence[str]) -> list[ConfigCheckFinding]:
     descriptions = describe_topics(admin, topics)
     return [
         ConfigCheckFinding(found.severity, found.kind, found.topic or found.object, f"{found.detail}: {found.means}", found.todo)
-        for found in known_kafka_problem_findings(admin.describe_cluster().brokers, descriptions)
+        for found in known_problem_findings(admin.describe_cluster().brokers, descriptions)
         if found.kind != "cleanup-policy"  # `_topic_setting_findings` reports it with the other settings of the topic
     ]
 
 
 def _topic_setting_findings(description: TopicDescription, cleanup_policy: str, bootstrap_servers: str) -> Iterator[ConfigCheckFinding]:
-    """Yield an error for each setting that rules out compaction, with one command that changes all of them."""
+    """Yield an error for each setting that rules out compaction. One command changes all of them."""
     topic, settings = description.topic, {key: one.value for key, one in description.settings.items()}
     harm = {found.object: f"{found.detail}: {found.means}" for found in cleanup_policy_findings([description])}
     step = topic_settings_correction(topic, settings, cleanup_policy, bootstrap_servers)
@@ -490,7 +486,7 @@ def _topic_setting_findings(description: TopicDescription, cleanup_policy: str, 
 
 
 def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:
-    """Check that objects can be listed and read, on the first partition that has a segment."""
+    """Try the first partition that has a segment."""
     layout = tier.ports.layout
     url = tier.settings.tier_url
     for name in partitions:
@@ -548,7 +544,7 @@ def check_record_rate(tier: Tier, partitions: Sequence[TopicPartition]) -> list[
     return [ConfigCheckFinding("warning", "budget", "publish.metadata_records_per_hour", explanation, hint)]
 
 
-def _broker_and_permission_findings(
+def _broker_findings(
     cluster: ClusterDescription, confirmed: ClusterConfirmations, bootstrap_servers: str, *, publishes: bool
 ) -> Iterator[ConfigCheckFinding]:
     """:param publishes: then an unknown metadata manager is an error."""
@@ -584,13 +580,12 @@ _FEW = 3
 class PartitionHealthFacts:
     """Answers of brokers and store about one partition.
 
-    segments: those that the metadata topic names, in all states.
-    pending: the first record that is not tiered. None if everything is tiered, or if the record is not known because of
-        ``lookup_problem``.
+    segments: in all states.
+    pending: the first record that is not tiered. None if everything is tiered, or because of ``lookup_problem``.
     lookup_problem: the leader's error message if it cannot find a record by its time; empty otherwise.
     missing: objects of readable segments that the store does not have.
     gaps: ranges of offsets (both inclusive) that no readable segment contains.
-    orphans: number of objects that no metadata names and that are too old to belong to a running upload.
+    orphans: objects that no metadata names and that are too old to belong to a running upload.
     end_hole: first and last offset, both inclusive, that the newest tiered segment lacks at its end.
     """
 
@@ -616,7 +611,7 @@ def partition_health_findings(examined: PartitionHealthFacts, now_ms: int, price
     return [
         *_unfinished_copy_findings(examined, now_ms, prices),
         *_late_upload_findings(examined, now_ms),
-        *_failed_timestamp_lookup_findings(examined),
+        *_time_lookup_findings(examined),
         *_overdue_deletion_findings(examined, now_ms, prices),
         *_lost_object_findings(examined),
         *_end_hole_findings(examined),
@@ -703,7 +698,7 @@ def _late_upload_findings(examined: PartitionHealthFacts, now_ms: int) -> Iterat
     yield _finding_about_partition(examined, "error", "not-tiered", words)
 
 
-def _failed_timestamp_lookup_findings(examined: PartitionHealthFacts) -> Iterator[TierHealthFinding]:
+def _time_lookup_findings(examined: PartitionHealthFacts) -> Iterator[TierHealthFinding]:
     """The leader reads time indexes in the tier to find records by their time."""
     if examined.lookup_problem:
         words = (

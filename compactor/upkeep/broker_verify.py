@@ -45,9 +45,8 @@ SNAPSHOT_SLACK_MS = 3_600_000
 
 @dataclass(frozen=True)
 class OrphanObject:
-    """An object that no metadata names.
-
-    finished: whether brokers recorded that the deletion of its segment is finished; if False, no metadata ever named the segment.
+    """An object that no metadata names. finished: brokers recorded that its segment is deleted; if False, no metadata ever named the
+    segment.
     """
 
     listed: ListedObject
@@ -55,7 +54,7 @@ class OrphanObject:
 
 
 @dataclass(frozen=True)
-class PartitionObjectsAndMetadata:
+class PartitionListing:
     """Metadata and objects of one partition.
 
     folded: read after LIST.
@@ -74,7 +73,7 @@ class PartitionObjectsAndMetadata:
         return sorted(expected_parts - self.there.get(segment.id, {}).keys())
 
 
-def list_partition_objects(tier: Tier, partition: TopicPartition) -> PartitionObjectsAndMetadata:
+def list_partition_objects(tier: Tier, partition: TopicPartition) -> PartitionListing:
     """Read metadata and list objects of a partition. Read-only.
 
     Raises StoreError, BadData if the metadata topic is corrupt, and UsageError if the partition no longer exists.
@@ -101,7 +100,7 @@ def list_partition_objects(tier: Tier, partition: TopicPartition) -> PartitionOb
         known = raw_id in states or raw_id in folded.cache.segments
         if not known and (latest_ms is None or one.modified_ms < latest_ms):
             orphans.append(OrphanObject(one, raw_id in gone))
-    return PartitionObjectsAndMetadata(folded, sorted(readable, key=lambda one: one.start_offset), there, orphans, strangers)
+    return PartitionListing(folded, sorted(readable, key=lambda one: one.start_offset), there, orphans, strangers)
 
 
 _RESTORE_HINT = "Restore the object from the store's versions or a backup, or let retention pass over it"
@@ -225,7 +224,7 @@ def verify_broker_partition(
 ) -> list[BrokerTierFinding]:
     """Return all problems of a partition of a broker-managed tier.
 
-    :param skips_segment_contents: check metadata and objects without reading segments.
+    :param skips_segment_contents: do not read segments.
     :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``.
     :raises StoreError: if the store or the brokers do not answer.
     """
@@ -244,7 +243,7 @@ def verify_broker_partition(
         for record in seen.readable:
             problems = list(_segment_object_findings(tier, partition, seen, record))
             if not problems and not skips_segment_contents:
-                problems = check.download_and_check_segment(record, Path(scratch), is_newest=record.end_offset == newest)
+                problems = check.check_segment(record, Path(scratch), is_newest=record.end_offset == newest)
             if problems and _was_deleted(tier, partition, record):
                 continue
             found += problems
@@ -258,7 +257,7 @@ def _was_deleted(tier: Tier, partition: TopicPartition, record: RemoteLogSegment
     return now is None or now.state is not SegmentState.COPY_SEGMENT_FINISHED
 
 
-def _metadata_topic_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjectsAndMetadata) -> Iterator[BrokerTierFinding]:
+def _metadata_topic_findings(tier: Tier, partition: TopicPartition, objects: PartitionListing) -> Iterator[BrokerTierFinding]:
     cache = objects.folded.cache
     view = broker_view(cache, partition)
     for first, last in offset_gaps(view.links):
@@ -280,7 +279,7 @@ def _metadata_topic_findings(tier: Tier, partition: TopicPartition, objects: Par
         yield finding_of_kind("dropped-record", partition, f"offset {dropped.offset} of the metadata topic", dropped.detail)
 
 
-def _unknown_object_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjectsAndMetadata) -> Iterator[BrokerTierFinding]:
+def _unknown_object_findings(tier: Tier, partition: TopicPartition, objects: PartitionListing) -> Iterator[BrokerTierFinding]:
     for one in objects.orphans:
         why = "its segment's deletion is recorded as finished" if one.finished else "no metadata has ever named its segment"
         yield finding_of_kind("orphan", partition, one.listed.key, why)
@@ -302,7 +301,7 @@ def _abandoned_upload_findings(tier: Tier, partition: TopicPartition) -> Iterato
 
 
 def _segment_object_findings(
-    tier: Tier, partition: TopicPartition, objects: PartitionObjectsAndMetadata, record: RemoteLogSegmentMetadataRecord
+    tier: Tier, partition: TopicPartition, objects: PartitionListing, record: RemoteLogSegmentMetadataRecord
 ) -> Iterator[BrokerTierFinding]:
     """Report objects that are absent, have another size than recorded or cannot be read."""
     layout, segment = tier.ports.layout, segment_from_broker_record(record)
@@ -331,9 +330,7 @@ class _SegmentContentChecker:
     open: dict[int, int] = field(default_factory=dict)
     """Producer id -> first offset of its open transaction."""
 
-    def download_and_check_segment(
-        self, record: RemoteLogSegmentMetadataRecord, scratch_folder: Path, *, is_newest: bool
-    ) -> list[BrokerTierFinding]:
+    def check_segment(self, record: RemoteLogSegmentMetadataRecord, scratch_folder: Path, *, is_newest: bool) -> list[BrokerTierFinding]:
         layout = self.tier.ports.layout
         segment = segment_from_broker_record(record)
         try:
@@ -403,7 +400,7 @@ class _SegmentContentChecker:
         return txn_index_problem(entries, source)
 
     def _abort_markers(self, source: SourceSegment) -> list[tuple[int, int]]:
-        """Return those of transactions with records whose abort marker lies in this segment."""
+        """Return (producer id, offset) of each abort marker of a transaction with records."""
         table, found = source.table, []
         for batch in np.flatnonzero(table.transactional_flags).tolist():
             producer, control = int(table.producer_id[batch]), int(table.control[batch])
@@ -418,9 +415,9 @@ class _SegmentContentChecker:
 
 
 def end_hole(record: RemoteLogSegmentMetadataRecord, table: BatchTable) -> tuple[int, int] | None:
-    """Return the first and last offset, both inclusive, by which a broker's log ends below its recorded end offset; None if it does not.
+    """Return the first and last offset, both inclusive, by which a broker's log ends below its recorded end offset, if it does.
 
-    Brokers name the offset before the next segment. The log of a topic that they compacted before may end below it.
+    Brokers record the offset before the next segment. A log that they compacted before may end below it.
     """
     if record.broker_id == COMPACTOR_BROKER_ID:
         return None  # rule R5

@@ -55,11 +55,9 @@ class OpenTransaction:
 
 
 def prepare_for_cluster(folder: Path, log_start_offset: int, index_interval_bytes: int) -> tuple[OpenTransaction, ...]:
-    """Change an exported log directory so that a new cluster can load it, and return the transactions that were left out.
+    """Change an exported log directory so that a new cluster can load it, and return the transactions that were left out: without their
+    batches, with empty producer snapshots, and with leader epoch 0.
 
-    Batches of open transactions are removed, producer snapshots become empty, and all leader epochs become 0.
-
-    :param log_start_offset: first offset that readers may read.
     :raises UsageError: if nothing is left.
     """
     tables = {log: parse_batch_headers(memory_map_file(log), log.name, -1) for log in sorted(folder.glob("*.log"))}
@@ -161,7 +159,7 @@ def _zero_leader_epochs(log: Path, table: BatchTable) -> None:
 
 @dataclass(frozen=True)
 class SkippedOffsets:
-    """Range of offsets, first and last inclusive, that an export left out because they cannot be read."""
+    """Offsets, first and last inclusive, that cannot be read."""
 
     first_offset: int
     last_offset: int
@@ -169,7 +167,7 @@ class SkippedOffsets:
 
 
 def write_readable_batches(tier: Tier, state: PartitionState, logs: Mapping[str, Path]) -> list[SkippedOffsets]:
-    """Write the readable batches of a partition's live segments, without other files, and return the missing offsets, ascending.
+    """Write the readable batches of a partition's live segments, and return the missing offsets, ascending.
 
     A segment of which nothing can be read gets no file. Records of a transaction whose marker may be damaged are left out, too.
 
@@ -353,7 +351,7 @@ def _write_readable_segments(
 def _unreadable_segment_error(
     partition: TopicPartition, segment: RemoteLogSegmentMetadata, first_offset: int, error: BadData | NotFound
 ) -> BadData | NotFound:
-    """Leave a NotFound as it is, so that the caller reads the control log again."""
+    """Keep a NotFound, so that the caller reads the control log again."""
     if isinstance(error, NotFound):
         return error
     hint = f"`repair {partition}` makes it good; --skip-damaged writes what can be read. {error.hint}"
@@ -388,7 +386,7 @@ def download_segment_files(
 
 
 def _remove_batches_after_end(path: Path, source_name: str, segment: RemoteLogSegmentMetadata) -> None:
-    """In a listed tier, only the downloaded log shows where a segment ends. Readers read these offsets from the next segment."""
+    """Readers read these offsets from the next segment. In a listed tier, only the downloaded log shows where a segment ends."""
     table = parse_batch_headers(memory_map_file(path), source_name, -1)
     if len(table) and table.last_offset[-1] > segment.end_offset:
         _keep_range(path, source_name, segment.start_offset, segment.end_offset)

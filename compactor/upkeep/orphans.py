@@ -140,7 +140,6 @@ class Orphan:
     """An object that no metadata names. Times are by the store's clock.
 
     object: its key below the tier's URL.
-    age_ms: milliseconds between its last change and the listing.
     certainty: SURE or LIKELY.
     """
 

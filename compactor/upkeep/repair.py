@@ -66,7 +66,7 @@ from compactor.upkeep.verify import download_intact_files, require_disk_budget
 
 @dataclass(frozen=True)
 class SidecarRebuildReport:
-    """Ids of the segments with a new sidecar, and the number of segments whose sidecar was left unchanged."""
+    """Ids of the segments with a new sidecar, and the number of unchanged ones."""
 
     written: tuple[str, ...]
     kept: int
@@ -75,7 +75,7 @@ class SidecarRebuildReport:
 
 
 def sidecars_json(tier: Tier, partition: TopicPartition, now_ms: int) -> dict[str, Any]:
-    """Return the content of live segments' sidecars, and how many reads their filters have saved. Raises StoreError."""
+    """Describe live segments' sidecars, and how many reads their filters have saved. Raises StoreError."""
     state = tier.open_control_log_of_partition(partition).refresh()
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     record = bloom_filter_usage_of_runs(state.runs)
@@ -102,7 +102,7 @@ def sidecars_json(tier: Tier, partition: TopicPartition, now_ms: int) -> dict[st
         "filter_bytes": record.bytes_read,
         "segment_bytes_saved": record.bytes_saved,
         "segments": [
-            _live_segment_sidecar_json(
+            _segment_json(
                 segment,
                 state,
                 heads[segment.id],
@@ -116,7 +116,7 @@ def sidecars_json(tier: Tier, partition: TopicPartition, now_ms: int) -> dict[st
     }
 
 
-def _live_segment_sidecar_json(
+def _segment_json(
     segment: RemoteLogSegmentMetadata,
     state: PartitionState,
     head: SidecarHead,
@@ -163,7 +163,7 @@ def rebuild_sidecars(
 ) -> SidecarRebuildReport:
     """Build sidecars of live segments again, with one segment on disk at a time.
 
-    :param unusable_only: whether segments that have a usable sidecar are skipped.
+    :param unusable_only: skip segments that have a usable sidecar.
     :raises BadData: if a segment is corrupt.
     :raises OutOfBudget: if a segment does not fit within the disk budget.
     :raises StoreError: if the store fails.
@@ -294,8 +294,8 @@ def download_each_copy(tier: Tier, state: PartitionState, segment: RemoteLogSegm
 
 
 def _join_batches(paths: Sequence[Path] | Iterator[Path], segment: RemoteLogSegmentMetadata, target: Path) -> None:
-    """Join the batches whose last offsets lie within a segment's offsets. A log that cannot be parsed is left out: the digest of the result
-    then differs.
+    """Join the batches whose last offsets lie within a segment's offsets. Without a log that cannot be parsed, the result's digest
+    differs.
     """
     with target.open("wb") as file:
         for path in paths:
@@ -339,7 +339,7 @@ class RepairedObject:
     """A damaged object that was repaired.
 
     how: created (again under its key), replaced (by an object of a new segment) or undone (with the run that wrote it).
-    new_object: key of the object that readers use in its place; empty if undone, or not known before the repair.
+    new_object: key of the object in its place; empty if undone, or not known before the repair.
     """
 
     object: str
@@ -399,7 +399,7 @@ def repair_partition(
     """
     log = tier.open_control_log_of_partition(partition, caller_runs_round=True)
     state = log.refresh_and_check_gaps()
-    finder = _IntactSegmentFileFinder(tier, state, sources)
+    finder = _IntactFileFinder(tier, state, sources)
     decisions = _plan_repairs(tier, state, find_damaged_segments(tier, state, state.live, on_bytes), finder)
     if dry_run or all(one.action == "none" for one in decisions):
         return _repair_report(tier, state, decisions, {})
@@ -419,9 +419,7 @@ def repair_partition(
     return _repair_report(tier, state, decisions, new_ids)
 
 
-def _plan_repairs(
-    tier: Tier, state: PartitionState, damaged: Sequence[DamagedSegment], finder: _IntactSegmentFileFinder
-) -> list[RepairDecision]:
+def _plan_repairs(tier: Tier, state: PartitionState, damaged: Sequence[DamagedSegment], finder: _IntactFileFinder) -> list[RepairDecision]:
     """Reads sources, and changes nothing."""
     decisions = []
     for damage in damaged:
@@ -431,7 +429,7 @@ def _plan_repairs(
                 is_recorded &= finder.fetch_or_build(damage.segment, kind, scratch / kind)
                 unknown += [] if (scratch / kind).exists() else [kind]
         if unknown:
-            decisions.append(_decide_repair_without_source(tier, state, damage, unknown, finder))
+            decisions.append(_decide_without_source(tier, state, damage, unknown, finder))
         else:
             # A companion file can be built from the log, but not with the recorded digest, so that it needs another id.
             can_create = is_recorded and damage.missing == damage.problems.keys()
@@ -445,8 +443,8 @@ def _with_run_undone(state: PartitionState, decision: RepairDecision, undone_run
     return RepairDecision(decision.damage, "undo", run_id=run_id) if run_id in undone_run_ids else decision
 
 
-def _decide_repair_without_source(
-    tier: Tier, state: PartitionState, damage: DamagedSegment, kinds_without_source: Sequence[str], finder: _IntactSegmentFileFinder
+def _decide_without_source(
+    tier: Tier, state: PartitionState, damage: DamagedSegment, kinds_without_source: Sequence[str], finder: _IntactFileFinder
 ) -> RepairDecision:
     """:param kinds_without_source: the log, or files that cannot be built from the log alone."""
     nowhere = (
@@ -511,7 +509,7 @@ def _temporary_scratch_folder(tier: Tier) -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class _IntactSegmentFileFinder:
+class _IntactFileFinder:
     """Finds files whose bytes have the recorded digest, in the tier and in the given sources."""
 
     tier: Tier
@@ -615,10 +613,10 @@ class _IntactSegmentFileFinder:
 
 
 def _create_missing_objects(
-    tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactSegmentFileFinder
+    tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactFileFinder
 ) -> frozenset[str]:
-    """Return the ids of these segments, without those that expired or were replaced meanwhile. `retire` deletes nothing meanwhile, because
-    only the leader runs it. Raises Unavailable if a source no longer has a file.
+    """Return the ids of the segments with created objects, not of those that expired or were replaced meanwhile. `retire` deletes nothing
+    meanwhile, because only the leader runs it. Raises Unavailable if a source no longer has a file.
     """
     layout, created = tier.ports.layout, set[str]()
     for damage in damaged_segments:
@@ -642,11 +640,9 @@ def _create_missing_objects(
 
 
 def _replace_damaged_segments(
-    tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactSegmentFileFinder
+    tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactFileFinder
 ) -> dict[str, str]:
-    """Return the id of the new segment by the id of the damaged one. Raises BadData if the round failed; readers then keep the damaged
-    segments.
-    """
+    """Return new segment ids by damaged ones. Raises BadData if the round failed; readers then keep the damaged segments."""
     result = run_round_as_leader(leadership, RepairRound(tier, finder, tuple(damaged_segments)))
     if result.status == "quarantined":
         raise BadData(result.reason, segment=result.segment or str(leadership.state.topic_partition), hint="Readers are not affected")
@@ -664,7 +660,7 @@ class RepairRound:
     """
 
     tier: Tier
-    finder: _IntactSegmentFileFinder
+    finder: _IntactFileFinder
     damaged: tuple[DamagedSegment, ...]
 
     def is_round_due(self, state: PartitionState) -> bool:

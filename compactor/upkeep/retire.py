@@ -54,7 +54,7 @@ ObjectUrl = str
 
 
 @dataclass(frozen=True)
-class UnfinishedUploadOfTier:
+class TierUpload:
     """An unfinished multipart upload. due: whether it is old enough to be aborted."""
 
     store: ObjectStore
@@ -66,19 +66,19 @@ class UnfinishedUploadOfTier:
         return f"{self.store.url}/{self.upload.key}"
 
 
-def find_unfinished_uploads(tier: Tier, now_ms: int) -> list[UnfinishedUploadOfTier]:
+def find_unfinished_uploads(tier: Tier, now_ms: int) -> list[TierUpload]:
     """Return all unfinished uploads, including those in progress. Raises StoreError; Refused if the credentials forbid listing uploads."""
     age_ms = max(tier.retention.orphan_age_ms, LEAST_AGE_MS)
-    found: dict[str, UnfinishedUploadOfTier] = {}
-    for store in _stores_written_by_tier(tier):
+    found: dict[str, TierUpload] = {}
+    for store in _written_stores(tier):
         for upload in store.unfinished_uploads(""):
-            one = UnfinishedUploadOfTier(store, upload, now_ms - upload.begun_ms >= age_ms)
+            one = TierUpload(store, upload, now_ms - upload.begun_ms >= age_ms)
             if _is_upload_to_tier(tier, one):
                 found.setdefault(f"{one.object_url} {upload.id}", one)
     return list(found.values())
 
 
-def abort_stale_multipart_uploads(tier: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[ObjectUrl, ...]:
+def abort_stale_uploads(tier: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[ObjectUrl, ...]:
     """Abort the unfinished uploads that are due, and return the URLs of their objects; none if the credentials forbid listing uploads.
     Raises StoreError.
     """
@@ -91,7 +91,7 @@ def abort_stale_multipart_uploads(tier: Tier, now_ms: int, *, dry_run: bool = Fa
     return tuple(one.object_url for one in due)
 
 
-def _is_upload_to_tier(tier: Tier, upload: UnfinishedUploadOfTier) -> bool:
+def _is_upload_to_tier(tier: Tier, upload: TierUpload) -> bool:
     key, known = upload.upload.key, tier.catalog.state
     if upload.store is tier.ports.control:
         return key.startswith((f"{RESERVED}/", *_CONTROL_PREFIXES))
@@ -99,7 +99,7 @@ def _is_upload_to_tier(tier: Tier, upload: UnfinishedUploadOfTier) -> bool:
     return key.startswith((f"{RESERVED}/", _PROBES)) or partition in known.partitions or partition in known.reached
 
 
-def _stores_written_by_tier(tier: Tier) -> Iterator[ObjectStore]:
+def _written_stores(tier: Tier) -> Iterator[ObjectStore]:
     yield tier.ports.control
     if tier.ownership.ours:
         yield tier.ports.data
@@ -223,12 +223,11 @@ class PendingDeletions:
     due, waiting: replaced segments whose grace is over, and those whose grace is not.
     unfinished: segments whose deletion another process began and did not finish.
     stale_imports: ids of imports that are too old to be in progress.
-    orphans: objects that no reader can ever read.
     strays: segments that a dead compactor announced to brokers, and whose announcement was withdrawn so long ago that their grace is
         over.
     young: objects that the control log does not mention and that are younger than ``orphan_age_ms``.
     strangers: keys that this program does not make; never deleted.
-    scratch: keys of scratch objects, sidecars and heartbeats that are no longer needed.
+    scratch: scratch objects, sidecars and heartbeats that are no longer needed.
     open_intent: whether an open round, or an announced segment that is not withdrawn yet, must be resolved first.
     """
 
@@ -313,7 +312,7 @@ def retire_as_leader(
     if leadership.state.intent is not None:
         finish_or_undo_open_intent(leadership, round_steps)
         gone += _delete_segments_after_grace(leadership, retention, clock)
-    for import_id in _ids_of_stale_imports(ports, log, retention, clock):
+    for import_id in _stale_import_ids(ports, log, retention, clock):
         leadership.append_record(
             ImportVoided(leader_epoch=leadership.epoch, import_id=import_id, reason="its importer did not come back"),
             lambda state, import_id=import_id: import_id not in state.registrations,  # type: ignore[misc]
@@ -367,7 +366,7 @@ def find_deletions(
         due=due,
         waiting=waiting,
         unfinished=state.retiring,
-        stale_imports=_ids_of_stale_imports(ports, log, retention, clock),
+        stale_imports=_stale_import_ids(ports, log, retention, clock),
         orphans=orphans,
         strays=strays,
         young=young,
@@ -449,7 +448,7 @@ def _split_by_grace(
     return tuple(due), tuple(waiting)
 
 
-def _ids_of_stale_imports(ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: GraceClock) -> tuple[str, ...]:
+def _stale_import_ids(ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: GraceClock) -> tuple[str, ...]:
     if not log.state.registrations:
         return ()
     now = (STORES_OWN if clock.spares_young else clock).now_ms(ports.control)
@@ -459,8 +458,8 @@ def _ids_of_stale_imports(ports: EnvironmentPorts, log: PartitionLog, retention:
 
 
 def grace_starts_ms(ports: EnvironmentPorts, log: PartitionLog) -> dict[int, int]:
-    """Return the store's time of each control-log record that starts a grace period, by slot; from the snapshot for deleted records. Empty
-    if records are being deleted during the call.
+    """Return the store's time of each control-log record that starts a grace period, by slot. Empty if records are being deleted during the
+    call.
     """
     try:
         return _read_grace_starts(ports, log)
@@ -513,7 +512,7 @@ def partitions_to_inspect(
     state: CatalogState, partitions: Sequence[TopicPartition], now_ms: int, log_name_of: Callable[[TopicPartition], str] = str
 ) -> list[TopicPartition]:
     """Return the partitions whose control log has grown or whose next deletion is due, and a limited number of those that have waited
-    longest, in the given order.
+    longest.
 
     :param now_ms: the store's clock, as in the recorded inspections.
     """

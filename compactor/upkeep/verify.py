@@ -48,11 +48,7 @@ ProblemKindAndText = tuple[str, str]
 
 @dataclass(frozen=True)
 class SegmentProblem:
-    """A problem that `verify` found.
-
-    severity: ``error``, or ``note`` for something that only waits for its deletion.
-    kind: one word, for scripts.
-    """
+    """A problem that `verify` found. severity: ``error``, or ``note`` for something that only waits for its deletion."""
 
     severity: str
     kind: str
@@ -120,7 +116,7 @@ def segment_file_problems(
         "timeindex": lambda data: time_index_problem(data, source.base, source.table),
         "txnindex": lambda data: txn_index_problem(parse_txn_index(data, ""), source),
         "snapshot": _producer_snapshot_problem,
-        "leader-epoch-checkpoint": lambda data: _leader_epoch_checkpoint_problem(data, lineage, log_start),
+        "leader-epoch-checkpoint": lambda data: _epoch_checkpoint_problem(data, lineage, log_start),
     }
     for kind, check in checks.items():
         if kind in files:
@@ -137,7 +133,7 @@ def _producer_snapshot_problem(snapshot_bytes: bytes) -> ReasonOrEmpty:
     return ""
 
 
-def _leader_epoch_checkpoint_problem(checkpoint_bytes: bytes, lineage: Sequence[EpochEntry], log_start: int) -> ReasonOrEmpty:
+def _epoch_checkpoint_problem(checkpoint_bytes: bytes, lineage: Sequence[EpochEntry], log_start: int) -> ReasonOrEmpty:
     """Brokers drop epochs that end before the log start, and let the epoch that contains it begin there."""
     try:
         known = {entry.epoch: entry.start_offset for entry in parse_leader_epoch_checkpoint(checkpoint_bytes.decode())}
@@ -205,9 +201,7 @@ def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentPro
             add_finding("gap", f"slot {slot} comes after a gap: the log ends at slot {log.state.slot}", log.control_record_object_key(slot))
         elif slot <= base.slot:
             add_finding("left-over", "a boundary has passed it; the next cut deletes it", log.control_record_object_key(slot), "note")
-    for kind, detail, where in _control_log_snapshot_problems(
-        log, base, {base.slot: base} | {state.slot: state for _, state in steps}, snapshots
-    ):
+    for kind, detail, where in _snapshot_problems(log, base, {base.slot: base} | {state.slot: state for _, state in steps}, snapshots):
         add_finding(kind, detail, where, "error" if kind == "snapshot" else "note")
     return found
 
@@ -225,9 +219,7 @@ def cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
 
 
 def uncleaned_segment_problems(state: PartitionState) -> Iterator[str]:
-    """Yield the live segments that end after the cleaner offset of their compactor epoch, which was lowered when the broker's log was
-    truncated.
-    """
+    """Yield the live segments that end after the cleaner offset of their compactor epoch, lowered when the broker's log was truncated."""
     for segment in state.live:
         epoch = state.published_by.get(segment.id)
         if epoch is not None and not offsets.has_epoch_cleaned_below(state.vector, epoch, segment.end_offset + 1):
@@ -253,7 +245,7 @@ def open_round_problems(state: PartitionState) -> Iterator[str]:
         yield f"the open round {state.intent.plan.run_id} can only be undone: {reason}"
 
 
-def _control_log_snapshot_problems(
+def _snapshot_problems(
     log: PartitionLog, base_state: PartitionState, state_by_slot: dict[int, PartitionState], snapshot_slots: list[int]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield (kind, description, object key). ``snapshot`` is an error: it differs from what the log's records fold to. ``left-over`` is a
@@ -288,14 +280,14 @@ def differing_field(stored: PartitionState, folded: PartitionState) -> str:
 
 
 def _state_without_store_times(state: PartitionState) -> PartitionState:
-    def entry_without_store_time(entry: Any) -> Any:
+    def without_store_time(entry: Any) -> Any:
         return entry.model_copy(update={"since_ms": None})
 
     return state.model_copy(
         update={
-            "leader": entry_without_store_time(state.leader) if state.leader else None,
-            "waiting": tuple(entry_without_store_time(group) for group in state.waiting),
-            "registrations": {name: entry_without_store_time(entry) for name, entry in state.registrations.items()},
+            "leader": without_store_time(state.leader) if state.leader else None,
+            "waiting": tuple(without_store_time(group) for group in state.waiting),
+            "registrations": {name: without_store_time(entry) for name, entry in state.registrations.items()},
         }
     )
 
@@ -315,7 +307,7 @@ def verify_catalog(tier: Tier) -> list[SegmentProblem]:
     return []
 
 
-def find_stale_upload_problems(tier: Tier) -> list[SegmentProblem]:
+def stale_upload_notes(tier: Tier) -> list[SegmentProblem]:
     """Note unfinished uploads that are too old to be in progress, or that the store does not allow listing uploads."""
     try:
         found = [one for one in find_unfinished_uploads(tier, tier.ports.clock_ms()) if one.due]
@@ -342,7 +334,7 @@ def verify_partition(
     except BadData as error:
         return [SegmentProblem("error", "control-log", partition.topic, partition.partition, error.segment, error.message)]
     found = list(_offset_gap_problems(state))
-    found += _uneven_round_balance_problems(state) if compares_batch_digest_sums else []
+    found += _balance_problems(state) if compares_batch_digest_sums else []
     key = BalanceDigestKey(tier.identity.hash_key()) if compares_batch_digest_sums and state.has_segments else None
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=spool_folder_of_this_process(tier.state_dir)) as scratch:
@@ -376,7 +368,7 @@ class _SegmentVerifier(NamedTuple):
     balance_key: BalanceDigestKey | None
 
     def verify_segment(self, previous_last_offset: int) -> tuple[list[SegmentProblem], int]:
-        """Return the problems, and the last offset of the batches (-1 if there are none; the recorded one if the log cannot be read)."""
+        """Return the problems, and the last offset of the batches (-1: none; the recorded one if the log cannot be read)."""
         segment = self.segment
         paths, problems = download_intact_files(self.tier, self.partition, segment, self.scratch)
         found = [self._segment_problem(one.kind, one.file, one.detail) for one in problems]
@@ -401,7 +393,7 @@ class _SegmentVerifier(NamedTuple):
             detail += f"the latest {format_iso_time(times.latest_ms)}: neither retention.ms nor "
             detail += "min.compaction.lag.ms passes for the segment until then, as in Kafka"
             found.append(self._segment_problem("future-timestamp", "log", detail, severity="note"))
-        if detail := _batch_digest_sum_mismatch(segment, source, self.balance_key):
+        if detail := _digest_mismatch(segment, source, self.balance_key):
             found.append(self._segment_problem("balance", "log", detail))
         if detail := _metadata_mismatch(segment, source):
             found.append(self._segment_problem("metadata", "log", detail))
@@ -417,7 +409,6 @@ class _SegmentVerifier(NamedTuple):
 
 
 def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> ReasonOrEmpty:
-    """Compare a log with the recorded metadata that readers use without opening the log."""
     latest = summarize_timestamps(source.table).max_timestamp_ms
     if segment.size_bytes != source.size:
         return f"its metadata says {segment.size_bytes} bytes, it has {source.size}"
@@ -427,7 +418,7 @@ def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment)
     return ""
 
 
-def _batch_digest_sum_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment, key: BalanceDigestKey | None) -> ReasonOrEmpty:
+def _digest_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment, key: BalanceDigestKey | None) -> ReasonOrEmpty:
     """Return no mismatch without a key or a recorded sum."""
     if key is None or segment.content is None:
         return ""
@@ -435,7 +426,7 @@ def _batch_digest_sum_mismatch(segment: RemoteLogSegmentMetadata, source: Source
     return "" if held == segment.content else f"it holds {held} batches, and {segment.content} were recorded when it was written"
 
 
-def _uneven_round_balance_problems(state: PartitionState) -> Iterator[SegmentProblem]:
+def _balance_problems(state: PartitionState) -> Iterator[SegmentProblem]:
     for run in state.runs:
         if run.balance is not None and (problem := run.balance.imbalance_problem()):
             yield SegmentProblem("error", "balance", *state.topic_partition, run.run_id, problem)

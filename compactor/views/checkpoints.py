@@ -50,7 +50,7 @@ def partition_checkpoint_document(ports: EnvironmentPorts, log: PartitionLog) ->
     }
 
 
-def compactor_epoch_history_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
+def epoch_history_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
     """Return the compactor epochs of a partition, oldest first.
 
     unowned: control records without effect whose writer was an import, or an epoch that is no longer in the state.
@@ -59,8 +59,8 @@ def compactor_epoch_history_document(ports: EnvironmentPorts, log: PartitionLog)
     state = log.state
     known = {entry.epoch for entry in state.epochs}
     return _partition_state_document(ports, log) | {
-        "epochs": [_compactor_epoch_document(state, entry, after) for entry, after in zip_longest(state.epochs, state.epochs[1:])],
-        "unowned": [_fenced_control_record_document(entry) for entry in state.fenced if entry.leader_epoch not in known],
+        "epochs": [_epoch_document(state, entry, after) for entry, after in zip_longest(state.epochs, state.epochs[1:])],
+        "unowned": [_fenced_document(entry) for entry in state.fenced if entry.leader_epoch not in known],
     }
 
 
@@ -73,17 +73,15 @@ def _partition_state_document(ports: EnvironmentPorts, log: PartitionLog) -> Doc
         "slot": state.slot,
         "cleaner_offsets": state.vector,
         "lease": current_lease(ports, log),
-        "fenced": [_fenced_control_record_document(entry) for entry in state.fenced],
+        "fenced": [_fenced_document(entry) for entry in state.fenced],
     }
 
 
-def _fenced_control_record_document(entry: FencedAppend) -> Document:
+def _fenced_document(entry: FencedAppend) -> Document:
     return entry.model_dump() | {"offset": _none_if_negative(entry.offset)}
 
 
-def _compactor_epoch_document(
-    state: PartitionState, epoch: CompactorEpochAndEnding, next_epoch: CompactorEpochAndEnding | None
-) -> Document:
+def _epoch_document(state: PartitionState, epoch: CompactorEpochAndEnding, next_epoch: CompactorEpochAndEnding | None) -> Document:
     """granted: cleaner offset of this epoch among the present ones.
     cut_off: the epoch that replaced this one before it was released. Records that this epoch wrote at or after that epoch's ``slot``
         have no effect.
@@ -102,13 +100,13 @@ def _compactor_epoch_document(
         "ended_ms": epoch.ended_ms if epoch.ended else None,
         "granted": next((granted.offset for granted in state.vector if granted.leader_epoch == epoch.epoch), None),
         "cut_off": cut_off,
-        "runs": [_compactor_epoch_round_document(run) for run in state.runs if run.leader_epoch == epoch.epoch],
+        "runs": [_round_document(run) for run in state.runs if run.leader_epoch == epoch.epoch],
         "undid": [group.run_id for group in state.waiting if group.undone and group.leader_epoch == epoch.epoch],
-        "fenced": [_fenced_control_record_document(void) for void in state.fenced if void.leader_epoch == epoch.epoch],
+        "fenced": [_fenced_document(void) for void in state.fenced if void.leader_epoch == epoch.epoch],
     }
 
 
-def _compactor_epoch_round_document(run: RunHistoryEntry) -> Document:
+def _round_document(run: RunHistoryEntry) -> Document:
     return {
         "run_id": run.run_id,
         "status": run.status,
@@ -136,7 +134,7 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class KafkaCleanerOffset:
-    """One line of a cleaner-offset-checkpoint. offset: first offset that the broker's cleaner has not cleaned."""
+    """One line of a cleaner-offset-checkpoint. offset: the first one that is not clean."""
 
     topic: str
     partition: int
@@ -162,7 +160,7 @@ class CheckpointEntryChange:
     after: int | None
 
 
-def read_kafka_checkpoint_file(path: Path) -> KafkaCheckpointFile:
+def read_checkpoint_file(path: Path) -> KafkaCheckpointFile:
     """Parse a cleaner-offset-checkpoint or a leader-epoch-checkpoint of Kafka.
 
     :raises UsageError: if the file cannot be read, or is neither.
@@ -187,7 +185,7 @@ def read_kafka_checkpoint_file(path: Path) -> KafkaCheckpointFile:
     )
 
 
-def compare_kafka_checkpoint_files(before: KafkaCheckpointFile, after: KafkaCheckpointFile) -> tuple[CheckpointEntryChange, ...]:
+def compare_checkpoint_files(before: KafkaCheckpointFile, after: KafkaCheckpointFile) -> tuple[CheckpointEntryChange, ...]:
     """Return the entries that differ. Raises UsageError if the files are of different kinds."""
     if before.kind != after.kind:
         raise UsageError(f"{after.path} is a {after.kind}, {before.path} a {before.kind}", hint="Compare two of one kind")

@@ -71,7 +71,7 @@ class PartitionHistoryDifference:
     fenced: int | None
 
 
-class PartitionHistoryInControlLog:
+class ControlLogHistory:
     """History of a partition as far back as its control log has records. The log is read once, when the object is made."""
 
     def __init__(self, log: PartitionLog) -> None:

@@ -223,7 +223,7 @@ class FoundRecord:
         return self.value_bytes < 0 and not self.control
 
     @property
-    def sets_value_of_key(self) -> bool:
+    def sets_value(self) -> bool:
         """True for a record with a key whose transaction, if any, is committed."""
         return not self.control and self.key is not None and self.outcome in ("", "commit")
 
@@ -293,7 +293,7 @@ class RecordSearch:
                 batch_of = np.repeat(np.arange(chunk.first, chunk.last), np.diff(first_row))
                 for row in np.flatnonzero(_flag_rows_with_keys(chunk, rows, keys) | (rows.offset == offset)).tolist():
                     batch = int(batch_of[row])
-                    yield _found_record_of_row(source, segment, chunk, rows, row, batch, outcome_by_batch.get(batch, ""))
+                    yield _found_record(source, segment, chunk, rows, row, batch, outcome_by_batch.get(batch, ""))
 
 
 def _flag_rows_with_keys(chunk: BatchChunk, rows: RecordRows, keys: frozenset[bytes]) -> Flags:
@@ -310,7 +310,7 @@ def _flag_rows_with_keys(chunk: BatchChunk, rows: RecordRows, keys: frozenset[by
     return matches
 
 
-def _found_record_of_row(
+def _found_record(
     source: SourceSegment,
     segment: RemoteLogSegmentMetadata,
     chunk: BatchChunk,

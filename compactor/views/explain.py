@@ -37,7 +37,7 @@ from compactor.round.plan import (
     margin_before_broker_expiry_ms,
     next_retention_expiry_time_ms,
 )
-from compactor.views.difference import PartitionHistoryInControlLog
+from compactor.views.difference import ControlLogHistory
 from compactor.views.dump import FoundRecord, RecordSearch
 from compactor.views.verdict import (
     Block,
@@ -86,7 +86,7 @@ def retention_outlook(
     if not state.has_segments:
         return RetentionOutlook(0, 0, state.log_start)
     if state.mirrored:
-        return _retention_outlook_under_brokers(state, assessment, cleaner, now_ms)
+        return _broker_retention_outlook(state, assessment, cleaner, now_ms)
     expired, next_ms = find_expired_segments(state, cleaner, now_ms), next_retention_expiry_time_ms(state, cleaner)
     if expired is not None:
         kept = "" if expired.log_start_offset <= state.end_offset else "; the newest segment stays, unread, until another one has arrived"
@@ -104,7 +104,7 @@ def retention_outlook(
     return RetentionOutlook(0, 0, state.log_start, next_ms=next_ms if next_ms < NEVER_MS else None, text="; ".join(sentences))
 
 
-def _retention_outlook_under_brokers(
+def _broker_retention_outlook(
     state: PartitionStateOrSummary[S], assessment: RoundAssessment[S], cleaner: CleanerSettings, now_ms: int
 ) -> RetentionOutlook:
     if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
@@ -151,7 +151,7 @@ def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Exp
     if not tier.kind.compacts:
         return _explain_listed_partition(tier, partition)
     log = tier.open_control_log_of_partition(partition)
-    past = PartitionHistoryInControlLog(log)
+    past = ControlLogHistory(log)
     state = log.state
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     lease = current_lease(tier.ports, log)
@@ -168,7 +168,7 @@ def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Exp
         _settings_fact(tier, partition.topic, cleaner),
         *_dirty_segment_facts(state, found, cleaner, transaction, now_ms),
         *_retention_facts(state, outlook, tier.first_readable_offset(state)),
-        *_deletion_and_import_facts(state, tier, now_ms),
+        *_waiting_facts(state, tier, now_ms),
         *_latest_round_facts(past, state),
     )
     why = round_pause_reason_or_empty(tier.catalog.state, partition)
@@ -344,7 +344,7 @@ def _retention_facts(state: PartitionState, outlook: RetentionOutlook, log_start
         yield ExplanationFact("expiry_held_up", text, {"until_ms": until_ms})
 
 
-def _deletion_and_import_facts(state: PartitionState, tier: Tier, now_ms: int) -> Iterator[ExplanationFact]:
+def _waiting_facts(state: PartitionState, tier: Tier, now_ms: int) -> Iterator[ExplanationFact]:
     for group in state.waiting:
         size = sum(segment.size_bytes for segment in group.segments)
         keep = grace_period_ms(group, tier.retention)
@@ -360,7 +360,7 @@ def _deletion_and_import_facts(state: PartitionState, tier: Tier, now_ms: int) -
         yield ExplanationFact("import", text, {"import_id": entry.import_id, "holder": entry.holder, "segments": len(entry.ids)})
 
 
-def _latest_round_facts(history: PartitionHistoryInControlLog, state: PartitionState) -> Iterator[ExplanationFact]:
+def _latest_round_facts(history: ControlLogHistory, state: PartitionState) -> Iterator[ExplanationFact]:
     """Yield why the latest round rewrote or skipped each segment, as long as the control log has its plan."""
     plans = [record.body.plan for record in history.records if isinstance(record.body, PlanAnnounced)]
     plan = next(
@@ -484,7 +484,7 @@ def _explain_removed_offset(
     later = [
         s
         for s in RecordSearch(tier, state.topic_partition, on_bytes).find_records(later_segments, key=old.key)
-        if s.sets_value_of_key and s.offset > offset
+        if s.sets_value and s.offset > offset
     ]
     answer = f"Offset {offset} held {_format_key(old.key)} and was cleaned away by run {group.run_id}: "
     if old.outcome == "abort":
@@ -554,7 +554,7 @@ class _RecordExplainer:
         facts = []
         latest: FoundRecord | None = None
         for record in records:
-            if not record.sets_value_of_key:
+            if not record.sets_value:
                 facts.append(
                     ExplanationFact(
                         _ignored_code(record),
@@ -609,9 +609,9 @@ class _RecordExplainer:
     def answer_about_offset(self, record: FoundRecord, later_records: Sequence[FoundRecord]) -> str:
         """:param later_records: records with its key, from this offset on, newest first."""
         what = "O" + _describe_record(record).removeprefix("o")
-        if not record.sets_value_of_key:
+        if not record.sets_value:
             return f"{what}: {self.reason_value_is_ignored(record)}."
-        latest = next((later for later in later_records if later.sets_value_of_key), record)
+        latest = next((later for later in later_records if later.sets_value), record)
         if latest.offset > record.offset:
             return f"{what}: superseded by offset {latest.offset}, {self.superseded_text(record, latest)}."
         why = self.tombstone_removal_text(record) if record.is_tombstone else "the latest value of its key: it stays"
@@ -628,7 +628,7 @@ def _answer_about_key(key: str, records: Sequence[FoundRecord], facts: Sequence[
     """:param records: present records of the key, newest first.
     :param facts: without a present record they mean that the key's records were removed.
     """
-    latest = next((record for record in records if record.sets_value_of_key), None)
+    latest = next((record for record in records if record.sets_value), None)
     if latest is not None:
         what = "deleted, by the tombstone" if latest.is_tombstone else f"a value of {format_size(latest.value_bytes)},"
         more = len(records) - 1

@@ -227,14 +227,14 @@ NO_CIRCUMSTANCES = RoundCircumstances()
 
 
 @dataclass(frozen=True)
-class SegmentSkipEvidence:
+class SkipEvidence:
     """Sidecar headers by segment id, and how many segments Bloom filters allowed earlier rounds to skip."""
 
     heads: Mapping[str, SidecarHead]
     record: BloomFilterUsageStatistics
 
 
-def read_segment_skip_evidence(tier: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SegmentSkipEvidence | None:
+def read_skip_evidence(tier: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SkipEvidence | None:
     """Return None if no round is due, or the round would use no sidecar. Raises StoreError if the sidecars cannot be read."""
     cleaner = tier.cleaner_settings_for_topic(summary.topic)
     found = assess_round(summary, cleaner, now_ms, force=force)
@@ -243,7 +243,7 @@ def read_segment_skip_evidence(tier: Tier, summary: PartitionSummary, now_ms: in
     if not found.clean and sum(estimate_record_count(segment) for segment in found.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return None  # whatever they say, all is read and the keys fit
     runs = tier.open_control_log_of_partition(summary.topic_partition).refresh().runs if found.clean else ()
-    return SegmentSkipEvidence(
+    return SkipEvidence(
         tier.open_sidecar_store(summary.topic_partition).load_sidecar_heads([segment.id for segment in found.covered_segments]),
         bloom_filter_usage_of_runs(runs),
     )
@@ -255,18 +255,18 @@ def forecast_next_round(tier: Tier, partition: TopicPartition, now_ms: int, *, f
     :param force: as for `run --force`: a round is due if anything is dirty.
     """
     summary = summarize_state(tier.open_control_log_of_partition(partition).refresh())
-    known = read_segment_skip_evidence(tier, summary, now_ms, force=force)
-    return forecast_round_from_summary(tier, summary, does_delete_free_space(tier.ports.data), now_ms, force=force, sidecar_evidence=known)
+    known = read_skip_evidence(tier, summary, now_ms, force=force)
+    return forecast_round(tier, summary, does_delete_free_space(tier.ports.data), now_ms, force=force, sidecar_evidence=known)
 
 
-def forecast_round_from_summary(
+def forecast_round(
     tier: Tier,
     summary: PartitionSummary,
     deletion_frees_space: bool | None,
     now_ms: int,
     *,
     force: bool = False,
-    sidecar_evidence: SegmentSkipEvidence | None = None,
+    sidecar_evidence: SkipEvidence | None = None,
     prices: PriceTable | None = None,
     circumstances: RoundCircumstances = NO_CIRCUMSTANCES,
 ) -> RoundForecast:
@@ -399,7 +399,7 @@ def _expected_dirty_key_count(assessment: RoundAssessment[SegmentSummary], heads
 def _segment_forecasts(
     summary: PartitionSummary,
     assessment: RoundAssessment[SegmentSummary],
-    sidecar_evidence: SegmentSkipEvidence | None,
+    sidecar_evidence: SkipEvidence | None,
     outlook: RetentionOutlook,
     key_count: int,
     cleaner: CleanerSettings,

@@ -22,7 +22,7 @@ from compactor.model.ids import RunHistoryStatus, TopicPartition
 # Run history.
 
 
-def run_history_entry_document(state: PartitionState, run: RunHistoryEntry) -> dict[str, object]:
+def run_document(state: PartitionState, run: RunHistoryEntry) -> dict[str, object]:
     """Return a round of a partition's history as JSON fields. What is not known is None.
 
     status: one of
@@ -117,7 +117,7 @@ CachedSummary = tuple[ControlLogReadProgress, PartitionSummary]
 
 
 @dataclass(frozen=True)
-class PartitionSummaryOrError:
+class SummaryOrError:
     """Summary of a partition, or the error that prevented reading it. Exactly one of both is set."""
 
     partition: TopicPartition
@@ -132,7 +132,7 @@ def read_summaries(
     max_age_ms: int = MAX_AGE_MS,
     check_for_restored_logs: bool = False,
     on_partition: OnPartition = lambda: None,
-) -> list[PartitionSummaryOrError]:
+) -> list[SummaryOrError]:
     """Return each partition's summary or error, in the given order. Raises StoreError only if the catalog cannot be read.
 
     :param max_age_ms: of a summary from local state; with 0 every partition's log is read.
@@ -141,7 +141,7 @@ def read_summaries(
     hints = tier.identity.read_catalog().partitions
     now = tier.ports.clock_ms()
     kept = tier.local.cached_summaries_by_partition_name() if tier.local else {}
-    found: dict[TopicPartition, PartitionSummaryOrError] = {}
+    found: dict[TopicPartition, SummaryOrError] = {}
     unread: list[TopicPartition] = []
     trusted: set[TopicPartition] = set()
     for name in partitions:
@@ -149,21 +149,21 @@ def read_summaries(
         fresh = (
             known is not None
             and tier.min_last_record_number_of_control_log(name) <= known[0].slot
-            and is_cached_summary_fresh(*known, hints.get(str(name), 0), now, max_age_ms)
+            and is_fresh(*known, hints.get(str(name), 0), now, max_age_ms)
         )
         if fresh and check_for_restored_logs:
             trusted.add(name)
         if known and fresh and not check_for_restored_logs:
-            found[name] = PartitionSummaryOrError(name, known[1])
+            found[name] = SummaryOrError(name, known[1])
             on_partition()
         else:
             unread.append(name)
     confirmed: dict[TopicPartition, ControlLogReadProgress] = {}
 
-    def read_one(partition: TopicPartition) -> PartitionSummaryOrError:
+    def read_one(partition: TopicPartition) -> SummaryOrError:
         known = kept.get(str(partition))
         if known and partition in trusted and _still_has_last_record(tier, partition, known[0]):
-            result = PartitionSummaryOrError(partition, known[1])
+            result = SummaryOrError(partition, known[1])
         else:
             result = _read_summary(tier, partition, hints.get(str(partition), 0), known, confirmed, now)
         on_partition()
@@ -177,7 +177,7 @@ def read_summaries(
     return [found[name] for name in partitions]
 
 
-def is_cached_summary_fresh(
+def is_fresh(
     progress: ControlLogReadProgress, summary: PartitionSummary, latest_catalog_record_number: int, now_ms: int, max_age_ms: int
 ) -> bool:
     """Return whether a summary from local state is still valid: never while an import or a round is open, because the next control record
@@ -205,7 +205,7 @@ def _read_summary(
     cached: CachedSummary | None,
     confirmed_progress: dict[TopicPartition, ControlLogReadProgress],
     now_ms: int,
-) -> PartitionSummaryOrError:
+) -> SummaryOrError:
     """:param cached: returned if the control log has no newer record.
     :param confirmed_progress: receives the time of this check if ``cached`` is returned.
     """
@@ -216,10 +216,10 @@ def _read_summary(
                 tier.ports, partition, tier.min_last_record_number_of_control_log(partition)
             ).has_changed_since(seen.slot, seen.mark):
                 confirmed_progress[partition] = seen.model_copy(update={"hint": latest_catalog_record_number, "checked_ms": now_ms})
-                return PartitionSummaryOrError(partition, summary)
+                return SummaryOrError(partition, summary)
         log = tier.open_control_log_of_partition(partition)
         state = log.refresh()
         tier.change_notifier.cache_control_log_state_locally(log, latest_catalog_record_number)
-        return PartitionSummaryOrError(partition, summarize_state(state))
+        return SummaryOrError(partition, summarize_state(state))
     except CompactorError as error:
-        return PartitionSummaryOrError(partition, error=error)
+        return SummaryOrError(partition, error=error)

@@ -180,7 +180,7 @@ class PartitionListQuery:
     page: int = 1
     per_page: int = PER_PAGE
 
-    def query_string_with_changes(self, **changes: object) -> str:
+    def query_with(self, **changes: object) -> str:
         """Any change of a field other than ``page`` leads to the first page."""
         new = replace(self, **({"page": 1} | changes))  # type: ignore[arg-type]  # templates name the fields
         pairs = [
@@ -194,7 +194,7 @@ class PartitionListQuery:
         return "?" + urlencode([(name, value) for name, value in pairs if value != ""])
 
 
-def parse_partition_list_query(query: str) -> PartitionListQuery:
+def parse_list_query(query: str) -> PartitionListQuery:
     """Unknown parameters and invalid values are ignored."""
     values = {name: found[-1] for name, found in parse_qs(query, max_num_fields=50).items()}
     return PartitionListQuery(
@@ -396,7 +396,7 @@ class RequestRouter:
         """
         path, _, query = target.partition("?")
         if path == "/":
-            return HttpResponse(HTTPStatus.OK, HTML, self._render_status_page(parse_partition_list_query(query)))
+            return HttpResponse(HTTPStatus.OK, HTML, self._render_status_page(parse_list_query(query)))
         if path == "/metrics":
             own = "names=own" in query.split("&")
             return HttpResponse(HTTPStatus.OK, CONTENT_TYPE_LATEST, self._pages.metrics_text(with_kafka_names=not own))
@@ -405,14 +405,14 @@ class RequestRouter:
         if path == "/readyz":
             return self._readiness_response()
         if path == "/api/status":
-            return HttpResponse(HTTPStatus.OK, JSON, _to_json_bytes(self._pages.status_page_document(parse_partition_list_query(query))))
+            return HttpResponse(HTTPStatus.OK, JSON, _to_json_bytes(self._pages.status_page_document(parse_list_query(query))))
         if path.startswith("/api/partitions/"):
             found = self._find_partition_document(path.removeprefix("/api/partitions/"))
-            return HttpResponse(HTTPStatus.OK, JSON, _to_json_bytes(found)) if found else _partition_not_found_response()
+            return HttpResponse(HTTPStatus.OK, JSON, _to_json_bytes(found)) if found else _not_found_response()
         if path.startswith("/partitions/"):
             found = self._find_partition_document(path.removeprefix("/partitions/"))
             page = render_template(self._pages.partition_template, document=found, root="../") if found else None
-            return HttpResponse(HTTPStatus.OK, HTML, page) if page else _partition_not_found_response()
+            return HttpResponse(HTTPStatus.OK, HTML, page) if page else _not_found_response()
         if path in ("/topics", "/api/topics") and (topics := self._pages.topics_document()):
             if path == "/api/topics":
                 return HttpResponse(HTTPStatus.OK, JSON, _to_json_bytes(topics))
@@ -450,7 +450,7 @@ def text_response(code: HTTPStatus, text: str) -> HttpResponse:
     return HttpResponse(code, TEXT, f"{text}\n".encode())
 
 
-def _partition_not_found_response() -> HttpResponse:
+def _not_found_response() -> HttpResponse:
     return text_response(HTTPStatus.NOT_FOUND, "the tier has no such partition")
 
 

@@ -124,7 +124,7 @@ def service_status_document(
     )
 
 
-def format_partition_command_line(verb: str, partition: TopicPartition, config_path: str) -> str:
+def partition_command(verb: str, partition: TopicPartition, config_path: str) -> str:
     """Return a command line about a partition, for people to copy."""
     return f"tiered-compactor {verb} {partition}" + (f" --config {shlex.quote(config_path)}" if config_path else "")
 
@@ -328,11 +328,11 @@ class DaemonPages:
             axis=offset_axis(seen, found.segments, history) if seen is not None and seen.segments else None,
             leader_epoch=seen.leader_epoch if seen is not None and seen.leader_epoch >= 0 else None,
             fenced_appends=history.fenced if history else None,
-            rounds=tuple(_round_entry_with_costs(run, self.prices) for run in reversed(history.runs)) if history else (),
+            rounds=tuple(_round_entry(run, self.prices) for run in reversed(history.runs)) if history else (),
             prices=str(self.prices) if self.prices.stored_gib_month_usd else "",
             compactor_epochs=tuple(_compactor_epoch_entry(entry) for entry in reversed(history.epochs)) if history else (),
             commands=tuple(
-                format_partition_command_line(verb, partition, self.config)
+                partition_command(verb, partition, self.config)
                 for verb in ("explain", "plan", "runs list", "checkpoints lineage", "verify")
             ),
         )
@@ -404,7 +404,7 @@ def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config_pa
         since_ms=verdict.since_ms or None,
         failures=failures,
         next_try_ms=step.at_ms if step.at_ms < NEVER_MS else None,
-        commands=tuple(format_partition_command_line(verb, schedule.partition, config_path) for verb in verbs),
+        commands=tuple(partition_command(verb, schedule.partition, config_path) for verb in verbs),
         runbook=runbook_link(runbook_url, RUNBOOK_SECTIONS[kind]),
     )
 
@@ -482,13 +482,13 @@ def _round_outcome(last: LastRoundSummary) -> RoundOutcome:
     )
 
 
-def _round_entry_with_costs(run: RunHistoryEntry, prices: PriceTable) -> RoundEntryWithCosts:
+def _round_entry(run: RunHistoryEntry, prices: PriceTable) -> RoundEntryWithCosts:
     """Cost and saving are None if the store costs nothing, or the round's sizes were not recorded."""
 
-    def run_statistic_or_none(name: str) -> int | None:
+    def statistic(name: str) -> int | None:
         return int(run.stats[name]) if name in run.stats else None
 
-    before, after = run_statistic_or_none("bytes_before"), run_statistic_or_none("bytes_written")
+    before, after = statistic("bytes_before"), statistic("bytes_written")
     billed = bool(prices.stored_gib_month_usd) and before is not None and after is not None
     return RoundEntryWithCosts(
         run=run.run_id,
@@ -502,10 +502,10 @@ def _round_entry_with_costs(run: RunHistoryEntry, prices: PriceTable) -> RoundEn
         segments_out=run.outputs,
         bytes_before=before,
         bytes_after=after,
-        records_read=run_statistic_or_none("records_read"),
-        records_kept=run_statistic_or_none("records_kept"),
-        cost_bytes_read=run_statistic_or_none("bytes_read"),
-        cost_bytes_written=run_statistic_or_none("bytes_written"),
+        records_read=statistic("records_read"),
+        records_kept=statistic("records_kept"),
+        cost_bytes_read=statistic("bytes_read"),
+        cost_bytes_written=statistic("bytes_written"),
         cost_ms=max(0, run.ended_ms - run.started_ms) if run.ended_ms >= 0 else None,
         cost_usd=prices.round_requests_usd(run.sources, run.outputs) if billed else None,
         saved_usd_month=prices.monthly_storage_usd((before or 0) - (after or 0)) if billed else None,
@@ -534,14 +534,14 @@ PASSING = frozenset(
 
 
 @dataclass(frozen=True)
-class _BrokerLedPartitionEntry:
+class _LedPartition:
     upload_state: PartitionUploadState
     name: str
     condition: PartitionCondition
     lag: UploadLag
 
 
-UPLOAD_COLUMNS: dict[str, PartitionListColumn[_BrokerLedPartitionEntry]] = {
+UPLOAD_COLUMNS: dict[str, PartitionListColumn[_LedPartition]] = {
     "state": PartitionListColumn(lambda led: (ORDER[led.condition], led.upload_state.partition)),
     "name": PartitionListColumn(lambda led: (led.upload_state.partition,)),
     "lag": PartitionListColumn(lambda led: (led.lag.bytes, led.upload_state.partition), descending=True),
@@ -577,7 +577,7 @@ class AgentPages:
     def status_page_document(self, query: PartitionListQuery) -> ServiceStatusDocument[AgentTotals, PartitionUploadRow]:
         """The list has the partitions that this broker leads."""
         status = self.status()
-        led = [_broker_led_partition_entry(upload_state, status) for upload_state in status.upload_states if upload_state.leads]
+        led = [_led_entry(upload_state, status) for upload_state in status.upload_states if upload_state.leads]
         failing_partitions = sorted(
             (each.upload_state for each in led if each.condition is PartitionCondition.ATTENTION),
             key=lambda w: (-w.troubled_ms, w.partition),
@@ -618,7 +618,7 @@ class AgentPages:
         return PartitionUploadDocument(
             version=__version__,
             now_ms=status.now_ms,
-            row=_partition_upload_row(_broker_led_partition_entry(upload_state, status), status.now_ms),
+            row=_partition_upload_row(_led_entry(upload_state, status), status.now_ms),
             attention=_failing_upload_entry(upload_state, self.config, self.runbook_url) if upload_state.trouble is not None else None,
             at_work=None if begun is None else _running_upload_entry(partition, begun, status.now_ms),
             leads=upload_state.leads,
@@ -627,13 +627,13 @@ class AgentPages:
             active_offset=upload_state.seen.active_base if upload_state.seen.active_base >= 0 else None,
             pending=tuple(pending[:MOST_PENDING]),
             checked_ms=upload_state.checked_ms or None,
-            commands=tuple(format_partition_command_line(verb, partition, self.config) for verb in ("segments list", "verify", "explain")),
+            commands=tuple(partition_command(verb, partition, self.config) for verb in ("segments list", "verify", "explain")),
         )
 
 
-def _broker_led_partition_entry(upload_state: PartitionUploadState, status: AgentStatus) -> _BrokerLedPartitionEntry:
+def _led_entry(upload_state: PartitionUploadState, status: AgentStatus) -> _LedPartition:
     found = upload_lag(upload_state)
-    return _BrokerLedPartitionEntry(
+    return _LedPartition(
         upload_state,
         str(upload_state.partition),
         _upload_condition(upload_state, found, is_uploading=upload_state.partition in status.running),
@@ -651,7 +651,7 @@ def _upload_condition(upload_state: PartitionUploadState, lag: UploadLag, *, is_
     return PartitionCondition.DUE if lag.segments else PartitionCondition.QUIET
 
 
-def _agent_totals(status: AgentStatus, led: list[_BrokerLedPartitionEntry], failing_partitions: int) -> AgentTotals:
+def _agent_totals(status: AgentStatus, led: list[_LedPartition], failing_partitions: int) -> AgentTotals:
     moments = [each.lag.since_ms for each in led if each.lag.since_ms]
     return AgentTotals(
         partitions=len(status.upload_states),
@@ -677,7 +677,7 @@ def _failing_upload_entry(upload_state: PartitionUploadState, config_path: str, 
         since_ms=upload_state.troubled_ms or None,
         failures=upload_state.failures,
         next_try_ms=upload_state.retry_at_ms or None,
-        commands=() if trouble in PASSING else (format_partition_command_line("checkpoints show", upload_state.partition, config_path),),
+        commands=() if trouble in PASSING else (partition_command("checkpoints show", upload_state.partition, config_path),),
         runbook=runbook_link(runbook_url, "alert-tieredcompactoragentrefuses"),
     )
 
@@ -698,7 +698,7 @@ def _running_upload_entry(partition: TopicPartition, begun_ms: int, now_ms: int)
     )
 
 
-def _partition_upload_row(led: _BrokerLedPartitionEntry, now_ms: int) -> PartitionUploadRow:
+def _partition_upload_row(led: _LedPartition, now_ms: int) -> PartitionUploadRow:
     upload_state, end = led.upload_state, led.upload_state.end
     why = "it failed before" if upload_state.trouble else "sealed segments" if led.lag.segments else "the tier has all sealed segments"
     return PartitionUploadRow(

@@ -26,7 +26,7 @@ from compactor.round.compaction import RoundReport
 from compactor.upkeep.export import export_partition
 from compactor.upkeep.orphans import undo_by_copies
 from compactor.upkeep.retire import retire_partition
-from compactor.views.difference import PartitionHistoryInControlLog
+from compactor.views.difference import ControlLogHistory
 from compactor.views.explain import ExplanationFact, explain_partition
 from compactor.views.forecast import forecast_next_round
 from tests.builders import read
@@ -92,7 +92,7 @@ class Expiring:
         return undo_by_copies(tier, tier.open_control_log_of_partition(NAME, caller_runs_round=True), self.state().published[-1])
 
     def published(self) -> RoundPublished:
-        records = PartitionHistoryInControlLog(self.opened().open_control_log_of_partition(NAME, caller_runs_round=True)).records
+        records = ControlLogHistory(self.opened().open_control_log_of_partition(NAME, caller_runs_round=True)).records
         return [record.body for record in records if isinstance(record.body, RoundPublished)][-1]
 
 

@@ -449,7 +449,7 @@ def test_demo_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_demo_notices_a_lost_update(tmp_path: Path) -> None:
     """A value that is not the last one, a key that is gone, and a deleted key that is back."""
-    from compactor.demo import CustomersTable, DemoTopicSettings, describe_last_value_differences, write_demo_topic
+    from compactor.demo import CustomersTable, DemoTopicSettings, value_differences, write_demo_topic
 
     shape = DemoTopicSettings(now_ms=1_790_000_000_000, records=6_000, keys=300, segment_bytes=1 << 18)
     table = CustomersTable(shape)
@@ -457,10 +457,10 @@ def test_demo_notices_a_lost_update(tmp_path: Path) -> None:
     written = table.latest
     assert {key: value for key, value in written.items() if value is not None} == latest(tmp_path / "log")
     live, dead = (next(key for key, value in written.items() if (value is None) == deleted) for deleted in (False, True))
-    assert describe_last_value_differences(written, written) == []
-    assert describe_last_value_differences(written, {key: value for key, value in written.items() if key != dead}) == []
+    assert value_differences(written, written) == []
+    assert value_differences(written, {key: value for key, value in written.items() if key != dead}) == []
     for key, value in ((live, b"stale"), (live, None), (dead, b"back"), (b"new", b"1")):
-        assert len(describe_last_value_differences(written, {**written, key: value})) == 1
+        assert len(value_differences(written, {**written, key: value})) == 1
 
 
 def _small(made: object) -> object:

@@ -366,7 +366,7 @@ def clamp_leaves_waiting_groups() -> Iterator[None]:
 @contextmanager
 def imports_voided_at_once() -> Iterator[None]:
     """Whatever is registered is taken for abandoned."""
-    with patch.object(retire, "_ids_of_stale_imports", lambda ports, log, retention, clock: tuple(log.state.registrations)):
+    with patch.object(retire, "_stale_import_ids", lambda ports, log, retention, clock: tuple(log.state.registrations)):
         yield
 
 

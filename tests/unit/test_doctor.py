@@ -33,10 +33,10 @@ from compactor.upkeep.broker_doctor import (
     SLACK_MS,
     FirstUntieredRecord,
     PartitionHealthFacts,
-    check_known_kafka_problems,
+    check_known_problems,
     check_topics,
-    find_tier_health_problems,
-    known_kafka_problem_findings,
+    find_health_problems,
+    known_problem_findings,
     metadata_growth_findings,
     partition_health_findings,
 )
@@ -150,14 +150,14 @@ def topic(name: str = "orders", **settings: str) -> TopicDescription:
     [("3.9", "1000", 1), ("4", "1000", 1), ("4.3", "1000", 1), ("", "1000", 1), ("4.4", "1000", 0), ("3.9", "-1", 0)],
 )
 def test_size_retention_is_dangerous_under_brokers_without_its_fix(version: str, limit: str, told: int) -> None:
-    found = known_kafka_problem_findings([BrokerDescription(1, "a:9092", version), FIXED], {"orders": topic(retention_bytes=limit)})
+    found = known_problem_findings([BrokerDescription(1, "a:9092", version), FIXED], {"orders": topic(retention_bytes=limit)})
     assert [(one.severity, one.kind, one.topic) for one in found] == [("warning", "size-retention", "orders")] * told
 
 
 def test_replicas_from_the_newest_tiered_segment_are_a_warning_if_brokers_differ() -> None:
     both = [replace(FIXED, takes_last_tiered=True), replace(FIXED, id=2, takes_last_tiered=True)]
-    assert [one.severity for one in known_kafka_problem_findings(both, {})] == ["note"]
-    assert [one.severity for one in known_kafka_problem_findings([both[0], replace(FIXED, id=2)], {})] == ["warning"]
+    assert [one.severity for one in known_problem_findings(both, {})] == ["note"]
+    assert [one.severity for one in known_problem_findings([both[0], replace(FIXED, id=2)], {})] == ["warning"]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_replicas_from_the_newest_tiered_segment_are_a_warning_if_brokers_differ
 )
 def test_delayed_uploads_are_noted_and_those_that_never_begin_are_a_warning(settings: dict[str, str], severity: str) -> None:
     late = topic(**{f"remote_copy_lag_{name}" if name in ("ms", "bytes") else name: value for name, value in settings.items()})
-    found = known_kafka_problem_findings([FIXED], {"orders": late})
+    found = known_problem_findings([FIXED], {"orders": late})
     assert [(one.severity, one.kind) for one in found] == ([(severity, "copy-lag")] if severity else [])
     assert all("remote.copy.lag.ms=0" in one.todo for one in found if one.severity == "warning")
 
@@ -234,11 +234,11 @@ def test_policies_that_kafka_lets_pass_are_told_with_their_value(value: str, sou
     tiered = topic(remote_storage_enable="true")
     policy = {"cleanup.policy": KafkaSetting(value, source)}
     described = replace(tiered, settings={**tiered.settings, **policy})
-    found = known_kafka_problem_findings([FIXED], {"orders": described})
+    found = known_problem_findings([FIXED], {"orders": described})
     assert [(one.severity, one.kind) for one in found] == [(severity, "cleanup-policy") for severity, _ in told]
     assert all(one.detail.startswith(words) for one, (_, words) in zip(found, told, strict=True))
     plain = replace(tiered, settings={**tiered.settings, **policy, "remote.storage.enable": KafkaSetting("false", "topic")})
-    assert known_kafka_problem_findings([FIXED], {"orders": plain}) == []
+    assert known_problem_findings([FIXED], {"orders": plain}) == []
     checked = check_topics(OneTopic(described), ["orders"])
     assert [one.kind for one in checked] == ["topic"] * len(told)
     assert all(one.detail.startswith(words) for one, (_, words) in zip(checked, told, strict=True))
@@ -292,15 +292,15 @@ def test_doctor_examines_cluster_metadata_and_objects(
     settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"))
     opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedTierMetadataSource(brokers))
     cluster = Cluster(topic(retention_bytes="1000"), pending, tiered_ms=1001)  # of a segment that is not the newest
-    found = find_tier_health_problems(opened, cluster, brokers.list_topic_partitions(), PriceTable("today", "a test", 0.02, 0.0, 0.0))
+    found = find_health_problems(opened, cluster, brokers.list_topic_partitions(), PriceTable("today", "a test", 0.02, 0.0, 0.0))
     expected = ["metadata-topic", "size-retention", *told, "deleted-too-early"]
     assert [one.kind for one in found] == expected
-    assert [one.kind for one in check_known_kafka_problems(cluster, ["orders"])] == ["size-retention"]
+    assert [one.kind for one in check_known_problems(cluster, ["orders"])] == ["size-retention"]
 
     def told_of(broker: BrokerDescription, **confirmed: Any) -> list[tuple[str, str]]:
         cluster.broker = broker
         prices, names = PriceTable("today", "a test", 0.02, 0.0, 0.0), brokers.list_topic_partitions()
-        found = find_tier_health_problems(opened, cluster, names, prices, confirmed=ClusterConfirmations(**confirmed))
+        found = find_health_problems(opened, cluster, names, prices, confirmed=ClusterConfirmations(**confirmed))
         return [(one.severity, one.kind) for one in found if one.kind not in expected]
 
     other, unknown, newer = (
@@ -326,5 +326,5 @@ def test_doctor_examines_a_topic_that_the_metadata_topic_does_not_name(
     settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"))
     opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedTierMetadataSource(brokers))
     cluster = Cluster(topic(remote_storage_enable="true"), pending)
-    found = find_tier_health_problems(opened, cluster, [], PriceTable("today", "a test", 0.02, 0.0, 0.0), expected_topics=["orders"])
+    found = find_health_problems(opened, cluster, [], PriceTable("today", "a test", 0.02, 0.0, 0.0), expected_topics=["orders"])
     assert [one.kind for one in found if one.topic == "orders"] == told

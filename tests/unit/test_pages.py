@@ -33,7 +33,7 @@ from compactor.web.console import (
     RequestRouter,
     offset_axis_ticks,
     offset_position_percent,
-    parse_partition_list_query,
+    parse_list_query,
 )
 from compactor.web.pages import RUNBOOK_FILE, DaemonPages, service_verdict
 from tests.support import console_samples
@@ -113,10 +113,10 @@ def test_numbers_beside_states_are_those_of_what_the_search_finds() -> None:
 
 
 def test_links_of_a_list_keep_what_was_chosen_and_begin_at_the_first_page() -> None:
-    query = parse_partition_list_query("q=a%26b&state=due&sort=size&dir=asc&page=4&per_page=20")
+    query = parse_list_query("q=a%26b&state=due&sort=size&dir=asc&page=4&per_page=20")
     assert query == PartitionListQuery("a&b", "due", "size", False, 4, 20)
-    assert parse_partition_list_query(query.query_string_with_changes(page=5)[1:]) == replace(query, page=5)
-    assert parse_partition_list_query(query.query_string_with_changes(condition="")[1:]) == replace(query, condition="", page=1)
+    assert parse_list_query(query.query_with(page=5)[1:]) == replace(query, page=5)
+    assert parse_list_query(query.query_with(condition="")[1:]) == replace(query, condition="", page=1)
 
 
 @pytest.mark.parametrize("path", ["/", "/partitions/orders-1", "/?q=%3Cscript%3E%22%27"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compactor.control import records as r
-from compactor.views.checkpoints import compactor_epoch_history_document, partition_checkpoint_document
+from compactor.views.checkpoints import epoch_history_document, partition_checkpoint_document
 from tests.support.crafted import Crafted, kip_table, vector
 
 
@@ -23,7 +23,7 @@ def test_the_table_of_the_kip() -> None:
 
 def test_the_tree_of_epochs() -> None:
     crafted, a, b = kip_table()
-    found = compactor_epoch_history_document(b.ports, crafted.log())
+    found = epoch_history_document(b.ports, crafted.log())
     zero, one = found["epochs"]
     assert (zero["holder"], zero["ended"], zero["granted"], [run["run_id"] for run in zero["runs"]]) == (
         "host-a:1",
@@ -50,7 +50,7 @@ def test_who_released_was_not_cut_off() -> None:
     a.publish("run-a", [only], (0, 100))
     a.release()
     crafted.author("host-b:2").lead()
-    zero, one = compactor_epoch_history_document(a.ports, crafted.log())["epochs"]
+    zero, one = epoch_history_document(a.ports, crafted.log())["epochs"]
     assert (zero["ended"], zero["cut_off"]) == ("released", None)
     assert zero["ended_ms"] == crafted.clock.now_ms
     assert (one["ended"], one["runs"], one["granted"]) == ("leading", [], None)
@@ -64,7 +64,7 @@ def test_a_round_stands_under_the_epoch_that_published_it_and_names_who_began() 
     plan = a.announce("run-a", [only], 100)
     b.lead()
     b.finish(plan, vector((1, 100)))
-    zero, one = compactor_epoch_history_document(a.ports, crafted.log())["epochs"]
+    zero, one = epoch_history_document(a.ports, crafted.log())["epochs"]
     assert zero["runs"] == []
     assert [(run["run_id"], run["announced_by"], run["status"]) for run in one["runs"]] == [("run-a", "host-a:1", "published")]
 
@@ -74,7 +74,7 @@ def test_void_records_of_nobody_we_remember_are_shown_too() -> None:
     crafted.import_segments((0, 99))
     stranger = crafted.author("host-x:9")
     stranger.append(r.LineageRecorded(lineage=(), end_offset=5))
-    found = compactor_epoch_history_document(stranger.ports, crafted.log())
+    found = epoch_history_document(stranger.ports, crafted.log())
     assert found["epochs"] == []
     (void,) = found["unowned"]
     assert (void["leader_epoch"], void["offset"], void["type"]) == (-1, None, "lineage_recorded")
@@ -86,4 +86,4 @@ def test_an_empty_partition() -> None:
     log = crafted.log()
     assert partition_checkpoint_document(reader.ports, log)["cleaner_offsets"] == ()
     assert partition_checkpoint_document(reader.ports, log)["lease"] is None
-    assert compactor_epoch_history_document(reader.ports, log)["epochs"] == []
+    assert epoch_history_document(reader.ports, log)["epochs"] == []

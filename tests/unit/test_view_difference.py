@@ -13,10 +13,10 @@ from compactor.views.checkpoints import (
     LEADER_EPOCHS,
     CheckpointEntryChange,
     KafkaCleanerOffset,
-    compare_kafka_checkpoint_files,
-    read_kafka_checkpoint_file,
+    compare_checkpoint_files,
+    read_checkpoint_file,
 )
-from compactor.views.difference import CleanerOffsetChange, PartitionHistoryInControlLog, compare_history_points
+from compactor.views.difference import CleanerOffsetChange, ControlLogHistory, compare_history_points
 from tests.support.crafted import Crafted, kip_table, vector
 
 
@@ -27,7 +27,7 @@ def crafted() -> Crafted:
 
 class TestPoints:
     def test_a_run_alone_is_before_and_after_it(self, crafted: Crafted) -> None:
-        around = PartitionHistoryInControlLog(crafted.log()).points_around_run("run-b")
+        around = ControlLogHistory(crafted.log()).points_around_run("run-b")
         assert around is not None
         before, after = around
         assert (before.cleaner_offsets, after.cleaner_offsets) == (vector((0, 100)), vector((0, 100), (1, 155)))
@@ -40,7 +40,7 @@ class TestPoints:
         ]  # fmt: skip
 
     def test_slots_from_the_empty_log_on(self, crafted: Crafted) -> None:
-        past = PartitionHistoryInControlLog(crafted.log())
+        past = ControlLogHistory(crafted.log())
         assert past.find_point("0").cleaner_offsets == ()
         assert past.find_point(str(past.latest_point.slot)) == past.latest_point
         found = compare_history_points(past.find_point("0"), past.latest_point)
@@ -49,7 +49,7 @@ class TestPoints:
         assert found.leader == ("", "host-b:2 (epoch 1)")
 
     def test_times_in_milliseconds_and_in_words(self, crafted: Crafted) -> None:
-        past = PartitionHistoryInControlLog(crafted.log())
+        past = ControlLogHistory(crafted.log())
         start = crafted.clock.now_ms - 120_000
         between = start + 30_000
         assert past.find_point(str(between)).cleaner_offsets == vector((0, 100))
@@ -57,36 +57,36 @@ class TestPoints:
         assert past.find_point(str(start - 1)).slot == 0
 
     def test_after_a_run(self, crafted: Crafted) -> None:
-        assert PartitionHistoryInControlLog(crafted.log()).find_point("run-a").cleaner_offsets == vector((0, 100))
+        assert ControlLogHistory(crafted.log()).find_point("run-a").cleaner_offsets == vector((0, 100))
 
     @pytest.mark.parametrize("text", ["99", "yesterday", "run-z", "2026-13-45"])
     def test_what_is_no_point(self, crafted: Crafted, text: str) -> None:
         with pytest.raises(UsageError):
-            PartitionHistoryInControlLog(crafted.log()).find_point(text)
+            ControlLogHistory(crafted.log()).find_point(text)
 
 
 class TestAfterACut:
     @pytest.fixture
-    def past(self, crafted: Crafted) -> PartitionHistoryInControlLog:
+    def past(self, crafted: Crafted) -> ControlLogHistory:
         assert crafted.author("cutter").log.write_snapshot_and_delete_records(1)
         crafted.clock.now_ms += 60_000
         crafted.author("host-c:3").lead()
-        return PartitionHistoryInControlLog(crafted.log())
+        return ControlLogHistory(crafted.log())
 
-    def test_an_old_run_is_known_by_its_offsets(self, past: PartitionHistoryInControlLog) -> None:
+    def test_an_old_run_is_known_by_its_offsets(self, past: ControlLogHistory) -> None:
         around = past.points_around_run("run-b")
         assert around is not None
         found = compare_history_points(*around)
         assert found.cleaner_offsets == (CleanerOffsetChange(1, None, 155),)
         assert (found.segments, found.leader, found.fenced) == (None, None, None)
 
-    def test_old_slots_and_times_are_refused_with_what_there_is(self, past: PartitionHistoryInControlLog, crafted: Crafted) -> None:
+    def test_old_slots_and_times_are_refused_with_what_there_is(self, past: ControlLogHistory, crafted: Crafted) -> None:
         with pytest.raises(UsageError, match="holds slots"):
             past.find_point("2")
         with pytest.raises(UsageError, match="does not reach back"):
             past.find_point(str(crafted.clock.now_ms - 600_000))
 
-    def test_what_came_after_it_is_compared_as_ever(self, past: PartitionHistoryInControlLog) -> None:
+    def test_what_came_after_it_is_compared_as_ever(self, past: ControlLogHistory) -> None:
         found = compare_history_points(past.find_point(str(past.latest_point.slot - 1)), past.latest_point)
         assert found.leader == ("host-b:2 (epoch 1)", "host-c:3 (epoch 2)")
         assert found.segments == ()
@@ -106,48 +106,48 @@ class TestKafkaFiles:
         return path
 
     def test_they_are_told_apart_by_what_is_in_them(self, offsets: Path, epochs: Path, tmp_path: Path) -> None:
-        found = read_kafka_checkpoint_file(offsets)
+        found = read_checkpoint_file(offsets)
         assert (found.kind, found.offsets) == (
             CLEANER_OFFSETS,
             (KafkaCleanerOffset("orders", 0, 99), KafkaCleanerOffset("orders", 1, 1234)),
         )
         copy = tmp_path / "what-i-copied.txt"
         copy.write_text(epochs.read_text())
-        assert read_kafka_checkpoint_file(copy).kind == LEADER_EPOCHS
-        assert [(entry.epoch, entry.start_offset) for entry in read_kafka_checkpoint_file(copy).leader_epochs] == [(0, 0), (5, 1200)]
+        assert read_checkpoint_file(copy).kind == LEADER_EPOCHS
+        assert [(entry.epoch, entry.start_offset) for entry in read_checkpoint_file(copy).leader_epochs] == [(0, 0), (5, 1200)]
 
     def test_an_empty_one_is_what_its_name_says(self, tmp_path: Path) -> None:
         (tmp_path / LEADER_EPOCHS).write_text("0\n0\n")
-        assert read_kafka_checkpoint_file(tmp_path / LEADER_EPOCHS).kind == LEADER_EPOCHS
+        assert read_checkpoint_file(tmp_path / LEADER_EPOCHS).kind == LEADER_EPOCHS
         (tmp_path / CLEANER_OFFSETS).write_text("")
-        assert read_kafka_checkpoint_file(tmp_path / CLEANER_OFFSETS).offsets == ()
+        assert read_checkpoint_file(tmp_path / CLEANER_OFFSETS).offsets == ()
 
     def test_what_changed(self, offsets: Path, tmp_path: Path) -> None:
         later = tmp_path / "later"
         later.write_text("0\n2\norders 1 2000\npayments 0 7\n")
-        changes = compare_kafka_checkpoint_files(read_kafka_checkpoint_file(offsets), read_kafka_checkpoint_file(later))
+        changes = compare_checkpoint_files(read_checkpoint_file(offsets), read_checkpoint_file(later))
         assert set(changes) == {
             CheckpointEntryChange("orders-0", 99, None),
             CheckpointEntryChange("orders-1", 1234, 2000),
             CheckpointEntryChange("payments-0", None, 7),
         }
-        assert compare_kafka_checkpoint_files(read_kafka_checkpoint_file(offsets), read_kafka_checkpoint_file(offsets)) == ()
+        assert compare_checkpoint_files(read_checkpoint_file(offsets), read_checkpoint_file(offsets)) == ()
 
     def test_two_kinds_are_not_compared(self, offsets: Path, epochs: Path) -> None:
         with pytest.raises(UsageError):
-            compare_kafka_checkpoint_files(read_kafka_checkpoint_file(offsets), read_kafka_checkpoint_file(epochs))
+            compare_checkpoint_files(read_checkpoint_file(offsets), read_checkpoint_file(epochs))
 
     @pytest.mark.parametrize("text", ["0\n1\norders 0 x\n", "0\n2\norders 0 1\n", "7\n1\norders 0 1\n", "0\n2\n5 1\n4 2\n"])
     def test_what_kafka_would_refuse(self, tmp_path: Path, text: str) -> None:
         path = tmp_path / "file"
         path.write_text(text)
         with pytest.raises(BadData):
-            read_kafka_checkpoint_file(path)
+            read_checkpoint_file(path)
 
     def test_neither_of_them(self, tmp_path: Path) -> None:
         path = tmp_path / "recovery-point"
         path.write_text("hello\n")
         with pytest.raises(UsageError):
-            read_kafka_checkpoint_file(path)
+            read_checkpoint_file(path)
         with pytest.raises(UsageError):
-            read_kafka_checkpoint_file(tmp_path)
+            read_checkpoint_file(tmp_path)

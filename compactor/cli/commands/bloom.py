@@ -12,7 +12,7 @@ from compactor.round.compaction import disk_budget_bytes
 from compactor.upkeep.repair import rebuild_sidecars, sidecars_json
 
 
-def show_bloom_sidecars_command(args: argparse.Namespace, out: Output) -> None:
+def show_command(args: argparse.Namespace, out: Output) -> None:
     tier, name = tiers.open_tier_and_partition(args)
     document = sidecars_json(tier, name, command_parser.now_ms_from_arguments(args))
     rows = []
@@ -36,7 +36,7 @@ def show_bloom_sidecars_command(args: argparse.Namespace, out: Output) -> None:
     )
 
 
-def rebuild_bloom_sidecars_command(args: argparse.Namespace, out: Output) -> None:
+def rebuild_command(args: argparse.Namespace, out: Output) -> None:
     tier, name = tiers.open_tier_and_partition(args, tiers.open_for_control_writes)
     budget = DiskBudget(disk_budget_bytes(tier.cleaner_settings_for_topic(name.topic), tier.state_dir))
     with out.show_progress("reading", tiers.sum_stored_bytes(tier, [name], out), "bytes") as progress:

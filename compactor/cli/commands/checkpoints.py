@@ -16,22 +16,22 @@ from compactor.views.checkpoints import (
     Document,
     KafkaCheckpointFile,
     checkpoint_file_of_partition,
-    compactor_epoch_history_document,
-    compare_kafka_checkpoint_files,
+    compare_checkpoint_files,
+    epoch_history_document,
     partition_checkpoint_document,
-    read_kafka_checkpoint_file,
+    read_checkpoint_file,
     select_checkpoint_entries,
 )
 from compactor.views.difference import (
+    ControlLogHistory,
     PartitionHistoryDifference,
-    PartitionHistoryInControlLog,
     PartitionHistoryPoint,
     compare_history_points,
 )
 
 
 def list_partition_checkpoints(args: argparse.Namespace, out: Output) -> ExitCode:
-    files = [text for text in args.targets if _is_checkpoint_file_path(text)]
+    files = [text for text in args.targets if _is_checkpoint_file(text)]
     if files:
         return _print_checkpoint_files(files, out, [text for text in args.targets if text not in files])
     tier = tiers.open_read_only(args)
@@ -58,7 +58,7 @@ def list_partition_checkpoints(args: argparse.Namespace, out: Output) -> ExitCod
 
 
 def show_partition_checkpoint(args: argparse.Namespace, out: Output) -> ExitCode:
-    if _is_checkpoint_file_path(args.target):
+    if _is_checkpoint_file(args.target):
         return _print_checkpoint_files([args.target], out)
     tier = tiers.open_read_only(args)
     (name,) = tier.list_partitions([args.target])
@@ -81,13 +81,13 @@ def show_partition_checkpoint(args: argparse.Namespace, out: Output) -> ExitCode
     if found["quarantine"]:
         facts.append(("quarantined", found["quarantine"]))
     tables = [offsets, Table("", ("", ""), facts)] if found["cleaner_offsets"] else [Table(f"{name}: never cleaned", ("", ""), facts)]
-    out.print_result(found, *tables, *_fenced_control_record_tables(found["fenced"]))
+    out.print_result(found, *tables, *_fenced_tables(found["fenced"]))
     return 0
 
 
 def show_compactor_epochs(args: argparse.Namespace, out: Output) -> None:
-    if _is_checkpoint_file_path(args.partition):
-        file = read_kafka_checkpoint_file(Path(args.partition))
+    if _is_checkpoint_file(args.partition):
+        file = read_checkpoint_file(Path(args.partition))
         if file.kind != LEADER_EPOCHS:
             raise UsageError(f"{file.path} is a {file.kind}, which has no lineage", hint=f"`checkpoints show {file.path}` prints it")
         out.print_result(_checkpoint_file_document(file), _checkpoint_file_table(file))
@@ -95,18 +95,18 @@ def show_compactor_epochs(args: argparse.Namespace, out: Output) -> None:
     tier, name = tiers.open_tier_and_partition(args)
     log = tier.open_control_log_of_partition(name)
     log.refresh()
-    found = compactor_epoch_history_document(tier.ports, log)
+    found = epoch_history_document(tier.ports, log)
     out.print_result(found, _compactor_epochs_tree(found, tier.ports.clock_ms()))
 
 
 def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
-    if _is_checkpoint_file_path(args.target) or (args.after is None and _is_existing_file(args.before)):
-        _print_checkpoint_file_diff(args, out)
+    if _is_checkpoint_file(args.target) or (args.after is None and _is_existing_file(args.before)):
+        _print_file_diff(args, out)
         return
 
     tier = tiers.open_read_only(args)
     (name,) = tier.list_partitions([args.target])
-    past = PartitionHistoryInControlLog(tier.open_control_log_of_partition(name))
+    past = ControlLogHistory(tier.open_control_log_of_partition(name))
     around = past.points_around_run(args.before) if args.after is None else None
     before, after = around or (
         past.find_point(_absolute_time(args.before)),
@@ -117,7 +117,7 @@ def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
         **tiers.partition_name_fields(name),
         "from": _history_point_document(before),
         "to": _history_point_document(after),
-        **tiers.json_document_of_report(found),
+        **tiers.report_document(found),
     }
     out.print_result(document, *_history_difference_tables(before, after, found))
 
@@ -127,12 +127,12 @@ def _absolute_time(moment: str) -> str:
     return moment if command_parser.parse_relative_time_ms(moment) is None else str(command_parser.parse_time_ms(moment))
 
 
-def verify_control_logs_command(args: argparse.Namespace, out: Output) -> ExitCode:
-    files = [text for text in args.partitions if _is_checkpoint_file_path(text)]
+def verify_command(args: argparse.Namespace, out: Output) -> ExitCode:
+    files = [text for text in args.partitions if _is_checkpoint_file(text)]
     if files:
         if len(files) < len(args.partitions):
             raise UsageError("files and partitions together", hint="Verify them one after the other")
-        entries = sum(len(file.offsets) + len(file.leader_epochs) for file in map(read_kafka_checkpoint_file, map(Path, files)))
+        entries = sum(len(file.offsets) + len(file.leader_epochs) for file in map(read_checkpoint_file, map(Path, files)))
         return tiers.print_check_findings([], out, f"{count_noun(entries, 'entry', 'entries')}: Kafka would read all of them")
     from compactor.upkeep.verify import verify_control_logs
 
@@ -146,7 +146,7 @@ def verify_control_logs_command(args: argparse.Namespace, out: Output) -> ExitCo
 # --- Kafka's own files ---
 
 
-def _is_checkpoint_file_path(path_or_partition: str) -> bool:
+def _is_checkpoint_file(path_or_partition: str) -> bool:
     """Tell a Kafka checkpoint file from a partition's name. Raises UsageError if the text can only be a path and there is no such file."""
     if Path(path_or_partition).is_file():
         return True
@@ -163,7 +163,7 @@ def _is_existing_file(text: str) -> bool:
 
 def _print_checkpoint_files(paths: Sequence[str], out: Output, partitions: Sequence[str] = ()) -> ExitCode:
     """:param partitions: partitions or topics whose entries are printed; none for all. Raises UsageError if one has no entry."""
-    files = [read_kafka_checkpoint_file(Path(path)) for path in paths]
+    files = [read_checkpoint_file(Path(path)) for path in paths]
     files = [select_checkpoint_entries(file, partitions) for file in files] if partitions else files
     documents = [_checkpoint_file_document(file) for file in files]
     out.print_result(documents[0] if len(files) == 1 else {"files": documents}, *(_checkpoint_file_table(file) for file in files))
@@ -174,7 +174,7 @@ def _checkpoint_file_document(file: KafkaCheckpointFile) -> dict[str, object]:
     """A cleaner-offset-checkpoint gets the fields of a tier's checkpoints, so that both can be compared."""
     document: dict[str, object] = {"file": file.path, "kind": file.kind}
     if file.leader_epochs or file.kind == "leader-epoch-checkpoint":
-        return document | {"leader_epochs": [tiers.json_document_of_report(entry) for entry in file.leader_epochs]}
+        return document | {"leader_epochs": [tiers.report_document(entry) for entry in file.leader_epochs]}
     partitions = [
         {
             "topic": entry.topic,
@@ -195,12 +195,12 @@ def _checkpoint_file_table(file: KafkaCheckpointFile) -> Table:
     return Table(title, ("partition", "cleaner offset"), [(f"{entry.topic}-{entry.partition}", entry.offset) for entry in file.offsets])
 
 
-def _print_checkpoint_file_diff(args: argparse.Namespace, out: Output) -> None:
+def _print_file_diff(args: argparse.Namespace, out: Output) -> None:
     if args.after is not None:
         hint = "Compare it with one other file or partition: checkpoints diff FILE FILE|TOPIC-PARTITION"
         raise UsageError(f"{args.target} is a file", hint=hint)
     texts = (args.target, args.before)
-    files = {text: read_kafka_checkpoint_file(Path(text)) for text in texts if _is_checkpoint_file_path(text)}
+    files = {text: read_checkpoint_file(Path(text)) for text in texts if _is_checkpoint_file(text)}
     for text in texts:
         if text not in files:
             (other,) = files.values()
@@ -210,12 +210,12 @@ def _print_checkpoint_file_diff(args: argparse.Namespace, out: Output) -> None:
             if other.kind != LEADER_EPOCHS:
                 files[other.path] = select_checkpoint_entries(other, [str(name.first_incarnation)])
     before, after = (files[text] for text in texts)
-    changes = compare_kafka_checkpoint_files(before, after)
+    changes = compare_checkpoint_files(before, after)
     document = {
         "kind": before.kind,
         "from": before.path,
         "to": after.path,
-        "changes": [tiers.json_document_of_report(change) for change in changes],
+        "changes": [tiers.report_document(change) for change in changes],
     }
     table = Table(before.kind, ("", before.path, after.path), [(c.what, c.before, c.after) for c in changes])
     out.print_result(document, *([table] if changes else []), summary="" if changes else "no difference")
@@ -233,7 +233,7 @@ def _describe_lease(document: Document, now_ms: int) -> str:
     return f"{lease.holder} (epoch {lease.epoch}), {term}"
 
 
-def _fenced_control_record_tables(fenced: Sequence[Document]) -> list[Table]:
+def _fenced_tables(fenced: Sequence[Document]) -> list[Table]:
     if not fenced:
         return []
     rows = [
@@ -256,7 +256,7 @@ def _compactor_epochs_tree(document: Document, now_ms: int) -> Tree:
     offsets = tiers.format_cleaner_offsets(document["cleaner_offsets"])
     title = f"{tiers.partition_of_row(document)} at slot {document['slot']}: cleaner offsets {offsets}"
     branches = [_compactor_epoch_tree(epoch, document, now_ms) for epoch in document["epochs"]]
-    branches += [Tree(_describe_fenced_control_record(entry), ()) for entry in document["unowned"]]
+    branches += [Tree(_describe_fenced(entry), ()) for entry in document["unowned"]]
     return Tree(title, branches or [Tree("no compactor has led it yet", ())])
 
 
@@ -275,7 +275,7 @@ def _compactor_epoch_tree(epoch: Document, document: Document, now_ms: int) -> T
                 (),
             )
         )
-    branches += [Tree(_describe_fenced_control_record(entry), ()) for entry in epoch["fenced"]]
+    branches += [Tree(_describe_fenced(entry), ()) for entry in epoch["fenced"]]
     if epoch["ended"] == "released":
         branches.append(Tree(f"released ({format_iso_time(epoch['ended_ms'] or 0)})", ()))
     if epoch["ended"] == "leading":
@@ -293,7 +293,7 @@ def _describe_compaction_round(run: Document, epoch: Document) -> str:
     return f"{text}: {run['reason']}" if run["reason"] else text
 
 
-def _describe_fenced_control_record(entry: Document) -> str:
+def _describe_fenced(entry: Document) -> str:
     claim = f" up to {entry['offset']}" if entry["offset"] is not None else ""
     return f"VOID: {entry['type']}{claim} in slot {entry['slot']} by {entry['by']}: {entry['reason']}"
 
@@ -302,7 +302,7 @@ def _history_point_document(point: PartitionHistoryPoint) -> dict[str, object]:
     return {
         "slot": point.slot,
         "at_ms": point.at_ms,
-        "cleaner_offsets": [tiers.json_document_of_report(entry) for entry in point.cleaner_offsets],
+        "cleaner_offsets": [tiers.report_document(entry) for entry in point.cleaner_offsets],
     }
 
 

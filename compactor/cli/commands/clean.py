@@ -38,14 +38,14 @@ def run_offline_cleaning(args: argparse.Namespace, out: Output) -> None:
 
         summary = clean_log_directory(args.log_dir, args.out_dir, request, record_phase_start)
     out.print_result(
-        _offline_cleaning_document(summary, marks, profile),
-        _offline_cleaning_table(summary),
+        _result_document(summary, marks, profile),
+        _segments_table(summary),
         *profile.stage_cost_tables(),
-        summary=_offline_cleaning_summary_line(summary),
+        summary=_summary_line(summary),
     )
 
 
-def _offline_cleaning_document(
+def _result_document(
     summary: OfflineCleanSummary, phase_start_wall_and_cpu_s: dict[str, tuple[float, float]], profile: CommandProfile
 ) -> dict[str, object]:
     begin, middle, end = phase_start_wall_and_cpu_s["index"], phase_start_wall_and_cpu_s["rewrite"], phase_start_wall_and_cpu_s["done"]
@@ -68,11 +68,11 @@ def _offline_cleaning_document(
     }
 
 
-def _offline_cleaning_table(summary: OfflineCleanSummary) -> Table:
+def _segments_table(summary: OfflineCleanSummary) -> Table:
     return Table("segments written", ("base offset", "size"), [(base, format_size(written)) for base, written in summary.segments])
 
 
-def _offline_cleaning_summary_line(summary: OfflineCleanSummary) -> str:
+def _summary_line(summary: OfflineCleanSummary) -> str:
     sizes = f"{format_size(summary.bytes_read)} -> {format_size(summary.bytes_written)}"
     records = f"{summary.records_kept:,} of {summary.records_read:,} records kept"
     return f"{records}, {sizes}; next dirty offset {summary.next_dirty_offset}"

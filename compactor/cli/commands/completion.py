@@ -11,6 +11,6 @@ from compactor.cli.main import build_parser
 from compactor.cli.output import Output
 
 
-def print_shell_completion_script(args: argparse.Namespace, out: Output) -> None:
+def completion_command(args: argparse.Namespace, out: Output) -> None:
     parser = build_parser({command.name for command in COMMANDS})
     out.write_chunks([shtab.complete(parser, args.shell).encode(), b"\n"])

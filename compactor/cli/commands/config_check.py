@@ -25,7 +25,7 @@ from compactor.tier.kinds import MetadataSource, control_url, tier_kind
 from compactor.upkeep.broker_doctor import (
     ConfigCheckFinding,
     check_cluster,
-    check_known_kafka_problems,
+    check_known_problems,
     check_metadata,
     check_object_access,
     check_record_rate,
@@ -269,7 +269,7 @@ def _check_cluster(settings: Settings) -> list[SettingFinding]:
         found += check_topics(
             admin, topics, lambda topic: tier.settings.cleaner_settings_for_topic(topic).cleanup_policy, connection.bootstrap_servers
         )
-        found += check_known_kafka_problems(admin, topics)
+        found += check_known_problems(admin, topics)
     if control_url(settings) and not any(finding.severity == "error" for finding in problems):  # else nothing is compacted anyway
         blocks = blocks_of_topics(tier, sorted({name.topic for name in names}))
         named = {finding.object for finding in found if finding.kind == "topic" and finding.severity == "error"}

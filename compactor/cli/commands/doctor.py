@@ -10,11 +10,11 @@ from compactor.cli import tiers
 from compactor.cli.output import Output
 from compactor.config.units import count_noun
 from compactor.errors import BadData, ExitCode, UsageError
-from compactor.upkeep.broker_doctor import find_tier_health_problems
+from compactor.upkeep.broker_doctor import find_health_problems
 from compactor.views.forecast import price_table_of_tier
 
 
-def diagnose_broker_managed_tier(args: argparse.Namespace, out: Output) -> ExitCode:
+def doctor_command(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_read_only(args)
     if not tier.kind.is_broker_managed or not tier.settings.kafka.has_configured_brokers:
         raise UsageError(
@@ -27,7 +27,7 @@ def diagnose_broker_managed_tier(args: argparse.Namespace, out: Output) -> ExitC
             prices = price_table_of_tier(tier.settings.tier_url, args.prices)
             expected_topics = () if args.partitions else tier.settings.kafka.topics
             confirmed = cluster_confirmations(tier.settings)
-            found = find_tier_health_problems(tier, admin, names, prices, progress.advance, expected_topics, confirmed)
+            found = find_health_problems(tier, admin, names, prices, progress.advance, expected_topics, confirmed)
     finally:
         admin.close()
     severe = sum(finding.severity in ("error", args.fail_on) for finding in found)

@@ -37,7 +37,7 @@ MAX_HOLDER_ROWS = 50
 """Largest number of holders in the table. JSON has all of them."""
 
 
-def report_and_erase_keys(args: argparse.Namespace, out: Output) -> ExitCode:
+def erasure_command(args: argparse.Namespace, out: Output) -> ExitCode:
     keys = _requested_keys(args)
     if not keys:
         raise UsageError("a key is needed", hint=command_parser.command_line(args, "erasure TOPIC --key K"))
@@ -66,16 +66,16 @@ def _search_and_report(tier: Tier, args: argparse.Namespace, keys: list[bytes], 
         question = KeySearchRequest(tuple(keys), tier.ports.clock_ms(), args.by_filters, progress.advance)
         place = {name: number for number, name in enumerate(names, 1)}
 
-        def show_partition_being_searched(partition: TopicPartition) -> None:
+        def show_partition(partition: TopicPartition) -> None:
             progress.begin_part(f"searching {partition} ({place[partition]} of {len(names)})")
 
-        found = survey_objects_holding_keys_in_topic(tier, names, question, show_partition_being_searched)
+        found = survey_objects_holding_keys_in_topic(tier, names, question, show_partition)
         if args.expedite and found.holders:
             removals = _expedite(tier, found, question, args, outcomes, done, out)
             question = replace(question, now_ms=tier.ports.clock_ms())
-            found = survey_objects_holding_keys_in_topic(tier, names, question, show_partition_being_searched)
+            found = survey_objects_holding_keys_in_topic(tier, names, question, show_partition)
     for name, error in found.failed:
-        outcomes.print_and_record_failure(str(name), error)
+        outcomes.record_failure(str(name), error)
     settings = tier.settings
     tier_fields = {"id": tier.catalog.state.tier_id, "url": settings.tier_url, "kind": settings.tier.kind, "layout": settings.tier.layout}
     header = ErasureReportHeader(tier_fields, args.topic, question.now_ms, tuple(keyed_digest_of_record_key(key, secret) for key in keys))
@@ -117,7 +117,7 @@ def _expedite(
             )
             removals += [(key, removal) for key, some in after.removals.items() for removal in some]
         except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
-            outcomes.print_and_record_failure(str(one.partition), error)
+            outcomes.record_failure(str(one.partition), error)
     return removals
 
 

@@ -39,7 +39,5 @@ def export_command(args: argparse.Namespace, out: Output) -> ExitCode:
         whose = f"the transaction of producer {one.producer_id}, epoch {one.producer_epoch}, has not ended"
         out.print_note(f"{count_noun(one.records, 'record')} of {name} at {offsets} left out: {whose}")
     row = (str(name), report.segments, format_size(report.bytes), report.start_offset, report.end_offset)
-    out.print_result(
-        tiers.json_document_of_report(report), Table("", ("partition", "segments", "size", "start offset", "end offset"), [row])
-    )
+    out.print_result(tiers.report_document(report), Table("", ("partition", "segments", "size", "start offset", "end offset"), [row]))
     return BadData.exit_code if report.skipped else 0

@@ -30,9 +30,9 @@ def write_generations_command(args: argparse.Namespace, out: Output) -> ExitCode
 
     def record_generation_outcome(partition: TopicPartition, outcome: GenerationReport | CompactorError) -> None:
         if isinstance(outcome, CompactorError):
-            outcomes.print_and_record_failure(str(partition), outcome)
+            outcomes.record_failure(str(partition), outcome)
         else:
-            outcomes.record_partition_success()
+            outcomes.record_success()
 
     names = [name for name in tiers.select_partitions(tier, args.partitions) if wanted(name)]
     if not names:
@@ -47,7 +47,7 @@ def write_generations_command(args: argparse.Namespace, out: Output) -> ExitCode
     ]
     columns = ("partition", "status", "generation", "objects", "size", "start offset", "end offset")
     table = Table("", columns, rows, minor=("start offset", "objects", "end offset"))
-    out.print_result({"partitions": [tiers.json_document_of_report(report) for report in done]}, table)
+    out.print_result({"partitions": [tiers.report_document(report) for report in done]}, table)
     return outcomes.exit_code()
 
 
@@ -61,9 +61,9 @@ def list_generations_command(args: argparse.Namespace, out: Output) -> ExitCode:
         try:
             known = read_partition_generations(target, name)
         except CompactorError as error:
-            outcomes.print_and_record_failure(str(name), error)
+            outcomes.record_failure(str(name), error)
             continue
-        outcomes.record_partition_success()
+        outcomes.record_success()
         current, earlier = known.current, known.earlier
         if current is None:
             continue
@@ -91,13 +91,13 @@ def delete_pinterest_generations(args: argparse.Namespace, out: Output) -> ExitC
     for name in filter(wanted, partitions_with_generations(target)):
         try:
             found += delete_generations_kept_long_enough(target, name, dry_run=args.dry_run)
-            outcomes.record_partition_success()
+            outcomes.record_success()
         except CompactorError as error:
-            outcomes.print_and_record_failure(str(name), error)
+            outcomes.record_failure(str(name), error)
     gone, kept = [one for one in found if one.deleted], [one for one in found if not one.deleted]
     document = {
-        "deleted": [tiers.json_document_of_report(one) for one in gone],
-        "waiting": [tiers.json_document_of_report(one) for one in kept],
+        "deleted": [tiers.report_document(one) for one in gone],
+        "waiting": [tiers.report_document(one) for one in kept],
     }
     rows = [
         (f"{one.topic}-{one.partition}", one.generation, "deleted" if one.deleted else "waits", one.objects, format_size(one.bytes))

@@ -126,7 +126,7 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
         out.print_note(f"note: {note}")
     if not report.segments:
         out.print_note(f"{name}: the tier has all of this directory; nothing to do")
-    document = {key: value for key, value in tiers.json_document_of_report(report).items() if key != "notes"}
+    document = {key: value for key, value in tiers.report_document(report).items() if key != "notes"}
     row = (str(name), report.segments, format_size(report.bytes), report.start_offset, report.end_offset)
     table = Table("", ("partition", "segments", "size", "start offset", "end offset"), [row])
     out.print_result(document, *([table] if report.segments else []))
@@ -204,13 +204,13 @@ def _import_with_progress(
     def report_imported_partition(result: PartitionImportResult) -> None:
         bar.advance(sizes[result.partition] - halves[result.partition])
         if result.error is not None:
-            outcomes.print_and_record_failure(str(result.partition), result.error)
+            outcomes.record_failure(str(result.partition), result.error)
         elif result.import_result_message:
             out.print_note(f"note: {result.import_result_message}")
 
     with out.show_progress("importing", sum(sizes.values()), "bytes") as bar:
         done = import_all(report_imported_partition, add_bytes)
-    rows = [_partition_import_result_row(entry) for entry in done]
+    rows = [_result_row(entry) for entry in done]
     columns = ("topic", "partition", "status", "segments", "bytes", "start_offset", "end_offset", "reason")
     shown = [tuple(format_size(row[c]) if c == "bytes" else row[c] for c in columns) for row in rows]
     counts = {status: sum(entry.import_status == status for entry in done) for status in ("imported", "up_to_date", "refused")}
@@ -220,7 +220,7 @@ def _import_with_progress(
     return outcomes.exit_code()
 
 
-def _partition_import_result_row(entry: PartitionImportResult) -> dict[str, Any]:
+def _result_row(entry: PartitionImportResult) -> dict[str, Any]:
     report = entry.report
     return {
         "topic": entry.partition.topic,

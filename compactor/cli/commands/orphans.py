@@ -11,7 +11,7 @@ from compactor.config.units import count_noun, format_duration
 from compactor.upkeep.orphans import find_orphans, purge_orphans, read_orphan_list, write_orphan_list
 
 
-def find_orphaned_objects_command(args: argparse.Namespace, out: Output) -> None:
+def find_command(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_configured_tier(args)
     _ = tier.broker_metadata
     names = tiers.select_partitions(tier, args.partitions)
@@ -29,7 +29,7 @@ def find_orphaned_objects_command(args: argparse.Namespace, out: Output) -> None
     out.print_result(found.to_json(), *tables, summary=f"{count_noun(len(rows), 'orphan')}, {total}.{where}")
 
 
-def purge_orphaned_objects_command(args: argparse.Namespace, out: Output) -> None:
+def purge_command(args: argparse.Namespace, out: Output) -> None:
     wanted = read_orphan_list(args.file)
     tier = tiers.open_configured_tier(args)
     _ = tier.broker_metadata

@@ -50,7 +50,7 @@ def list_iceberg_tables(args: argparse.Namespace, out: Output) -> ExitCode:
     ]  # fmt: skip
     columns = ("partition", "table", "status", "lag", "behind for", "rows", "files", "size", "snapshots", "not decoded", "remains")
     table = Table("", columns, rows, minor=("snapshots", "files", "remains"))
-    out.print_result({"tables": [tiers.json_document_of_report(one) for one in statuses]}, table)
+    out.print_result({"tables": [tiers.report_document(one) for one in statuses]}, table)
     return code
 
 
@@ -71,8 +71,8 @@ def _for_each_partition(
     with ThreadPoolExecutor(tier.settings.daemon.threads, "outputs") as pool:
         for name, done in zip(names, pool.map(call_query, names), strict=True):
             if isinstance(done, CompactorError):
-                outcomes.print_and_record_failure(str(name), done)
+                outcomes.record_failure(str(name), done)
             else:
-                outcomes.record_partition_success()
+                outcomes.record_success()
                 found.append((name, done))
     return found, outcomes.exit_code()

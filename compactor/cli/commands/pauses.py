@@ -23,7 +23,7 @@ def pause_command(args: argparse.Namespace, out: Output) -> None:
     names = tier.list_partitions()
     if args.pattern is not None:
         with audit.audited(args, tier.settings, out, "pause", [args.pattern]):
-            anew = add_round_pause_unless_present(tier.catalog, args.pattern, audit.operator_user_at_host(), args.reason)
+            anew = add_round_pause_unless_present(tier.catalog, args.pattern, audit.operator_name(), args.reason)
         if not anew:
             out.print_note(f"{args.pattern} was paused already")
         if not any(pattern_matches(args.pattern, name) for name in names):
@@ -47,7 +47,7 @@ def resume_command(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_for_control_writes(args)
     names = tier.list_partitions()
     with audit.audited(args, tier.settings, out, "resume", [args.pattern]):
-        end_round_pause_with_pattern(tier.catalog, args.pattern, audit.operator_user_at_host())
+        end_round_pause_with_pattern(tier.catalog, args.pattern, audit.operator_name())
     still = [str(name) for name in names if pattern_matches(args.pattern, name) and round_pause_reason_or_empty(tier.catalog.state, name)]
     summary = f"{args.pattern} is not paused any more"
     if still:
@@ -62,7 +62,7 @@ def wake_command(args: argparse.Namespace, out: Output) -> None:
         for name in names:
             if why := round_pause_reason_or_empty(tier.catalog.state, name):
                 out.print_note(f"note: {name} is {why}; it is taken up once that is over")
-            request_round(tier.catalog, name, audit.operator_user_at_host())
+            request_round(tier.catalog, name, audit.operator_name())
     reported = f"{names[0]} is" if len(names) == 1 else f"{len(names)} partitions are"
     wait = f"within daemon.interval_ms ({format_duration(tier.settings.daemon.interval_ms)})"
     out.print_result({"wanted": [str(name) for name in names]}, summary=f"{reported} taken up by a daemon {wait}, if one runs")

@@ -22,16 +22,16 @@ from compactor.views.forecast import (
     PriceTable,
     RoundCircumstances,
     RoundForecast,
-    forecast_round_from_summary,
+    forecast_round,
     price_table_of_tier,
-    read_segment_skip_evidence,
+    read_skip_evidence,
 )
 from compactor.views.verdict import TransactionAtEnd, VerdictKind, blocks_of_topics, read_open_transaction
 
 DEFAULT_SAMPLE_BYTES = 8 << 20
 
 
-def print_compaction_round_forecasts(args: argparse.Namespace, out: Output) -> ExitCode:
+def plan_command(args: argparse.Namespace, out: Output) -> ExitCode:
     with tiers.open_configured_tier(args, local_state=True) as tier:
         outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
         prices = price_table_of_tier(tier.settings.tier_url, args.prices)
@@ -40,13 +40,13 @@ def print_compaction_round_forecasts(args: argparse.Namespace, out: Output) -> E
         now, found = command_parser.now_ms_from_arguments(args), []
         blocks = blocks_of_topics(tier, sorted({summary.topic for summary in summaries}))
         for summary in summaries:
-            one = forecast_round_from_summary(
+            one = forecast_round(
                 tier,
                 summary,
                 frees,
                 now,
                 force=args.force,
-                sidecar_evidence=read_segment_skip_evidence(tier, summary, now, force=args.force),
+                sidecar_evidence=read_skip_evidence(tier, summary, now, force=args.force),
                 prices=prices,
                 circumstances=RoundCircumstances(
                     blocks.get(summary.topic),
@@ -56,7 +56,7 @@ def print_compaction_round_forecasts(args: argparse.Namespace, out: Output) -> E
             )
             found.append(one)
         if frees:
-            found = _estimate_savings_by_sampling(tier, found, args.sample, out, prices)
+            found = _sample_savings(tier, found, args.sample, out, prices)
     rows = [
         (
             str(f.topic_partition),
@@ -98,7 +98,7 @@ def print_compaction_round_forecasts(args: argparse.Namespace, out: Output) -> E
         is_paused = f.due and f.verdict.kind is VerdictKind.PAUSED
         notes += [f"{f.topic_partition}: no round starts, it is {f.verdict.reason}"] if is_paused else []
         notes += [f"{f.topic_partition}: {f.retention}"] if f.segments_expired or f.one_to_one or (f.retention and len(found) == 1) else []
-    notes += _automatic_dirty_ratio_lines(found) + _storage_cost_lines(found, prices)
+    notes += _dirty_ratio_lines(found) + _storage_cost_lines(found, prices)
     out.print_result({"partitions": documents, "prices": prices.document()}, table, summary="\n".join(notes))
     return outcomes.exit_code()
 
@@ -129,7 +129,7 @@ def _expected_saving_lines(forecasts: Sequence[RoundForecast]) -> list[str]:
     return [f"{rounds} due: {amount} of {format_size(sum(f.bytes_to_read for f in due))} read will be saved{source}"]
 
 
-def _automatic_dirty_ratio_lines(forecasts: Sequence[RoundForecast]) -> list[str]:
+def _dirty_ratio_lines(forecasts: Sequence[RoundForecast]) -> list[str]:
     chosen = [f for f in forecasts if f.min_cleanable_dirty_ratio_saves_usd_month is not None]
     if not chosen:
         return []
@@ -156,7 +156,7 @@ def _format_expected_saving(forecast: RoundForecast) -> str:
     return f"at least {format_size(forecast.expected_saving_bytes)}{error}"
 
 
-def _estimate_savings_by_sampling(
+def _sample_savings(
     tier: Tier, forecasts: Sequence[RoundForecast], sample_bytes: int | None, out: Output, prices: PriceTable
 ) -> list[RoundForecast]:
     """:param sample_bytes: of each partition; 0 to sample nothing; None for DEFAULT_SAMPLE_BYTES of each of the SAMPLED_PARTITIONS largest
@@ -173,7 +173,7 @@ def _estimate_savings_by_sampling(
             results.append(one)
             continue
         try:
-            results.append(_forecast_with_sampled_saving(tier, one, sample_bytes or DEFAULT_SAMPLE_BYTES, out, prices))
+            results.append(_with_sampled_saving(tier, one, sample_bytes or DEFAULT_SAMPLE_BYTES, out, prices))
         except CompactorError as error:
             if sample_bytes is not None:
                 raise
@@ -181,7 +181,7 @@ def _estimate_savings_by_sampling(
     return results
 
 
-def _forecast_with_sampled_saving(tier: Tier, forecast: RoundForecast, sample_bytes: int, out: Output, prices: PriceTable) -> RoundForecast:
+def _with_sampled_saving(tier: Tier, forecast: RoundForecast, sample_bytes: int, out: Output, prices: PriceTable) -> RoundForecast:
     with (
         out.show_progress(f"sampling {forecast.topic_partition}", unit="bytes") as progress,
         tier.counters.report_transferred_bytes_to(progress.advance),

@@ -31,7 +31,7 @@ def recompact_command(args: argparse.Namespace, out: Output) -> ExitCode:
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     min_benefit = 0 if args.force else args.min_benefit
     if args.dry_run:
-        return _print_recompaction_dry_run(
+        return _print_dry_run(
             find_recompaction_candidates(tier, names, command_parser.now_ms_from_arguments(args), min_benefit), out, outcomes
         )
     require_supported_pyspark()
@@ -66,23 +66,21 @@ def recompact_command(args: argparse.Namespace, out: Output) -> ExitCode:
         spark = _spark_job_document(started, cost)  # as long as it runs
     for name, table in tables.items():
         if isinstance(table, CompactorError):
-            outcomes.print_and_record_failure(f"the table of {name}", table)
+            outcomes.record_failure(f"the table of {name}", table)
         elif table.summary:
             out.print_note(f"{name}: {table.summary}")
     rows = [recompaction_result_row(one, tables.get(one.partition)) for one in finished]
-    out.print_result(
-        {"partitions": rows, "spark": spark}, tiers.compaction_rounds_table(rows), summary=_spark_job_summary_line(started, cost)
-    )
+    out.print_result({"partitions": rows, "spark": spark}, tiers.compaction_rounds_table(rows), summary=_spark_summary(started, cost))
     return outcomes.exit_code()
 
 
-def _print_recompaction_dry_run(candidates: Sequence[RecompactionCandidate], out: Output, outcomes: tiers.PartitionOutcomes) -> ExitCode:
+def _print_dry_run(candidates: Sequence[RecompactionCandidate], out: Output, outcomes: tiers.PartitionOutcomes) -> ExitCode:
     rows, cells = [], []
     for inspection in candidates:
         if inspection.error is not None:
-            outcomes.print_and_record_failure(str(inspection.partition), inspection.error)
+            outcomes.record_failure(str(inspection.partition), inspection.error)
             continue
-        outcomes.record_partition_success()
+        outcomes.record_success()
         status = "left_alone" if inspection.is_skipped else "would_be_cleaned"
         reason = inspection.reason + (
             "" if inspection.is_skipped else f"; {count_noun(inspection.segments, 'segment')} from the log's start on"
@@ -104,13 +102,11 @@ def _report_recompacted_partition(
     """Report one partition at once, for users who interrupt the job."""
     report = finished.report
     if finished.error is not None:
-        outcomes.print_and_record_failure(str(finished.partition), finished.error)
+        outcomes.record_failure(str(finished.partition), finished.error)
     elif report is not None and report.status == RoundStatus.QUARANTINED:
-        outcomes.report_quarantined_partition(
-            str(finished.partition), report.reason, report.keyless_records, is_repairable=tier.kind.owns_root
-        )
+        outcomes.record_quarantine(str(finished.partition), report.reason, report.keyless_records, is_repairable=tier.kind.owns_root)
     else:
-        outcomes.record_partition_success()
+        outcomes.record_success()
         if report is not None and report.status == RoundStatus.WAITING:
             out.print_note(f"{finished.partition}: {report.reason}")
         if report is not None and report.segments_out:
@@ -133,6 +129,6 @@ def _spark_job_document(started: StartedCluster, cost: TaskCost) -> dict[str, ob
     }
 
 
-def _spark_job_summary_line(started: StartedCluster, cost: TaskCost) -> str:
+def _spark_summary(started: StartedCluster, cost: TaskCost) -> str:
     text = f"Spark on {started.master}: started in {started.seconds:.1f} s"
     return text + (f"; {cost.rows:,} keys exchanged, {cost.exchanged_bytes / cost.rows:.1f} bytes each" if cost.rows else "")

@@ -70,6 +70,6 @@ def _print_repair_report(report: RepairReport, partition: TopicPartition, out: O
     summary += f", {left_over} cannot be" if left_over else ""
     if report.repaired and not dry_run:
         summary += f". `wake {partition}` or `run {partition}` begins the round that had to wait"
-    document = tiers.json_document_of_report(report)
+    document = tiers.report_document(report)
     out.print_result({key: list(value) for key, value in document.items()}, *tables, summary=summary)
     return BadData.exit_code if report.unrepaired else 0

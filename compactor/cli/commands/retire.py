@@ -25,7 +25,7 @@ from compactor.upkeep.retire import (
     MAX_UNHINTED_INSPECTIONS,
     GraceClock,
     RetireReport,
-    abort_stale_multipart_uploads,
+    abort_stale_uploads,
     delete_missing_topics,
     partitions_to_inspect,
     retire_partition,
@@ -105,11 +105,11 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
                 log = tier.open_control_log_of_partition(name, caller_runs_round=True)
                 report = retire_partition(tier.ports, log, tier.lease, tier.retention, clock=clock, dry_run=args.dry_run, round_steps=work)
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
-                outcomes.print_and_record_failure(str(name), error)
+                outcomes.record_failure(str(name), error)
                 continue
             finally:
                 progress.advance()
-            outcomes.record_partition_success()
+            outcomes.record_success()
             if not args.dry_run:
                 noted.add_findings(name, log, report)
             sizes |= report.sizes
@@ -145,7 +145,7 @@ def _delete_missing_topics(tier: Tier, outcomes: tiers.PartitionOutcomes) -> lis
         ask = partial(query_topic_ids, kafka_connection_settings(tier.settings))
         return [str(name) for name in delete_missing_topics(tier, ask)]
     except CompactorError as error:
-        outcomes.print_and_record_failure("topics that their cluster has deleted", error)
+        outcomes.record_failure("topics that their cluster has deleted", error)
         return []
 
 
@@ -155,9 +155,9 @@ def _abort_stale_uploads(tier: Tier, args: argparse.Namespace, outcomes: tiers.P
         now = tier.ports.clock_ms()
         if args.now is not None:
             now = args.now if args.force_now else min(now, args.now)
-        return abort_stale_multipart_uploads(tier, now, dry_run=args.dry_run)
+        return abort_stale_uploads(tier, now, dry_run=args.dry_run)
     except CompactorError as error:
-        outcomes.print_and_record_failure("unfinished uploads", error)
+        outcomes.record_failure("unfinished uploads", error)
         return ()
 
 

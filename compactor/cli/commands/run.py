@@ -25,7 +25,7 @@ from compactor.model.ids import RoundStatus, TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.round.compaction import failed_round_report, paused_round_report, report_if_nothing_to_do
 from compactor.service import ServiceEventLogger
-from compactor.views.forecast import forecast_round_from_summary
+from compactor.views.forecast import forecast_round
 from compactor.views.overview import read_summaries
 
 
@@ -36,7 +36,7 @@ def run_compaction_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
         now = command_parser.now_ms_from_arguments(args)
         rows = {}
         held, expected = [], {}
-        for summary in _read_present_partition_summaries(tier, names, out):
+        for summary in _read_present_summaries(tier, names, out):
             if summary.leader is not None and not summary.leader.released:
                 held.append(summary.topic_partition)
             why = round_pause_reason_or_empty(tier.catalog.state, summary.topic_partition)
@@ -46,15 +46,15 @@ def run_compaction_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
                 else report_if_nothing_to_do(tier.cleaner_settings_for_topic(summary.topic), summary, now, force=args.force)
             )
             if idle is not None:
-                rows[summary.topic_partition] = tiers.json_document_of_report(idle) | {"requests": 0, "seconds": 0.0}
-                outcomes.record_partition_success()
+                rows[summary.topic_partition] = tiers.report_document(idle) | {"requests": 0, "seconds": 0.0}
+                outcomes.record_success()
             else:
-                forecast = forecast_round_from_summary(tier, summary, None, now, force=args.force)
+                forecast = forecast_round(tier, summary, None, now, force=args.force)
                 expected[summary.topic_partition] = forecast.bytes_to_read + forecast.bytes_to_write
         work = [name for name in names if name not in rows]
         profile = CommandProfile(args)
         if work:
-            rows |= _run_due_compaction_rounds(tier, work, expected, held, args, now, profile, out, outcomes)
+            rows |= _run_rounds(tier, work, expected, held, args, now, profile, out, outcomes)
     found = [rows[name] for name in names]
     usage = tier.counters.usage()
     store = {"requests": dict(usage.requests), "bytes_read": usage.bytes_read, "bytes_written": usage.bytes_written}
@@ -67,7 +67,7 @@ def run_compaction_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
     return outcomes.exit_code()
 
 
-def _read_present_partition_summaries(tier: Tier, partitions: Sequence[TopicPartition], out: Output) -> list[PartitionSummary]:
+def _read_present_summaries(tier: Tier, partitions: Sequence[TopicPartition], out: Output) -> list[PartitionSummary]:
     """Leave out partitions that cannot be read: their rounds will report the error."""
     with out.show_progress("looking", len(partitions), "partitions") as progress:
         looks = read_summaries(tier, partitions, max_age_ms=0, on_partition=progress.advance)
@@ -84,7 +84,7 @@ def _print_lease_holder(tier: Tier, partition: TopicPartition, out: Output) -> N
         out.print_note(f"{partition}: {lease.holder} holds the lease; waiting for its end, up to {-(-left_ms // 1000)} s")
 
 
-def _run_due_compaction_rounds(
+def _run_rounds(
     tier: Tier,
     partitions: Sequence[TopicPartition],
     expected_bytes: Mapping[TopicPartition, int],
@@ -123,17 +123,15 @@ def _run_due_compaction_rounds(
                     _print_lease_holder(tier, name, out)
                 report = compact(tier, name, now_ms, force=args.force, on_stage=stages)
                 if report.status == RoundStatus.QUARANTINED:
-                    outcomes.report_quarantined_partition(
-                        str(name), report.reason, report.keyless_records, is_repairable=tier.kind.owns_root
-                    )
+                    outcomes.record_quarantine(str(name), report.reason, report.keyless_records, is_repairable=tier.kind.owns_root)
                 else:
                     if report.reason:  # why it waits, what was given up first, what brokers had deleted meanwhile
                         out.print_note(f"{name}: {report.reason}")
-                    outcomes.record_partition_success()
+                    outcomes.record_success()
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
-                report = failed_round_report(name, outcomes.print_and_record_failure(str(name), error))
+                report = failed_round_report(name, outcomes.record_failure(str(name), error))
             requests = tier.counters.usage().usage_since(before).total_requests
-            rows[name] = tiers.json_document_of_report(report) | {"requests": requests, "seconds": round(time.monotonic() - begin, 3)}
+            rows[name] = tiers.report_document(report) | {"requests": requests, "seconds": round(time.monotonic() - begin, 3)}
     return rows
 
 

@@ -10,7 +10,7 @@ from compactor.config.times import format_iso_time
 from compactor.config.units import format_duration
 from compactor.control.state import RunHistoryEntry
 from compactor.errors import ExitCode, UsageError
-from compactor.views.overview import run_history_entry_document, search_run, undo_refusal
+from compactor.views.overview import run_document, search_run, undo_refusal
 
 SHORT = 8
 """Characters of a run's id in tables. They suffice to name it."""
@@ -32,7 +32,7 @@ def list_compaction_runs(args: argparse.Namespace, out: Output) -> ExitCode:
             f"{run.sources} -> {run.outputs}" if run.outputs else "",
             _format_byte_stat(run, "bytes_read"),
             _format_byte_stat(run, "bytes_written"),
-            _format_cleaned_offset_range(run),
+            _format_offsets(run),
             run.holder,
             run.leader_epoch,
             run.reason,
@@ -41,7 +41,7 @@ def list_compaction_runs(args: argparse.Namespace, out: Output) -> ExitCode:
     ]
     columns = ("partition", "run", "status", "began", "took", "segments", "read", "written", "offsets", "by", "epoch", "reason")
     table = Table("", columns, rows, minor=("epoch", "by", "offsets", "segments", "took", "read", "written", "began"), below=1)
-    out.print_result({"runs": [run_history_entry_document(state, run) for state, run in found]}, table)
+    out.print_result({"runs": [run_document(state, run) for state, run in found]}, table)
     return outcomes.exit_code()
 
 
@@ -63,7 +63,7 @@ def show_compaction_run(args: argparse.Namespace, out: Output) -> None:
         ("began", f"{format_iso_time(run.started_ms)} by {run.holder}, in slot {run.slot}"),
         ("ended", format_iso_time(run.ended_ms) if run.ended_ms >= 0 else ""),
         ("published", f"in slot {run.published_slot} by epoch {run.leader_epoch}" if run.published_slot else ""),
-        ("offsets", _format_cleaned_offset_range(run)),
+        ("offsets", _format_offsets(run)),
         ("cleaner offsets", f"{offsets[0]} -> {offsets[1]}" if run.published_slot else ""),
         ("segments", f"{run.sources} -> {run.outputs}" if run.outputs else ""),
         ("saved", _format_saved_bytes(run)),
@@ -71,7 +71,7 @@ def show_compaction_run(args: argparse.Namespace, out: Output) -> None:
         *_balance_rows(run),
         ("undo", f"no: {undoing}" if undoing else command_parser.command_line(args, f"undo {run.run_id}")),
     ]
-    out.print_result(run_history_entry_document(state, run), Table(f"run {run.run_id}", ("", ""), [row for row in rows if row[1] != ""]))
+    out.print_result(run_document(state, run), Table(f"run {run.run_id}", ("", ""), [row for row in rows if row[1] != ""]))
 
 
 def _balance_rows(run: RunHistoryEntry) -> list[tuple[str, object]]:
@@ -89,7 +89,7 @@ def _balance_rows(run: RunHistoryEntry) -> list[tuple[str, object]]:
     ]
 
 
-def _format_cleaned_offset_range(run: RunHistoryEntry) -> str:
+def _format_offsets(run: RunHistoryEntry) -> str:
     """Return text such as ``1000 -> 2500``, with ``?`` for an unknown offset after the run."""
     if run.first_dirty_offset < 0:
         return ""

@@ -21,7 +21,7 @@ from compactor.features.imports.incarnations import reinstate_superseded_topic
 from compactor.tier.kinds import control_url, tier_kind
 
 
-def list_topics_in_tier(args: argparse.Namespace, out: Output) -> ExitCode:
+def list_command(args: argparse.Namespace, out: Output) -> ExitCode:
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=False)
     with tiers.open_configured_tier(args, local_state=True) as tier:
         found = [summary for summary in tiers.read_partition_summaries(tier, tier.list_partitions(), out, outcomes) if summary.segments]
@@ -46,7 +46,7 @@ def _refuse_broker_managed(args: argparse.Namespace, what_brokers_decide: str, h
         raise UsageError(f"the brokers say which {what_brokers_decide} a tier of kind {settings.tier.kind} has", hint=hint)
 
 
-def delete_partition_from_tier(args: argparse.Namespace, out: Output) -> None:
+def delete_command(args: argparse.Namespace, out: Output) -> None:
     _refuse_broker_managed(args, "partitions", "Delete the topic there")
     with tiers.open_configured_tier(args) as tier:
         (name,) = tier.list_partitions([args.partition])
@@ -131,7 +131,7 @@ def adopt_command(args: argparse.Namespace, out: Output) -> ExitCode:
                     topic_id=TopicId(args.topic_id or ""),
                     previous_id=before.topic_id,
                     seam=seam,
-                    by=audit.operator_user_at_host(),
+                    by=audit.operator_name(),
                     why="topics adopt",
                 )
                 status, reason, after = "adopted", "", before
@@ -139,9 +139,9 @@ def adopt_command(args: argparse.Namespace, out: Output) -> ExitCode:
                     after = record_topic_id_adoption(log, body)
                     status = "unchanged" if after.slot == before.slot else status
                     tier.change_notifier.announce_changed_control_logs([log])
-                    outcomes.record_partition_success()
+                    outcomes.record_success()
                 except CompactorError as error:
-                    status, reason = "refused", outcomes.print_and_record_failure(str(name), error).message
+                    status, reason = "refused", outcomes.record_failure(str(name), error).message
                 adopted = {"topic_id": after.topic_id, "previous_id": before.topic_id, "seam": after.adopted_seam}
                 rows.append({"topic": name.topic, "partition": name.partition, "status": status, **adopted, "reason": reason})
     columns = ("topic", "partition", "status", "topic_id", "previous_id", "seam", "reason")

@@ -65,7 +65,7 @@ def undo_command(args: argparse.Namespace, out: Output) -> None:
         **tiers.partition_name_fields(name),
         "run_id": run_id,
         "status": RunHistoryStatus.REVERTED,
-        "cleaner_offsets": [tiers.json_document_of_report(entry) for entry in state.vector],
+        "cleaner_offsets": [tiers.report_document(entry) for entry in state.vector],
         "first_dirty_offset": state.first_dirty_offset,
         "segments": len(state.live),
         "bytes": state.bytes,

@@ -13,7 +13,7 @@ from compactor.cli.output import Output
 from compactor.errors import ExitCode, UsageError
 from compactor.tier.kinds import MetadataSource
 from compactor.upkeep.broker_verify import verify_broker_partition
-from compactor.upkeep.verify import find_stale_upload_problems, verify_catalog, verify_partition
+from compactor.upkeep.verify import stale_upload_notes, verify_catalog, verify_partition
 
 Finding = TypeVar("Finding")
 REPAIRABLE = ("missing", "size", "digest")
@@ -36,7 +36,7 @@ def _verify_compactor_managed_tier(tier: Tier, args: argparse.Namespace, out: Ou
     found = verify_catalog(tier)
     if not found:
         found = _verify_each_partition(tier, args, out, partial(verify_partition, compares_batch_digest_sums=args.deep))
-    code = tiers.print_check_findings([*found, *find_stale_upload_problems(tier)], out)
+    code = tiers.print_check_findings([*found, *stale_upload_notes(tier)], out)
     for name in dict.fromkeys(f"{one.topic}-{one.partition}" for one in found if one.severity == "error" and one.kind in REPAIRABLE):
         out.print_note(
             f"`repair {name} --from LOG_DIR|CONFIG` makes {name} good from a log directory, a replica's or a backup's, or another tier"

@@ -152,7 +152,7 @@ def group_records_by_segment_and_key(records: Iterable[FoundRecord], keys: Seque
             entry = found.setdefault((one.segment.id, key), KeyRecordsInSegment(one.segment, key, one))
             entry.records += 1
             entry.first_offset = one.offset
-            if entry.latest is None and one.sets_value_of_key:
+            if entry.latest is None and one.sets_value:
                 entry.latest = one
     return list(found.values())
 
