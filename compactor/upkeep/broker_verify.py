@@ -54,7 +54,7 @@ class OrphanObject:
 
 
 @dataclass(frozen=True)
-class PartitionListing:
+class BrokerPartitionListing:
     """Metadata and objects of one partition.
 
     folded: read after LIST.
@@ -73,7 +73,7 @@ class PartitionListing:
         return sorted(expected_parts - self.there.get(segment.id, {}).keys())
 
 
-def list_partition_objects(tier: Tier, partition: TopicPartition) -> PartitionListing:
+def list_partition_objects(tier: Tier, partition: TopicPartition) -> BrokerPartitionListing:
     """Read metadata and list objects of a partition. Read-only.
 
     Raises StoreError, BadData if the metadata topic is corrupt, and UsageError if the partition no longer exists.
@@ -100,7 +100,7 @@ def list_partition_objects(tier: Tier, partition: TopicPartition) -> PartitionLi
         known = raw_id in states or raw_id in folded.cache.segments
         if not known and (latest_ms is None or one.modified_ms < latest_ms):
             orphans.append(OrphanObject(one, raw_id in gone))
-    return PartitionListing(folded, sorted(readable, key=lambda one: one.start_offset), there, orphans, strangers)
+    return BrokerPartitionListing(folded, sorted(readable, key=lambda one: one.start_offset), there, orphans, strangers)
 
 
 _RESTORE_HINT = "Restore the object from the store's versions or a backup, or let retention pass over it"
@@ -257,7 +257,7 @@ def _was_deleted(tier: Tier, partition: TopicPartition, record: RemoteLogSegment
     return now is None or now.state is not SegmentState.COPY_SEGMENT_FINISHED
 
 
-def _metadata_topic_findings(tier: Tier, partition: TopicPartition, objects: PartitionListing) -> Iterator[BrokerTierFinding]:
+def _metadata_topic_findings(tier: Tier, partition: TopicPartition, objects: BrokerPartitionListing) -> Iterator[BrokerTierFinding]:
     cache = objects.folded.cache
     view = broker_view(cache, partition)
     for first, last in offset_gaps(view.links):
@@ -279,7 +279,7 @@ def _metadata_topic_findings(tier: Tier, partition: TopicPartition, objects: Par
         yield finding_of_kind("dropped-record", partition, f"offset {dropped.offset} of the metadata topic", dropped.detail)
 
 
-def _unknown_object_findings(tier: Tier, partition: TopicPartition, objects: PartitionListing) -> Iterator[BrokerTierFinding]:
+def _unknown_object_findings(tier: Tier, partition: TopicPartition, objects: BrokerPartitionListing) -> Iterator[BrokerTierFinding]:
     for one in objects.orphans:
         why = "its segment's deletion is recorded as finished" if one.finished else "no metadata has ever named its segment"
         yield finding_of_kind("orphan", partition, one.listed.key, why)
@@ -301,7 +301,7 @@ def _abandoned_upload_findings(tier: Tier, partition: TopicPartition) -> Iterato
 
 
 def _segment_object_findings(
-    tier: Tier, partition: TopicPartition, objects: PartitionListing, record: RemoteLogSegmentMetadataRecord
+    tier: Tier, partition: TopicPartition, objects: BrokerPartitionListing, record: RemoteLogSegmentMetadataRecord
 ) -> Iterator[BrokerTierFinding]:
     """Report objects that are absent, have another size than recorded or cannot be read."""
     layout, segment = tier.ports.layout, segment_from_broker_record(record)

@@ -1,4 +1,4 @@
-"""Documents of the pages, which ``/api`` returns as JSON: docs/reference/status-api.md explains every field.
+"""Documents of the pages, as frozen values. Templates draw them, and ``/api`` returns them as JSON (docs/reference/status-api.md).
 
 Times are milliseconds since 1970, UTC. Sizes are in bytes. ``end_offset`` is inclusive unless a class says otherwise. A field is null if
 its value is unknown.
@@ -11,13 +11,17 @@ from typing import Generic, Literal, TypeVar
 from compactor.model.segment import StrictFrozenModel
 
 DOCUMENT_SCHEMA_VERSION = 1
-"""It rises when a field changes its meaning or is removed, not when a field is added."""
+"""Version of the documents. It rises when a field changes its meaning or is removed, not when a field is added."""
 
 Level = Literal["ok", "attention", "down", "starting", "stopping"]
 
 
 class ServiceVerdict(StrictFrozenModel):
-    """Condition of the service at a glance. ``detail``: the reason, or else the work that runs or is due."""
+    """Condition of the service at a glance.
+
+    ``text``: the condition in a few words.
+    ``detail``: the reason for it, or else the work that runs or is due.
+    """
 
     level: Level
     text: str
@@ -32,7 +36,16 @@ STATE_WORDS = {
 
 
 class PartitionVerdictEntry(StrictFrozenModel):
-    """Verdict on a partition (``views.verdict.PartitionVerdict``)."""
+    """Verdict on a partition.
+
+    ``kind``: clean, due, waiting (ends by itself), blocked (no round can clean it until a person acts) or paused (by a person).
+    ``until_ms``: when a wait ends at the latest; null if unknown.
+    ``waiting_bytes``: bytes of segments with dirty offsets, whether or not a round may clean them now.
+    ``cause``: of a blocked partition: settings, budget, transaction, timestamps, keyless, damage, rights, brokers, location or failing
+        (jobs or polls fail and are retried); otherwise empty.
+    ``since_ms``: since when it is known to be blocked; null if unknown.
+    ``next_step``: what a person can do about a block.
+    """
 
     kind: str
     reason: str
@@ -47,9 +60,10 @@ class PartitionNeedingAttention(StrictFrozenModel):
     """A partition that is blocked: no round can clean it until a person acts.
 
     ``kind``: unreadable, failing, quarantined or blocked.
-    ``cause``, ``waiting_bytes``, ``next_step``: as in the verdict; empty and 0 for an agent's partition.
-    ``since_ms``: time of the first failure.
-    ``runbook``: an absolute URL if ``runbook_url`` is set, else a file of the documentation.
+    ``cause``, ``waiting_bytes``, ``next_step``: as in the verdict on the partition; empty and 0 for an agent's partition.
+    ``since_ms``: time of the first failure, in milliseconds.
+    ``commands``: the first commands to run.
+    ``runbook``: link to a section of the runbook: an absolute URL if ``runbook_url`` is set, else a file of the documentation.
     """
 
     partition: str
@@ -67,7 +81,11 @@ class PartitionNeedingAttention(StrictFrozenModel):
 
 
 class RunningJobProgress(StrictFrozenModel):
-    """A running job. ``done`` and ``total`` are in ``unit``. ``share``: completed fraction of the whole job, from 0 to 1."""
+    """A running job with its progress.
+
+    ``done``, ``total``: completed and expected amount of work, in ``unit``.
+    ``share``: completed fraction of the whole job, from 0 to 1; null while unknown.
+    """
 
     partition: str
     action: str
@@ -83,7 +101,11 @@ class RunningJobProgress(StrictFrozenModel):
 
 
 class NextPartitionAction(StrictFrozenModel):
-    """A round, retire, output, poll or upload. ``at_ms``: its earliest time."""
+    """The next action on a partition.
+
+    ``action``: round, retire, output, poll or upload.
+    ``at_ms``: earliest time of the action; null if none is known.
+    """
 
     action: str
     at_ms: int | None
@@ -91,7 +113,11 @@ class NextPartitionAction(StrictFrozenModel):
 
 
 class RoundOutcome(StrictFrozenModel):
-    """The latest ended round of a partition. Sizes are those of the segments that it rewrote, and wrote."""
+    """The latest ended round of a partition.
+
+    ``bytes_before``: size of the segments that it rewrote.
+    ``bytes_after``: size of the segments that it wrote.
+    """
 
     run: str
     status: str
@@ -101,7 +127,10 @@ class RoundOutcome(StrictFrozenModel):
 
 
 class PartitionListRow(StrictFrozenModel):
-    """A partition's row in a list."""
+    """A partition's row on the page that lists partitions.
+
+    ``reason``: message of its failure, or why it has this condition.
+    """
 
     partition: str
     condition: str
@@ -114,6 +143,9 @@ class DaemonPartitionRow(PartitionListRow):
 
     ``condition``: attention (it is blocked), working (a job runs), due (for a round), waiting (replaced segments are in grace), paused,
     unseen (not polled yet) or quiet (clean, or dirty and not cleanable yet).
+    ``state``: the condition for people, with the time until which replaced segments stay, or until which what is dirty has to wait.
+    ``verdict``: whether the partition is clean, due, waiting, blocked or paused; null if it was not polled yet.
+    ``reason``: message of its failure, or why a round is due or not.
     ``cleaner_offsets``: pairs of compactor epoch and offset.
     """
 
@@ -136,8 +168,9 @@ class PartitionUploadRow(PartitionListRow):
     """A partition in the agent's list.
 
     ``condition``: attention (it fails), working (an upload runs), due (segments wait for upload), unseen (state unknown) or quiet (up to
-    date).
-    ``lag_staged_segments``: segments not yet uploaded that the broker has renamed for deletion.
+        date).
+    ``tier_end_offset``: last offset in the tier, inclusive.
+    ``lag_staged_segments``: number of segments not yet uploaded that the broker has renamed for deletion.
     ``lag_deadline_ms``: when the broker will delete the first of them.
     """
 
@@ -157,7 +190,7 @@ RowT = TypeVar("RowT", DaemonPartitionRow, PartitionUploadRow)
 class PartitionListPage(StrictFrozenModel, Generic[RowT]):
     """One page of the list of partitions.
 
-    ``matching``: number of partitions that match, on all pages.
+    ``matching``: number of partitions that match the search and the condition, on all pages.
     ``conditions``: number of partitions that match the search, by condition.
     """
 
@@ -174,7 +207,11 @@ class PartitionListPage(StrictFrozenModel, Generic[RowT]):
 
 
 class WorkScanTimes(StrictFrozenModel):
-    """Number, latest time and interval of the scans in which the service looks for work."""
+    """Number and times of the service's scans, in which it looks for work.
+
+    ``last_ms``: time of the latest scan.
+    ``interval_ms``: time between two scans.
+    """
 
     count: int
     last_ms: int | None
@@ -182,7 +219,11 @@ class WorkScanTimes(StrictFrozenModel):
 
 
 class HourlyStorageBytes(StrictFrozenModel):
-    """Bytes of the tier in one hour. ``stored_bytes`` includes segments that wait for deletion."""
+    """Bytes of the tier in one hour of the last seven days.
+
+    ``stored_bytes``: stored bytes, including segments that wait for deletion.
+    ``reclaimed_bytes``: bytes that were deleted in this hour.
+    """
 
     hour_ms: int
     stored_bytes: int
@@ -191,12 +232,19 @@ class HourlyStorageBytes(StrictFrozenModel):
 
 
 class RecentRound(StrictFrozenModel):
+    """The latest ended round of one partition, as the list of recent rounds shows it."""
+
     partition: str
     round: RoundOutcome
 
 
 class ServiceTotals(StrictFrozenModel):
-    """Totals since the service started. ``attention_partitions``: number of failing partitions."""
+    """Totals that every service has.
+
+    ``partitions``: number of partitions that the service knows.
+    ``attention_partitions``: number of failing partitions.
+    ``requests``: requests to the store since the service started.
+    """
 
     partitions: int
     attention_partitions: int
@@ -206,10 +254,13 @@ class ServiceTotals(StrictFrozenModel):
 class DaemonTotals(ServiceTotals):
     """Totals of a daemon.
 
-    ``reclaimed_24h_bytes``: deleted by any process since ``reclaimed_since_ms``, by the run history in steps of an hour.
+    ``reclaimed_24h_bytes``: bytes of replaced segments that any process has deleted since ``reclaimed_since_ms``. Computed from the run
+        history in steps of an hour.
     ``waiting_due_ms``: when the first replaced segment may be deleted.
-    ``queue_empty_ms``: when all due rounds will be done at the speed of this process's rounds so far.
-    ``week``: hours of the last seven days, oldest first.
+    ``blocked_bytes``: bytes that wait in blocked partitions, whose number is ``attention_partitions``.
+    ``queue_empty_ms``: when all due rounds will be done if they go on as fast as this process's rounds so far; null if nothing is due or no
+        round has ended.
+    ``week``: stored, dirty and deleted bytes of each hour of the last seven days, oldest first.
     ``recent_rounds``: the latest round of each partition, newest first.
     """
 
@@ -234,8 +285,8 @@ class DaemonTotals(ServiceTotals):
 class AgentTotals(ServiceTotals):
     """Totals of an agent (uploader on a broker).
 
-    ``partitions``: partitions in the log directories whose topics match.
-    ``led``: those that this broker leads. The fields about lag count only these.
+    ``partitions``: number of partitions in the log directories whose topics match.
+    ``led``: number of those partitions that this broker leads. The fields about lag count only these.
     """
 
     led: int
@@ -253,6 +304,8 @@ class ServiceStatusDocument(StrictFrozenModel, Generic[TotalsT, RowT]):
     """Document of the start page and of ``/api/status``.
 
     ``needs_attention``: the first few failing partitions; ``totals.attention_partitions`` counts all of them.
+    ``conditions``: number of partitions in each condition.
+    ``looks``: number and times of the scans, in which the service looks for work.
     """
 
     schema_version: int = DOCUMENT_SCHEMA_VERSION
@@ -273,6 +326,8 @@ class ServiceStatusDocument(StrictFrozenModel, Generic[TotalsT, RowT]):
 
 
 class EffectiveCleanerSettings(StrictFrozenModel):
+    """Settings of the cleaner that apply to a topic."""
+
     cleanup_policy: str
     min_cleanable_dirty_ratio: float
     min_compaction_lag_ms: int
@@ -285,8 +340,8 @@ class EffectiveCleanerSettings(StrictFrozenModel):
 class TopicTotalsRow(StrictFrozenModel):
     """Totals of one topic.
 
-    ``saved_bytes``: by the latest round of each partition.
-    ``week``: empty unless the topic is one of the largest.
+    ``saved_bytes``: bytes saved by the latest round of each partition.
+    ``week``: stored, dirty and deleted bytes of each hour of the last seven days; empty unless the topic is one of the largest.
     """
 
     topic: str
@@ -313,17 +368,20 @@ class TopicsDocument(StrictFrozenModel):
 
 
 class OffsetRange(StrictFrozenModel):
-    """Each kind of range states whether the end is included."""
+    """A range of offsets from ``start_offset`` to ``end_offset``. Each kind of range states whether the end is included."""
 
     start_offset: int
     end_offset: int
 
 
 class OffsetAxisSegmentSpan(OffsetRange):
-    """A segment on the offset axis, or several similar neighbours drawn as one. ``end_offset`` is inclusive.
+    """A segment on the offset axis, or several similar neighbours drawn as one.
 
+    ``segments``: number of these segments.
+    ``end_offset``: inclusive.
     ``state``: cleaned, dirty or uncleanable.
-    ``decision``: "left alone" if the latest round skipped the segments, with the reason in ``why``.
+    ``decision``: "left alone" if the latest round skipped the segments, otherwise empty.
+    ``why``: why they were skipped. Both texts are also empty if this was not recorded.
     """
 
     segments: int
@@ -334,7 +392,12 @@ class OffsetAxisSegmentSpan(OffsetRange):
 
 
 class ReplacedSegmentsSpan(OffsetRange):
-    """Segments that wait for deletion. ``end_offset`` is inclusive. ``run``: the round that replaced them or, if ``undone``, wrote them."""
+    """Segments on the offset axis that readers no longer use and that wait for deletion.
+
+    ``end_offset``: inclusive.
+    ``run``: id of the round that replaced the segments or, if ``undone``, wrote them.
+    ``undone``: whether these are the outputs of a round that was undone.
+    """
 
     segments: int
     bytes: int
@@ -343,19 +406,23 @@ class ReplacedSegmentsSpan(OffsetRange):
 
 
 class OffsetStateBand(OffsetRange):
-    """A range of the axis: cleaned, dirty or uncleanable. ``end_offset`` is exclusive."""
+    """A range of the offset axis in one state.
+
+    ``state``: cleaned, dirty or uncleanable.
+    ``end_offset``: exclusive.
+    """
 
     state: str
 
 
 class LeaderEpochSpan(OffsetRange):
-    """A leader epoch of the broker. ``end_offset`` is exclusive."""
+    """A leader epoch of the broker on the offset axis. ``end_offset`` is exclusive."""
 
     epoch: int
 
 
 class OffsetAxis(OffsetRange):
-    """All that is drawn on a partition's offset axis. ``end_offset`` is exclusive."""
+    """All that is drawn on a partition's offset axis, which extends from ``start_offset`` to ``end_offset`` (exclusive)."""
 
     first_dirty_offset: int
     first_uncleanable_offset: int
@@ -368,8 +435,11 @@ class OffsetAxis(OffsetRange):
 class RoundEntryWithCosts(StrictFrozenModel):
     """A round of the run history.
 
-    ``cost_usd``: estimated from the number of requests that such a round usually makes.
+    ``cost_bytes_read``, ``cost_bytes_written``: bytes that the round read from the tier and wrote to it.
+    ``cost_usd``: price of the round's requests, estimated from the number that such a round usually makes.
     ``saved_usd_month``: monthly price of the storage that the round saves.
+
+    Both prices are computed from the price table that the document names in ``prices``.
     """
 
     run: str
@@ -395,7 +465,10 @@ class RoundEntryWithCosts(StrictFrozenModel):
 
 
 class CompactorEpochSpan(StrictFrozenModel):
-    """One process's period of leadership. ``ended``: released, replaced, or empty while it lasts."""
+    """One compactor epoch: one process's period of leadership of the partition.
+
+    ``ended``: released, replaced, or empty while it lasts.
+    """
 
     epoch: int
     holder: str
@@ -405,7 +478,10 @@ class CompactorEpochSpan(StrictFrozenModel):
 
 
 class PartitionPageDocument(StrictFrozenModel):
-    """Fields that the pages of daemon and agent have in common."""
+    """Fields of a partition's page that daemon and agent have in common.
+
+    ``commands``: command lines about the partition, for people to copy.
+    """
 
     schema_version: int = DOCUMENT_SCHEMA_VERSION
     version: str
@@ -418,10 +494,12 @@ class PartitionPageDocument(StrictFrozenModel):
 class PartitionOutputState(StrictFrozenModel):
     """State of a partition's output, such as its Iceberg table.
 
-    ``end_offset``: exclusive.
-    ``lag_offsets``: from ``end_offset`` to the cleaner offset; negative after an undo.
+    ``end_offset``: end of the offsets that the output contains, exclusive; null if unknown.
+    ``lag_offsets``: number of offsets from ``end_offset`` to the cleaner offset; negative after an undo.
     ``lag_since_ms``: when the latest round ended, if the output does not contain its result yet.
-    ``problem``: empty if nothing prevents an update.
+    ``files``: number of the partition's files in the output.
+    ``snapshots``: number of versions of the output that can be read.
+    ``problem``: why the output lags behind; empty if nothing prevents an update.
     """
 
     end_offset: int | None
@@ -435,8 +513,8 @@ class PartitionOutputState(StrictFrozenModel):
 class DaemonPartitionPageDocument(PartitionPageDocument):
     """Document of a partition's page and of ``/api/partitions/T-P``. Rounds and epochs come newest first.
 
-    ``prices``: empty if the store costs nothing.
-    ``output``: null if none is configured, or its state is not known yet.
+    ``prices``: the price table that was used; empty if the store costs nothing.
+    ``output``: null if no output is configured, or its state is not known yet.
     """
 
     row: DaemonPartitionRow
@@ -450,7 +528,11 @@ class DaemonPartitionPageDocument(PartitionPageDocument):
 
 
 class SegmentPendingUpload(OffsetRange):
-    """A sealed segment that is not in the tier yet. ``end_offset`` is inclusive. ``sealed_ms``: when the broker last wrote to it."""
+    """A sealed segment that is not in the tier yet.
+
+    ``end_offset``: inclusive.
+    ``sealed_ms``: when the broker last wrote to the segment.
+    """
 
     bytes: int
     sealed_ms: int
@@ -459,8 +541,10 @@ class SegmentPendingUpload(OffsetRange):
 class PartitionUploadDocument(PartitionPageDocument):
     """Document of a partition's page and of ``/api/partitions/T-P`` of an agent.
 
-    ``active_offset``: first offset of the segment to which the broker still appends.
-    ``leads``: only the leader's agent uploads a partition.
+    ``directory``: the broker's directory of the partition.
+    ``first_offset``: first offset in that directory.
+    ``active_offset``: first offset of the active segment, to which the broker still appends.
+    ``leads``: whether this broker leads the partition. Only the leader's agent uploads it.
     ``pending``: the first few segments that wait for upload; ``row.lag_segments`` counts all of them.
     """
 
