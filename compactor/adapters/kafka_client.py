@@ -108,7 +108,7 @@ class KafkaConnection:
         return int(detail) if detail and detail.isdigit() and int(detail) > 0 else int(self.timeout_s * 1000)
 
     def client_settings(self, listener: ClientErrorRecorder, **ours: object) -> dict[str, Any]:
-        """Return the configuration of a confluent-kafka client. ``ours``: further properties, with underscores instead of dots."""
+        """Configuration of a confluent-kafka client. ``ours``: further properties, with underscores instead of dots."""
         fixed = {name.replace("_", "."): value for name, value in ours.items()}
         return {
             "client.id": "tiered-compactor",
@@ -146,7 +146,7 @@ class ClientErrorRecorder:
             return self._error
 
     def tls_or_login_error(self, servers: str, request_name: str) -> Refused | None:
-        """Return the stored error as Refused if it is about TLS or login, so that retrying is pointless; otherwise None."""
+        """Stored error as Refused if it is about TLS or login, so that retrying is pointless; otherwise None."""
         error = self.most_severe_error
         if error is None or _error_severity_rank(error.name()) < 2:
             return None
@@ -261,7 +261,7 @@ class LazyKafkaAdminClient:
 
     @property
     def client(self) -> Any:
-        """Return the client. Raises Refused if the connection's properties are invalid."""
+        """Client. Raises Refused if the connection's properties are invalid."""
         if self._client is None:
             self._client = create_kafka_client(
                 lambda: load_confluent_kafka().admin.AdminClient(self._connection.client_settings(self._listener))
@@ -304,7 +304,7 @@ def _error_after_retries(error: KafkaError, connection: KafkaConnection, listene
 
 
 def no_answer_error(connection: KafkaConnection, listener: ClientErrorRecorder, request_name: str) -> StoreError:
-    """Return the most severe error that the client reported, else Unavailable."""
+    """Most severe error that the client reported, else Unavailable."""
     received = listener.most_severe_error
     if received is not None:
         return translate_kafka_error(received, connection.bootstrap_servers, request_name)

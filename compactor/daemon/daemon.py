@@ -361,7 +361,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
     # --- status ---
 
     def status(self) -> DaemonStatus:
-        """Return the daemon's schedules, running jobs and totals. Makes no request."""
+        """Daemon's schedules, running jobs and totals. Makes no request."""
         tier, now = self._tier, self._tier.ports.clock_ms()
         stopping = self.stop.event.is_set()
         return DaemonStatus(
@@ -386,7 +386,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         )
 
     def cleaner_settings_for_topic(self, topic: str) -> CleanerSettings:
-        """Return the cleaner settings that apply to a topic now. Makes no request."""
+        """Cleaner settings that apply to a topic now. Makes no request."""
         return self._tier.cleaner_settings_for_topic(topic)
 
     def partition_details(self, partition: TopicPartition) -> PartitionDetails | None:
@@ -425,7 +425,7 @@ def describe_job_result(result: JobResult) -> str:
 
 
 def job_result_log_level(result: JobResult) -> int:
-    """Return the level at which a finished job is logged."""
+    """Level at which a finished job is logged."""
     if result.status in (RoundStatus.FAILED, RoundStatus.QUARANTINED):
         return logging.ERROR
     return logging.WARNING if result.status in (RoundStatus.OUT_OF_BUDGET, RoundStatus.FENCED) else logging.INFO

@@ -89,14 +89,14 @@ class CatalogChangeFeed:
 
 
 def pause_reasons(catalog: CatalogState, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
-    """Return the paused partitions, each with who paused it and why."""
+    """Paused partitions, each with who paused it and why."""
     if not catalog.paused:
         return {}
     return {name: reason for name in partitions if (reason := round_pause_reason_or_empty(catalog, name))}
 
 
 def round_request_slots(catalog: CatalogState, now_ms: int) -> dict[TopicPartition, CatalogSlot]:
-    """Return the slots of rounds requested in the last REQUEST_EXPIRY_MS."""
+    """Slots of rounds requested in the last REQUEST_EXPIRY_MS."""
     requests = catalog.wanted.items()
     return {
         TopicPartition.parse_partition_store_prefix(text): request.slot
@@ -250,7 +250,7 @@ class PartitionSummaryCache:
     def load_unchanged_statuses(
         self, hints: Mapping[str, int], max_age_ms: int, now_ms: int
     ) -> dict[TopicPartition, PolledPartitionStatus]:
-        """Return the statuses of summaries in local state that are not older than ``max_age_ms`` and still valid: the partition has not
+        """Statuses of summaries in local state that are not older than ``max_age_ms`` and still valid: the partition has not
         changed since, nothing waited for deletion, and no transaction was open. Makes no request.
         """
         kept = self._tier.local.cached_summaries_by_partition_name() if self._tier.local else {}
@@ -283,7 +283,7 @@ class PartitionSummaryCache:
         return self._compute_status(partition, now_ms) if partition in self._known else None
 
     def poll_partition(self, partition: TopicPartition, hint: int, last_status: PartitionStatus | None, now_ms: int) -> PartitionStatus:
-        """Return the partition's status after reading new records of its control log; two requests if there are none. Raises StoreError,
+        """Partition's status after reading new records of its control log; two requests if there are none. Raises StoreError,
         BadControlRecord if the log is corrupt.
         """
         known = self._known.get(partition)
@@ -310,12 +310,12 @@ class PartitionSummaryCache:
         return self._compute_status(log.state.topic_partition, now_ms)
 
     def live_segments(self, partition: TopicPartition) -> tuple[SegmentSummary, ...]:
-        """Return the live segments as of the last poll. Makes no request. Thread-safe."""
+        """Live segments as of the last poll. Makes no request. Thread-safe."""
         known = self._known.get(partition)
         return known.summary.model_copy().live if known else ()
 
     def cached_history(self, partition: TopicPartition) -> PartitionHistory | None:
-        """Return the history as of the last poll, or None if only a summary is cached. Makes no request. Thread-safe."""
+        """History as of the last poll, or None if only a summary is cached. Makes no request. Thread-safe."""
         if partition not in self._histories and self._tier.local is not None and self._tier.local.is_bound_to_tier:
             kept = self._tier.local.cached_partition_state(partition)
             if kept is not None:

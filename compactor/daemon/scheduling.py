@@ -177,7 +177,7 @@ def partition_status(
 
 
 def next_due_time_ms(live: Iterable[SegmentMetadataOrSummary], cleaner: CleanerSettings, now_ms: int) -> int:
-    """Return the next time at which a round may become due although nothing is written; NEVER_MS if there is none."""
+    """Next time at which a round may become due although nothing is written; NEVER_MS if there is none."""
     moments = []
     for segment in live:
         moments.append(segment.due_ms)
@@ -261,7 +261,7 @@ class PartitionSchedule:
 
     @property
     def verdict(self) -> PartitionVerdict | None:
-        """Return the verdict on the partition; None if it was not polled yet and nothing is known to fail."""
+        """Verdict on the partition; None if it was not polled yet and nothing is known to fail."""
         seen = self.status
         if seen is None and not (self.suspended or self.unreadable or self.problem):
             return None
@@ -295,7 +295,7 @@ class PartitionSchedule:
 
     @property
     def due_status(self) -> PartitionStatus | None:
-        """Return the status if a round is due, and the partition neither paused nor blocked."""
+        """Status if a round is due, and the partition neither paused nor blocked."""
         return self.status if self.status and self.status.due and not self.paused and not self.blocked_reason else None
 
 
@@ -331,24 +331,24 @@ class PartitionJob:
 
 
 def with_change_hint(schedule: PartitionSchedule, hint: int, now_ms: int) -> PartitionSchedule:
-    """Return the schedule after a change, so that the partition is polled at once."""
+    """Schedule after a change, so that the partition is polled at once."""
     return replace(schedule, hint=hint, next_poll_ms=now_ms, idle_polls=0)
 
 
 def new_partition_schedule(partition: TopicPartition, hint: int, now_ms: int) -> PartitionSchedule:
-    """Return the first schedule of a new partition: it is polled at once."""
+    """First schedule of a new partition: it is polled at once."""
     return PartitionSchedule(partition=partition, hint=hint, next_poll_ms=now_ms)
 
 
 def idle_poll_interval_ms(partition_count: int) -> int:
-    """Return the longest time between two polls of an idle partition in a tier of this size."""
+    """Longest time between two polls of an idle partition in a tier of this size."""
     return max(POLL_MS, partition_count * POLL_MS // IDLE_POLLS_PER_HOUR)
 
 
 def schedule_restored_after_restart(
     partition: TopicPartition, hint: int, status: PartitionStatus, polled_ms: int, interval_ms: int = POLL_MS
 ) -> PartitionSchedule:
-    """Return the schedule of a partition that an earlier process polled at ``polled_ms`` and that has not changed since."""
+    """Schedule of a partition that an earlier process polled at ``polled_ms`` and that has not changed since."""
     return PartitionSchedule(
         partition=partition,
         hint=hint,
@@ -360,7 +360,7 @@ def schedule_restored_after_restart(
 
 
 def with_suspension(schedule: PartitionSchedule, block: Block | None, now_ms: int) -> PartitionSchedule:
-    """Return the schedule with rounds suspended, since now if they were not. None ends the suspension; failed rounds are then retried at
+    """Schedule with rounds suspended, since now if they were not. None ends the suspension; failed rounds are then retried at
     once.
     """
     before = schedule.suspended
@@ -373,7 +373,7 @@ def with_suspension(schedule: PartitionSchedule, block: Block | None, now_ms: in
 
 
 def with_pause_and_request(schedule: PartitionSchedule, pause_reason: str, request_slot: int, now_ms: int) -> PartitionSchedule:
-    """Return the schedule after a person has paused or resumed rounds (empty reason), or has requested one (0: none)."""
+    """Schedule after a person has paused or resumed rounds (empty reason), or has requested one (0: none)."""
     if request_slot > schedule.request_slot:
         return replace(
             schedule, paused=pause_reason, request_slot=request_slot, requested=True, next_poll_ms=now_ms, next_round_ms=0, next_repeat_ms=0
@@ -389,7 +389,7 @@ def needs_poll(schedule: PartitionSchedule, now_ms: int) -> bool:
 def with_poll_result(
     schedule: PartitionSchedule, status: PartitionStatus, now_ms: int, spread_fraction: float, interval_ms: int = POLL_MS
 ) -> PartitionSchedule:
-    """Return the schedule after a successful poll.
+    """Schedule after a successful poll.
 
     :param spread_fraction: number from 0 to 1 that decides when, within ``interval_ms``, the second poll takes place.
     """
@@ -421,7 +421,7 @@ def with_poll_result(
 
 
 def with_failed_poll(schedule: PartitionSchedule, reason: str, now_ms: int) -> PartitionSchedule:
-    """Return the schedule after a failed poll: the next one follows with a growing delay."""
+    """Schedule after a failed poll: the next one follows with a growing delay."""
     failures = schedule.poll_failures + 1
     since_ms = schedule.failing_since_ms or now_ms
     retry_ms = now_ms + backoff_ms(failures)
@@ -429,7 +429,7 @@ def with_failed_poll(schedule: PartitionSchedule, reason: str, now_ms: int) -> P
 
 
 def action_to_take_now(schedule: PartitionSchedule, now_ms: int, *, may_begin_rounds: bool = True) -> DaemonAction | None:
-    """Return the action that the daemon may take on a partition now. Interrupted rounds are finished even if
+    """Action that the daemon may take on a partition now. Interrupted rounds are finished even if
     ``may_begin_rounds`` is False.
     """
     status = schedule.status
@@ -467,7 +467,7 @@ def _block_by_quarantine(status: PartitionStatus) -> Block | None:
 
 
 def with_job_outcome(schedule: PartitionSchedule, job: PartitionJob, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> PartitionSchedule:
-    """Return the schedule after a job: when the next may begin, and what failed. ttl_ms: lease time, for which none begins after another
+    """Schedule after a job: when the next may begin, and what failed. ttl_ms: lease time, for which none begins after another
     compactor was found at work.
     """
     output = schedule.output
@@ -539,7 +539,7 @@ def choose_jobs(
     *,
     may_begin_rounds: bool = True,
 ) -> list[PartitionJob]:
-    """Return the jobs to start now, at most one per partition and, with the running ones, ``max_jobs``.
+    """Jobs to start now, at most one per partition and, with the running ones, ``max_jobs``.
 
     Requested rounds go first, then the order of ``schedules`` decides. An exclusive round starts only when no job runs, and none starts
     before it.
@@ -601,7 +601,7 @@ def partition_condition(schedule: PartitionSchedule, *, is_job_running: bool) ->
 
 
 def planned_action(schedule: PartitionSchedule, now_ms: int) -> PlannedAction:
-    """Return the next action that the daemon will take on a partition."""
+    """Next action that the daemon will take on a partition."""
     seen = schedule.status
     if seen is None or schedule.unreadable:
         return PlannedAction(
@@ -760,7 +760,7 @@ def check_stores_writable(tier: Tier) -> None:
 
 
 def settings_for_parallel_job(settings: Settings, parallel_jobs: int, worker_threads: int) -> Settings:
-    """Return the settings for one of ``parallel_jobs`` jobs: an equal share of the map budget, and ``worker_threads``."""
+    """Settings for one of ``parallel_jobs`` jobs: an equal share of the map budget, and ``worker_threads``."""
 
     def with_map_share(cleaner: CleanerSettings) -> CleanerSettings:
         return cleaner.model_copy(update={"map_budget_bytes": max(1, cleaner.map_budget_bytes // parallel_jobs)})

@@ -121,7 +121,7 @@ class JobProgressRecorder:
 
     @property
     def run_id(self) -> str:
-        """Return the id of the job's round; empty if it has none, or none yet."""
+        """Id of the job's round; empty if it has none, or none yet."""
         return self._plan.run_id if self._plan else ""
 
     def running_job(self, now_ms: int) -> RunningJobSnapshot:
@@ -140,7 +140,7 @@ class JobProgressRecorder:
         return RunningJobSnapshot(self._job, self._begun_ms, phase, self.run_id, done, total, unit, share, max(ends, now_ms) if ends else 0)
 
     def phase_seconds(self) -> dict[str, float]:
-        """Return the seconds of each phase, in order; the last one up to now."""
+        """Seconds of each phase, in order; the last one up to now."""
         with self._lock:
             return self._seconds | {self._phase: self._seconds.get(self._phase, 0.0) + time.monotonic() - self._entered}
 
@@ -188,7 +188,7 @@ NO_TREND: Final = TierStorageTrend()
 
 
 def with_current_hour_figures(trend: TierStorageTrend, statuses: Iterable[PartitionStatus], now_ms: int) -> TierStorageTrend:
-    """Return the trend with the current hour, the bytes reclaimed in recent hours, and figures of the largest MOST_TOPICS topics."""
+    """Trend with the current hour, the bytes reclaimed in recent hours, and figures of the largest MOST_TOPICS topics."""
     hour_ms = now_ms - now_ms % HOUR_MS
     by_topic: dict[str, list[PartitionStatus]] = defaultdict(list)
     for status in statuses:
@@ -203,13 +203,13 @@ def with_current_hour_figures(trend: TierStorageTrend, statuses: Iterable[Partit
 
 
 def merged_storage_trend(older: TierStorageTrend, newer: TierStorageTrend) -> TierStorageTrend:
-    """Return the hours of two trends; ``newer`` counts for an hour that both have, and for the topics if it has any."""
+    """Hours of two trends; ``newer`` counts for an hour that both have, and for the topics if it has any."""
     topics = {topic: _merged_hourly_figures(older.topics.get(topic, ()), hours) for topic, hours in newer.topics.items()}
     return TierStorageTrend(hours=_merged_hourly_figures(older.hours, newer.hours), topics=topics or older.topics)
 
 
 def read_storage_trend(control: ObjectStore) -> TierStorageTrend:
-    """Return the stored trend; an empty one if there is none or it is damaged. Raises StoreError."""
+    """Stored trend; an empty one if there is none or it is damaged. Raises StoreError."""
     try:
         return TierStorageTrend.model_validate_json(zlib.decompress(control.get(TREND_KEY)))
     except (NotFound, ValidationError, zlib.error):
@@ -307,7 +307,7 @@ class JobTotals:
 
 
 def with_job_counted(totals: JobTotals, result: JobResult, map_budget_bytes: int) -> JobTotals:
-    """Return the totals with one more job. map_budget_bytes: what its round could use for its offset map."""
+    """Totals with one more job. map_budget_bytes: what its round could use for its offset map."""
     report = result.report
     key = (result.job.action.value, result.status)
     values = totals.__dict__ | {"jobs": totals.jobs | {key: totals.jobs.get(key, 0) + 1}}
@@ -360,7 +360,7 @@ class DaemonStatus(ServiceStatus):
 
     @property
     def schedules_with_blocked_rounds(self) -> tuple[PartitionSchedule, ...]:
-        """Return the schedules of partitions that no round can clean until a person acts."""
+        """Schedules of partitions that no round can clean until a person acts."""
         return tuple(schedule for schedule in self.schedules if schedule.blocked_reason)
 
 
@@ -376,7 +376,7 @@ class PartitionDetails:
 
 
 def read_daemon_status(tier: Tier, on_partition: Callable[[], None] = lambda: None) -> DaemonStatus:
-    """Return the status of a tier as a daemon that has just started would see it. Reads every control log and writes nothing. Raises
+    """Status of a tier as a daemon that has just started would see it. Reads every control log and writes nothing. Raises
     StoreError if the tier cannot be reached.
     """
     names = tier.list_partitions_in_latest_incarnation()

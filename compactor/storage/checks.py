@@ -47,7 +47,7 @@ class StoreFinding(StrictFrozenModel):
 
 
 def unknown_deletion_settings(url: str, answer: str, rights: str) -> StoreFinding:
-    """Return the finding that it is not known whether a store keeps deleted objects.
+    """Finding that it is not known whether a store keeps deleted objects.
 
     :param answer: what the store answered to the question, or why it could not be asked.
     :param rights: the rights that the question needs. They are missing only if the answer says so.
@@ -79,7 +79,7 @@ def _crc32c_of_chunks(chunks: Iterable[bytes]) -> int:
 
 
 def copy_source_changed_error(object_name: str) -> Unavailable:
-    """Return the error for a copy whose source object was replaced by another version."""
+    """Error for a copy whose source object was replaced by another version."""
     return Unavailable(f"{object_name} is not the version that was to be copied", hint="Something else writes to this tier; run verify")
 
 
@@ -189,7 +189,7 @@ def run_in_parallel(threads: int, tasks: list[Callable[[threading.Event], Any]])
 
 
 def read_file_range(piece: FileRange) -> bytes:
-    """Return the bytes of a range of a local file. Raises Unavailable if the file has become shorter."""
+    """Bytes of a range of a local file. Raises Unavailable if the file has become shorter."""
     with translated_os_errors("read", piece.path), open(piece.path, "rb") as file:
         file.seek(piece.start)
         data = file.read(piece.length)

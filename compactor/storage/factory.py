@@ -30,10 +30,6 @@ class NoSuchUpload(StoreError):
     """Raised inside adapters if a multipart upload or one of its parts was completed, was aborted or has expired."""
 
 
-SleptSeconds = float
-"""Time for which a call has slept, in seconds; 0 if it has not."""
-
-
 class TokenBucket:
     """Token bucket that holds at most the tokens of one second.
 
@@ -51,7 +47,7 @@ class TokenBucket:
         self._level = float(rate)
         self._at = clock()
 
-    def take_tokens(self, tokens: int) -> SleptSeconds:
+    def take_tokens(self, tokens: int) -> float:
         """Take tokens, sleep until a debt is paid, and return the seconds slept."""
         with self._lock:
             now = self._clock()
@@ -71,7 +67,7 @@ class RateLimits:
     ) -> None:
         self._buckets = {name: TokenBucket(rate, clock, sleep) for name, rate in limits.model_dump().items() if rate}
 
-    def take_tokens(self, setting: str, tokens: int) -> SleptSeconds:
+    def take_tokens(self, setting: str, tokens: int) -> float:
         """Take tokens from the bucket of a setting in [limits], and return the seconds slept; 0 if it has no limit."""
         bucket = self._buckets.get(setting)
         return bucket.take_tokens(tokens) if bucket else 0.0
@@ -111,7 +107,7 @@ class StoreOpeningModule(Protocol):
     """Interface of the modules that open the stores of one kind (``StoreKind.adapter``)."""
 
     def open_store_at(self, url: str, options: StoreOptions) -> ObjectStore:
-        """Return the store at a URL of this kind. Makes no request. Raises UsageError if the URL names none."""
+        """Store at a URL of this kind. Makes no request. Raises UsageError if the URL names none."""
 
 
 def open_store(
@@ -126,7 +122,7 @@ def open_store(
     holds_control_records: bool = False,
     before_create: Callable[[ObjectStore], None] = lambda store: None,
 ) -> ObjectStore:
-    """Return the store at a URL (``schemes.STORE_KINDS``) or in the directory at a plain path. Makes no request.
+    """Store at a URL (``schemes.STORE_KINDS``) or in the directory at a plain path. Makes no request.
 
     :param limits: shared by all stores of this process with equal limits.
     :param contact: shared by the stores on one server.

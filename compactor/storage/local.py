@@ -1,12 +1,11 @@
 """A directory as an object store (``file://``): a key is a path below the root, an object is a plain file.
 
 *Create-if-absent* is an exclusive hard link: the bytes are staged under ``.object-store/tmp`` (same file system, never listed), synced and
-linked to their place, and the directory is synced. A crash leaves at most a staged file; files not written to for an hour are swept.
+linked to their place, and the directory is synced. A crash leaves at most a staged file, which is swept after an hour.
 
 *Metadata* must appear together with the object, survive copying, and never mix with that of a writer that lost the race for the same key.
-They lie in a companion file that is written before the link. Its name holds the object's modification time in nanoseconds, whose last six
-digits are made unique among the companions of that key; the companion of a writer that lost therefore matches no object. ``cp -a``, ``rsync
--a`` and ``tar`` keep both.
+They lie in a companion file that is written before the link. Its name holds the object's modification time in nanoseconds, unique among the
+companions of that key; the companion of a writer that lost therefore matches no object. ``cp -a``, ``rsync -a`` and ``tar`` keep both.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _RETRIES = RetrySettings(deadline_s=1, base_s=0.05, cap_s=0.5)
 
 
 def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
-    """Return the store, with retries, in the directory that a URL or a plain path names. Raises UsageError if the text names
+    """Store, with retries, in the directory that a URL or a plain path names. Raises UsageError if the text names
     no directory.
     """
     return RetryingStore(
@@ -372,7 +371,7 @@ def _read_chunks(file: BinaryIO, length: int | None) -> Iterator[bytes]:
 
 
 def _append_copied(source: BinaryIO, piece: ObjectRangeToCopy, file: BinaryIO) -> int:
-    """Return the number of bytes appended; 0 if the kernel or the file system cannot copy. The caller appends the rest."""
+    """Number of bytes appended; 0 if the kernel or the file system cannot copy. The caller appends the rest."""
     done = 0
     if not hasattr(os, "copy_file_range"):
         return done

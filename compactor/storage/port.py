@@ -84,13 +84,13 @@ class ObjectStore(Protocol):
 
     @property
     def url(self) -> str:
-        """Return the store's URL for messages, such as ``file:///tier`` or ``s3://bucket/prefix``."""
+        """Store's URL for messages, such as ``file:///tier`` or ``s3://bucket/prefix``."""
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         """Return bytes [start, start + length) of an object (None: up to its end), fewer if it ends earlier."""
 
     def head(self, key: str) -> ObjectInfo:
-        """Return the properties of an object."""
+        """Properties of an object."""
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Create an object atomically, only if the key is free.
@@ -105,7 +105,7 @@ class ObjectStore(Protocol):
 
     @property
     def server_copy_limits(self) -> CopyLimits | None:
-        """Return the limits of server-side copies, or None if the store cannot copy ranges or has refused to in this process."""
+        """Limits of server-side copies, or None if the store cannot copy ranges or has refused to in this process."""
 
     def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Create an object from ranges of objects, which the store copies itself, and of local files, in order, only if the key is free. A
@@ -143,4 +143,4 @@ class ObjectStore(Protocol):
         """Abort uploads and free their bytes. Finished or aborted ones are ignored. A writer that is still active fails."""
 
     def clock_ms(self) -> int:
-        """Return the time of the store's own clock (a server's Date header, the file system), with at most one request."""
+        """Time of the store's own clock (a server's Date header, the file system), with at most one request."""

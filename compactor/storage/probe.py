@@ -84,7 +84,7 @@ class StoreWithQueryableSettings(Protocol):
         """Return whether a deleted object frees its space at once; None if the credentials may not ask."""
 
     def required_permission_name(self, verb: str) -> str:
-        """Return the permission, in the vendor's terms, for: write, overwrite, read, list or delete."""
+        """Permission, in the vendor's terms, for: write, overwrite, read, list or delete."""
 
 
 @runtime_checkable
@@ -92,7 +92,7 @@ class StoreWithTestableConditionalCreates(Protocol):
     """Store on a server. Servers may ignore conditions of requests, so that "create only if absent" has to be tested."""
 
     def server_location(self) -> tuple[str, str, str]:
-        """Return the server's endpoint, the bucket, and the prefix of all keys of this store."""
+        """Server's endpoint, the bucket, and the prefix of all keys of this store."""
 
     def without_conditional_create_check(self) -> ObjectStore:
         """Return a copy of this store that does not test create-if-absent."""

@@ -64,15 +64,15 @@ class StorePrices:
     stored_gib_month_usd: float
 
     def monthly_storage_usd(self, size_bytes: int) -> float:
-        """Return the price of storing ``size_bytes`` for a month."""
+        """Price of storing ``size_bytes`` for a month."""
         return round(size_bytes / GIB * self.stored_gib_month_usd, 6)
 
     def requests_usd(self, reads: int, writes: int) -> float:
-        """Return the price of reading and writing requests."""
+        """Price of reading and writing requests."""
         return round(reads * self.read_request_usd + writes * self.write_request_usd, 6)
 
     def round_requests_usd(self, source_segments: int, new_segments: int) -> float:
-        """Return the estimated price of a round's requests: two passes read the sources' logs, and each new object is written and read
+        """Estimated price of a round's requests: two passes read the sources' logs, and each new object is written and read
         back.
         """
         objects = new_segments * OBJECTS_PER_SEGMENT
@@ -222,12 +222,12 @@ STORE_KINDS: tuple[StoreKind, ...] = (
 
 
 def store_kind_of_scheme(url: str) -> StoreKind | None:
-    """Return the kind of a URL's scheme, or None if the text has no scheme or an unknown one."""
+    """Kind of a URL's scheme, or None if the text has no scheme or an unknown one."""
     return next((kind for kind in STORE_KINDS if url.lower().startswith(f"{kind.scheme}://")), None)
 
 
 def store_kind(url: str) -> StoreKind:
-    """Return the kind of store that a URL or a plain path names. Raises UsageError if it names none."""
+    """Kind of store that a URL or a plain path names. Raises UsageError if it names none."""
     if not url.strip():
         raise UsageError("the store's URL is empty", hint=f"Write {_known_schemes_text()}")
     kind = store_kind_of_scheme(url)
@@ -250,7 +250,7 @@ def url_problem(url: str) -> ReasonOrEmpty:
 
 
 def bucket_and_prefix(url: str) -> tuple[str, str]:
-    """Return the bucket that a URL names (``account/container`` on Azure) and the prefix of keys, empty or ending with a slash; both empty
+    """Bucket that a URL names (``account/container`` on Azure) and the prefix of keys, empty or ending with a slash; both empty
     for a directory. Raises UsageError if the URL names no bucket.
     """
     kind = store_kind(url)
@@ -272,7 +272,7 @@ def bucket_and_prefix(url: str) -> tuple[str, str]:
 
 
 def directory_of_store_url(url: str) -> Path:
-    """Return the directory that a URL (percent-encoded or with plain spaces) or a path names. Raises UsageError if it names none."""
+    """Directory that a URL (percent-encoded or with plain spaces) or a path names. Raises UsageError if it names none."""
     if store_kind(url) is DIRECTORY and "://" not in url:
         return Path(url)
     parts = urlsplit(url.replace("?", "%3F").replace("#", "%23"))
@@ -282,7 +282,7 @@ def directory_of_store_url(url: str) -> Path:
 
 
 def existing_folder(url: str) -> Path | None:
-    """Return the store's directory, or the nearest existing one above it; None if it is not a directory. Raises UsageError if the URL names
+    """Store's directory, or the nearest existing one above it; None if it is not a directory. Raises UsageError if the URL names
     no store.
     """
     if store_kind(url) is not DIRECTORY:

@@ -34,5 +34,5 @@ class TransferSettings(StrictFrozenModel):
 
     @property
     def s3_create_request_parameters(self) -> dict[str, str]:
-        """Return the additional parameters of S3 requests that create an object."""
+        """Additional parameters of S3 requests that create an object."""
         return {"StorageClass": self.storage_class} if self.storage_class else {}

@@ -172,7 +172,7 @@ class StoreUsage(StrictFrozenModel):
         return sum(self.requests.values())
 
     def usage_since(self, earlier: StoreUsage) -> StoreUsage:
-        """Return the usage since ``earlier``, a result of the same counters."""
+        """Usage since ``earlier``, a result of the same counters."""
         difference = Counter(self.requests)
         difference.subtract(earlier.requests)
         return StoreUsage(
@@ -260,7 +260,7 @@ class FirstAnswerTracker:
         self.answered = True
 
     def seconds_without_first_answer(self, requested_at: float, now: float) -> float:
-        """Return the seconds since the first request to a store that has never answered; 0 if it has. ``requested_at``: start of the
+        """Seconds since the first request to a store that has never answered; 0 if it has. ``requested_at``: start of the
         caller's request.
         """
         if self.answered:
@@ -363,7 +363,7 @@ class StoreOptions:
     before_create: Callable[[ObjectStore], None]
 
     def create_retrier(self, max_wait_for_first_answer_s: float) -> Retrier:
-        """Return the retrier for requests to a server."""
+        """Retrier for requests to a server."""
         policy = (self.retries or RetrySettings()).model_copy(update={"first_answer_s": max_wait_for_first_answer_s})
 
         def sleep(seconds: float) -> None:

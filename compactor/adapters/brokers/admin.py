@@ -38,7 +38,7 @@ OLDER = "3.7"
 
 
 def minor_version(level: int) -> str:
-    """Return the minor version whose releases support this level of ``metadata.version`` at most; OLDER before 3.8, NEWEST_TESTED also for
+    """Minor version whose releases support this level of ``metadata.version`` at most; OLDER before 3.8, NEWEST_TESTED also for
     later ones (``is_newer_than_tested``).
     """
     if level < TESTED_MINORS[OLDEST_TESTED]:
@@ -148,8 +148,6 @@ TopicAndNumber = tuple[str, int]
 """Topic name and partition number."""
 OffsetAndTimestampMs = tuple[int, int]
 """Offset of a record, and its timestamp in milliseconds; both -1 if there is no such record."""
-NewLogStartOffset = int
-"""First offset that readers may read after records were deleted."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +221,7 @@ class TopicDescription:
     missing_rights: tuple[MissingPermission, ...] = ()
 
     def topic_level_settings(self) -> Mapping[str, str]:
-        """Return the settings that are set on the topic itself. They take precedence over this program's configuration."""
+        """Settings that are set on the topic itself. They take precedence over this program's configuration."""
         return {name: setting.value for name, setting in self.settings.items() if setting.source == "topic"}
 
 
@@ -240,7 +238,7 @@ class KafkaAdmin:
         self._broker_answers: dict[int, tuple[Mapping[str, KafkaSetting], BrokerFeatures]] = {}
 
     def cluster_id(self) -> str:
-        """Return the cluster id. One broker's answer suffices, so that a broker that has just died does not matter."""
+        """Cluster id. One broker's answer suffices, so that a broker that has just died does not matter."""
         return self._session.request_cluster_metadata("ask for the cluster id").cluster_id or self.describe_cluster().cluster_id
 
     def describe_cluster(self) -> ClusterDescription:
@@ -287,7 +285,7 @@ class KafkaAdmin:
         }
 
     def read_topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, KafkaSetting] | Refused]:
-        """Return the settings by topic name, or Refused for a topic whose settings this user may not read."""
+        """Settings by topic name, or Refused for a topic whose settings this user may not read."""
         try:
             return dict(self._request_settings_of_resources("TOPIC", topics))
         except Refused as error:
@@ -323,7 +321,7 @@ class KafkaAdmin:
         found = self._session.send_request("list offsets by time", lambda: admin.list_offsets(requests, request_timeout=timeout))
         return {(at.topic, at.partition): (answer.offset, answer.timestamp) for at, answer in found.items() if answer.offset >= 0}
 
-    def delete_records(self, topic: str, partition: int, before_offset: int) -> NewLogStartOffset:
+    def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
         """Ask the leader to delete the records below an offset, and return its new log start offset. Raises UsageError if the offset lies
         beyond the log's end.
         """
@@ -411,7 +409,7 @@ def kafka_tool_command(tool: str, arguments: str, bootstrap_servers: str = "") -
 
 
 def topic_settings_command(topic: str, values: Mapping[str, str], bootstrap_servers: str = "") -> str:
-    """Return the command line that sets several settings of a topic at once."""
+    """Command line that sets several settings of a topic at once."""
     changes = ",".join(f"{name}={value}" for name, value in values.items())
     return kafka_tool_command("kafka-configs", f"--alter --topic {topic} --add-config {changes}", bootstrap_servers)
 

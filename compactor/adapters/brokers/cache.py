@@ -79,7 +79,7 @@ class LeaderEpochSegments:
         self.highest: int | None = None
 
     def segment_at(self, offset: int) -> bytes | None:
-        """Return the readable segment with the largest start at or below ``offset``, or None."""
+        """Readable segment with the largest start at or below ``offset``, or None."""
         at = bisect_right(self.starts, offset) - 1
         return self.ids[at] if at >= 0 else None
 
@@ -163,14 +163,14 @@ class RemoteLogMetadataCache:
         return finding
 
     def find_segment(self, epoch: int, offset: int) -> RemoteLogSegmentMetadataRecord | None:
-        """Return the readable segment that holds an offset of this epoch (Kafka's remoteLogSegmentMetadata), or None."""
+        """Readable segment that holds an offset of this epoch (Kafka's remoteLogSegmentMetadata), or None."""
         state = self.epochs.get(epoch)
         raw_id = state.segment_at(offset) if state else None
         found = self.segments.get(raw_id) if raw_id else None
         return found if found is not None and offset <= last_offset_of_epoch(found, LeaderEpoch(epoch)) else None
 
     def list_segments(self) -> list[RemoteLogSegmentMetadataRecord]:
-        """Return the segments in the order of introduction (Kafka's listAllRemoteLogSegments)."""
+        """Segments in the order of introduction (Kafka's listAllRemoteLogSegments)."""
         return list(self.segments.values())
 
     def _add_segment(self, record: RemoteLogSegmentMetadataRecord, record_offset: int) -> SuspiciousRecordFinding | None:
@@ -238,7 +238,7 @@ class RemoteLogMetadataCache:
 
 
 def last_offset_of_epoch(segment: RemoteLogSegmentMetadataRecord, epoch: LeaderEpoch) -> int:
-    """Return the last offset, inclusive, that the segment has of this leader epoch."""
+    """Last offset, inclusive, that the segment has of this leader epoch."""
     for later, start in epoch_start_offsets(segment):
         if later > epoch:
             return start - 1
@@ -400,7 +400,7 @@ class FoldPosition:
     compactor_records: RecordCountsByMinute = ()
 
     def to_json(self) -> bytes:
-        """Return the position as JSON in UTF-8."""
+        """Position as JSON in UTF-8."""
         return json.dumps([self.position, self.last, self.digest, self.missing, self.stopped, self.compactor_records]).encode()
 
     @staticmethod
@@ -472,7 +472,7 @@ class FoldedMetadataStore:
         self._stored: bytes | None = None
 
     def load_fold_positions(self, identity: TopicIdentity) -> dict[int, FoldPosition]:
-        """Return the fold positions. If those stored belong to another topic or format, folding starts from the beginning."""
+        """Fold positions. If those stored belong to another topic or format, folding starts from the beginning."""
         message = json.dumps([STATE_FORMAT, PERSISTED_FORMAT, identity.cluster_id, identity.topic_id, identity.partitions]).encode()
         keys = [_TOPIC_KEY, *map(_fold_position_key, range(identity.partitions))]
         self._writable = self._store.is_writable
@@ -499,7 +499,7 @@ class FoldedMetadataStore:
     def load_folded_partitions(
         self, metadata_partition: int, partitions: Sequence[TopicIdPartition]
     ) -> list[FoldedPartitionMetadata | None]:
-        """Return the states of user partitions, None for unknown ones. Raises PersistedStateLost."""
+        """States of user partitions, None for unknown ones. Raises PersistedStateLost."""
         keys = [_fold_position_key(metadata_partition)]
         for name in partitions:
             keys += [_partition_state_key(_SUMMARY_PREFIX, name), _partition_state_key(_STATE_PREFIX, name)]

@@ -1,8 +1,8 @@
-"""Lookups of a broker in the segment metadata, and the rules for records that change them.
+"""Lookups of a broker in the segment metadata (Kafka's RemoteLogManager, 4.x), and the rules for records that change them
+(docs/broker-protocol.md).
 
-Lookups follow Kafka's RemoteLogManager (4.x); ``lineage`` is the partition's leader epoch cache, ascending. The rules
-(docs/broker-protocol.md) are pure functions: brokers apply records in order and cannot reject any, so every record is checked against the
-fold of all earlier ones before it is appended. A refusal begins with the name of its rule.
+``lineage`` is the partition's leader epoch cache, ascending. Brokers apply records in order and cannot reject any, so every record is
+checked against the fold of all earlier ones before it is appended. A refusal begins with the name of its rule.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def is_found_by_lookups(cache: RemoteLogMetadataCache, segment: RemoteLogSegment
 
 
 def epochs_with_lookup_gap(cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord) -> list[int]:
-    """Return the leader epochs in which lookups would briefly fail if this segment was finished (R8): brokers remove older entries before
+    """Leader epochs in which lookups would briefly fail if this segment was finished (R8): brokers remove older entries before
     they add it.
     """
     return [
@@ -199,7 +199,7 @@ class HighestOffsetMarker:
     segment: RemoteLogSegmentMetadataRecord
 
     def marker_records(self, event_timestamp_ms: int) -> list[MetadataRecord]:
-        """Return the records that introduce, finish and delete the marker."""
+        """Records that introduce, finish and delete the marker."""
         begun = self.segment
         states = (_S.COPY_SEGMENT_FINISHED, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
         updates = [
@@ -212,7 +212,7 @@ class HighestOffsetMarker:
 def markers_before_finish(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, event_timestamp_ms: int
 ) -> list[HighestOffsetMarker]:
-    """Return the permitted markers that must precede COPY_SEGMENT_FINISHED of this segment: the offset after the epoch must be tiered in a
+    """Permitted markers that must precede COPY_SEGMENT_FINISHED of this segment: the offset after the epoch must be tiered in a
     later epoch of the lineage, otherwise brokers would count offsets as tiered that are not. Without one that is needed, ``record_refusal``
     refuses the replacement.
     """
@@ -289,7 +289,7 @@ def source_deletion_refusal(
 def segments_within(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord
 ) -> list[RemoteLogSegmentMetadataRecord]:
-    """Return the other finished segments of the same log within a compacted segment's offsets: copies of a second leader, deleted with its
+    """Other finished segments of the same log within a compacted segment's offsets: copies of a second leader, deleted with its
     sources. Segments that an unclean election discarded belong to another log.
     """
     inside = (
@@ -397,7 +397,7 @@ def _state_change_record(segment: RemoteLogSegmentMetadataRecord, state: Segment
 
 
 def _first_lost_offset(old_ranges: Sequence[SegmentReadRange], new_ranges: Sequence[SegmentReadRange]) -> int | None:
-    """Return the first offset that is in ``old_ranges`` and not in ``new_ranges``."""
+    """First offset that is in ``old_ranges`` and not in ``new_ranges``."""
     at = 0
     for link in old_ranges:
         wanted = link.first
@@ -417,7 +417,7 @@ EpochWithFirstAndLastOffset = tuple[int, int, int]
 
 
 def broker_view(cache: RemoteLogMetadataCache, partition: TopicPartition) -> BrokerView:
-    """Return the segments that readers of a partition find, with the lineage of its tiered segments. Raises BadData if a segment has a
+    """Segments that readers of a partition find, with the lineage of its tiered segments. Raises BadData if a segment has a
     negative size.
     """
     lineage = lineage_from_segments(cache)
@@ -428,7 +428,7 @@ def broker_view(cache: RemoteLogMetadataCache, partition: TopicPartition) -> Bro
 
 
 def epoch_for_offset(lineage: Sequence[EpochEntry], offset: int) -> LeaderEpoch | None:
-    """Return the leader epoch of an offset, or None if the lineage begins later (Kafka's LeaderEpochFileCache.epochForOffset)."""
+    """Leader epoch of an offset, or None if the lineage begins later (Kafka's LeaderEpochFileCache.epochForOffset)."""
     previous = None
     for entry in lineage:
         if entry.start_offset == offset:
@@ -440,7 +440,7 @@ def epoch_for_offset(lineage: Sequence[EpochEntry], offset: int) -> LeaderEpoch 
 
 
 def segment_read_ranges(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry]) -> list[SegmentReadRange]:
-    """Return the segment that a broker reads for each range of offsets, ascending. Offsets between two ranges have no segment."""
+    """Segment that a broker reads for each range of offsets, ascending. Offsets between two ranges have no segment."""
     links: list[SegmentReadRange] = []
     for epoch, first, last in _epoch_offset_ranges(lineage):
         state = cache.epochs.get(epoch)
@@ -522,12 +522,12 @@ def _preceding_epochs(cache: RemoteLogMetadataCache) -> dict[int, set[int]]:
 
 
 def offset_gaps(ranges: Sequence[SegmentReadRange]) -> list[FirstAndLastOffset]:
-    """Return the offset ranges (first, last), both inclusive, between read ranges. Consumers that request them are reset."""
+    """Offset ranges (first, last), both inclusive, between read ranges. Consumers that request them are reset."""
     return [(one.last + 1, two.first - 1) for one, two in pairwise(ranges) if two.first > one.last + 1]
 
 
 def without_empty_epochs(lineage: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the lineage without epochs that have no records (Kafka's buildFilteredLeaderEpochMap): of epochs with one start, the last
+    """Lineage without epochs that have no records (Kafka's buildFilteredLeaderEpochMap): of epochs with one start, the last
     stays.
     """
     return [entry for at, entry in enumerate(lineage) if at + 1 == len(lineage) or lineage[at + 1][1] != entry[1]]
@@ -587,7 +587,7 @@ class AgentClusterQueriesOverKafka:
         self._admin = LazyKafkaAdminClient(connection)
 
     def leaders(self) -> ClusterPartitionLeaders:
-        """Return the leaders of all partitions, in one request."""
+        """Leaders of all partitions, in one request."""
         reported = self._admin.request_cluster_metadata("ask who leads")
         leaders = {
             TopicPartition(topic.topic, number): partition.leader
@@ -598,7 +598,7 @@ class AgentClusterQueriesOverKafka:
         return ClusterPartitionLeaders(reported.cluster_id or "", leaders)
 
     def topic_ids(self, topics: Sequence[str]) -> ClusterTopicIds:
-        """Return the ids of those topics that exist and may be described."""
+        """Ids of those topics that exist and may be described."""
         admin, timeout = self._admin.client, self._connection.timeout_s
         cluster = self._admin.send_request("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
         return ClusterTopicIds(cluster.cluster_id or "", self._request_topic_ids(topics))

@@ -145,7 +145,7 @@ class AdminClusterQueries:
         self._reported: set[str] = set()
 
     def cluster_id(self) -> str:
-        """Return the Kafka cluster id. Cached after the first request."""
+        """Kafka cluster id. Cached after the first request."""
         if not self._cluster_id:
             self._cluster_id = self._admin.cluster_id()
         return self._cluster_id
@@ -240,7 +240,7 @@ class ClusterDescriptionQueries(Protocol):
         """Describe ``__remote_log_metadata``, on request with a missing permission to append."""
 
     def describe_topics(self, topics: Sequence[str]) -> Mapping[str, TopicDescription]:
-        """Return the descriptions by topic name. Raises NotFound if a topic does not exist."""
+        """Descriptions by topic name. Raises NotFound if a topic does not exist."""
 
 
 class ClusterSettingsCheckBeforePublication:
@@ -323,7 +323,7 @@ def topic_settings_refusal_reason(topic: str, settings: Mapping[str, str], clean
 
 
 def topic_settings_correction(topic: str, settings: Mapping[str, str], cleanup_policy: str, bootstrap_servers: str = "") -> str:
-    """Return the command that corrects all known settings of a topic at once; empty if none is wrong. Between two commands the topic could
+    """Command that corrects all known settings of a topic at once; empty if none is wrong. Between two commands the topic could
     have ``delete`` and the default retention of seven days, and brokers would delete data.
     """
     wrong = {
@@ -349,7 +349,7 @@ def topic_setting_refusal_reason(topic: str, setting: str, value: str | None, cl
 
 
 def cluster_settings_acl_command(bootstrap_servers: str) -> str:
-    """Return the command that lets a user read the brokers' settings and versions."""
+    """Command that lets a user read the brokers' settings and versions."""
     return kafka_tool_command("kafka-acls", "--add --allow-principal User:... --operation DescribeConfigs --cluster", bootstrap_servers)
 
 
@@ -370,7 +370,7 @@ def find_cluster_problem(
 
 
 def broker_problem(brokers: Sequence[BrokerDescription], confirmed: ClusterConfirmations) -> ClusterProblem | None:
-    """Return the first problem of the brokers: their metadata manager, then versions that are too old, then untested ones."""
+    """First problem of the brokers: their metadata manager, then versions that are too old, then untested ones."""
     checks = (_metadata_manager_problem, _metadata_topic_version_problem, _old_broker_problem, _untested_broker_problem)
     return next((found for check in checks for one in brokers if (found := check(one, confirmed))), None)
 

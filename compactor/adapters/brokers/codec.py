@@ -34,8 +34,6 @@ _SEGMENT_FIELDS = struct.Struct(">qqiqq")
 _EPOCH = struct.Struct(">iq")
 _BROKER_AND_TIME = struct.Struct(">iq")
 
-NextPosition = int
-
 
 _DELETE_STATES = tuple(PartitionDeleteState)
 _DELETE_STATE_IDS = {state: number for number, state in enumerate(_DELETE_STATES)}
@@ -102,7 +100,7 @@ def encode_unframed_segment_metadata(record: RemoteLogSegmentMetadataRecord) -> 
     return bytes(out)
 
 
-def decode_unframed_segment_metadata(data: bytes, position: int = 0) -> tuple[RemoteLogSegmentMetadataRecord, NextPosition]:
+def decode_unframed_segment_metadata(data: bytes, position: int = 0) -> tuple[RemoteLogSegmentMetadataRecord, int]:
     """Decode a segment from local storage, and return the position after it. Raises ValueError, IndexError or struct.error if the bytes are
     corrupt.
     """
@@ -171,7 +169,7 @@ def _decode_record_value(value: bytes | None) -> MetadataRecord:
     return record
 
 
-def _decode_update_record(data: bytes, position: int) -> tuple[RemoteLogSegmentMetadataUpdateRecord, NextPosition]:
+def _decode_update_record(data: bytes, position: int) -> tuple[RemoteLogSegmentMetadataUpdateRecord, int]:
     partition, position, partition_tags = _decode_topic_id_partition(data, position)
     raw_id = _read_exactly(data, position, 16)
     id_tags, position = _decode_tagged_fields(data, position + 16)
@@ -183,7 +181,7 @@ def _decode_update_record(data: bytes, position: int) -> tuple[RemoteLogSegmentM
     return RemoteLogSegmentMetadataUpdateRecord(partition, raw_id, broker, event, state, custom, tags, nested), position
 
 
-def _decode_partition_delete_record(data: bytes, position: int) -> tuple[RemotePartitionDeleteMetadataRecord, NextPosition]:
+def _decode_partition_delete_record(data: bytes, position: int) -> tuple[RemotePartitionDeleteMetadataRecord, int]:
     partition, position, partition_tags = _decode_topic_id_partition(data, position)
     broker, event = _BROKER_AND_TIME.unpack_from(data, position)
     position += _BROKER_AND_TIME.size
@@ -210,7 +208,7 @@ def _decode_segment_state_byte(data: bytes, position: int) -> SegmentState:
     return _STATES[number]
 
 
-def _decode_uvarint_at(data: bytes, position: int) -> tuple[int, NextPosition]:
+def _decode_uvarint_at(data: bytes, position: int) -> tuple[int, int]:
     byte = data[position]
     if byte < 0x80:
         return byte, position + 1
@@ -232,14 +230,14 @@ def _read_exactly(data: bytes, position: int, length: int) -> bytes:
     return found
 
 
-def _decode_compact_bytes(data: bytes, position: int) -> tuple[bytes | None, NextPosition]:
+def _decode_compact_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
     length, position = _decode_uvarint_at(data, position)
     if not length:
         return None, position
     return _read_exactly(data, position, length - 1), position + length - 1
 
 
-def _decode_tagged_fields(data: bytes, position: int) -> tuple[TaggedFields, NextPosition]:
+def _decode_tagged_fields(data: bytes, position: int) -> tuple[TaggedFields, int]:
     count, position = _decode_uvarint_at(data, position)
     if not count:
         return (), position
@@ -255,7 +253,7 @@ def _decode_tagged_fields(data: bytes, position: int) -> tuple[TaggedFields, Nex
     return tuple(tags), position
 
 
-def _decode_topic_id_partition(data: bytes, position: int) -> tuple[TopicIdPartition, NextPosition, TaggedFields]:
+def _decode_topic_id_partition(data: bytes, position: int) -> tuple[TopicIdPartition, int, TaggedFields]:
     length, after = _decode_uvarint_at(data, position)
     if length < 2:
         raise _InvalidRecordValueError("the topic has no name", position)

@@ -39,7 +39,7 @@ _UINT32_MASK = 0xFFFFFFFF
 
 
 def metadata_partition(topic_id: bytes, partition: int, metadata_partition_count: int) -> int:
-    """Return the metadata topic partition that holds a user partition's records. topic_id: 16 bytes."""
+    """Metadata topic partition that holds a user partition's records. topic_id: 16 bytes."""
     hashed = java_objects_hash_code((_java_long_hash_code(topic_id[8:]), _java_long_hash_code(topic_id[:8]), partition))
     return (murmur2(hashed.to_bytes(4, "big")) & 0x7FFFFFFF) % metadata_partition_count
 
@@ -172,7 +172,7 @@ class FoldingMetadataTopicReader:
                 ) from error
 
     def metadata_partition_number(self, topic_id: bytes, partition: int) -> int:
-        """Return the metadata partition of a user partition. Raises Unavailable if the topic was not read yet."""
+        """Metadata partition of a user partition. Raises Unavailable if the topic was not read yet."""
         with self._lock:
             if not self._reached:
                 raise Unavailable(f"{self._topic.name} has not been read yet")
@@ -184,17 +184,17 @@ class FoldingMetadataTopicReader:
             return list(self._states.tiered_partitions())
 
     def fold_positions(self) -> Mapping[int, FoldPosition]:
-        """Return the fold position of each metadata partition."""
+        """Fold position of each metadata partition."""
         with self._lock:
             return dict(self._reached)
 
     @property
     def leaderless_metadata_partitions(self) -> frozenset[int]:
-        """Return the metadata partitions without a leader at the last fold."""
+        """Metadata partitions without a leader at the last fold."""
         return self._leaderless
 
     def compactor_records_by_minute(self) -> Mapping[int, int]:
-        """Return the number of folded records that compactors wrote, by minute since 1970."""
+        """Number of folded records that compactors wrote, by minute since 1970."""
         with self._lock:
             total: Counter[int] = Counter()
             for reached in self._reached.values():

@@ -57,5 +57,5 @@ class KafkaLocalLayout(OneObjectPerFileLayout):
 
 
 def open_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> KafkaLocalLayout:
-    """Return the layout of LocalTieredStorage (``tier.kinds.LayoutModule``)."""
+    """Layout of LocalTieredStorage (``tier.kinds.LayoutModule``)."""
     return KafkaLocalLayout(store, topic_id)

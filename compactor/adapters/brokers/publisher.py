@@ -207,12 +207,12 @@ class MetadataTopicSegmentPublisher:
         self._append_checked(where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_FINISHED) for one in going])
 
     def find_deleted_segments(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
-        """Return the ids of those segments that brokers have deleted or have begun to delete, after reading the topic to its end."""
+        """Ids of those segments that brokers have deleted or have begun to delete, after reading the topic to its end."""
         _, cache = self._read_newest_metadata(partition)
         return frozenset(one for one in segment_ids if _is_deleted_by_broker(cache, uuid_bytes(one)))
 
     def find_unknown_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
-        """Return the compactors' segments that the control log (``recorded_ids``) lacks and readers do not use."""
+        """Compactors' segments that the control log (``recorded_ids``) lacks and readers do not use."""
         _, cache = self._read_newest_metadata(partition)
         return [_announced_segment_from_record(one) for one in _unrecorded_segments(cache, recorded_ids)]
 

@@ -27,9 +27,6 @@ from compactor.model.ids import TopicPartition
 from compactor.model.remote_log import uuid_text
 from compactor.tier.ports import MetadataRecordRateLimitDelay
 
-AppendedOffset = int
-"""Offset that a leader gave to an appended record."""
-
 
 class RawMetadataTopicRecord(NamedTuple):
     """Undecoded record of the metadata topic."""
@@ -80,7 +77,7 @@ class MetadataTopic(Protocol):
         """Ask the cluster for the topic's identity. Never cached."""
 
     def bounds(self) -> Mapping[int, FirstAndEndOffsets]:
-        """Return the offsets by partition number. Partitions without a leader are missing."""
+        """Offsets by partition number. Partitions without a leader are missing."""
 
     def seek(self, positions: Mapping[int, int]) -> None:
         """Set the offset at which later polls begin, by partition. Later polls read these partitions only."""
@@ -88,7 +85,7 @@ class MetadataTopic(Protocol):
     def poll(self, limit: int, timeout_s: float) -> PollResult:
         """Return at most ``limit`` records, waiting up to ``timeout_s`` seconds. Raises NotFound if an offset no longer exists."""
 
-    def append(self, partition: int, value: bytes) -> AppendedOffset:
+    def append(self, partition: int, value: bytes) -> int:
         """Append a record without a key; return its offset once all in-sync replicas have it. After Unavailable it may be in the topic, at
         most once.
         """
@@ -103,10 +100,10 @@ class LocalKeyValueStore(Protocol):
     def is_writable(self) -> bool: ...
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the values of these keys, None for absent ones."""
+        """Values of these keys, None for absent ones."""
 
     def entries_with_prefix(self, prefix: bytes) -> dict[bytes, bytes]:
-        """Return the values by key, without the prefix."""
+        """Values by key, without the prefix."""
 
     def write(self, values: Mapping[bytes, bytes], deleted: Sequence[bytes] = ()) -> None:
         """Write ``values`` and delete the keys in ``deleted`` in one batch."""
@@ -139,7 +136,7 @@ RecordCountsByMinute = tuple[tuple[int, int], ...]
 
 
 def with_timestamps_added(counts: RecordCountsByMinute, timestamps_ms: Iterable[int], now_ms: int) -> RecordCountsByMinute:
-    """Return the counts with one more for each timestamp, at most ``now_ms``: it comes from the writer's clock."""
+    """Counts with one more for each timestamp, at most ``now_ms``: it comes from the writer's clock."""
     now = now_ms // MINUTE_MS
     found = Counter(dict(counts))
     found.update(min(stamp // MINUTE_MS, now) for stamp in timestamps_ms)
@@ -147,7 +144,7 @@ def with_timestamps_added(counts: RecordCountsByMinute, timestamps_ms: Iterable[
 
 
 def counts_of_last_hour(by_minute: Mapping[int, int], now_ms: int) -> dict[int, int]:
-    """Return the counts of the last hour by minute since 1970, ascending, and of an hour in the future, in case a clock was set back."""
+    """Counts of the last hour by minute since 1970, ascending, and of an hour in the future, in case a clock was set back."""
     now = now_ms // MINUTE_MS
     return {minute: by_minute[minute] for minute in sorted(by_minute) if now - MINUTES_PER_HOUR < minute < now + MINUTES_PER_HOUR}
 
@@ -208,18 +205,18 @@ class MetadataTokenBucket:
     def after_append(
         self, partition: TopicPartition, round_record_count: int, deletion_record_count: int, now_ms: int
     ) -> MetadataTokenBucket:
-        """Return the bucket without reservation of appended records, which count in the topic."""
+        """Bucket without reservation of appended records, which count in the topic."""
         return self._with_changed_reservation(partition, -round_record_count, -deletion_record_count, now_ms)
 
     def after_publication(self, partition: TopicPartition, deletion_record_count: int, now_ms: int) -> MetadataTokenBucket:
-        """Return the bucket with the round's reservation released, and records reserved that report the deletion of its sources after
+        """Bucket with the round's reservation released, and records reserved that report the deletion of its sources after
         grace.
         """
         known = self.reserved.get(partition)
         return self if known is None else self._with_changed_reservation(partition, -known.round, deletion_record_count, now_ms)
 
     def after_round_ended(self, partition: TopicPartition) -> MetadataTokenBucket:
-        """Return the bucket in which only the partition's deletion reports stay reserved."""
+        """Bucket in which only the partition's deletion reports stay reserved."""
         return replace(self, waiting={of: one for of, one in self.waiting.items() if of != partition})._keeping_deletions(partition)
 
     def _with_changed_reservation(
@@ -344,7 +341,7 @@ class ConfluentKafkaMetadataTopicClient:
             self._listener.clear_error()
         return PollResult(records, reached)
 
-    def append(self, partition: int, value: bytes) -> AppendedOffset:
+    def append(self, partition: int, value: bytes) -> int:
         kafka = load_confluent_kafka()
         producer = self._open_producer()
         what = f"append to {self._topic}-{partition}"

@@ -77,7 +77,7 @@ class ClusterQueries(Protocol):
     def cluster_id(self) -> str: ...
 
     def topic_statuses(self, topics: Sequence[str]) -> Mapping[str, TopicStatus]:
-        """Return the status by name of those topics that exist and that this user may describe."""
+        """Status by name of those topics that exist and that this user may describe."""
 
     def cluster_problem(self) -> ClusterProblem | None:
         """Return why nothing may be compacted under this cluster's brokers, or None."""
@@ -101,16 +101,16 @@ class BrokerMetadata(Protocol):
         """
 
     def partition_metadata_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
-        """Return the version of every tiered partition's metadata as of the last read. Makes no request."""
+        """Version of every tiered partition's metadata as of the last read. Makes no request."""
 
     def list_topic_partitions(self) -> list[TopicPartition]:
-        """Return the tiered partitions of the configured topics, ascending."""
+        """Tiered partitions of the configured topics, ascending."""
 
     def topic_ids(self) -> Mapping[str, TopicId]:
-        """Return the configured topics' ids by name, as text (Kafka's Uuid.toString)."""
+        """Configured topics' ids by name, as text (Kafka's Uuid.toString)."""
 
     def topic_status(self, name: str) -> TopicStatus:
-        """Return the status of a topic. Raises UsageError if the cluster has no such topic."""
+        """Status of a topic. Raises UsageError if the cluster has no such topic."""
 
     def partition_metadata_from_records(self, partition: TopicPartition) -> FoldedPartitionMetadata:
         """Return all segments in all states. Raises UsageError if the tier has no such partition, BadData if a record is corrupt."""
@@ -119,7 +119,7 @@ class BrokerMetadata(Protocol):
         """Return whether metadata records are known to be missing, so that an object without metadata may still belong to a segment."""
 
     def deleted_partitions(self) -> list[TopicIdPartition]:
-        """Return the partitions of deleted topics, even if created again, whose tiered segments still exist."""
+        """Partitions of deleted topics, even if created again, whose tiered segments still exist."""
 
     def cluster_problem(self) -> ClusterProblem | None:
         """Return why nothing may be compacted under the cluster's brokers, or None. Cached for TOPICS_MAX_AGE_S."""
@@ -293,8 +293,6 @@ def _unknown_partition_error(partition: TopicPartition) -> UsageError:
 
 PREFIX = "metadata-snapshots/"
 _ZLIB_LEVEL = 6
-SnapshotObjectKey = str
-"""Key of the object, in the control store, that holds a metadata snapshot."""
 
 
 class PartitionSnapshot(StrictFrozenModel):
@@ -369,7 +367,7 @@ def _take_partition_snapshot(brokers: BrokerMetadata, partition: TopicPartition,
     )
 
 
-def save_metadata_snapshot(store: ObjectStore, snapshot: TierMetadataSnapshot) -> SnapshotObjectKey:
+def save_metadata_snapshot(store: ObjectStore, snapshot: TierMetadataSnapshot) -> str:
     """Create the snapshot's object and return its key. Raises StoreError, or UsageError if the key holds another snapshot."""
     data = zlib.compress(snapshot.model_dump_json().encode(), _ZLIB_LEVEL)
     key = f"{PREFIX}{snapshot.taken_ms:020d}.json.z"

@@ -2,12 +2,12 @@
 
 *Create-if-absent* is ``If-None-Match: *`` of Put Blob and of Put Block List. The version of an object is its ETag.
 
-*Large objects* are staged as blocks and become visible by Put Block List. Uncommitted blocks belong to the blob's name, not to a writer, so
-each attempt has block ids of its own. Any Put Block List drops all other blocks of the name: "InvalidBlockList" means that another attempt
-was faster, or that the answer to an earlier one was lost.
+*Large objects* are staged as blocks and become visible by Put Block List. Uncommitted blocks belong to the blob's name, so each attempt has
+block ids of its own. Any Put Block List drops all other blocks of the name: "InvalidBlockList" means that another attempt was faster, or
+that the answer to an earlier one was lost.
 
 *Copies* of ranges are Put Block From URL. The source is read with a signature for one hour, or with the caller's own token. An account's
-firewall may refuse that the service reads from itself; the first refusal ends the copying of this process.
+firewall may refuse that; the first refusal ends the copying of this process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from typing import Any, Final, TypeVar
 from compactor.adapters.stores.cloud import (
     CloudStore,
     ErrorHints,
-    NextPageToken,
     ObjectRangeContent,
     PartUploader,
     RequestRunnerWithRetries,
@@ -85,7 +84,7 @@ _TAKEN: Final = ("BlobAlreadyExists", "UnauthorizedBlobOverwrite")
 
 
 def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
-    """Return the store at ``az://account/container/prefix``. Makes no request. Raises UsageError if the URL has another form."""
+    """Store at ``az://account/container/prefix``. Makes no request. Raises UsageError if the URL has another form."""
     place, prefix = bucket_and_prefix(url)
     account, _, container = place.partition("/")
     return CloudStore(AzureClient(account, container, prefix, options.settings.azure, options.meter, options.contact), options)
@@ -192,7 +191,7 @@ class AzureClient:
             key, sum(upload_part_length_bytes(part) for part in parts), _epoch_ms(made["last_modified"]), str(made["etag"]), dict(metadata)
         )
 
-    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], NextPageToken]:
+    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
         with self._translated_errors("list"):
             listing = self._container_client().list_blobs(name_starts_with=self._prefix + prefix, results_per_page=size)
             pages = listing.by_page(token or None)
@@ -223,7 +222,7 @@ class AzureClient:
         return _PERMISSIONS[verb]
 
     def _retention_reasons(self) -> tuple[list[FindingKindAndDetail], WhyUnknown]:
-        """Return the settings because of which a delete frees no space, and why other settings are unknown."""
+        """Settings because of which a delete frees no space, and why other settings are unknown."""
         unknown = []
 
         def ask(question: Callable[[], T]) -> T | None:
@@ -332,7 +331,7 @@ class AzureClient:
 
 
 def choose_credentials(account: str, settings: AzureSettings, environment: Mapping[str, str]) -> AccountCredentials:
-    """Return the first credentials that are set: [azure] credentials_file, the environment variables of Azure's own tools, the identities
+    """First credentials that are set: [azure] credentials_file, the environment variables of Azure's own tools, the identities
     of azure-identity. Raises UsageError if they cannot be used.
     """
     endpoint = settings.endpoint_url or f"https://{account}.blob.core.windows.net"
@@ -474,7 +473,7 @@ def _epoch_ms(moment: datetime) -> int:
 
 
 def request_kind_for_metering(method: str, url: str, *, is_copy: bool = False) -> str:
-    """Return the kind under which a request is counted: get, list, head, put, copy, multipart or delete."""
+    """Kind under which a request is counted: get, list, head, put, copy, multipart or delete."""
     if method == "GET":
         return "list" if "comp=list" in url else "head" if "restype=" in url else "get"
     if method == "PUT":

@@ -49,8 +49,6 @@ StoreHttpRequest = Any
 """Request of a client library."""
 StoreHttpResponse = Any
 """Answer to a request of a client library."""
-NextPageToken = str
-"""Token with which a vendor's listing continues; empty after the last page."""
 
 FIRST_ANSWER_S = 8.0
 """Longest wait for the first answer of a store, in seconds. A store that never answered is more likely a wrong address than a busy one."""
@@ -93,7 +91,7 @@ def http_status_error(status: int, message: str, hints: ErrorHints, *, is_object
 
 
 def connection_error(error: Exception, failed_request: str, hints: ErrorHints, *, answered_before: bool) -> CompactorError:
-    """Return the error for a connection that failed or broke. Before the store's first answer an unknown host name is Refused instead of
+    """Error for a connection that failed or broke. Before the store's first answer an unknown host name is Refused instead of
     Unavailable.
     """
     if not answered_before and is_unknown_host(error):
@@ -102,7 +100,7 @@ def connection_error(error: Exception, failed_request: str, hints: ErrorHints, *
 
 
 def request_timeouts_s(contact: FirstAnswerTracker) -> tuple[float, float]:
-    """Return the timeouts until the connection is made, and between received bytes, which is shorter until the store's first answer."""
+    """Timeouts until the connection is made, and between received bytes, which is shorter until the store's first answer."""
     return _CONNECT_S, _READ_S if contact.answered else FIRST_ANSWER_S / 2
 
 
@@ -132,14 +130,14 @@ class SingleRequestObjectClient(Protocol):
 
     @property
     def server_copy_limits(self) -> CopyLimits | None:
-        """Return the limits of server-side copies, or None if the store cannot copy."""
+        """Limits of server-side copies, or None if the store cannot copy."""
 
     @property
     def url(self) -> str: ...
 
     @property
     def endpoint_bucket_and_prefix(self) -> tuple[str, str, str]:
-        """Return the endpoint's URL (empty for the vendor's own), the bucket, and the prefix of all keys of this store."""
+        """Endpoint's URL (empty for the vendor's own), the bucket, and the prefix of all keys of this store."""
 
     def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRangeContent:
         """Return bytes [start, start + length) of an object (None: up to its end), of no other ``version`` if that is not empty."""
@@ -154,7 +152,7 @@ class SingleRequestObjectClient(Protocol):
 
     def put(self, key: str, data: bytes) -> ObjectInfo: ...
 
-    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], NextPageToken]:
+    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
         """Return at most ``size`` objects whose keys begin with ``prefix``, and the token of the next page (empty after the last one).
 
         :param after: where the listing begins. Stores that cannot do that return earlier keys, too.
@@ -165,7 +163,7 @@ class SingleRequestObjectClient(Protocol):
         """Delete an object, or only this ``version`` of it if that is not empty. Raises NotFound if there is no object."""
 
     def clock_ms(self) -> int:
-        """Return the store's time in milliseconds, with one request."""
+        """Store's time in milliseconds, with one request."""
 
     def does_delete_free_space(self) -> bool | None:
         """Return whether a deleted object frees its space at once; None if the credentials may not ask."""
@@ -174,7 +172,7 @@ class SingleRequestObjectClient(Protocol):
         """Return findings about versioning, retention and the like."""
 
     def required_permission_name(self, verb: str) -> str:
-        """Return the permission, in the vendor's terms, for: write, overwrite, read, list or delete."""
+        """Permission, in the vendor's terms, for: write, overwrite, read, list or delete."""
 
 
 @dataclass(frozen=True)
@@ -311,7 +309,7 @@ class CloudStore:
         check_object_key_prefix(prefix)
         token, last = "", after
 
-        def next_page() -> tuple[Sequence[ObjectInfo], NextPageToken]:
+        def next_page() -> tuple[Sequence[ObjectInfo], str]:
             return self._client.list_page(prefix, after, token, self._transfers.list_page)
 
         while True:

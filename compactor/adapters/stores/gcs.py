@@ -20,7 +20,6 @@ from typing import Any
 from compactor.adapters.stores.cloud import (
     CloudStore,
     ErrorHints,
-    NextPageToken,
     ObjectRangeContent,
     PartUploader,
     RequestRunnerWithRetries,
@@ -63,7 +62,7 @@ _PERMISSIONS = {
 
 
 def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
-    """Return the store at ``gs://bucket/prefix``. Makes no request. Raises UsageError if the URL has another form."""
+    """Store at ``gs://bucket/prefix``. Makes no request. Raises UsageError if the URL has another form."""
     bucket, prefix = bucket_and_prefix(url)
     return CloudStore(GcsClient(bucket, prefix, options.settings.gcs, options.meter, options.contact), options)
 
@@ -143,7 +142,7 @@ class GcsClient:
             )
         return self._object_info(blob)
 
-    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], NextPageToken]:
+    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
         with self._translated_errors("list"):
             listing = self._gcs_client().list_blobs(
                 self._name,
@@ -323,7 +322,7 @@ def _message_of_error_answer(response: StoreHttpResponse, status: int) -> str:
 
 
 def request_kind_for_metering(method: str, url: str) -> str:
-    """Return the kind under which a request of the JSON API is counted: get, list, head, put or delete."""
+    """Kind under which a request of the JSON API is counted: get, list, head, put or delete."""
     if method == "GET":
         return "get" if "alt=media" in url else "list" if re.search(r"/o(\?|$)", url) else "head"
     return "delete" if method == "DELETE" else "put"

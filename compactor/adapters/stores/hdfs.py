@@ -4,11 +4,10 @@
 refuses where the target exists.
 
 *Modification times*: a rename keeps the file's time, and grace must never count from staging. Therefore a staged file is dated
-``UNDATED_MS`` into the future, so that nothing that counts from it is due, and gets the namenode's time after the rename. A file that a
-crash has left undated is dated by the process that finds it, which is later and therefore safe.
+``UNDATED_MS`` into the future, and gets the namenode's time after the rename. A file that a crash has left undated is dated when it is
+found, which is later and therefore safe.
 
-*Versions* are inode numbers, which HDFS never uses twice. Bytes are read by inode number, so that a replaced file is not taken for the
-requested one.
+*Versions* are inode numbers, which HDFS never uses twice; bytes are read by them.
 
 *Kerberos*: the namenode answers the first request with 401 and gets a ticket by SPNEGO; then its cookie is enough until that ends. The
 datanodes get a delegation token with each redirect.
@@ -33,7 +32,6 @@ from typing_extensions import override
 from compactor.adapters.stores.cloud import (
     CloudStore,
     ErrorHints,
-    NextPageToken,
     ObjectRangeContent,
     PartUploader,
     RequestRunnerWithRetries,
@@ -89,7 +87,7 @@ _QUOTAS: Final = ("NSQuotaExceededException", "DSQuotaExceededException", "Quota
 
 
 def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
-    """Return the store at ``hdfs://namenode/path``. Makes no request. Raises UsageError if the URL has another form."""
+    """Store at ``hdfs://namenode/path``. Makes no request. Raises UsageError if the URL has another form."""
     namenode, prefix = bucket_and_prefix(url)
     if options.settings.hdfs.kerberos:
         require_pip_extra("kerberos", "[hdfs] kerberos")
@@ -221,7 +219,7 @@ class HdfsClient:
         self._rename_staged_file(staged.name, key, "OVERWRITE")
         return ObjectInfo(key, staged.size, staged.modified_ms, str(staged.inode))
 
-    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], NextPageToken]:
+    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
         """Return all files directly in the store's root directory, and no token."""
         return [self.object_info(entry, {}) for entry in self.list_folder("") if not entry.name.endswith("/")], ""
 
@@ -247,7 +245,7 @@ class HdfsClient:
         return {"read": "r on the file", "list": "r and x on the directory", "write": written}.get(verb, "w and x on the directory")
 
     def list_folder(self, folder: str) -> list[FileStatus]:
-        """Return the files and directories in a folder, in no order; none if the folder does not exist."""
+        """Files and directories in a folder, in no order; none if the folder does not exist."""
         failed_request = self._describe_failed_request("list", folder.rstrip("/"))
         try:
             found = self._request_folder_entry_statuses(self._url_path(folder), failed_request)
@@ -267,7 +265,7 @@ class HdfsClient:
         )
 
     def object_info(self, status: FileStatus, metadata: Mapping[str, str]) -> ObjectInfo:
-        """Return the properties of an object. If its creator died before dating it, it is dated now; without permission it has a time in
+        """Properties of an object. If its creator died before dating it, it is dated now; without permission it has a time in
         the far future, so that no deadline that counts from it has passed. Raises NotFound if the file is gone.
         """
         modified_ms = status.modified_ms
@@ -544,7 +542,7 @@ def _http_status_error(response: StoreHttpResponse, failed_request: str) -> Comp
 
 
 def request_kind_for_metering(method: str, url: str) -> str:
-    """Return the kind under which a request is counted: get or put for datanodes, put for renames, list, delete or head for
+    """Kind under which a request is counted: get or put for datanodes, put for renames, list, delete or head for
     the namenode.
     """
     operation = url.partition("op=")[2].partition("&")[0]

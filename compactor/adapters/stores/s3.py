@@ -1,13 +1,13 @@
 """A prefix of an S3 bucket as an object store (``s3://bucket/prefix``), on Amazon or any compatible endpoint.
 
-*Metadata names* are sent with ``-`` for ``_``, because many proxies and servers drop headers whose names have an underscore.
+*Metadata names* are sent with ``-`` for ``_``, because many proxies and servers drop headers with an underscore.
 
-*Create-if-absent* is ``If-None-Match: *``, on CompleteMultipartUpload too. A repeated request whose first answer was lost meets its own
-object and gets 412 like a loser: therefore every create marks its object with a token of its own, and after a repeat a 412 is believed only
-if the object bears another token.
+*Create-if-absent* is ``If-None-Match: *``, on CompleteMultipartUpload too. A repeated request whose first answer was lost gets 412 like a
+loser: therefore every create marks its object with a token of its own, and after a repeat a 412 is believed only if the object bears
+another.
 
-*Received bytes* are checked for length and range, and against the store's checksum where a whole object is read. A flipped bit in a range
-goes unnoticed here: callers know the digest of what they download.
+*Received bytes* are checked for length and range, and whole objects against the store's checksum. A flipped bit in a range goes unnoticed
+here: callers know the digest of what they download.
 
 *Sent bytes* must be what is stored: the checksum of the answer says so, or an ETag that is an MD5, or reading back.
 """
@@ -86,12 +86,12 @@ _log = logging.getLogger(__name__)
 
 
 def crc32_base64(data: bytes) -> str:
-    """Return the CRC-32 in S3's form: base64 of four big-endian bytes."""
+    """CRC-32 in S3's form: base64 of four big-endian bytes."""
     return base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
 
 
 def crc32c_base64(data: bytes) -> str:
-    """Return the CRC-32C in S3's form: base64 of four big-endian bytes."""
+    """CRC-32C in S3's form: base64 of four big-endian bytes."""
     return base64.b64encode(castagnoli.crc32c(data).to_bytes(4, "big")).decode()
 
 
@@ -316,7 +316,7 @@ _RESTARTS = 3
 
 
 def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
-    """Return the store at ``s3://bucket/prefix``. Makes no request. Raises UsageError if the URL has another form."""
+    """Store at ``s3://bucket/prefix``. Makes no request. Raises UsageError if the URL has another form."""
     bucket, prefix = bucket_and_prefix(url)
     settings = options.settings.s3
     requests = S3RequestClient(
@@ -368,7 +368,7 @@ class S3Store:
         return read_bucket_deletion_settings(self).does_delete_free_space
 
     def required_permission_name(self, verb: str) -> str:
-        """Return the S3 action, such as ``s3:GetObject``."""
+        """S3 action, such as ``s3:GetObject``."""
         return _PERMISSIONS[verb]
 
     def server_location(self) -> tuple[str, str, str]:
@@ -724,7 +724,7 @@ class BucketDeletionSettings(StrictFrozenModel):
 
 
 def read_bucket_deletion_settings(store: S3Store) -> BucketDeletionSettings:
-    """Return the settings of the store's bucket, with two requests. Raises StoreError if the store cannot be reached."""
+    """Settings of the store's bucket, with two requests. Raises StoreError if the store cannot be reached."""
     versioning = _query_bucket_setting(store, "get_bucket_versioning")
     lock = _query_bucket_setting(store, "get_object_lock_configuration")
     return BucketDeletionSettings(
@@ -735,7 +735,7 @@ def read_bucket_deletion_settings(store: S3Store) -> BucketDeletionSettings:
 
 
 def bucket_findings(store: S3Store, now_ms: int) -> list[StoreFinding]:
-    """Return the findings about versioning, object lock, archived objects and unfinished uploads."""
+    """Findings about versioning, object lock, archived objects and unfinished uploads."""
     state = read_bucket_deletion_settings(store)
     return [
         *_versioning_findings(store, state),

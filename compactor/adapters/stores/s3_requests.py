@@ -229,7 +229,7 @@ UploadPart = ObjectRangeToCopy | UploadPartOfLocalRanges
 
 
 def upload_part_size_bytes(file_size_bytes: int, default_part_bytes: int) -> int:
-    """Return the size of a file's parts: ``default_part_bytes``, or more if these would be more than MAX_PARTS."""
+    """Size of a file's parts: ``default_part_bytes``, or more if these would be more than MAX_PARTS."""
     return max(default_part_bytes, -(-file_size_bytes // MAX_PARTS))
 
 
@@ -240,7 +240,7 @@ def split_file(file: FileRange, part_bytes: int) -> list[UploadPart]:
 
 
 def plan_upload_parts(sources: Sequence[ComposeSource], part_bytes: int, max_copy_bytes: int = 0) -> list[UploadPart]:
-    """Return the parts of a multipart upload that creates an object from these ranges, in order. Adjacent local ranges are joined into
+    """Parts of a multipart upload that creates an object from these ranges, in order. Adjacent local ranges are joined into
     nearly equal parts, long copied ranges are split, empty ranges are left out.
 
     :param part_bytes: size of parts with local bytes; larger if they would be more than MAX_PARTS.
@@ -273,7 +273,7 @@ def plan_upload_parts(sources: Sequence[ComposeSource], part_bytes: int, max_cop
 def find_mismatched_copied_range(
     sources: Sequence[ComposeSource], parts: Sequence[UploadPart], checksums: Sequence[str]
 ) -> ObjectRangeToCopy | None:
-    """Return the first copied range whose CRC-32C in the new object is not the expected one, if both are known.
+    """First copied range whose CRC-32C in the new object is not the expected one, if both are known.
 
     :param checksums: CRC-32C of each part as the store returned it (base64 of four bytes); empty if it returned none.
     """
@@ -523,7 +523,7 @@ def returned_span(response: S3Answer, url: str, start: int, length: int | None) 
 
 
 def range_header(start: int, length: int | None) -> str:
-    """Return the Range header for bytes [start, start + length), or from ``start`` on if ``length`` is None."""
+    """Range header for bytes [start, start + length), or from ``start`` on if ``length`` is None."""
     return f"bytes={start}-" if length is None else f"bytes={start}-{start + length - 1}"
 
 

@@ -270,7 +270,7 @@ def _with_agent_log_directories(tier: Tier) -> Tier:
 
 
 def classify_upload_failure(error: Exception, listing: PartitionDirectoryListing, state: PartitionState | None) -> UploadFailureReason:
-    """Return the reason of an exception that ended an upload. state: the partition's state afterwards; None if unreadable."""
+    """Reason of an exception that ended an upload. state: the partition's state afterwards; None if unreadable."""
     if isinstance(error, BadData):
         if error.segment.endswith(EPOCHS):
             return UploadFailureReason.LINEAGE
@@ -302,13 +302,13 @@ class AgentClusterQueries(Protocol):
     """Cluster queries that the agent needs. Every method raises StoreError if the cluster refuses the request or does not answer it."""
 
     def leaders(self) -> ClusterPartitionLeaders:
-        """Return the cluster's id and each partition's leader."""
+        """Cluster's id and each partition's leader."""
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, LeaderReportedLogEnd | StoreError]:
         """Return each leader's answer, or the error if it gave none."""
 
     def topic_ids(self, topics: Sequence[str]) -> ClusterTopicIds:
-        """Return the topics' present ids. May be called from several threads."""
+        """Topics' present ids. May be called from several threads."""
 
     def compaction_settings(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str] | None]:
         """Return what is set for compaction on these topics: none if brokers do not compact them, None if this user may not read it."""
@@ -658,7 +658,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
     # --- being looked at ---
 
     def status(self) -> AgentStatus:
-        """Return the agent's partitions, problems and totals. Makes no request."""
+        """Agent's partitions, problems and totals. Makes no request."""
         tier, stopping = self._tier, self.stop.event.is_set()
         problems = self._problems.copy()
         return AgentStatus(
@@ -704,7 +704,7 @@ class OpenStagedFiles:
         self._reported: set[tuple[str, FileStagedForDeletion]] = set()
 
     def held_files(self, partition: TopicPartition) -> OpenFilesStagedForDeletion | None:
-        """Return the open files of a partition; None if there are none."""
+        """Open files of a partition; None if there are none."""
         return self._held.get(partition)
 
     def close_reused(

@@ -39,7 +39,7 @@ class BrokerIdentity:
 
 
 def read_broker_identity(log_dir: Path) -> BrokerIdentity:
-    """Return the broker that owns a log directory. Raises UsageError if it is not a broker's log directory, or cannot be read."""
+    """Broker that owns a log directory. Raises UsageError if it is not a broker's log directory, or cannot be read."""
     try:
         text = (log_dir / META).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -97,7 +97,7 @@ def scan_log_directory(
 
 
 def scan_partition_directory(partition: TopicPartition, path: Path, mtime_ms: int, now_ms: int) -> PartitionDirectoryListing:
-    """Return the listing of one partition's directory: empty if it is gone, with a ``problem`` if it cannot be read. mtime_ms: the
+    """Listing of one partition's directory: empty if it is gone, with a ``problem`` if it cannot be read. mtime_ms: the
     directory's, before it is listed.
     """
     bases: dict[int, os.stat_result] = {}
@@ -131,7 +131,7 @@ def scan_partition_directory(partition: TopicPartition, path: Path, mtime_ms: in
 
 
 def indexed_timestamp_ms(partition_dir: Path, base_offset: int) -> int:
-    """Return the largest timestamp of a sealed segment by its time index; -1 if the index is empty or gone."""
+    """Largest timestamp of a sealed segment by its time index; -1 if the index is empty or gone."""
     try:
         data = segment_log_path(partition_dir, base_offset).with_suffix(".timeindex").read_bytes()
     except OSError:
@@ -141,7 +141,7 @@ def indexed_timestamp_ms(partition_dir: Path, base_offset: int) -> int:
 
 
 def last_leader_epoch(partition_dir: Path) -> LeaderEpoch:
-    """Return the latest leader epoch of the replica; -1 if there is none. Raises BadData, OSError."""
+    """Latest leader epoch of the replica; -1 if there is none. Raises BadData, OSError."""
     path = partition_dir / EPOCHS
     try:
         text = path.read_text(encoding="utf-8", errors="replace")

@@ -139,7 +139,7 @@ class PartitionUploadState:
 
     @property
     def segments_pending_upload(self) -> tuple[SealedSegmentFile, ...]:
-        """Return the segments with offsets after the tier's end, first the staged ones. Empty ones are uploaded together
+        """Segments with offsets after the tier's end, first the staged ones. Empty ones are uploaded together
         with a neighbour.
         """
         staged = self.uploadable_staged_files
@@ -148,14 +148,14 @@ class PartitionUploadState:
 
     @property
     def uploadable_staged_files(self) -> tuple[FileStagedForDeletion, ...]:
-        """Return the staged files whose offsets are missing in the tier, if this broker led at their renaming or may have."""
+        """Staged files whose offsets are missing in the tier, if this broker led at their renaming or may have."""
         return tuple(
             file for file in self._staged_missing if self._leadership_at_deletion_rename(file) is not LeadershipAtDeletionRename.UNKNOWN
         )
 
     @property
     def unproven_staged_files(self) -> tuple[FileStagedForDeletion, ...]:
-        """Return the staged files that are never uploaded although the tier lacks their offsets, because it is unknown whether this broker
+        """Staged files that are never uploaded although the tier lacks their offsets, because it is unknown whether this broker
         led at their renaming.
         """
         if not self.leads or self.position is None:
@@ -205,7 +205,7 @@ class UploadLag:
 
 
 def upload_lag(upload_state: PartitionUploadState) -> UploadLag:
-    """Return the partition's upload lag; zero if this broker does not lead it, or the tier's end is not known yet."""
+    """Partition's upload lag; zero if this broker does not lead it, or the tier's end is not known yet."""
     if not upload_state.leads or upload_state.position is None:
         return UploadLag(0, 0, 0)
     pending, staged = upload_state.segments_pending_upload, upload_state.uploadable_staged_files
@@ -215,7 +215,7 @@ def upload_lag(upload_state: PartitionUploadState) -> UploadLag:
 
 
 def with_directory_listing(upload_state: PartitionUploadState | None, listing: PartitionDirectoryListing) -> PartitionUploadState:
-    """Return the upload state with a new listing. A new topic id may mean a new topic (or that the broker has just written
+    """Upload state with a new listing. A new topic id may mean a new topic (or that the broker has just written
     ``partition.metadata``): only listing and leadership are kept.
     """
     if upload_state is not None and upload_state.seen.topic_id != listing.topic_id:
@@ -224,7 +224,7 @@ def with_directory_listing(upload_state: PartitionUploadState | None, listing: P
 
 
 def with_leadership(upload_state: PartitionUploadState, is_leader: bool) -> PartitionUploadState:
-    """Return the upload state after the cluster reported who leads. After a change only the listing is kept: the former leader's agent may
+    """Upload state after the cluster reported who leads. After a change only the listing is kept: the former leader's agent may
     have uploaded meanwhile.
     """
     if upload_state.leads == is_leader:
@@ -257,7 +257,7 @@ def has_fresh_log_end(upload_state: PartitionUploadState, now_ms: int) -> bool:
 def with_log_end(
     upload_state: PartitionUploadState, log_end: LeaderReportedLogEnd, now_ms: int, answered_ms: int | None = None
 ) -> PartitionUploadState:
-    """Return the upload state after a leader's answer to a question sent at ``now_ms``. A new leader epoch means that the log may have been
+    """Upload state after a leader's answer to a question sent at ``now_ms``. A new leader epoch means that the log may have been
     truncated, so that the tier is read again.
     """
     anew = upload_state.anew or (upload_state.end is not None and upload_state.end.leader_epoch != log_end.leader_epoch)
@@ -299,7 +299,7 @@ def choose_uploads(
     *,
     accept_truncation: bool = False,
 ) -> list[PartitionUploadState]:
-    """Return the uploads to start now, with the running ones at most ``max_uploads``: first partitions with staged files, then those whose
+    """Uploads to start now, with the running ones at most ``max_uploads``: first partitions with staged files, then those whose
     first waiting segment is oldest.
     """
     due = [
@@ -339,7 +339,7 @@ class UploadOutcome:
 
 
 def with_upload_outcome(upload_state: PartitionUploadState, outcome: UploadOutcome, now_ms: int) -> PartitionUploadState:
-    """Return the upload state after an upload, with the time of the next attempt. A stopped upload changes nothing."""
+    """Upload state after an upload, with the time of the next attempt. A stopped upload changes nothing."""
     position = upload_state.position if outcome.position is None else outcome.position
     if outcome.stopped:
         return upload_state
@@ -433,7 +433,7 @@ class LeadershipAtDeletionRename(Enum):
 def with_answer_added(
     intervals: tuple[LeadershipInterval, ...], log_end: LeaderReportedLogEnd, asked_ms: int, answered_ms: int
 ) -> tuple[LeadershipInterval, ...]:
-    """Return the intervals after one more answer of this broker as leader; none if it has no leader epoch. After a clock was set back a new
+    """Intervals after one more answer of this broker as leader; none if it has no leader epoch. After a clock was set back a new
     interval begins, because times before cannot be compared.
     """
     if log_end.leader_epoch < 0:
@@ -469,7 +469,7 @@ def leadership_check(intervals: Sequence[LeadershipInterval]) -> Callable[[FileS
 
 
 def unknown_leadership_message(file: FileStagedForDeletion) -> str:
-    """Return the message for a staged file that is not uploaded because of UNKNOWN."""
+    """Message for a staged file that is not uploaded because of UNKNOWN."""
     return (
         f"it is not known that this broker led the partition in one leader epoch before and after "
         f"{format_iso_time(file.changed_ms)}, when the file was renamed: "

@@ -40,7 +40,7 @@ class AgentCounters:
 
 
 def with_upload_counted(counters: AgentCounters, outcome: UploadOutcome) -> AgentCounters:
-    """Return the totals with one more upload. A stopped one is not counted."""
+    """Totals with one more upload. A stopped one is not counted."""
     if outcome.stopped:
         return counters
     if outcome.trouble is not None:

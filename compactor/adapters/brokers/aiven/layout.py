@@ -1,8 +1,8 @@
 """SegmentLayout for Aiven's plug-in. Ranged reads fetch and decrypt only the chunks that they need.
 
 *Repeated upload* (determinism, I7). Equal files and settings give equal bytes, so objects of an earlier attempt are compared byte by byte.
-If they differ (another zstd version, other settings), the segment counts as uploaded if its objects decode to the same files; otherwise the
-upload fails with the object's name. Nothing is deleted, because another process could be about to finish and publish the segment.
+If they differ (another zstd version), the segment counts as uploaded if its objects decode to the same files; otherwise the upload fails.
+Nothing is deleted, because another process could be about to publish the segment.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class AivenObjectKeys:
     topic_id: TopicIdOfPartition
 
     def partition_folder(self, partition: TopicPartition) -> str:
-        """Return the key prefix of a partition's objects. It ends in a slash, so that partition 1 is not a prefix of partition 10."""
+        """Key prefix of a partition's objects. It ends in a slash, so that partition 1 is not a prefix of partition 10."""
         return f"{self.prefix}{partition.topic}-{self.topic_id(partition)}/{partition.partition}/"
 
     def key_without_affixes(self, partition: TopicPartition, segment: SegmentRef) -> str:
@@ -158,7 +158,7 @@ class SegmentEncoder:
                 staged.unlink(missing_ok=True)
 
     def max_encoding_disk_bytes(self, log_bytes: int) -> int:
-        """Return the most bytes of disk that encoding a log of this size may need."""
+        """Most bytes of disk that encoding a log of this size may need."""
         if not self._settings.active_key_pair and self._settings.compression == "none":
             return 0
         chunks = -(-log_bytes // self._settings.chunk_size)
@@ -169,7 +169,7 @@ class SegmentEncoder:
     def custom_metadata(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> CustomMetadata:
-        """Return the custom metadata before the upload. Compresses the log if the size depends on it."""
+        """Custom metadata before the upload. Compresses the log if the size depends on it."""
         fields = self._settings.custom_metadata_fields
         return CustomMetadata(
             self._stored_size_bytes(partition, segment, contents) if "REMOTE_SIZE" in fields else None,
@@ -267,7 +267,7 @@ class SegmentEncoder:
 
 
 def _stored_index_files(contents: Mapping[str, FileContent]) -> list[tuple[str, bytes]]:
-    """Return the index files, which are small: bounded by segment.index.bytes."""
+    """Index files, which are small: bounded by segment.index.bytes."""
     return [(kind, _read_file_content(contents[kind])) for kind in INDEX_KINDS if kind in contents]
 
 
@@ -576,5 +576,5 @@ def _decode_custom_metadata(segment: SegmentRef) -> CustomMetadata:
 
 
 def open_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> AivenLayout:
-    """Return the layout of Aiven's plug-in (``tier.kinds.LayoutModule``). Raises UsageError if its settings are incomplete."""
+    """Layout of Aiven's plug-in (``tier.kinds.LayoutModule``). Raises UsageError if its settings are incomplete."""
     return AivenLayout(store, topic_id, settings.tier.aiven)

@@ -35,7 +35,6 @@ _MAX_CODEC_BYTES: Final = 10 << 20  # VariableSizeChunkIndex reads no more
 
 StoredBytes = int
 """Size in bytes of stored data, after compression and encryption."""
-StoredBytePosition = int
 
 
 class InvalidAivenDataError(ValueError):
@@ -77,11 +76,11 @@ class ChunkIndex:
 
     @property
     def stored_size(self) -> StoredBytes:
-        """Return the size of the log's object as stored."""
+        """Size of the log's object as stored."""
         return self._stored_chunk_start_byte(self.chunk_count)
 
     def stored_chunk(self, chunk_number: int) -> StoredChunk:
-        """Return the position of a chunk, counted from 0."""
+        """Position of a chunk, counted from 0."""
         start = chunk_number * self.chunk_size
         last = chunk_number == self.chunk_count - 1
         size = self.file_size - start if last else self.chunk_size
@@ -89,7 +88,7 @@ class ChunkIndex:
         return StoredChunk(start, size, self._stored_chunk_start_byte(chunk_number), stored)
 
     def chunk_numbers(self, start_byte: int, end_byte: int) -> range:
-        """Return the chunks that hold bytes [start_byte, end_byte) of the log, which must not be empty."""
+        """Chunks that hold bytes [start_byte, end_byte) of the log, which must not be empty."""
         return range(start_byte // self.chunk_size, -(-end_byte // self.chunk_size))
 
     def require_uncompressed_chunks(self, encryption_overhead_bytes: int) -> None:
@@ -100,18 +99,18 @@ class ChunkIndex:
         if self.chunk_count and self.lengths != expected:
             raise InvalidAivenDataError("the lengths of chunks do not fit a log that is not compressed")
 
-    def _stored_chunk_start_byte(self, chunk_number: int) -> StoredBytePosition:
+    def _stored_chunk_start_byte(self, chunk_number: int) -> int:
         if not self.fixed:
             return self._chunk_starts[chunk_number]
         full, last = self.lengths
         return chunk_number * full if chunk_number < self.chunk_count or not chunk_number else (chunk_number - 1) * full + last
 
     @cached_property
-    def _chunk_starts(self) -> tuple[StoredBytePosition, ...]:
+    def _chunk_starts(self) -> tuple[int, ...]:
         return tuple(accumulate(self.lengths, initial=0))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON fields in the plug-in's order."""
+        """JSON fields in the plug-in's order."""
         common = {"originalChunkSize": self.chunk_size, "originalFileSize": self.file_size}
         if self.fixed:
             full, last = self.lengths
@@ -121,14 +120,14 @@ class ChunkIndex:
 
 
 def uncompressed_chunk_index(chunk_size: int, file_size: int, encryption_overhead_bytes: int) -> ChunkIndex:
-    """Return the chunk index of an uncompressed log, whose chunks encryption lengthens."""
+    """Chunk index of an uncompressed log, whose chunks encryption lengthens."""
     count = -(-file_size // chunk_size)
     last = file_size - (count - 1) * chunk_size if count else 0
     return ChunkIndex(chunk_size, file_size, (chunk_size + encryption_overhead_bytes, last + encryption_overhead_bytes), fixed=True)
 
 
 def compressed_chunk_index(chunk_size: int, file_size: int, lengths: Sequence[int]) -> ChunkIndex:
-    """Return the chunk index of a compressed log from the stored lengths of its chunks."""
+    """Chunk index of a compressed log from the stored lengths of its chunks."""
     return ChunkIndex(chunk_size, file_size, tuple(lengths), fixed=False)
 
 
@@ -187,7 +186,6 @@ def decode_strict_base64(encoded: str, field_name: str) -> bytes:
 
 
 _REMOTE_SIZE, _OBJECT_PREFIX, _OBJECT_KEY = range(3)
-PositionAfterVarint = int
 
 
 @dataclass(frozen=True)
@@ -255,7 +253,7 @@ def _encode_uvarint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def _decode_uvarint(data: bytes, position: int) -> tuple[int, PositionAfterVarint]:
+def _decode_uvarint(data: bytes, position: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if position >= len(data):
@@ -298,10 +296,10 @@ class ChunkCipher(Protocol):
     """Cipher of chunks: AES-256-GCM under one segment's data key."""
 
     def encrypt(self, iv: bytes, plain: bytes) -> bytes:
-        """Return the initialization vector, the ciphertext and the authentication tag, joined."""
+        """Initialization vector, the ciphertext and the authentication tag, joined."""
 
     def decrypt(self, stored: bytes) -> bytes:
-        """Return the plain bytes. Raises InvalidAivenDataError if the chunk is not authentic."""
+        """Plain bytes. Raises InvalidAivenDataError if the chunk is not authentic."""
 
 
 def compress_chunk(chunk: bytes) -> bytes:
@@ -352,7 +350,7 @@ class IndexFileRange(NamedTuple):
     size: int
 
     @property
-    def end(self) -> StoredBytePosition:
+    def end(self) -> int:
         return self.position + self.size
 
 
@@ -375,7 +373,7 @@ class SegmentManifest:
 
     @property
     def encryption_overhead_bytes(self) -> int:
-        """Return the number of bytes that encryption adds to a chunk."""
+        """Number of bytes that encryption adds to a chunk."""
         return ENCRYPTION_OVERHEAD if self.key else 0
 
     @property
