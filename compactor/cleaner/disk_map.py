@@ -62,7 +62,6 @@ BLOCK_BYTES: Final = 16 << 20
 NextRowAndOutRowCount = tuple[int, int]
 """Number of the next row to read, and the number of rows in the output."""
 
-HashRangeNumber = int
 
 SpoolRows = npt.NDArray[Any]
 """Rows of one type, shape (n, words)."""
@@ -257,7 +256,7 @@ def view_as_bytes(rows: SpoolRows) -> memoryview:
 
 
 @inline_kernel
-def hash_range_of_word(first_word: np.uint64, range_count: int) -> HashRangeNumber:
+def hash_range_of_word(first_word: np.uint64, range_count: int) -> int:
     """Return a row's hash range, from the lower half of its first word, because hash tables take their cells from the upper half."""
     return np.int64(high_product_word((first_word << np.uint64(32)) | (first_word >> np.uint64(32)), np.uint64(range_count)))  # type: ignore[return-value]
 
@@ -531,7 +530,6 @@ def mark_absent_rows(
 
 OpenDiskMapOfPart = Callable[[int, int], DiskOffsetMap]
 """(part, parts) -> an empty engine on disk."""
-FirstRowOrdinal = int
 
 
 class KeyScanSpillingToDisk(BackwardSurvivorScan):
@@ -699,7 +697,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
             raise CompactorError("the disk is asked before it was needed", hint="This is a bug; please report it")
         return self._map
 
-    def _reserve_ordinals(self, row_count: int) -> FirstRowOrdinal:
+    def _reserve_ordinals(self, row_count: int) -> int:
         place = 8 * self._next
         self._next += (row_count + 7) // 8
         if 8 * self._next >= SEEN:

@@ -28,7 +28,7 @@ from compactor.cleaner.source import KeyTableRowsAndBatchCount, SecondReader, So
 from compactor.cleaner.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.config.units import format_size
 from compactor.errors import OutOfBudget
-from compactor.kernels.common import CellOrComplementOfEmptyCell, FirstRowByBatch, Flags, Hashes, HashKeyHalf, KeyHashHalf, RowCount
+from compactor.kernels.common import FirstRowByBatch, Flags, Hashes, HashKeyHalf, KeyHashHalf, RowCount
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import high_product_word, prefetch
 from compactor.model.plan import KeylessRecords
@@ -66,8 +66,6 @@ AHEAD = 24
 """Rows between asking for a cache line and using it."""
 
 HashTable = npt.NDArray[np.uint32]
-PutResult = int
-"""1: the key was absent and is stored; 0: it was there; -1: it was absent and there is no space."""
 KeySetState = npt.NDArray[np.int64]
 
 
@@ -78,7 +76,7 @@ def first_cell_to_probe(h1: KeyHashHalf, capacity: int) -> int:
 
 
 @inline_kernel
-def find_key_cell(table: HashTable, capacity: int, tag: np.uint32, h1: KeyHashHalf) -> CellOrComplementOfEmptyCell:
+def find_key_cell(table: HashTable, capacity: int, tag: np.uint32, h1: KeyHashHalf) -> int:
     """Return the key's cell, or the bitwise complement of the empty one where it would be stored.
     :param capacity: number of homes.
     :param tag: 32 bits of the first half of the hash, never 0.
@@ -96,7 +94,7 @@ def find_key_cell(table: HashTable, capacity: int, tag: np.uint32, h1: KeyHashHa
 
 
 @inline_kernel
-def put_key_if_absent(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: KeyHashHalf) -> PutResult:
+def put_key_if_absent(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: KeyHashHalf) -> int:
     """Return 1 if the key was added, 0 if it was there, -1 if there is no space."""
     tag = key_hash_tag(h0)
     cell = find_key_cell(table, state[CAPACITY], tag, h1)
@@ -248,7 +246,7 @@ ABSENT = -1
 
 
 @inline_kernel
-def find_bounded_cell(table: Hashes, cell_count: int, h0: KeyHashHalf, h1: KeyHashHalf) -> CellOrComplementOfEmptyCell:
+def find_bounded_cell(table: Hashes, cell_count: int, h0: KeyHashHalf, h1: KeyHashHalf) -> int:
     """Return the key's cell, or the bitwise complement of the empty one where it would be stored. ``h0`` is not 0."""
     cell = first_cell_to_probe(h1, cell_count)
     while True:

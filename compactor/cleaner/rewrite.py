@@ -56,14 +56,11 @@ from compactor.records.rows import BatchChunk, RecordRows, parse_records
 # ---- grouping of neighbouring segments into one new segment (Kafka: Cleaner.groupSegmentsBySize; docs/kafka-rules.md 3) ---------
 
 
-BaseOffset = int
-
-
 class GroupableSegment(Protocol):
     """A segment that can be grouped. Sizes are in bytes."""
 
     @property
-    def base(self) -> BaseOffset: ...
+    def base(self) -> int: ...
     @property
     def size(self) -> ByteCount: ...
     @property

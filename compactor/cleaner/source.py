@@ -15,7 +15,7 @@ from checkpoint.lineage import EpochEntry
 from compactor.cleaner.worker_threads import ReusableJobBuffers
 from compactor.constants import NEVER_MS, NO_TIMESTAMP, ByteCount, LeaderEpoch, Offset
 from compactor.errors import BadData
-from compactor.kernels.common import NO_HORIZON, BytePosition, FirstAndEndBatch, Flags, SegmentOrdinal
+from compactor.kernels.common import NO_HORIZON, FirstAndEndBatch, Flags, SegmentOrdinal
 from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.batches import (
@@ -326,7 +326,7 @@ class SourceSegment:
             ) from None
         return ends if inflate_buffer.size <= most else None
 
-    def _wrapper_body_bounds(self, batch_number: int) -> tuple[BytePosition, BytePosition]:
+    def _wrapper_body_bounds(self, batch_number: int) -> tuple[int, int]:
         """Bound (exclusive end) the value of a v0/v1 wrapper, which holds its messages."""
         position, size, magic = (
             int(self.table.position[batch_number]),

@@ -29,11 +29,6 @@ KeyHashHalf = np.uint64
 """Half of the 128-bit hash of a record's key."""
 SegmentOrdinal = int
 """Position of a segment among the live segments of its partition, from 0."""
-BytePosition = int
-ProblemNumber = int
-"""Index into the messages of a parser or encoder; 0 for no problem."""
-BytePositionOrMinusOne = int
-"""A position, or -1 if the bytes cannot be processed here."""
 CountAndEndPosition = tuple[int, int]
 """Number of batches, and the byte position after the last one."""
 NextBatchAndPosition = tuple[int, int]
@@ -42,14 +37,7 @@ ControlTypeAndEpoch = tuple[int, int]
 """Type of a control batch, and the coordinator epoch of its marker (-1 for none)."""
 FirstAndEndBatch = tuple[int, int]
 """Numbers of the first batch of a range, and of the batch after its last."""
-CodecId = int
-"""Number of a compression codec: the low three bits of a batch's attributes."""
-Sha256Hex = str
 RowCount = int
-CellOrComplementOfEmptyCell = int
-"""Number of the cell of a hash table that holds a key, or the bitwise complement of the empty cell where it would be stored."""
-BatchNumberOrMinusOne = int
-"""Number of a batch, or -1 if there is none."""
 
 KEY_BYTES: Final = 20
 """Most bytes of memory that a key takes in an offset map."""

@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from compactor.kernels.common import BytePosition, Bytes, ValueAndNextPosition
+from compactor.kernels.common import Bytes, ValueAndNextPosition
 from compactor.kernels.jit import inline_kernel
 
 NumbaType = Any
@@ -210,7 +210,7 @@ def varint_size_bytes(value: int) -> int:
 
 
 @inline_kernel
-def write_varint(buf: Bytes, position: int, value: int) -> BytePosition:
+def write_varint(buf: Bytes, position: int, value: int) -> int:
     """Write the shortest zigzag varint, and return the position after it."""
     raw = np.uint64((value << 1) ^ (value >> 63))
     while raw >= np.uint64(128):

@@ -262,8 +262,6 @@ UNKNOWN: Final = -2
 """Outcome of a transaction whose marker may lie in damaged bytes, beside ABORT, COMMIT and UNDECIDED."""
 MAX_HELD_PIECES: Final = 4
 """Number of pieces, read to find markers, that are held for the reader, which needs them next."""
-TransactionOutcome = int
-"""ABORT, COMMIT, UNDECIDED or UNKNOWN."""
 BatchOutcomes = npt.NDArray[np.int8]
 """For each batch of a piece: ABORT, COMMIT, UNDECIDED or UNKNOWN."""
 
@@ -339,7 +337,7 @@ class TransactionOutcomeFinder:
         self._ahead = None
         self._held.clear()
 
-    def _find_open_outcome(self, piece: SegmentPiece, producer_id: int) -> TransactionOutcome:
+    def _find_open_outcome(self, piece: SegmentPiece, producer_id: int) -> int:
         """Return the outcome of a producer's open transaction, from its next marker. UNDECIDED if there is none up to the log's end;
         UNKNOWN if a damaged segment may hold it.
         """

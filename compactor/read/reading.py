@@ -62,8 +62,6 @@ MAX_SPILL_SPAN: Final = SEEN - 1
 
 MAX_RETRIES: Final = 5
 """Number of times that the control log is read again without progress before a missing object counts as damage."""
-RetryCount = int
-NextOffset = int
 KeyHashesAndRows = tuple[Hashes, Int64s]
 """Hash of the key of each row, and the number of the row."""
 SelectionAndLastOffset = tuple[SelectedRecords, int]
@@ -384,7 +382,7 @@ class OffsetRangeReader:
 
     def _report_lost_segment(
         self, gone: SegmentGone, error: BadData, readers: dict[str, SegmentReader], first_offset: int, last_offset: int
-    ) -> NextOffset:
+    ) -> int:
         """Return the offset at which reading continues after an object is lost: after the segment if it is the log; a lost index is
         ignored. Raises BadData if damage is not skipped.
         """
@@ -490,7 +488,7 @@ class OffsetRangeReader:
                 raise SegmentGone(piece.source.name, piece.metadata)
         return mine, unknown
 
-    def _reread_log(self, error: SegmentGone, retries: int) -> RetryCount:
+    def _reread_log(self, error: SegmentGone, retries: int) -> int:
         """Return ``retries + 1``. Raises BadData if the segment is still live, or if ``retries`` has reached MAX_RETRIES."""
         self._segments = tuple(self._reread_live_segments_from(self._extent.first))
         self._outcomes.drop_prefetched_pieces()

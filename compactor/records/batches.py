@@ -24,15 +24,12 @@ from typing_extensions import override
 from compactor.constants import MAX_OFFSET
 from compactor.errors import BadData
 from compactor.kernels.common import (
-    BatchNumberOrMinusOne,
     Bytes as Bytes,
     ControlTypeAndEpoch,
     CountAndEndPosition,
     Int64s as Int64s,
     ProblemAndPosition,
-    ProblemNumber,
     RowCount,
-    Sha256Hex,
 )
 from compactor.kernels.crc import START, CrcTable, crc32c, crc_after_zero_bytes, extend, extend_word, zero_bytes_tables
 from compactor.kernels.jit import inline_kernel, kernel
@@ -71,7 +68,7 @@ def copy_batch_headers(buf: Bytes, position: Int64s) -> HeaderBytes:
     return found
 
 
-def sha256_of_batch_headers(headers: HeaderBytes) -> Sha256Hex:
+def sha256_of_batch_headers(headers: HeaderBytes) -> str:
     """Return the SHA-256 of batch headers in hexadecimal. It stands for the payloads, too, if the CRCs were verified."""
     digest = hashlib.sha256(_PREFIX)
     digest.update(np.ascontiguousarray(headers).reshape(-1).data)
@@ -104,12 +101,12 @@ class BatchHeaderDigestBuilder:
         if self._is_sound:
             self._digest.update(out[: done * HEADER_BYTES].data)
 
-    def header_digest(self) -> Sha256Hex:
+    def header_digest(self) -> str:
         """Return the digest; empty if the bytes so far are not complete v2 batches whose CRCs match."""
         return self._digest.hexdigest() if self._is_sound and not self._between[_HAVE] else ""
 
 
-def verified_header_digest(path: Path) -> Sha256Hex:
+def verified_header_digest(path: Path) -> str:
     """Return the SHA-256 of a file's batch headers, in hexadecimal. Empty if a CRC does not match, if the file holds anything but v2
     batches, or if it ends within a batch.
     """
@@ -330,7 +327,7 @@ def _raise_crc_mismatch(buf: Bytes, position: int, segment_name: str) -> None:
     )
 
 
-def _raise_invalid_header(buf: Bytes, position: int, problem: ProblemNumber, segment_name: str) -> None:
+def _raise_invalid_header(buf: Bytes, position: int, problem: int, segment_name: str) -> None:
     """Raise BadData. ``problem`` is an index of _PROBLEMS."""
     offset = int.from_bytes(buf[position : position + 8].tobytes(), "big", signed=True) if position + 8 <= len(buf) else -1
     cause = _PROBLEMS[problem]
@@ -364,7 +361,7 @@ def _count_complete_batches(buf: Bytes) -> CountAndEndPosition:
 
 
 @kernel
-def _problem_of_incomplete_batch(buf: Bytes, position: int) -> ProblemNumber:
+def _problem_of_incomplete_batch(buf: Bytes, position: int) -> int:
     left = buf.size - position
     if left < 17:
         return 1
@@ -380,7 +377,7 @@ def _problem_of_incomplete_batch(buf: Bytes, position: int) -> ProblemNumber:
 
 
 @kernel
-def _find_crc_mismatch(buf: Bytes, position: Int64s, size: Int64s, magic: npt.NDArray[np.int8]) -> BatchNumberOrMinusOne:
+def _find_crc_mismatch(buf: Bytes, position: Int64s, size: Int64s, magic: npt.NDArray[np.int8]) -> int:
     for i in range(position.size):
         if magic[i] == 2 and crc32c(buf, position[i] + 21, position[i] + size[i]) != np.int64(load_u32(buf, position[i] + 17)):
             return i

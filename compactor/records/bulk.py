@@ -14,7 +14,7 @@ import lz4.block
 import numpy as np
 import numpy.typing as npt
 
-from compactor.kernels.common import BytePositionOrMinusOne, NextBatchAndPosition
+from compactor.kernels.common import NextBatchAndPosition
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import (
     call_c_function,
@@ -45,9 +45,7 @@ _MAGIC: Final = np.uint64(int.from_bytes(codecs.XERIAL_HEADER[:8], "little"))
 
 
 @inline_kernel
-def _decompress_snappy_block(
-    buf: Bytes, position: int, end: int, out: Bytes, out_position: int, max_out_position: int
-) -> BytePositionOrMinusOne:
+def _decompress_snappy_block(buf: Bytes, position: int, end: int, out: Bytes, out_position: int, max_out_position: int) -> int:
     """Return the position where the content ends, or -1 if the block is corrupt or left to the library, ends after ``max_out_position``,
     or does not fit.
     """
@@ -110,9 +108,7 @@ def _decompress_snappy_block(
 
 
 @inline_kernel
-def _decompress_snappy_body(
-    buf: Bytes, position: int, end: int, out: Bytes, out_position: int, max_content_bytes: int
-) -> BytePositionOrMinusOne:
+def _decompress_snappy_body(buf: Bytes, position: int, end: int, out: Bytes, out_position: int, max_content_bytes: int) -> int:
     """Return the position where the content of a Xerial stream or raw block ends, or -1 if it is corrupt, too large or left to
     ``codecs``.
     """
@@ -278,7 +274,7 @@ def _write_little_endian_u32(buf: Bytes, position: int, word: int) -> None:
 @inline_kernel
 def _decompress_lz4_frame(
     decompress_address: int, buf: Bytes, start: int, end: int, out: Bytes, out_position: int, max_content_bytes: int
-) -> BytePositionOrMinusOne:
+) -> int:
     """Return the position where the content ends, or -1 if the frame has optional fields, is corrupt, or does not fit."""
     at = start + _FRAME_BYTES
     if at + 4 > end:

@@ -22,7 +22,6 @@ import zstandard
 from zlib_ng import zlib_ng
 
 from compactor.constants import ByteCount
-from compactor.kernels.common import BytePositionOrMinusOne, CodecId
 
 NONE: Final = 0
 GZIP: Final = 1
@@ -119,8 +118,8 @@ def codec_library_versions() -> str:
 # ---- writing ----------------------------------------------------------------------------------------------------------------
 
 
-def compress_body(codec: CodecId, data: Buffer) -> bytes:
-    """Compress one batch at Kafka's default level."""
+def compress_body(codec: int, data: Buffer) -> bytes:
+    """Compress one batch at Kafka's default level. ``codec``: the low three bits of its attributes."""
     out = memoryview(bytearray(max_compressed_size(len(data))))
     return bytes(out[: compress_body_into(codec, memoryview(data), out)])
 
@@ -130,7 +129,7 @@ def max_compressed_size(size: SizeOrSizes) -> SizeOrSizes:
     return size + size // 6 + 64 * (size // XERIAL_BLOCK) + 128
 
 
-def compress_body_into(codec: CodecId, data: memoryview, out: memoryview) -> ByteCount:
+def compress_body_into(codec: int, data: memoryview, out: memoryview) -> ByteCount:
     """Compress into ``max_compressed_size(len(data))`` bytes, and return the size. Raises CodecError for an unknown codec."""
     if codec == LZ4:
         return _compress_lz4(data, out)
@@ -193,7 +192,7 @@ def _compress_snappy_xerial_stream(data: memoryview, out: memoryview) -> ByteCou
 # ---- reading ----------------------------------------------------------------------------------------------------------------
 
 
-def decompress_body_into(codec: CodecId, data: memoryview, out: GrowingByteBuffer, max_decompressed_bytes: int, magic: int = 2) -> None:
+def decompress_body_into(codec: int, data: memoryview, out: GrowingByteBuffer, max_decompressed_bytes: int, magic: int = 2) -> None:
     """Append the body of one batch to ``out``. After an error the caller must clear ``out``.
     :raises CodecError: if the body is corrupt, too large, or its codec is unknown.
     """
@@ -216,7 +215,7 @@ def decompress_body_into(codec: CodecId, data: memoryview, out: GrowingByteBuffe
         raise CodecError(f"{CODEC_NAMES[codec]} data cannot be read: {error}") from None
 
 
-def _decompressed_too_large_error(codec: CodecId, max_bytes: int) -> CodecError:
+def _decompressed_too_large_error(codec: int, max_bytes: int) -> CodecError:
     return CodecError(f"{CODEC_NAMES[codec]} data inflates beyond {max_bytes} bytes (max_decompressed_batch_bytes)")
 
 
@@ -368,7 +367,7 @@ def _are_complete_zstd_frames(data: memoryview) -> bool:
     return at == len(data)
 
 
-def _end_of_zstd_frame(data: memoryview, start: int) -> BytePositionOrMinusOne:
+def _end_of_zstd_frame(data: memoryview, start: int) -> int:
     """Return the position after the frame at ``start``, or -1 if it is incomplete (RFC 8878, section 3)."""
     end = len(data)
     if start + 8 > end:

@@ -21,14 +21,11 @@ from compactor.constants import NO_TIMESTAMP
 from compactor.errors import BadData
 from compactor.kernels.common import (
     NO_HORIZON,
-    BytePosition,
-    CodecId,
     FirstRowByBatch,
     Flags,
     HashKeyHalf,
     HashKeyHalves,
     ProblemAndBatch,
-    ProblemNumber,
 )
 from compactor.kernels.crc import crc32c
 from compactor.kernels.jit import inline_kernel, kernel
@@ -366,7 +363,7 @@ def _write_v2_batch_header(
 @inline_kernel
 def _write_legacy_tail(
     buf: Bytes, out: Bytes, out_position: int, key_start: int, key_length: int, value_start: int, value_length: int
-) -> BytePosition:
+) -> int:
     """Write a v0/v1 record in format v2, without headers."""
     out_position = write_varint(out, out_position, key_length)
     if key_length > 0:
@@ -381,7 +378,7 @@ def _write_legacy_tail(
 
 
 @inline_kernel
-def _problem_of_producer_fields(batch_attributes: int, producer_id: int, producer_epoch: int, base_sequence: int) -> ProblemNumber:
+def _problem_of_producer_fields(batch_attributes: int, producer_id: int, producer_epoch: int, base_sequence: int) -> int:
     """Return why Kafka's builder would refuse the batch (MemoryRecordsBuilder.validateProducerState), 0 for none."""
     if batch_attributes & TRANSACTIONAL and producer_id == -1:
         return 2
@@ -423,7 +420,7 @@ def _write_records_that_stay(
     are_records_copied: bool,
     rows: RecordRows,
     keep_flags: Flags,
-) -> BytePosition:
+) -> int:
     """Write rows [first, last].
     :param are_records_copied: because base offset and base timestamp are unchanged.
     """
@@ -581,7 +578,7 @@ NO_PRODUCER = ProducerFields()
 def encode_batch(
     records: Sequence[RecordToEncode],
     *,
-    codec: CodecId = NONE,
+    codec: int = NONE,
     producer: ProducerFields = NO_PRODUCER,
     leader_epoch: int = 0,
     base_offset: int | None = None,

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from compactor.errors import BadData
-from compactor.kernels.common import FirstRowByBatch, Int32s as Int32s, ProblemAndBatch, ProblemAndPosition, ProblemNumber
+from compactor.kernels.common import FirstRowByBatch, Int32s as Int32s, ProblemAndBatch, ProblemAndPosition
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i32, load_i64, prefetch_read, read_varint
 from compactor.profiling import SegmentWorkStage, measure_stage
@@ -146,7 +146,7 @@ def parse_records(table: BatchTable, chunk: BatchChunk, buffers: RecordRowBuffer
     return rows, first_row
 
 
-def _unparsable_batch_error(table: BatchTable, batch_number: int, problem: ProblemNumber, segment_name: str) -> BadData:
+def _unparsable_batch_error(table: BatchTable, batch_number: int, problem: int, segment_name: str) -> BadData:
     return BadData(
         _PROBLEMS[problem],
         segment=segment_name,

@@ -31,7 +31,7 @@ from compactor.tier.contents import (
     segment_object_name_stem,
     stored_file_problem,
 )
-from compactor.tier.ports import ContentConflictOrEmpty, ListedObject, SegmentRef, TransferredBytes, WholeLogUploadLayout
+from compactor.tier.ports import ListedObject, SegmentRef, WholeLogUploadLayout
 
 _CreateObject = Callable[[str, Mapping[str, str]], ObjectInfo]
 """(key, metadata) -> a new object. Raises AlreadyExists."""
@@ -101,12 +101,10 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
     ) -> bytes:
         return self._store.get(self.object_name(partition, segment, file_kind), start, length)
 
-    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> TransferredBytes:
+    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> int:
         return self._store.download(self.object_name(partition, segment, file_kind), path)
 
-    def upload_segment(
-        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
-    ) -> ContentConflictOrEmpty:
+    def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
         for kind, content in contents.items():
             key = self.object_name(partition, segment, kind)
             if not create_or_match(self._store, key, content):
@@ -164,9 +162,7 @@ class ComposableLogLayout(OneObjectPerFileLayout):
         return info.etag
 
     @override
-    def upload_segment(
-        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
-    ) -> ContentConflictOrEmpty:
+    def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
         return self._create_segment_objects(
             partition, segment, {kind: partial(self._write_object, content) for kind, content in contents.items()}
         )
@@ -178,14 +174,14 @@ class ComposableLogLayout(OneObjectPerFileLayout):
         segment: RemoteLogSegmentMetadata,
         log: Sequence[ComposeSource],
         contents: Mapping[str, FileContent],
-    ) -> ContentConflictOrEmpty:
+    ) -> str:
         """The log is created first, so that nothing exists yet if the store turns out not to copy ranges."""
         beside = {kind: partial(self._write_object, content) for kind, content in contents.items()}
         return self._create_segment_objects(partition, segment, {"log": lambda key, about: self._store.compose(key, log, about), **beside})
 
     def _create_segment_objects(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, writes: Mapping[str, _CreateObject]
-    ) -> ContentConflictOrEmpty:
+    ) -> str:
         """Return a message that names an existing object with other content, or empty.
         :param writes: kind of file -> function (key, object metadata) that creates the object.
         """

@@ -19,11 +19,7 @@ from compactor.model.plan import Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.storage.port import ComposeSource, CopyLimits
 
-ContentConflictOrEmpty = str
-"""Message that an object exists already with other content, for people; empty if none does."""
 SegmentCount = int
-TransferredBytes = int
-"""Number of bytes that were received from a store, which may differ from the size of the plain file."""
 
 
 class SegmentRef(Protocol):
@@ -87,12 +83,10 @@ class SegmentLayout(Protocol):
     ) -> bytes:
         """Return bytes [start, start + length); fewer only at the file's end. length: None for the rest."""
 
-    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> TransferredBytes:
+    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> int:
         """Download into a new local file, and return the number of bytes transferred."""
 
-    def upload_segment(
-        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]
-    ) -> ContentConflictOrEmpty:
+    def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
         """Create a segment's objects. Those that exist with equal content stay as they are.
         Returns a message that names an existing object with other content, or empty. The caller's task then fails, because equal tasks must
         create equal objects (determinism, I7).
@@ -117,7 +111,7 @@ class SegmentLayout(Protocol):
         segment: RemoteLogSegmentMetadata,
         log: Sequence[ComposeSource],
         contents: Mapping[str, Path | bytes],
-    ) -> ContentConflictOrEmpty:
+    ) -> str:
         """Do what ``upload_segment`` does, with a log that the store composes of copied ranges and new bytes.
         :param log: in order; copied ranges have the keys that ``object_name`` returns.
         :param contents: the segment's other files.
@@ -281,7 +275,7 @@ class WholeLogUploadLayout:
         segment: RemoteLogSegmentMetadata,
         log: Sequence[ComposeSource],
         contents: Mapping[str, Path | bytes],
-    ) -> ContentConflictOrEmpty:
+    ) -> str:
         raise _cannot_compose_error()
 
 

@@ -54,10 +54,6 @@ def sidecar_key_prefix(log_prefix: str) -> str:
     return f"{log_prefix}/sidecars/"
 
 
-WrittenBytes = int
-"""Number of bytes that were written to a store."""
-
-
 class SidecarObjectKeys(NamedTuple):
     sidecar: str
     key_directory: str
@@ -170,7 +166,7 @@ class SidecarStore:
     def _prefetch_sidecars(self, segment_ids: Sequence[str]) -> Generator[tuple[str, Sidecar | None], None, None]:
         return _prefetch_in_order(segment_ids, self.load_sidecar)
 
-    def save_sidecar(self, sidecar: Sidecar, directory: KeyDirectory | None = None) -> WrittenBytes:
+    def save_sidecar(self, sidecar: Sidecar, directory: KeyDirectory | None = None) -> int:
         """Write or replace a sidecar and, if given, its key directory. Return the bytes written. Raises StoreError."""
         from bloom import directory as directories, sidecar as sidecars
 
@@ -183,7 +179,7 @@ class SidecarStore:
             self._head_cache.cache_sidecar_heads({sidecar.segment_id: data[: sidecars.sidecar_head_size_bytes(data)]})
         return len(data) + len(keys)
 
-    def add_sidecar(self, sidecar: Sidecar) -> WrittenBytes:
+    def add_sidecar(self, sidecar: Sidecar) -> int:
         """Create a sidecar if there is none. Return the bytes written: 0 if one exists, or if the store failed, which is only logged,
         because a sidecar can be built again.
         """
@@ -191,7 +187,7 @@ class SidecarStore:
 
         return self._create_object_if_absent(self.sidecar_object_key(sidecar.segment_id), sidecars.encode_sidecar(sidecar, self.hash_key))
 
-    def add_key_directory(self, directory: KeyDirectory) -> WrittenBytes:
+    def add_key_directory(self, directory: KeyDirectory) -> int:
         """Create a key directory if there is none. Return the bytes written: 0 if one exists, or if the store failed, which is only
         logged.
         """
@@ -217,7 +213,7 @@ class SidecarStore:
             _log.warning("%s is ignored: %s; the whole segment is read", key, unusable)
             return LoadedKeyDirectory(None, len(data))
 
-    def _create_object_if_absent(self, key: str, data: bytes) -> WrittenBytes:
+    def _create_object_if_absent(self, key: str, data: bytes) -> int:
         try:
             self._control.create(key, data)
             return len(data)

@@ -89,7 +89,7 @@ def rows_of_written(segment_name: str, source: GateRecords, written: GateRecords
     return at
 
 
-def raise_for_wrong_record(
+def raise_for_invalid_record(
     segment_name: str,
     source: GateRecords,
     in_output_flags: Flags,
@@ -137,7 +137,6 @@ TxnOutcomeColumns = tuple[Flags, Flags, Int64s]
 """Per batch: whether it is aborted data (aborted); whether it is a marker without remaining data (idle); first remaining offset (began)."""
 SourceBatchNumbersAndProblem = tuple[Int64s, BatchProblem | None]
 """Number of the source batch of each output batch, and the first problem."""
-IndexProblemText = str
 
 FROM_TABLE = {
     col.POSITION: "position", col.SIZE: "size", col.BASE: "base_offset", col.LAST: "last_offset", col.BASE_TIMESTAMP: "base_timestamp",
@@ -337,7 +336,7 @@ def may_be_filler(batch_header: Int64s, end_offset: int) -> bool:
     return all(int(batch_header[name]) == value for name, value in plain.items())
 
 
-def lacks_first_last_offset(table: BatchTable) -> bool:
+def lacks_last_offset(table: BatchTable) -> bool:
     """Return whether the first header does not state its last offset: a v0/v1 wrapper whose own offset was never set (old librdkafka)."""
     return len(table) > 0 and int(table.magic[0]) < 2 and int(table.codec_ids[0]) > 0 and int(table.last_offset[0]) == 0
 
@@ -500,7 +499,7 @@ def _find_txn_index_problems(
         yield "the transaction index does not name the aborted transactions whose markers stay", -1
 
 
-def find_index_problems(headers: HeaderFields, base_offset: int, path_by_kind: Mapping[str, Path]) -> Iterator[IndexProblemText]:
+def find_index_problems(headers: HeaderFields, base_offset: int, path_by_kind: Mapping[str, Path]) -> Iterator[str]:
     """Yield the problems of a cleaned segment's offset index and time index, compared with its batches."""
     positions, lasts = headers[col.POSITION], headers[col.LAST]
     entries = np.frombuffer(path_by_kind["index"].read_bytes(), OFFSET_ENTRY)

@@ -44,7 +44,7 @@ from compactor.cleaner.gate.batch_checks import (
     flag_removable_markers,
     flag_required_headers,
     fold_txn_outcomes,
-    lacks_first_last_offset,
+    lacks_last_offset,
     match_batches,
     may_be_filler,
     transaction_outcomes_by_source,
@@ -652,7 +652,7 @@ class Gate:
 
     def _unstated_last_offset(self, source: SourceSegment, map_bytes: MapSourceBytes) -> int:
         """Return the last offset of the first batch if its header does not state it, else -1."""
-        if not lacks_first_last_offset(source.table):
+        if not lacks_last_offset(source.table):
             return -1
         with map_bytes(source):
             headers = fields_of_table(source.table, slice(1))
@@ -762,5 +762,5 @@ class Gate:
             else:
                 latest = self._table.latest_offsets(records.hashes)
                 must_go = self._flag_records_to_remove(records, headers[:, some], source, latest)
-                failures.raise_for_wrong_record(name, records, there, latest, must_go, self._flag_checked_records(records))
+                failures.raise_for_invalid_record(name, records, there, latest, must_go, self._flag_checked_records(records))
         raise mismatch.unexplained_error()

@@ -18,8 +18,6 @@ from compactor.cleaner.disk_map import hash_range_of_word
 from compactor.constants import MAX_OFFSET
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import (
-    BatchNumberOrMinusOne,
-    CellOrComplementOfEmptyCell,
     FirstRowByBatch,
     Hashes,
     HashKeyHalf,
@@ -234,7 +232,7 @@ def _further_key_bits(h1: KeyHashHalf) -> np.uint64:
 
 
 @inline_kernel
-def _find_cell(cells: LatestRecordCells, capacity: int, cell_tag: np.uint64, further_key_bits: np.uint64) -> CellOrComplementOfEmptyCell:
+def _find_cell(cells: LatestRecordCells, capacity: int, cell_tag: np.uint64, further_key_bits: np.uint64) -> int:
     """Return the key's cell, or the bitwise complement of the empty one where it would be stored."""
     cell = np.int64(high_product_word(cell_tag, np.uint64(capacity)))
     while cells[WORDS * cell] != 0:
@@ -436,7 +434,7 @@ def read_all_batch_headers(buf: Bytes) -> HeaderFields:
     return np.concatenate([np.empty((len(FIELDS), 0), np.int64), *(block.copy() for block in iterate_batch_header_blocks(buf))], axis=1)
 
 
-def find_crc_mismatch(buf: Bytes, headers: HeaderFields) -> BatchNumberOrMinusOne:
+def find_crc_mismatch(buf: Bytes, headers: HeaderFields) -> int:
     """Return the first v2 batch whose CRC does not match, or -1."""
     return int(_first_crc_mismatch(buf, np.ascontiguousarray(headers)))
 
@@ -533,7 +531,7 @@ def _parse_marker(buf: Bytes, header: Int64s) -> ControlKindAndEpoch:
 
 
 @kernel
-def _first_crc_mismatch(buf: Bytes, headers: HeaderFields) -> BatchNumberOrMinusOne:
+def _first_crc_mismatch(buf: Bytes, headers: HeaderFields) -> int:
     for i in range(headers.shape[1]):
         begin = headers[POSITION, i]
         if headers[MAGIC, i] == 2 and crc32c(buf, begin + 21, begin + headers[SIZE, i]) != headers[STORED_CRC, i]:
@@ -658,7 +656,7 @@ def _parse_records_into_columns(
     buf: Bytes, headers: HeaderFields, bounds: Int64s, first_row: FirstRowByBatch, k0: HashKeyHalf, k1: HashKeyHalf, offset: Int64s,
     timestamp: Int64s, hashes: npt.NDArray[np.uint64], digest: npt.NDArray[np.uint64], flags: npt.NDArray[np.uint8], key_start: Int64s,
     key_length: Int64s,
-) -> BatchNumberOrMinusOne:  # fmt: skip
+) -> int:  # fmt: skip
     """Return the first batch that cannot be parsed, or -1."""
     for batch in range(headers.shape[1]):
         at, limit = bounds[0, batch], bounds[1, batch]

@@ -60,7 +60,7 @@ from compactor.tier.contents import (
     read_chunks,
     segment_object_name_stem,
 )
-from compactor.tier.ports import ContentConflictOrEmpty, ListedObject, SegmentRef, TransferredBytes, WholeLogUploadLayout
+from compactor.tier.ports import ListedObject, SegmentRef, WholeLogUploadLayout
 
 _T = TypeVar("_T")
 _MAX_CACHED_SEGMENTS: Final = 256
@@ -83,7 +83,7 @@ class FetchedFilePart(NamedTuple):
     """Part of a segment's file after decryption and decompression, and the bytes received for it."""
 
     data: bytes
-    transferred: TransferredBytes
+    transferred: int
 
 
 @dataclass(frozen=True)
@@ -347,7 +347,7 @@ class AivenLayout(WholeLogUploadLayout):
         end = size if length is None else min(size, start + length)
         return self._retry_corrupt_read(lambda: self._read_log_bytes(opened_segment, start, end).data) if start < end else b""
 
-    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> TransferredBytes:
+    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> int:
         opened_segment = self._open_segment(partition, segment)
         travelled = 0
         try:
@@ -360,9 +360,7 @@ class AivenLayout(WholeLogUploadLayout):
             raise
         return travelled
 
-    def upload_segment(
-        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]
-    ) -> ContentConflictOrEmpty:
+    def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
         """Create the segment's objects. Return a message about an existing object with other content, or an empty string."""
         with self._packer.encoded_objects(partition, segment, contents) as objects:
             for suffix, content in objects.items():
