@@ -1,1 +1,1 @@
-"""One object-store port and its adapters. Nothing here knows what the objects mean."""
+"""The object-store port, the directory store, and what all stores share. Nothing here knows what the objects mean."""

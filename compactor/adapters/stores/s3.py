@@ -98,7 +98,7 @@ def crc32c_base64(data: bytes) -> str:
 _CHECKSUMS: dict[str, Callable[[bytes], str]] = {"CRC32": crc32_base64, "CRC32C": crc32c_base64}
 
 
-def md5_base64(data: bytes) -> str:
+def md5_hex(data: bytes) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
@@ -252,7 +252,7 @@ class MultipartUpload:
                 **{f"Checksum{self._algorithm}": checksum},
             )
             # Where ETags have proved to be digests they count: moto sends the request's own checksum back.
-            if self._requests.traits.is_etag_md5 and answer["ETag"].strip('"') != md5_base64(data):
+            if self._requests.traits.is_etag_md5 and answer["ETag"].strip('"') != md5_hex(data):
                 raise Unavailable(f"cannot write {self._requests.object_url(self._key)}: part {number} arrived damaged")
             return {"PartNumber": number, "ETag": answer["ETag"], f"Checksum{self._algorithm}": checksum}
 
@@ -599,7 +599,7 @@ class S3Store:
         known = self._requests.traits
         if checksum == crc32_base64(data) or known.is_etag_md5 is False:
             return
-        if etag == md5_base64(data):
+        if etag == md5_hex(data):
             known.is_etag_md5 = True
             return
         if self.get(key) == data:

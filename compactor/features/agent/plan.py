@@ -31,7 +31,7 @@ CHECK_MS = 60_000
 """How often brokers are asked who leads and where logs end although no segment waits for upload."""
 UPLOAD_RETRY_MS = 5_000
 MAX_UPLOAD_RETRY_MS = 600_000
-"""Longest delay before a failed partition is retried. The delay begins with RETRY_MS and doubles with every failure."""
+"""Longest delay before a failed partition is retried. The delay begins with UPLOAD_RETRY_MS and doubles with every failure."""
 DELETE_DELAY_MS = 60_000
 """Kafka's default for ``file.delete.delay.ms``, the time between the renaming of a file and its deletion."""
 
