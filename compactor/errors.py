@@ -108,7 +108,6 @@ class BadData(CompactorError):
 
     is_other_content: the bytes are intact, but differ from the content that is known for the same offsets.
     is_compacted: the data is intact, but a log cleaner has removed records that the tier needs.
-    :param segment: file or object name.
     :param position: byte position of the batch in the segment, -1 if unknown.
     :param offset: base offset of the batch, -1 if unknown.
     """

@@ -42,7 +42,6 @@ class OutputReport:
     written_slot: position in the control log of the state that the output copies.
     next_deletion_ms: when an old version may be deleted, by the store's clock; NEVER_MS if none waits.
     summary: empty if nothing was written or deleted.
-    content: None if this kind of output does not report it.
     """
 
     status: str

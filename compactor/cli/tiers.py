@@ -173,10 +173,7 @@ def sum_stored_bytes(tier: Tier, partitions: Sequence[TopicPartition], out: Outp
 
 
 def print_check_findings(findings: Sequence[Any], out: Output, summary_without_errors: str = "all is well") -> ExitCode:
-    """Print what a check found, and return 0, or the exit code of BadData if a finding is an error. Equal notes are counted together.
-
-    :param findings: with ``severity``, ``kind``, ``topic``, ``partition``, ``object`` and ``detail``, perhaps ``means`` and ``todo``.
-    """
+    """Print what a check found, and return 0, or the exit code of BadData if a finding is an error. Equal notes are counted together."""
     rows: Counter[tuple[str, ...]] = Counter()
     for one in findings:
         name = f"{one.topic}-{one.partition}" if one.topic else ""
@@ -302,8 +299,7 @@ def operator_name() -> str:
 def audited(
     args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int | bool
 ) -> Iterator[None]:
-    """Record a manual action in the audit log before the ``with`` block, and its outcome after it. Without a control store a note on stderr
-    says that nothing is recorded.
+    """Record a manual action in the audit log before the ``with`` block, and its outcome after it.
 
     :param targets: partitions, topics or patterns on which the command acts.
     :raises StoreError: before the block, if the action cannot be recorded.

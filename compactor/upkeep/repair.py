@@ -324,9 +324,7 @@ class DamagedSegment:
 
 @dataclass(frozen=True)
 class RepairDecision:
-    """Decision about one damaged segment: ``create`` the missing objects again, ``replace`` the segment, ``undo`` the run that wrote it, or
-    ``none``.
-    """
+    """Repair of one damaged segment: ``create`` the missing objects again, ``replace`` it, ``undo`` its run, or ``none``."""
 
     damage: DamagedSegment
     action: str
@@ -524,7 +522,7 @@ class _IntactFileFinder:
 
     def fetch_or_build(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> bool:
         """Write a segment's file to ``path``, from the tier or a source, else built from the log. Return whether it has the recorded
-        digest. If not, the path holds a built file that differs, or nothing.
+        digest; if not, ``path`` holds a built file that differs, or nothing.
         """
         recorded = segment.recorded_size_and_digests(file_kind)
         # What an earlier repair replaced may be whole again.

@@ -82,10 +82,10 @@ def dump_segment(
 ) -> SegmentDocument:
     """Return the batches and records of one segment.
 
-    Keys and values are text if they are printable UTF-8, else ``base64:...``. They are cut after SHOWN_BYTES.
+    Keys and values are text if they are printable UTF-8, else ``base64:...``. They are cut after SHOWN_BYTES, unless
+    ``show_everything``.
 
     :param segment_id: the id, or its first characters.
-    :param show_everything: cut nothing, and include headers.
     :raises UsageError: if no segment, or more than one, has an id that begins so.
     :raises BadData: if the segment is damaged, or a decompressed batch is larger than ``max_inflated_bytes``.
     :raises StoreError: if the store fails.

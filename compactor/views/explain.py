@@ -60,10 +60,8 @@ class RetentionOutlook:
 
     segments, bytes: what the next `run` removes first; 0 where brokers remove segments themselves.
     log_start_offset: after this removal.
-    reason: empty if nothing expires now.
     next_ms: when the next segment exceeds a limit; None if never or unknown.
     one_to_one: number of segments that a round would rewrite one to one, because brokers expire them soon.
-    text: empty if retention does not apply.
     """
 
     segments: int

@@ -120,20 +120,16 @@ class RoundForecast:
     """Expected work, cost and saving of a round on one partition. Sizes are in bytes; bytes_to_write and map_keys are upper bounds.
 
     due: whether `run` has something to do, even if only retention deletes something.
-    retention: in words; empty if it does not apply.
     segments_expired, bytes_expired: what retention deletes first; not counted in bytes_to_read and bytes_to_write.
     one_to_one: number of segments that are rewritten one to one, because brokers expire them soon.
     min_cleanable_dirty_ratio: if chosen automatically, the next two fields say why, and how much it saves in comparison with Kafka's
         default.
     skip: expected number of skipped segments, including the expected share of ``asked``.
     asked: number of segments whose Bloom filters decide. The expected share is that of earlier rounds.
-    cost_usd: price of the requests.
     stored_usd_month: of all live and replaced segments.
     expected_saving_bytes: once the replaced objects are deleted; None if unknown.
     expected_saving_error_bytes: half width of the 95 % confidence interval if the number is from a sample; else None.
     keyless_records, keyless_share: in the dirty range, the share from 0 to 1; None before the first round or sample.
-    keyless_policy: refuse, drop or keep.
-    future_timestamps: about segments whose times are more than a day ahead; empty if there are none.
     verdict: if it is blocked, no round does what is forecast.
     """
 
@@ -215,7 +211,6 @@ class RoundCircumstances:
 
     block: why brokers or the topic's settings rule out rounds.
     paused: who paused rounds; empty if nobody did.
-    transaction: the oldest transaction that is open at the end of the tier.
     """
 
     block: Block | None = None

@@ -30,11 +30,7 @@ TRANSACTION_TIMEOUT_MS = 900_000
 
 
 class VerdictKind(StrEnum):
-    """Kinds of verdicts.
-
-    WAITING: what is dirty may not be cleaned yet, and this ends by itself (a lag, a rate limit, an open transaction).
-    BLOCKED: no round can clean it until a person acts.
-    """
+    """Kinds of verdicts: WAITING ends by itself (a lag, a rate limit, an open transaction), BLOCKED only when a person acts."""
 
     CLEAN = "clean"
     DUE = "due"
@@ -62,7 +58,7 @@ class PartitionVerdict:
     """Verdict on a partition at one moment.
 
     until_ms: when a wait ends at the latest; 0 if unknown.
-    waiting_bytes: of segments that hold dirty offsets, whether or not a round may clean them now.
+    waiting_bytes: of segments that hold dirty offsets.
     cause, since_ms, next_step: as in ``Block``; empty unless blocked.
     """
 

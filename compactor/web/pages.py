@@ -256,9 +256,8 @@ PARTITION_COLUMNS: dict[str, PartitionListColumn[_DaemonPartitionEntry]] = {
 
 @dataclass(frozen=True)
 class DaemonPages:
-    """Pages of a daemon.
+    """Pages of a daemon. ``details`` returns None if the tier does not hold the partition.
 
-    details: returns None if the tier does not hold the partition.
     config: path of the configuration file, for the commands that pages show.
     runbook_url: empty for the runbook in the documentation.
     """
@@ -554,11 +553,7 @@ UPLOAD_COLUMNS: dict[str, PartitionListColumn[_LedPartition]] = {
 
 @dataclass(frozen=True)
 class AgentPages:
-    """Pages of an agent (uploader on a broker).
-
-    config: path of the configuration file, for the commands that pages show.
-    runbook_url: empty for the runbook in the documentation.
-    """
+    """Pages of an agent (uploader on a broker)."""
 
     status: Callable[[], AgentStatus]
     config: str = ""
