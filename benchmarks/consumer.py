@@ -62,7 +62,7 @@ def import_topic(cluster: KafkaCluster, folder: Path) -> tuple[Tier, int]:
     tier = open_tier(load_settings(str(config), {}))
     log_dir = cluster.nodes[1].log_dir / str(NAME)
     import_directory(tier, log_dir, NAME, tier.settings.cleaner.cleaner_policy(), options=ImportOptions(live=True))
-    return tier, tier.open_control_log_of_partition(NAME).refresh().end_offset + 1
+    return tier, tier.open_partition_log(NAME).refresh().end_offset + 1
 
 
 def _reader_settings(cluster: KafkaCluster) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def measure(folder: Path, keys: int, map_budget_bytes: int) -> tuple[Round, Roun
         opened = open_tier(load_settings(str(config), {}))
         import_directory(opened, folder / "log", NAME, opened.settings.cleaner.cleaner_policy())
         row, resident, cpu = run(config)
-        (last,) = opened.open_control_log_of_partition(NAME).refresh().runs[-1:]
+        (last,) = opened.open_partition_log(NAME).refresh().runs[-1:]
         if row["records_kept"] != keys or (last.stats["gate_keys"] == keys) != (last.stats["gate_coverage"] == 1.0):
             raise SystemExit(f"{row['records_kept']} of {keys} records were kept, and the gate looked up {last.stats['gate_keys']}")
         _, idle_bytes, idle_cpu = run(config)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.doc_tables import BenchmarkTable, report_table
 from compactor.access.tier import Tier
-from compactor.control.logs import move_queued_change_hints_into_catalog, record_partitions_with_nothing_to_delete
+from compactor.control.logs import collect_queued_hints, record_deletion_checks
 from compactor.control.records import DeletionCheckResult
 from compactor.daemon.daemon import Daemon
 from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, partitions_to_inspect, retire_partition
@@ -27,18 +27,18 @@ COLUMNS = ("", "requests", "CPU seconds", "of one core")
 
 def retire_once(tier: Tier) -> None:
     """Inspect the partitions that are due, and record it, as the command does."""
-    move_queued_change_hints_into_catalog(tier.catalog)
+    collect_queued_hints(tier.catalog)
     every = tier.list_partitions()
     inspected: dict[str, DeletionCheckResult] = {}
     for name in partitions_to_inspect(tier.catalog.state, every, tier.ports.clock_ms()):
-        log = tier.open_control_log_of_partition(name)
+        log = tier.open_partition_log(name)
         report = retire_partition(tier.ports, log, tier.lease, tier.retention)
         inspected[str(name)] = DeletionCheckResult(log.state.slot, report.next_ms, tier.ports.clock_ms())
         if len(inspected) == 100:
-            record_partitions_with_nothing_to_delete(tier.catalog, inspected)
+            record_deletion_checks(tier.catalog, inspected)
             inspected.clear()
     if inspected and len(every) > MAX_UNHINTED_INSPECTIONS:
-        record_partitions_with_nothing_to_delete(tier.catalog, inspected)
+        record_deletion_checks(tier.catalog, inspected)
 
 
 class RequestMeter:

@@ -37,7 +37,7 @@ def clean_all(tier: Tier) -> tuple[float, float]:
     """Let a daemon clean what is due; return seconds and CPU seconds."""
     daemon = Daemon(tier, seed=1)
     wall, cpu = time.perf_counter(), time.process_time()
-    while not all(tier.open_control_log_of_partition(name).refresh().runs for name in NAMES):
+    while not all(tier.open_partition_log(name).refresh().runs for name in NAMES):
         daemon.scan()
         daemon.start_due_jobs()
         while daemon.status().running_jobs:

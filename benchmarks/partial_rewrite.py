@@ -82,7 +82,7 @@ def compacted(tier: Tier) -> Cost:
     report = compact(tier, NAME, NOW_MS, force=True)
     cost, used = time.process_time() - cpu, tier.counters.usage().usage_since(before)
     assert report.status == "cleaned", report
-    run = tier.open_control_log_of_partition(NAME).refresh().runs[-1].stats
+    run = tier.open_partition_log(NAME).refresh().runs[-1].stats
     writes = sum(count for kind, count in used.requests.items() if kind in WRITES)
     usd = price_table_of_tier("s3://bucket").requests_usd(used.total_requests - writes, writes)
     through = used.bytes_read + used.bytes_written

@@ -64,7 +64,7 @@ def measured(tier: Tier, dirty: int, trials: int) -> tuple[int, int]:
     """(filters asked, wrong answers) about random keys that are in no segment."""
     sidecars, dice = tier.open_sidecar_store(NAME), np.random.default_rng(dirty)
     asked = wrong = 0
-    for segment in tier.open_control_log_of_partition(NAME).refresh().live:
+    for segment in tier.open_partition_log(NAME).refresh().live:
         found = sidecars.load_sidecar(segment.id)
         if found is None or found.filter is None:
             continue

@@ -87,7 +87,7 @@ class Bench:
             done = subprocess.run([*words, "--output", "json"], capture_output=True, text=True, check=False)
             if done.returncode:
                 raise SystemExit(f"{command} failed: {done.stderr}")
-            state = open_tier(load_settings(str(self.config(tier)), {})).open_control_log_of_partition(NAME).refresh()
+            state = open_tier(load_settings(str(self.config(tier)), {})).open_partition_log(NAME).refresh()
             return json.loads(done.stdout), {str(segment.start_offset): segment.files["log"].sha256 for segment in state.live}
         finally:
             shutil.rmtree(tier)

@@ -77,7 +77,7 @@ def import_topic(cluster: KafkaCluster, url: str, folder: Path, server: S3Server
         name = TopicPartition(TOPIC, partition)
         log_dir = cluster.nodes[1].log_dir / str(name)
         import_directory(tier, log_dir, name, tier.settings.cleaner.cleaner_policy(), options=ImportOptions(live=True))
-        ends[str(partition)] = tier.open_control_log_of_partition(name).refresh().end_offset + 1
+        ends[str(partition)] = tier.open_partition_log(name).refresh().end_offset + 1
     return ends
 
 

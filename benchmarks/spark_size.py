@@ -51,7 +51,7 @@ from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, Segmen
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
 from compactor.round.compaction import RoundActionOnSegment, RoundReport
-from compactor.round.pass_two import program_and_codec_versions_fingerprint
+from compactor.round.pass_two import versions_fingerprint
 from compactor.round.plan import PlanInputs, plan_round
 from compactor.views.forecast import price_table_of_tier
 
@@ -139,7 +139,7 @@ def one_large(args: argparse.Namespace) -> list[tuple[str, str, str]]:
         cleaner,
         1_900_000_000_000,
         (),
-        program_and_codec_versions_fingerprint(),
+        versions_fingerprint(),
         "spark",
     )
     numbers = iter(range(10**9))

@@ -61,7 +61,7 @@ def make(opened: Tier, partitions: int, per_partition: int) -> None:
 
     def one(number: int) -> PartitionLog:
         name = TopicPartition(f"topic-{number // PER_TOPIC:04d}", number % PER_TOPIC)
-        log = opened.open_control_log_of_partition(name)
+        log = opened.open_partition_log(name)
         made = neighbours(per_partition)
         register_import(opened.ports, log, "import", [segment.id for segment in made])
         record_tiered_segments(opened.ports, log, "import", made)

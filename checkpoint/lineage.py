@@ -43,7 +43,7 @@ def extend_lineage(lineage: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -
     return (*lineage, *(entry for entry in newer if entry.epoch > last))
 
 
-def restore_epochs_below_log_start(known_lineage: Sequence[EpochEntry], given_lineage: Sequence[EpochEntry]) -> Lineage:
+def restore_truncated_front(known_lineage: Sequence[EpochEntry], given_lineage: Sequence[EpochEntry]) -> Lineage:
     """Return the given lineage with the entries that the broker's retention removed from its start, taken from the known lineage of the
     same log.
 

@@ -38,7 +38,7 @@ def cleaner_vector_problem(vector: Sequence[CleanerOffset]) -> str:
     return ""
 
 
-def first_dirty_offset_of_vector(vector: Sequence[CleanerOffset]) -> int:
+def first_dirty_offset_in(vector: Sequence[CleanerOffset]) -> int:
     """Return the offset of the last entry; 0 if the vector is empty."""
     return vector[-1].offset if vector else 0
 

@@ -339,7 +339,7 @@ class Demo:
         return DemoComparison(self._before, self._topic_size(), self._table.latest, found, value_differences(self._table.latest, found))
 
     def _topic_size(self) -> DemoTopicSize:
-        state = self._tier.open_control_log_of_partition(NAME).refresh()
+        state = self._tier.open_partition_log(NAME).refresh()
         return DemoTopicSize(sum(segment.records for segment in state.live), state.bytes, len(state.live))
 
 

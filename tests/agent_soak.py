@@ -77,7 +77,7 @@ class Soak:
 
     def tier_end(self) -> int:
         """The first offset that the tier does not have: no round has been beyond it."""
-        return self.opened.open_control_log_of_partition(TopicPartition(TOPIC, 0)).refresh().end_offset + 1
+        return self.opened.open_partition_log(TopicPartition(TOPIC, 0)).refresh().end_offset + 1
 
     # ---- readers ------------------------------------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class Soak:
                 for pid, who in (*processes.items(), (os.getpid(), "this process")):
                     for what, value in usage(pid).items():
                         self.note(f"{what} of {who}", value)
-                state = self.opened.open_control_log_of_partition(TopicPartition(TOPIC, 0)).refresh()
+                state = self.opened.open_partition_log(TopicPartition(TOPIC, 0)).refresh()
                 self.rounds |= {run.run_id for run in state.runs}
                 end = state.end_offset + 1
                 with suppress(KafkaError):  # while a leader moves

@@ -147,7 +147,7 @@ class Ordeal:
         """That the kills hit something: rounds and imports that were begun, leases that were not given back."""
         tier = self.deployment.opened()
         for name in tier.list_partitions():
-            state = tier.open_control_log_of_partition(name).refresh()
+            state = tier.open_partition_log(name).refresh()
             self.ends["left an open round"] += state.intent is not None
             self.ends["left some groups done"] += state.intent is not None and bool(state.intent.receipts)
             self.ends["left an open import"] += bool(state.registrations)
@@ -255,10 +255,7 @@ class Ordeal:
         for number, log in self._incarnations():
             target = self.deployment.folder / f"exported-{log.name}-{number}"
             starts.append(
-                self.deployment.opened()
-                .open_control_log_of_partition(partition_of_incarnation(log.topic, log.partition, number))
-                .refresh()
-                .log_start
+                self.deployment.opened().open_partition_log(partition_of_incarnation(log.topic, log.partition, number)).refresh().log_start
             )
             done = self.deployment.ask("export", log.name, target, *(("--topic-id", log.log.topic_id) if self.expires else ()))
             if done.code:
@@ -289,9 +286,7 @@ class Ordeal:
         for number, log in self._incarnations():
             name = partition_of_incarnation(log.topic, log.partition, number)
             expected = {
-                object_key(name, segment, kind)
-                for segment in tier.open_control_log_of_partition(name).refresh().live
-                for kind in segment.files
+                object_key(name, segment, kind) for segment in tier.open_partition_log(name).refresh().live for kind in segment.files
             }
             listed = {info.key for info in tier.ports.data.list(f"{name}/")}
             self.wrong += [f"{key} is an orphan" for key in sorted(listed - expected)]

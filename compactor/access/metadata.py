@@ -72,11 +72,11 @@ class TierMetadataSource:
         """
         return None
 
-    def make_converter_of_log_to_reader_state(self, partition: TopicPartition) -> ControlLogStateToReaderState | None:
+    def reader_view(self, partition: TopicPartition) -> ControlLogStateToReaderState | None:
         """Return a function from the state of the partition's control log to the state that readers see; None if both are the same."""
         return None
 
-    def segment_metadata_records_of_brokers(self, partition: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
+    def broker_segment_records(self, partition: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
         """Brokers' metadata record of each segment of the partition, in any state except deleted."""
         return ()
 
@@ -135,20 +135,20 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
         return broker_view(self.brokers.partition_metadata_from_records(partition).cache, partition)
 
     @override
-    def make_converter_of_log_to_reader_state(self, partition: TopicPartition) -> ControlLogStateToReaderState:
+    def reader_view(self, partition: TopicPartition) -> ControlLogStateToReaderState:
         """A call with the same state object as the call before returns the same result, so that a reader sees the same segments until the
         control log has new records.
         """
         computed: list[tuple[PartitionState, PartitionState]] = []
 
-        def replace_segments_by_those_of_brokers(state: PartitionState) -> PartitionState:
+        def use_broker_segments(state: PartitionState) -> PartitionState:
             if not computed or computed[0][0] is not state:
-                computed[:] = [(state, self._state_with_current_broker_segments(state))]
+                computed[:] = [(state, self._with_broker_segments(state))]
             return computed[0][1]
 
-        return replace_segments_by_those_of_brokers
+        return use_broker_segments
 
-    def _state_with_current_broker_segments(self, state: PartitionState) -> PartitionState:
+    def _with_broker_segments(self, state: PartitionState) -> PartitionState:
         from compactor.adapters.brokers.view import METADATA_MAX_AGE_S
 
         # One command asks about many partitions.
@@ -156,7 +156,7 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
         return seen.model_copy(update={"topic_id": self.topic_id(state.topic_partition)})
 
     @override
-    def segment_metadata_records_of_brokers(self, partition: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
+    def broker_segment_records(self, partition: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
         return self.brokers.partition_metadata_from_records(partition).cache.list_segments()
 
     @override
@@ -182,13 +182,13 @@ class ListedTierMetadataSource(TierMetadataSource):
         return {}
 
     @override
-    def make_converter_of_log_to_reader_state(self, partition: TopicPartition) -> ControlLogStateToReaderState:
+    def reader_view(self, partition: TopicPartition) -> ControlLogStateToReaderState:
         """The listing is made at the function's first call and reused, so that a reader keeps seeing the same segments."""
         live: list[tuple[RemoteLogSegmentMetadata, ...]] = []
 
-        def replace_segments_by_listed_ones(state: PartitionState) -> PartitionState:
+        def use_listed_segments(state: PartitionState) -> PartitionState:
             if not live:
                 live.append(self.listed.live_segments(partition))
             return state.model_copy(update={"live": live[0]})
 
-        return replace_segments_by_listed_ones
+        return use_listed_segments

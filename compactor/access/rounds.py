@@ -27,16 +27,14 @@ from compactor.round.plan import assess_round
 from compactor.round.sources import StagedSegmentReader, open_live_segment_reader, open_reader_of_segments, use_and_close_reader
 
 
-def open_reader_of_live_segments(
-    tier: Tier, state: PartitionState, budget: DiskBudget, local_copy_folder_prefix: str
-) -> StagedSegmentReader:
+def open_live_reader(tier: Tier, state: PartitionState, budget: DiskBudget, local_copy_folder_prefix: str) -> StagedSegmentReader:
     """Return a reader of a partition's live segments. Its local copies are removed when the caller closes the reader's ``staging``."""
     return open_live_segment_reader(
         tier.ports, tier.cleaner_settings_for_topic(state.topic), tier.state_dir, state, budget, local_copy_folder_prefix
     )
 
 
-def open_reader_of_given_segments(
+def open_given_reader(
     tier: Tier, partition: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], local_copy_folder_prefix: str
 ) -> AbstractContextManager[StagedSegmentReader]:
     """Provide a reader of these segments of a partition. Its local copies have a disk budget of their own, of the size that the settings
@@ -114,7 +112,7 @@ def execute_round(
     """
     before = log.state.quarantine
     try:
-        return _run_round_remotely_or_here(
+        return _run_round(
             tier,
             partition,
             log,
@@ -131,7 +129,7 @@ def execute_round(
                 tier.change_notifier.announce_changed_control_logs([log])
 
 
-def _run_round_remotely_or_here(
+def _run_round(
     tier: Tier,
     partition: TopicPartition,
     log: PartitionLog,
@@ -162,11 +160,11 @@ def compact(
     Raises the errors of PartitionRound.execute_round.
     """
     log, hint = (
-        tier.open_control_log_of_partition(partition, caller_runs_round=True),
-        tier.change_notifier.latest_control_log_change_hint_number(partition),
+        tier.open_partition_log(partition, caller_runs_round=True),
+        tier.change_notifier.latest_hint(partition),
     )
     report = execute_round(tier, partition, log, now_ms, force=force, on_stage=on_stage)
-    tier.change_notifier.cache_control_log_state_locally(log, hint)
+    tier.change_notifier.cache_state(log, hint)
     if tier.local:
         tier.local.delete_cached_sidecar_heads([segment.id for segment in report.segments if segment.action == "rewritten"])
     if report.status in CHANGING:

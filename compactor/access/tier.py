@@ -16,18 +16,18 @@ from compactor.access.metadata import BrokerManagedTierMetadataSource, ListedTie
 from compactor.config.sections import SegmentReplacementCosts
 from compactor.config.settings import CleanerSettings, Settings
 from compactor.constants import TopicId
-from compactor.control.identity import DataRootOwnershipCheckByTierId, control_store_of_other_tier_problem
-from compactor.control.incarnations import latest_incarnation_of_each_partition, latest_incarnation_of_partition
+from compactor.control.identity import DataRootOwnershipCheckByTierId, control_store_problem
+from compactor.control.incarnations import latest_incarnation_among, latest_incarnations
 from compactor.control.logs import (
     HASH_KEY_BYTES,
     CatalogLog,
     PartitionLog,
     create_tier,
     open_catalog,
-    open_control_log_of_partition,
-    publish_partition_change_hints,
+    open_partition_log,
+    publish_hints,
     record_control_log_lengths,
-    record_partitions_with_nothing_to_delete,
+    record_deletion_checks,
     require_matching_tier_settings,
 )
 from compactor.control.ports import EnvironmentPorts, LeaseDurations, ObjectRetention
@@ -75,13 +75,13 @@ class TierIdentity:
             return state  # an identity is needed only by a process that writes into the control store
         if not state.tier_id:
             self.catalog.refresh_and_check_gaps()
-            self.ownership.require_data_root_not_owned_by_other_tier(self.ports, state)
+            self.ownership.require_not_foreign_root(self.ports, state)
             self.ownership.require_no_broker_objects(self.ports)
             raise UsageError(
                 f"there is no tier at {self.ports.layout.url} yet", hint="`import` makes one; check tier.url in the configuration"
             )
         self.ownership.tier_id = state.tier_id
-        self._require_catalog_is_of_this_tier(state)
+        self._require_own_catalog(state)
         if local:
             if not local.is_bound_to_tier:
                 local.bind_to_tier(
@@ -99,7 +99,7 @@ class TierIdentity:
         tier = self.settings.tier
         if not tier_kind(self.settings).compacts:
             raise read_only_tier_error(self.settings)
-        self._require_unowned_data_root_for_new_tier()
+        self._require_unowned_root()
         url = "" if self.ownership.ours else self.settings.tier_url
         cluster_id = self.metadata.cluster_id()
         state = create_tier(
@@ -112,30 +112,30 @@ class TierIdentity:
             hash_key=hash_key_of_new_tier,
         )
         self.ownership.tier_id = state.tier_id
-        self._require_catalog_is_of_this_tier(state)
+        self._require_own_catalog(state)
         self.ports.require_data_root_ownership(repeat_if_passed_before=True)
         return state
 
-    def _require_unowned_data_root_for_new_tier(self) -> None:
+    def _require_unowned_root(self) -> None:
         if not self.catalog.refresh().tier_id:
-            self.ownership.require_data_root_is_unowned(self.ports, self.catalog.refresh_and_check_gaps())
+            self.ownership.require_unowned_root(self.ports, self.catalog.refresh_and_check_gaps())
 
-    def check_tier_exists_or_can_be_created(self) -> None:
+    def check_can_exist(self) -> None:
         """Raise UsageError if this tier neither exists at the configured URL nor may be created there, for instance because the data
         remained when its catalog was lost.
         """
-        self._require_unowned_data_root_for_new_tier()
+        self._require_unowned_root()
         if self.catalog.state.tier_id:
-            self.require_data_root_not_of_other_tier()
+            self.require_root_not_foreign()
 
-    def require_data_root_not_of_other_tier(self) -> None:
+    def require_root_not_foreign(self) -> None:
         """Raise UsageError if the data root belongs to another tier."""
-        self.ownership.require_data_root_not_owned_by_other_tier(self.ports, self.read_catalog())
+        self.ownership.require_not_foreign_root(self.ports, self.read_catalog())
 
-    def _require_catalog_is_of_this_tier(self, state: CatalogState) -> None:
+    def _require_own_catalog(self, state: CatalogState) -> None:
         tier = self.settings.tier
         require_matching_tier_settings(state, self.ports.layout.url, tier.kind, tier.layout, tier.key_entropy_bits)
-        problem = control_store_of_other_tier_problem(state, self.settings.tier_url, self.metadata.cluster_id() if state.cluster_id else "")
+        problem = control_store_problem(state, self.settings.tier_url, self.metadata.cluster_id() if state.cluster_id else "")
         if problem:
             raise UsageError(
                 f"the control store {self.ports.control.url} belongs to another tier: {problem}",
@@ -155,17 +155,13 @@ class TierIdentity:
             )
         return bytes.fromhex(found.hash_key)
 
-    def can_tier_have_own_hash_key(self) -> bool:
+    def may_have_hash_key(self) -> bool:
         """Return whether the tier may have a hash key of its own. Reads the catalog of a broker-managed tier to find out."""
         return tier_kind(self.settings).compacts and (not self.metadata.exists_elsewhere or bool(self.read_catalog().hash_key))
 
-    def hash_key_for_unstored_hashes(self) -> bytes:
+    def temporary_hash_key(self) -> bytes:
         """Return the key for hashes that are not stored: the tier's own, or, if it has none, one derived from the tier's URL."""
-        return (
-            self.hash_key()
-            if self.can_tier_have_own_hash_key()
-            else hashlib.sha256(self.settings.tier_url.encode()).digest()[:HASH_KEY_BYTES]
-        )
+        return self.hash_key() if self.may_have_hash_key() else hashlib.sha256(self.settings.tier_url.encode()).digest()[:HASH_KEY_BYTES]
 
 
 @dataclass(frozen=True)
@@ -182,7 +178,7 @@ class ControlLogChangeNotifier:
     local: LocalState | None
     hints: bool
 
-    def latest_control_log_change_hint_number(self, partition: TopicPartition) -> int:
+    def latest_hint(self, partition: TopicPartition) -> int:
         """Return the number of the latest hint about a partition, by the catalog as last read; 0 if there is none.
 
         Call this before reading the partition's control log: a hint that arrives during the read then has a greater number, and the log is
@@ -190,10 +186,10 @@ class ControlLogChangeNotifier:
         """
         return self.catalog.state.partitions.get(str(partition), 0)
 
-    def cache_control_log_state_locally(self, log: PartitionLog, hint_number: int) -> None:
+    def cache_state(self, log: PartitionLog, hint_number: int) -> None:
         """Store the state of a partition's control log in the cache on this machine, if there is one.
 
-        :param hint_number: from ``latest_control_log_change_hint_number``, taken before the log was read.
+        :param hint_number: from ``latest_hint``, taken before the log was read.
         """
         mark = log.state_identity() if self.local and self.local.is_bound_to_tier else None
         if mark and self.local:
@@ -202,21 +198,21 @@ class ControlLogChangeNotifier:
     def announce_changed_control_logs(self, logs: Sequence[PartitionLog]) -> None:
         """Report to other processes, in one record of the tier-wide log, that these control logs have changed, with the length of each."""
         if self.hints:
-            publish_partition_change_hints(self.catalog, {log.state.topic_partition: log.last_slot_if_stored_else_zero() for log in logs})
+            publish_hints(self.catalog, {log.state.topic_partition: log.confirmed_slot() for log in logs})
         else:
-            self.save_last_record_numbers_in_catalog(logs)
+            self.record_lengths(logs)
 
-    def save_last_record_numbers_in_catalog(self, logs: Sequence[PartitionLog]) -> None:
+    def record_lengths(self, logs: Sequence[PartitionLog]) -> None:
         """Record the length of each of these control logs, so that later readers notice lost records. Store errors are ignored; the next
         command records them.
         """
         with suppress(StoreError):
             record_control_log_lengths(self.catalog, logs)
 
-    def record_partitions_with_nothing_to_delete(self, result_by_control_log_name: Mapping[str, DeletionCheckResult]) -> None:
+    def record_deletion_checks(self, result_by_control_log_name: Mapping[str, DeletionCheckResult]) -> None:
         """Record until when `retire` has nothing to delete in these partitions (by ``topic-partition``). Store errors are ignored."""
         with suppress(StoreError):
-            record_partitions_with_nothing_to_delete(self.catalog, result_by_control_log_name)
+            record_deletion_checks(self.catalog, result_by_control_log_name)
 
 
 READER_THREADS = 16
@@ -362,7 +358,7 @@ class Tier:
             if text.endswith("~1"):
                 return TopicPartition.parse(text.removesuffix("~1"))
             name = TopicPartition.parse_partition_store_prefix(text)
-            return name if "~" in text else latest_incarnation_of_partition(name, known, withdrawn)
+            return name if "~" in text else latest_incarnation_among(name, known, withdrawn)
 
         named = list(dict.fromkeys(map(parse_partition_name, names)))
         for name in named:
@@ -370,38 +366,38 @@ class Tier:
                 raise no_such_partition_error(str(name), known)
         return named
 
-    def list_partitions_in_latest_incarnation(self) -> list[TopicPartition]:
+    def list_latest_incarnations(self) -> list[TopicPartition]:
         """Return the partitions without those of topics that were deleted and created again under the same name, which are read by their
         topic ids.
         """
-        return latest_incarnation_of_each_partition(self.list_partitions(), self.catalog.state.withdrawn_partitions)
+        return latest_incarnations(self.list_partitions(), self.catalog.state.withdrawn_partitions)
 
     def latest_incarnation(self, partition: TopicPartition) -> TopicPartition:
         """Return the latest incarnation of a partition, by the catalog as last read."""
         state = self.catalog.state
-        return latest_incarnation_of_partition(partition, state.incarnations_of_partition(partition), state.withdrawn_partitions)
+        return latest_incarnation_among(partition, state.incarnations_of_partition(partition), state.withdrawn_partitions)
 
     def incarnation_with_topic_id(self, partition: TopicPartition, topic_id: TopicId) -> TopicPartition:
         """Return the incarnation of this partition whose topic has the given id. Raises UsageError if there is none."""
         known = [each for each in self.list_partitions() if each.first_incarnation == partition.first_incarnation]
         for each in reversed(known):
-            if self.open_control_log_of_partition(each).refresh().topic_id == topic_id:
+            if self.open_partition_log(each).refresh().topic_id == topic_id:
                 return each
         raise UsageError(
             f"the tier holds no partition {partition.first_incarnation} of topic id {topic_id}", hint="`topics` lists the ids that it has"
         )
 
-    def open_control_log_of_partition(self, partition: TopicPartition, *, caller_runs_round: bool = False) -> PartitionLog:
+    def open_partition_log(self, partition: TopicPartition, *, caller_runs_round: bool = False) -> PartitionLog:
         """Return a partition's control log, loaded from the cache on this machine if possible.
 
         :param caller_runs_round: a round sees only the control log, because it records the brokers' changes there itself. For all other
         callers the state also contains the brokers' changes that the log does not contain yet.
         """
-        view = None if caller_runs_round else self.metadata.make_converter_of_log_to_reader_state(partition)
-        log = open_control_log_of_partition(
+        view = None if caller_runs_round else self.metadata.reader_view(partition)
+        log = open_partition_log(
             self.ports,
             partition,
-            self.min_last_record_number_of_control_log(partition),
+            self.min_log_slot(partition),
             control_log_name=self.control_log_name(partition),
             convert_to_reader_state=view,
         )
@@ -417,15 +413,15 @@ class Tier:
         topic_id = self.metadata.topic_id(partition)
         return f"{partition}-{topic_id}" if topic_id else str(partition)
 
-    def min_last_record_number_of_control_log(self, partition: TopicPartition) -> int:
+    def min_log_slot(self, partition: TopicPartition) -> int:
         """Return the slot that a partition's control log must have reached, by the catalog as last read; 0 if none is recorded. A shorter
         log has lost records.
         """
         return self.catalog.state.reached.get(self.control_log_name(partition), 0)
 
-    def state_with_segments_readers_see(self, state: PartitionState) -> PartitionState:
+    def reader_state(self, state: PartitionState) -> PartitionState:
         """Return the state as readers of the partition see it, for example with the segments that brokers report."""
-        view = self.metadata.make_converter_of_log_to_reader_state(state.topic_partition)
+        view = self.metadata.reader_view(state.topic_partition)
         return view(state) if view else state
 
     def first_readable_offset(self, state: PartitionState) -> int:
@@ -434,11 +430,11 @@ class Tier:
 
     def open_sidecar_store(self, partition: TopicPartition) -> SidecarStore:
         """Return the store of a partition's sidecars. Raises UsageError if there is no tier."""
-        hash_key = self.identity.hash_key() if self.identity.can_tier_have_own_hash_key() else bytes(HASH_KEY_BYTES)
+        hash_key = self.identity.hash_key() if self.identity.may_have_hash_key() else bytes(HASH_KEY_BYTES)
         kept = self.local if self.local and self.local.is_bound_to_tier else None
-        return SidecarStore(self.ports.control, self.open_control_log_of_partition(partition).prefix, hash_key, kept)
+        return SidecarStore(self.ports.control, self.open_partition_log(partition).prefix, hash_key, kept)
 
-    def read_control_logs_or_errors(
+    def read_logs(
         self, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
     ) -> list[PartitionLog | CompactorError]:
         """Read the control logs of several partitions in parallel. Return for each, in the given order, its log or the error with which
@@ -447,8 +443,8 @@ class Tier:
         :param on_partition: called after each partition, for progress reports.
         """
 
-        def read_control_log_or_error(partition: TopicPartition) -> PartitionLog | CompactorError:
-            log = self.open_control_log_of_partition(partition)
+        def read_log(partition: TopicPartition) -> PartitionLog | CompactorError:
+            log = self.open_partition_log(partition)
             try:
                 log.refresh()
             except CompactorError as error:
@@ -458,7 +454,7 @@ class Tier:
             return log
 
         with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="logs") as pool:
-            return list(pool.map(read_control_log_or_error, partitions))
+            return list(pool.map(read_log, partitions))
 
 
 def no_such_partition_error(given_name: str, partitions: Sequence[TopicPartition]) -> UsageError:

@@ -43,7 +43,7 @@ def prepare_process() -> None:
     threads inherit blocked signals.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, MEANT)
-    allocator.limit_malloc_heaps_if_glibc()
+    allocator.limit_malloc_heaps()
 
 
 def run_service(
@@ -78,7 +78,7 @@ def run_service(
     while thread.is_alive():
         came = signal.sigtimedwait(MEANT, 1)
         if time.monotonic() - given_back > GIVE_BACK_S:
-            allocator.return_free_memory_to_system()
+            allocator.trim_memory()
             given_back = time.monotonic()
         if came is not None and came.si_signo in ENDING:
             break

@@ -24,8 +24,8 @@ from compactor.cli import command_parser
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.settings import Settings
 from compactor.config.units import count_noun, format_duration
-from compactor.control.audit import ActionOutcome, ManualAction, record_action_and_return_key, record_outcome
-from compactor.control.incarnations import latest_incarnation_of_each_partition
+from compactor.control.audit import ActionOutcome, ManualAction, record_action, record_outcome
+from compactor.control.incarnations import latest_incarnations
 from compactor.control.logs import PartitionLog, pattern_matches
 from compactor.control.summary import PartitionSummary
 from compactor.errors import BadData, CompactorError, ExitCode, Leased, StoreError, UsageError, gravest_exit_code, without_secrets
@@ -121,7 +121,7 @@ def select_partitions(tier: Tier, given_names: Sequence[str]) -> list[TopicParti
     :raises UsageError: if a name or expression matches nothing. The hint is the most similar name.
     """
     known = tier.list_partitions()
-    latest = latest_incarnation_of_each_partition(known, tier.catalog.state.withdrawn_partitions)
+    latest = latest_incarnations(known, tier.catalog.state.withdrawn_partitions)
     found: list[TopicPartition] = []
     for text in given_names:
         exact = [name for name in known if "~" in text and text in (str(name), f"{name}~1")]
@@ -138,7 +138,7 @@ def read_control_logs(tier: Tier, partitions: Sequence[TopicPartition], out: Out
     """Return the control logs that can be read. ``outcomes`` reports the others."""
     found = []
     with out.show_progress("reading", len(partitions), "partitions") as progress:
-        for name, log in zip(partitions, tier.read_control_logs_or_errors(partitions, progress.advance), strict=True):
+        for name, log in zip(partitions, tier.read_logs(partitions, progress.advance), strict=True):
             if isinstance(log, CompactorError):
                 outcomes.record_failure(str(name), log)
             else:
@@ -321,7 +321,7 @@ def audited(
         reason=getattr(args, "reason", ""),
         version=__version__,
     )
-    key = record_action_and_return_key(control, action, secrets.token_hex(8))
+    key = record_action(control, action, secrets.token_hex(8))
     error = ""
     try:
         yield

@@ -58,7 +58,7 @@ class RecordedAction(StrictFrozenModel):
     outcome: ActionOutcome | None
 
 
-def record_action_and_return_key(control: ObjectStore, action: ManualAction, action_id: str) -> str:
+def record_action(control: ObjectStore, action: ManualAction, action_id: str) -> str:
     """Record a person's command before it is carried out. Return the key for ``record_outcome``. Raises StoreError."""
     key = f"{AUDIT_PREFIX}{action.at_ms:013d}-{action_id}"
     _create_audit_object(control, f"{key}.json", action)

@@ -87,14 +87,14 @@ class ControlLogFormat(Generic[S]):
     """Properties of one kind of control log (partition or catalog).
 
     apply: pure function that folds one record into the state.
-    state_with_store_times_of_records: function (state, slot -> milliseconds) -> state that contains the store's modification time of each
+    with_store_times: function (state, slot -> milliseconds) -> state that contains the store's modification time of each
         record to which it refers. Called before these records may be deleted.
     """
 
     record: type[ControlRecord[Any]]
     snapshot: type[StateSnapshot[S]]
     apply: Callable[[S, ControlRecord[Any]], S]
-    state_with_store_times_of_records: Callable[[S, Callable[[int], int]], S]
+    with_store_times: Callable[[S, Callable[[int], int]], S]
 
 
 class ControlLog(Generic[S]):
@@ -146,18 +146,18 @@ class ControlLog(Generic[S]):
     @property
     def state(self) -> S:
         """State for readers as of the last read of the log."""
-        return self._state_as_readers_see_it(self._state_folded_from_records)
+        return self._reader_state(self._folded_state)
 
     @property
-    def _state_folded_from_records(self) -> S:
+    def _folded_state(self) -> S:
         """Folded state, without the change made for readers. Reads the log now if it was not read yet."""
         if self._state is not None:
             return self._state
-        if not self._adopt_cached_state_if_still_valid():
+        if not self._adopt_cached_state():
             self._reset_to_snapshot()
-        return self._apply_records_up_to_log_end(None)
+        return self._fold_to_end(None)
 
-    def _state_as_readers_see_it(self, state: S) -> S:
+    def _reader_state(self, state: S) -> S:
         return state if self._view is None else self._view(state)
 
     def continue_from_cached_state(self, state: S, identity: StateIdentity | None = None) -> None:
@@ -193,9 +193,9 @@ class ControlLog(Generic[S]):
 
     def refresh(self) -> S:
         """Read new records up to the end of the log, and return the state."""
-        if self._state is None and not self._adopt_cached_state_if_still_valid():
+        if self._state is None and not self._adopt_cached_state():
             self._reset_to_snapshot()
-        self._apply_records_up_to_log_end(None)
+        self._fold_to_end(None)
         return self.state
 
     def refresh_and_check_gaps(self) -> S:
@@ -204,21 +204,21 @@ class ControlLog(Generic[S]):
 
         Reading alone would take a gap for the end, so this is called before irreversible decisions, and when no slot of the log is known.
         """
-        beyond = self._last_listed_key_by_object_kind()
+        beyond = self._last_listed_keys()
         if beyond:
             self.refresh()
         for kind, key in beyond.items():
-            if key > self._last_folded_object_key(kind):
-                cause = f"an object before it is missing: what can be read ends at {self._last_folded_object_key(kind)}"
+            if key > self._last_folded_key(kind):
+                cause = f"an object before it is missing: what can be read ends at {self._last_folded_key(kind)}"
                 hint = "Nothing was changed. Restore the missing objects from the store's versions or a backup"
                 raise BadControlRecord(cause, segment=f"{self.store.url}/{key}", hint=hint)
         return self.state
 
-    def _last_listed_key_by_object_kind(self) -> dict[str, str]:
+    def _last_listed_keys(self) -> dict[str, str]:
         """Return the last listed key after the present state, by kind of object. Takes one LIST request, or more if other objects fill its
         page.
         """
-        last = {kind: self._last_folded_object_key(kind) for kind in SLOT_KINDS}
+        last = {kind: self._last_folded_key(kind) for kind in SLOT_KINDS}
         keys = [info.key for info in islice(self.store.list(f"{self.prefix}/", after=min(last.values())), PAGE)]
         if len(keys) == PAGE:  # scratch and sidecars of a large partition
             keys += [info.key for kind in SLOT_KINDS for info in self.store.list(f"{self.prefix}/{kind}/", after=last[kind])]
@@ -229,7 +229,7 @@ class ControlLog(Generic[S]):
                 found[kind] = max(key, found.get(kind, ""))
         return found
 
-    def _last_folded_object_key(self, object_kind: str) -> str:
+    def _last_folded_key(self, object_kind: str) -> str:
         """Return the key of the last object of this kind that the present state includes."""
         number = self._boundary.number if object_kind == "boundary" else self.state.slot
         return f"{self.prefix}/{object_kind}/{number:020d}.json"
@@ -237,19 +237,19 @@ class ControlLog(Generic[S]):
     def reload_from_snapshot(self) -> S:
         """Read the log again from its snapshot, which has the modification times of log records that are deleted by now."""
         self._reset_to_snapshot()
-        self._apply_records_up_to_log_end(None)
+        self._fold_to_end(None)
         return self.state
 
-    def read_records_with_resulting_states(self) -> tuple[S, list[tuple[ControlRecord[Any], S]]]:
+    def read_history(self) -> tuple[S, list[tuple[ControlRecord[Any], S]]]:
         """Return the state before the oldest record that the log still has, and each record with the state after it. For display."""
         while True:
             self._reset_to_snapshot()
-            base = state = self._state_folded_from_records
+            base = state = self._folded_state
             steps: list[tuple[ControlRecord[Any], S]] = []
             for record in self._iterate_records_after(base.slot):
                 state = self._form.apply(state, record)
                 steps.append((record, state))
-            if self._read_highest_deletion_boundary().slot <= base.slot:
+            if self._read_boundary().slot <= base.slot:
                 self._require_log_not_shortened(state)
                 self._state = state
                 return base, steps
@@ -258,10 +258,7 @@ class ControlLog(Generic[S]):
         """Return whether the log has changed since this instance last read it. Makes two requests if it has not."""
         state, mark = self.state, self.state_identity()
         if mark is None:
-            return (
-                self._read_object(self.control_record_object_key(state.slot + 1)) is not None
-                or self._read_highest_deletion_boundary().slot > state.slot
-            )
+            return self._read_object(self.control_record_object_key(state.slot + 1)) is not None or self._read_boundary().slot > state.slot
         if not self.has_changed_since(state.slot, mark):
             return False
         tied = self.contains_state(state.slot, mark)
@@ -280,14 +277,14 @@ class ControlLog(Generic[S]):
             return True
         # Where the record still stands nobody has cut beyond it; a snapshot's own slot is gone, so that the boundary has to be asked.
         return self._read_object(self.control_record_object_key(slot + 1)) is not None or (
-            not identity.incarnation and self._read_highest_deletion_boundary().slot > slot
+            not identity.incarnation and self._read_boundary().slot > slot
         )
 
     def has_min_new_records(self, min_new_record_count: int) -> bool:
         """Return whether at least so many records follow the present state. Makes one request."""
         return self._read_object(self.control_record_object_key(self.state.slot + min_new_record_count)) is not None
 
-    def last_slot_if_stored_else_zero(self) -> int:
+    def confirmed_slot(self) -> int:
         """Return the slot of the present state after reading its record back from the store; 0 if it is not there."""
         state, mark = self.state, self.state_identity()
         return state.slot if mark is not None and self.contains_state(state.slot, mark) else 0
@@ -305,7 +302,7 @@ class ControlLog(Generic[S]):
         """
         lost = 0
         while True:
-            state = self._state_folded_from_records
+            state = self._folded_state
             body = decide_record_to_append(state)
             if body is None:
                 return state
@@ -316,39 +313,37 @@ class ControlLog(Generic[S]):
             except AlreadyExists:
                 pass
             else:
-                self._apply_records_up_to_log_end(record)
+                self._fold_to_end(record)
                 continue
             stored = self._read_record_at_slot(record.slot)
-            if stored is not None and is_record_of_same_append_attempt(stored, record):
-                self._apply_records_up_to_log_end(record)
+            if stored is not None and is_same_attempt(stored, record):
+                self._fold_to_end(record)
             elif stored is not None:
-                self._apply_records_up_to_log_end(None)
+                self._fold_to_end(None)
                 lost += 1
                 if lost == max_lost_slots:
                     raise SlotContention
 
-    def write_snapshot_and_delete_records(self, min_new_records: int = CUT_EVERY) -> bool:
+    def snapshot_and_cut(self, min_new_records: int = CUT_EVERY) -> bool:
         """Write a snapshot and a boundary, and delete the records that the snapshot includes, if at least ``min_new_records`` were added
         since the last boundary. Return whether records were deleted.
 
         Any process may do this at any time, also several at once. Makes no request if too few records were added.
         """
-        if self._state_folded_from_records.slot - self._boundary.slot < max(min_new_records, 1):
+        if self._folded_state.slot - self._boundary.slot < max(min_new_records, 1):
             return False
         self.refresh()
-        state, known = self._state_folded_from_records, self._boundary
+        state, known = self._folded_state, self._boundary
         if state.slot - known.slot < max(min_new_records, 1):
             return False
         try:
-            timed = self._form.state_with_store_times_of_records(
-                state, lambda slot: self.store.head(self.control_record_object_key(slot)).modified_ms
-            )
+            timed = self._form.with_store_times(state, lambda slot: self.store.head(self.control_record_object_key(slot)).modified_ms)
         except NotFound:
             return False  # somebody else has cut meanwhile
-        if self._read_highest_deletion_boundary() != known or not self._create_and_verify_snapshot(timed):
+        if self._read_boundary() != known or not self._create_and_verify_snapshot(timed):
             return False
-        self._create_deletion_boundary(state.slot)
-        self._delete_log_records_below_boundary()
+        self._create_boundary(state.slot)
+        self._delete_below_boundary()
         self._state = timed
         return True
 
@@ -358,13 +353,13 @@ class ControlLog(Generic[S]):
 
         :raises Unavailable: if the snapshot cannot be read back.
         """
-        self._read_highest_deletion_boundary()
+        self._read_boundary()
         listed = [key for kind in ("log", "snapshot") for key in (self._highest_listed_object_number(kind),) if key]
         state = create_empty_state(max([self.floor, self._boundary.slot, *listed]) + 1)
         if not self._create_and_verify_snapshot(state):
             raise Unavailable(f"{self.store.url}/{self._snapshot_object_key(state.slot)} cannot be read back", hint="Try again")
-        self._create_deletion_boundary(state.slot)
-        self._delete_log_records_below_boundary()
+        self._create_boundary(state.slot)
+        self._delete_below_boundary()
         return self.reload_from_snapshot()
 
     def _highest_listed_object_number(self, object_kind: str) -> int:
@@ -372,16 +367,16 @@ class ControlLog(Generic[S]):
         names = (info.key.removeprefix(prefix) for info in self.store.list(prefix))
         return max((int(name[:20]) for name in names if _NUMBERED.fullmatch(name)), default=0)
 
-    def _apply_records_up_to_log_end(self, appended: ControlRecord[Any] | None) -> S:
+    def _fold_to_end(self, appended: ControlRecord[Any] | None) -> S:
         """Read the log to its end, or apply ``appended``, the record that was just created. If the boundary shows that unread records were
         deleted meanwhile, read everything again from the snapshot.
         """
         while True:
-            base = self._state_folded_from_records
+            base = self._folded_state
             state, last = base, self._last
             for record in [appended] if appended else self._iterate_records_after(base.slot):
                 state, last = self._form.apply(state, record), (record.incarnation, record.attempt)
-            if self._read_highest_deletion_boundary().slot <= base.slot:
+            if self._read_boundary().slot <= base.slot:
                 self._require_log_not_shortened(state)
                 self._state, self._last = state, last
                 return state
@@ -411,7 +406,7 @@ class ControlLog(Generic[S]):
             yield record
             slot = record.slot
 
-    def _adopt_cached_state_if_still_valid(self) -> bool:
+    def _adopt_cached_state(self) -> bool:
         """Continue from the cached state if there is one and the log still holds its last record. Return whether that is so."""
         if self._kept is None:
             return False
@@ -433,7 +428,7 @@ class ControlLog(Generic[S]):
             self._state = self._empty
             return
         for _ in range(FOLD_ATTEMPTS):
-            boundary = self._read_highest_deletion_boundary()
+            boundary = self._read_boundary()
             if boundary.slot == 0:
                 self._state = self._empty
                 return
@@ -479,7 +474,7 @@ class ControlLog(Generic[S]):
     def _boundary_object_key(self, number: int) -> str:
         return f"{self.prefix}/boundary/{number:020d}.json"
 
-    def _read_highest_deletion_boundary(self) -> LogDeletionBoundary:
+    def _read_boundary(self) -> LogDeletionBoundary:
         """Makes one request if there is no new boundary; otherwise searches for the highest number by doubling and halving the step."""
         known = self._boundary
         step = 1
@@ -493,7 +488,7 @@ class ControlLog(Generic[S]):
         self._boundary = known
         return known
 
-    def _create_deletion_boundary(self, slot: int) -> None:
+    def _create_boundary(self, slot: int) -> None:
         number = self._boundary.number + 1
         boundary = LogDeletionBoundary(version=records.VERSION, log=self.name, number=number, slot=slot)
         try:
@@ -501,11 +496,11 @@ class ControlLog(Generic[S]):
         except (AlreadyExists, Unavailable):
             pass  # the highest boundary is read again before anything is deleted
 
-    def _delete_log_records_below_boundary(self) -> None:
+    def _delete_below_boundary(self) -> None:
         """Delete the records and snapshots below the highest boundary, which is read again first; also records that a slow process wrote
         there later.
         """
-        bound = self._read_highest_deletion_boundary().slot
+        bound = self._read_boundary().slot
         for kind, beyond in (("log", bound + 1), ("snapshot", bound)):
             limit = f"{self.prefix}/{kind}/{beyond:020d}.json"
             keys: list[str] = []
@@ -533,5 +528,5 @@ class ControlLog(Generic[S]):
             return None
 
 
-def is_record_of_same_append_attempt(stored: ControlRecord[Any], attempted: ControlRecord[Any]) -> bool:
+def is_same_attempt(stored: ControlRecord[Any], attempted: ControlRecord[Any]) -> bool:
     return stored.incarnation == attempted.incarnation and stored.attempt == attempted.attempt

@@ -46,7 +46,7 @@ EntryWithTime = TypeVar("EntryWithTime", CompactorLeader, GroupAwaitingDeletion,
 def apply_partition_record(state: PartitionState, record: ControlRecord[Any], find_violation: RuleCheck) -> PartitionState:
     """Return the partition's state after one more record of its control log."""
     reason = find_violation(state, record)
-    changes = _changes_by_record_without_effect(state, record, reason) if reason else EFFECTS[type(record.body)](state, record, record.body)
+    changes = _changes_by_refusal(state, record, reason) if reason else EFFECTS[type(record.body)](state, record, record.body)
     changes["slot"] = record.slot
     return state.model_copy(update=changes)
 
@@ -58,9 +58,9 @@ def apply_catalog_record(state: CatalogState, record: ControlRecord[Any]) -> Cat
 
 def _catalog_changes_by_record(state: CatalogState, record: ControlRecord[Any], body: Any) -> StateDelta:
     if isinstance(body, r.PartitionChanged):
-        return _changes_by_partition_change_hints(state, record, {str(body.topic_partition): body.slot})
+        return _changes_by_hints(state, record, {str(body.topic_partition): body.slot})
     if isinstance(body, r.PartitionsChanged):
-        return _changes_by_partition_change_hints(state, record, body.slots)
+        return _changes_by_hints(state, record, body.slots)
     if isinstance(body, r.SlotsReached):
         return {"reached": _merge_slots_by_maximum(state.reached, body.slots)}
     if isinstance(body, r.PartitionsInspected):
@@ -78,11 +78,11 @@ def _catalog_changes_by_record(state: CatalogState, record: ControlRecord[Any], 
         others = [(other, wanted) for other, wanted in state.wanted.items() if other != name]
         return {"wanted": dict([*others, (name, RequestedRound(record.slot, record.at_ms))][-HISTORY:])}
     if isinstance(body, (r.TopicsConfirmed, r.TopicRecreated, r.TopicsInspected)):
-        return incarnations.catalog_changes_by_topic_record(state, body)
+        return incarnations.changes_by_topic_record(state, body)
     return {} if state.tier_id else body.model_dump(exclude={"type", "created_by"})
 
 
-def _changes_by_partition_change_hints(state: CatalogState, record: ControlRecord[Any], slots: Mapping[str, int]) -> StateDelta:
+def _changes_by_hints(state: CatalogState, record: ControlRecord[Any], slots: Mapping[str, int]) -> StateDelta:
     """Return the changes by hints that partitions have new records. A hint without a slot discards the result of the partition's last
     retirement check.
     """
@@ -98,30 +98,30 @@ def _merge_slots_by_maximum(slots: dict[str, int], newer_slots: Mapping[str, int
     return slots | {name: slot for name, slot in newer_slots.items() if slot > slots.get(name, 0)}
 
 
-def state_with_store_times_of_records(state: PartitionState, slot_time_ms: Callable[[int], int]) -> PartitionState:
+def with_store_times(state: PartitionState, slot_time_ms: Callable[[int], int]) -> PartitionState:
     """Return the state with the store's times of the records from which grace, leases and the age of imports are measured. Called before
     those records are deleted.
     """
 
-    def with_store_time_of_record(entry: EntryWithTime) -> EntryWithTime:
+    def with_store_time(entry: EntryWithTime) -> EntryWithTime:
         return entry if entry.since_ms is not None else entry.model_copy(update={"since_ms": slot_time_ms(entry.slot)})
 
     return state.model_copy(
         update={
-            "leader": state.leader if state.leader is None or state.leader.released else with_store_time_of_record(state.leader),
-            "waiting": tuple(with_store_time_of_record(group) for group in state.waiting),
-            "registrations": {name: with_store_time_of_record(entry) for name, entry in state.registrations.items()},
+            "leader": state.leader if state.leader is None or state.leader.released else with_store_time(state.leader),
+            "waiting": tuple(with_store_time(group) for group in state.waiting),
+            "registrations": {name: with_store_time(entry) for name, entry in state.registrations.items()},
         }
     )
 
 
-def _changes_by_record_without_effect(state: PartitionState, record: ControlRecord[Any], reason: str) -> StateDelta:
+def _changes_by_refusal(state: PartitionState, record: ControlRecord[Any], reason: str) -> StateDelta:
     body = record.body
     entry = FencedAppend(
         slot=record.slot,
         type=body.type,
         leader_epoch=getattr(body, "leader_epoch", NO_COMPACTOR_EPOCH),
-        offset=offsets.first_dirty_offset_of_vector(body.vector) if isinstance(body, r.RoundPublished) else -1,
+        offset=offsets.first_dirty_offset_in(body.vector) if isinstance(body, r.RoundPublished) else -1,
         by=getattr(body, "holder", "") or _writer_name(state, record),
         reason=reason,
         at_ms=record.at_ms,
@@ -151,15 +151,15 @@ def _apply_leadership_acquired(state: PartitionState, record: ControlRecord[Any]
         at_ms=leader.at_ms,
         delivery_timeout_ms=body.delivery_timeout_ms,
     )
-    return {"leader": leader, "epochs": (*_epochs_with_last_marked_ended(state, record, "replaced"), entry)[-HISTORY:]}
+    return {"leader": leader, "epochs": (*_epochs_with_ending(state, record, "replaced"), entry)[-HISTORY:]}
 
 
 def _apply_leadership_released(state: PartitionState, record: ControlRecord[Any], body: r.LeadershipReleased) -> StateDelta:
     leader = state.leader.model_copy(update={"released": True}) if state.leader else None
-    return {"leader": leader, "epochs": _epochs_with_last_marked_ended(state, record, "released")}
+    return {"leader": leader, "epochs": _epochs_with_ending(state, record, "released")}
 
 
-def _epochs_with_last_marked_ended(state: PartitionState, record: ControlRecord[Any], ending: str) -> tuple[CompactorEpochAndEnding, ...]:
+def _epochs_with_ending(state: PartitionState, record: ControlRecord[Any], ending: str) -> tuple[CompactorEpochAndEnding, ...]:
     if not state.epochs or state.epochs[-1].ended:
         return state.epochs
     return (*state.epochs[:-1], state.epochs[-1].model_copy(update={"ended": ending, "ended_ms": record.at_ms}))
@@ -177,7 +177,7 @@ def _apply_segments_tiered(state: PartitionState, record: ControlRecord[Any], bo
     entry = entry.model_copy(update={"ids": tuple(name for name in entry.ids if name not in tiered), "tiered_end": end})
     changes = _changes_by_updated_import(state, record, entry) | {"live": state.live + body.segments}
     reported = lineage.extend_lineage(state.lineage, lineage.merge_segment_lineages([segment.leader_epochs for segment in body.segments]))
-    newer = lineage.restore_epochs_below_log_start(state.lineage, body.lineage) if body.lineage else reported
+    newer = lineage.restore_truncated_front(state.lineage, body.lineage) if body.lineage else reported
     changes |= {"tail": (*state.tail, *body.tail)[-TAIL:] if body.tail else (), "deleted_slot": 0}
     changes |= {"topic_id": state.topic_id or body.topic_id, "adopted_seam": -1}
     changes |= {"source_cleaned_to": max(state.source_cleaned_to, body.source_cleaned_to)}
@@ -193,14 +193,14 @@ def _apply_segments_prepended(state: PartitionState, record: ControlRecord[Any],
     older = body.lineage or lineage.merge_segment_lineages([segment.leader_epochs for segment in body.segments])
     return _changes_by_updated_import(state, record, entry) | {
         "live": body.segments + state.live,
-        "lineage": lineage.restore_epochs_below_log_start(older, state.lineage),
+        "lineage": lineage.restore_truncated_front(older, state.lineage),
     }
 
 
 def _apply_tail_truncated(state: PartitionState, record: ControlRecord[Any], body: r.TailTruncated) -> StateDelta:
     gone = set(body.voided)
     kept = tuple(segment for segment in state.live if segment.id not in gone)
-    changes = _changes_by_lowered_cleaner_offsets(state, body.offset)
+    changes = _changes_by_capped_offsets(state, body.offset)
     group = GroupAwaitingDeletion(
         slot=record.slot,
         run_id=body.cut_id,
@@ -227,7 +227,7 @@ def _apply_tail_truncated(state: PartitionState, record: ControlRecord[Any], bod
     return changes | {
         "live": live,
         "waiting": (*changes["waiting"], group),
-        "lineage": lineage.restore_epochs_below_log_start(known, body.lineage) if body.lineage else lineage.extend_lineage(known, reported),
+        "lineage": lineage.restore_truncated_front(known, body.lineage) if body.lineage else lineage.extend_lineage(known, reported),
         "lineage_end": live[-1].end_offset + 1 if live else body.offset,
         "tail": (*tail, *body.tail)[-TAIL:],
         "source_cleaned_to": min(state.source_cleaned_to, body.offset),
@@ -283,9 +283,7 @@ def _apply_partition_deleted(state: PartitionState, record: ControlRecord[Any], 
         "log_start_slot": 0,
         "quarantine": None,
         "published": (),
-        "runs": _run_history_with_changed_run(state, open_run, status=RunHistoryStatus.UNDONE, reason=why, ended_ms=record.at_ms)
-        if open_run
-        else state.runs,
+        "runs": _change_run(state, open_run, status=RunHistoryStatus.UNDONE, reason=why, ended_ms=record.at_ms) if open_run else state.runs,
         "deleted_slot": record.slot,
     } | _changes_by_voided_imports(
         state.model_copy(update={"closed_imports": known, "voided": (*state.voided, *_announced_segment_ids(state))}), record, why
@@ -342,12 +340,12 @@ def _changes_by_broker_lineage(state: PartitionState, newer: tuple[EpochEntry, .
     moved: StateDelta = {"lineage": newer, "lineage_end": end_offset}
     return (
         moved
-        if parted is None or parted >= offsets.first_dirty_offset_of_vector(state.vector)
-        else moved | _changes_by_lowered_cleaner_offsets(state, parted)
+        if parted is None or parted >= offsets.first_dirty_offset_in(state.vector)
+        else moved | _changes_by_capped_offsets(state, parted)
     )
 
 
-def _changes_by_lowered_cleaner_offsets(state: PartitionState, divergence_offset: int) -> StateDelta:
+def _changes_by_capped_offsets(state: PartitionState, divergence_offset: int) -> StateDelta:
     """Return the changes that lower all cleaner offsets above ``divergence_offset`` to it, also those stored for undo and for deletions."""
 
     def with_lowered_cleaner_offset(group: GroupAwaitingDeletion) -> GroupAwaitingDeletion:
@@ -388,7 +386,7 @@ def _require_open_intent(state: PartitionState) -> RoundIntent:
 
 
 def _apply_intent_undone(state: PartitionState, record: ControlRecord[Any], body: r.IntentUndone) -> StateDelta:
-    runs = _run_history_with_changed_run(state, body.run_id, status=RunHistoryStatus.UNDONE, reason=body.reason, ended_ms=record.at_ms)
+    runs = _change_run(state, body.run_id, status=RunHistoryStatus.UNDONE, reason=body.reason, ended_ms=record.at_ms)
     return {"intent": None, "runs": runs} | _changes_by_voided_ids(state, _announced_segment_ids(state))
 
 
@@ -416,7 +414,7 @@ def _apply_round_published(state: PartitionState, record: ControlRecord[Any], bo
         grace_ms=body.grace_ms,
         undo_window_ms=body.undo_window_ms,
     )
-    runs = _run_history_with_changed_run(
+    runs = _change_run(
         state,
         body.run_id,
         status=body.status or RunHistoryStatus.PUBLISHED,
@@ -424,7 +422,7 @@ def _apply_round_published(state: PartitionState, record: ControlRecord[Any], bo
         leader_epoch=body.leader_epoch,
         ended_ms=record.at_ms,
         published_slot=record.slot,
-        next_dirty_offset=offsets.first_dirty_offset_of_vector(vector),
+        next_dirty_offset=offsets.first_dirty_offset_in(vector),
         vector=vector,
         balance=body.balance,
         content=body.content,
@@ -469,7 +467,7 @@ def _changes_by_restored_round(state: PartitionState, run_id: str, outputs: Grou
     return {
         "waiting": (*earlier, left),
         "published": tuple(other for other in state.published if other != run_id),
-        "runs": _run_history_with_changed_run(
+        "runs": _change_run(
             state, run_id, status=RunHistoryStatus.REVERTED_IN_PART if unrestored_groups else RunHistoryStatus.REVERTED, reason=reason
         ),
     }
@@ -511,13 +509,13 @@ def _apply_round_undone(state: PartitionState, record: ControlRecord[Any], body:
         "waiting": (*others, waits),
         "vector": group.vector_before,
         "published": tuple(run_id for run_id in state.published if run_id != body.run_id),
-        "runs": _run_history_with_changed_run(state, body.run_id, status=RunHistoryStatus.REVERTED),
+        "runs": _change_run(state, body.run_id, status=RunHistoryStatus.REVERTED),
     }
 
 
 def _apply_run_ended(state: PartitionState, record: ControlRecord[Any], body: r.RunEnded) -> StateDelta:
     reported = {"status": body.status, "reason": body.reason, "segment": body.segment, "stats": body.stats}
-    runs = _run_history_with_changed_run(state, body.run_id, **reported)
+    runs = _change_run(state, body.run_id, **reported)
     if state.find_run(body.run_id) is None:  # it failed before there was a plan
         holder = state.leader.holder if state.leader else ""
         run = RunHistoryEntry(run_id=body.run_id, leader_epoch=body.leader_epoch, holder=holder, slot=record.slot, started_ms=record.at_ms)
@@ -531,7 +529,7 @@ def _apply_run_ended(state: PartitionState, record: ControlRecord[Any], body: r.
     return {"runs": runs, "quarantine": why}
 
 
-def _run_history_with_changed_run(state: PartitionState, run_id: str, **changes: Any) -> tuple[RunHistoryEntry, ...]:
+def _change_run(state: PartitionState, run_id: str, **changes: Any) -> tuple[RunHistoryEntry, ...]:
     return tuple(run.model_copy(update=changes) if run.run_id == run_id else run for run in state.runs)
 
 
@@ -547,7 +545,7 @@ EFFECTS: dict[type, Callable[[PartitionState, ControlRecord[Any], Any], StateDel
     r.PartitionDeleted: _apply_partition_deleted,
     r.LogStartRaised: _apply_log_start_raised,
     r.LineageRecorded: lambda state, record, body: _changes_by_broker_lineage(state, body.lineage, body.end_offset),
-    r.SegmentsMirrored: lambda state, record, body: mirror.state_fields_changed_by_broker_record(state, body),
+    r.SegmentsMirrored: lambda state, record, body: mirror.changes_by_broker_record(state, body),
     r.BrokerLogStartSeen: lambda state, record, body: {"broker_log_start": body.offset},
     r.ImportVoided: _apply_import_voided,
     r.PlanAnnounced: _apply_plan_announced,

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from typing_extensions import override
 
 from compactor.control import ordering
-from compactor.control.logs import open_catalog, open_control_log_of_partition
+from compactor.control.logs import open_catalog, open_partition_log
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import CatalogState, RuleViolationOrEmpty
 from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable, UsageError
@@ -49,7 +49,7 @@ class DataRootTierId:
         return f"tier {self.tier_id}" + (f" ({' '.join(made)})" if made else "")
 
 
-def read_data_root_tier_id(ports: EnvironmentPorts) -> DataRootTierId | None:
+def read_tier_id(ports: EnvironmentPorts) -> DataRootTierId | None:
     """Return the tier id that is stored in the data root, or None. Raises BadData if the object is corrupt."""
     before = data = b""
     # The object has no checksum, so it is read until two answers in a row are equal.
@@ -81,7 +81,7 @@ class DataRootOwnershipCheckByTierId:
         self.ours = is_exclusive
         self._asked = False
 
-    def require_data_root_owned_by_this_tier(self, ports: EnvironmentPorts, *, repeat_if_passed_before: bool = False) -> None:
+    def require_own_root(self, ports: EnvironmentPorts, *, repeat_if_passed_before: bool = False) -> None:
         """Raise UsageError unless the data root certainly belongs to this tier. A root without an id gets this tier's id if the catalog
         names every segment in it.
         """
@@ -91,32 +91,32 @@ class DataRootOwnershipCheckByTierId:
             self.tier_id = open_catalog(ports).refresh().tier_id
         if not self.tier_id:
             return  # nothing was ever imported: there is nothing to write into, and nothing that could be swept
-        found = read_data_root_tier_id(ports)
+        found = read_tier_id(ports)
         if found is None:
             found = self._write_tier_id(ports)
         self._require_same_tier_id(ports, found)
         self._asked = True
 
-    def require_data_root_not_owned_by_other_tier(self, ports: EnvironmentPorts, catalog: CatalogState) -> None:
+    def require_not_foreign_root(self, ports: EnvironmentPorts, catalog: CatalogState) -> None:
         """Raise UsageError if the data root belongs to another tier. For reading commands: a root without an id is accepted and left
         unchanged.
         """
-        found = read_data_root_tier_id(ports) if self.ours else None
+        found = read_tier_id(ports) if self.ours else None
         self.tier_id = catalog.tier_id
         if found is not None:
             self._require_same_tier_id(ports, found)
 
-    def require_data_root_is_unowned(self, ports: EnvironmentPorts, catalog: CatalogState) -> None:
+    def require_unowned_root(self, ports: EnvironmentPorts, catalog: CatalogState) -> None:
         """Raise UsageError if no tier may be created over this data root, because it has an id or segments that the catalog does not
         name.
         """
         if not self.ours or catalog.tier_id:
             return
-        found = read_data_root_tier_id(ports)
+        found = read_tier_id(ports)
         if found is not None:
             self._require_same_tier_id(ports, found)
         self.require_no_broker_objects(ports)
-        stranger = _find_object_key_unknown_to_catalog(ports, catalog)
+        stranger = _find_unknown_object(ports, catalog)
         if stranger:
             raise UsageError(
                 f"{ports.data.url} holds segments already ({stranger}), and the control store {ports.control.url} knows no tier",
@@ -143,8 +143,8 @@ class DataRootOwnershipCheckByTierId:
         holds a segment that the catalog does not name, or none of the segments that it names.
         """
         catalog = open_catalog(ports).refresh()
-        stranger = _find_object_key_unknown_to_catalog(ports, catalog)
-        named = _describe_live_segments_if_none_has_objects(ports, catalog)
+        stranger = _find_unknown_object(ports, catalog)
+        named = _describe_missing_segments(ports, catalog)
         if named:
             raise UsageError(
                 f"{ports.data.url} holds nothing of tier {self.tier_id} in the control store {ports.control.url}, which names {named}",
@@ -163,13 +163,13 @@ class DataRootOwnershipCheckByTierId:
             ports.data.create(KEY, json.dumps(made).encode())
         except (AlreadyExists, Unavailable):
             pass
-        found = read_data_root_tier_id(ports)
+        found = read_tier_id(ports)
         if found is None:
             raise Unavailable(f"{ports.data.url}/{KEY} was written and cannot be read", hint="Try again")
         return found
 
 
-def _find_object_key_unknown_to_catalog(ports: EnvironmentPorts, catalog: CatalogState) -> str:
+def _find_unknown_object(ports: EnvironmentPorts, catalog: CatalogState) -> str:
     """Return the key of a segment's object that belongs to no segment in the catalog's control logs; empty: none."""
     for text in {found for info in ports.data.list("") if (found := ports.layout.partition_in_key(info.key))}:
         name = TopicPartition.parse_partition_store_prefix(text)
@@ -178,31 +178,28 @@ def _find_object_key_unknown_to_catalog(ports: EnvironmentPorts, catalog: Catalo
         listed = [item for item in ports.layout.list_objects(name) if item.segment_id]
         known: set[str] = set()
         if listed and text in catalog.partitions:
-            state = open_control_log_of_partition(ports, name, catalog.reached.get(text, 0)).refresh_and_check_gaps()
-            known = ordering.segment_ids_protected_from_deletion(state).union(segment.id for segment in state.retiring).union(state.voided)
+            state = open_partition_log(ports, name, catalog.reached.get(text, 0)).refresh_and_check_gaps()
+            known = ordering.protected_segment_ids(state).union(segment.id for segment in state.retiring).union(state.voided)
         for item in listed:
             if item.segment_id not in known:
                 return item.key
     return ""
 
 
-def _describe_live_segments_if_none_has_objects(ports: EnvironmentPorts, catalog: CatalogState) -> str:
+def _describe_missing_segments(ports: EnvironmentPorts, catalog: CatalogState) -> str:
     """Return ``segments of <partition>`` if the catalog has live segments and the data root has objects of none of them, so that the
     configured URL is not the tier's; empty otherwise.
     """
     named = ""
     for name in catalog.topic_partitions:
-        live = {
-            segment.id
-            for segment in open_control_log_of_partition(ports, name, catalog.reached.get(str(name), 0)).refresh_and_check_gaps().live
-        }
+        live = {segment.id for segment in open_partition_log(ports, name, catalog.reached.get(str(name), 0)).refresh_and_check_gaps().live}
         if live.intersection(item.segment_id for item in ports.layout.list_objects(name)):
             return ""
         named = named or (f"segments of {name}" if live else "")
     return named
 
 
-def control_store_of_other_tier_problem(state: CatalogState, url: str, cluster_id: str) -> RuleViolationOrEmpty:
+def control_store_problem(state: CatalogState, url: str, cluster_id: str) -> RuleViolationOrEmpty:
     """Return why a control store belongs to another broker-managed tier; empty: it does not. Compares cluster ids if both are known, else
     URLs.
     """
@@ -276,7 +273,7 @@ class TopicOwnershipCheckByObjects:
     topic_id: TopicIdOfPartition
     _tier_id: str = field(default="", init=False)
 
-    def require_topic_owned_by_this_control_store(self, ports: EnvironmentPorts, partition: TopicPartition) -> None:
+    def require_own_topic(self, ports: EnvironmentPorts, partition: TopicPartition) -> None:
         """Take the topic for this control store if it has no owner. Raises UsageError if another control store has it, and StoreError."""
         mine = self._owner_record(ports, partition)
         number, owner = read_topic_owner(ports.data, mine.topic_id)

@@ -64,7 +64,7 @@ def superseding_topic_id(state: CatalogState, topic: str, topic_id: TopicId) -> 
     return newest_successor_topic_id(topic_id, former) if topic_id in former else EMPTY_TOPIC_ID
 
 
-def latest_incarnation_of_partition(
+def latest_incarnation_among(
     partition: TopicPartition, incarnations: Iterable[TopicPartition], withdrawn: Collection[str]
 ) -> TopicPartition:
     """Return the latest incarnation of a partition among ``incarnations``; its first one, with the plain name, if none is of this
@@ -76,8 +76,8 @@ def latest_incarnation_of_partition(
     return max(same, key=lambda each: (str(each) not in withdrawn, each.incarnation), default=partition.first_incarnation)
 
 
-def latest_incarnation_of_each_partition(incarnations: Iterable[TopicPartition], withdrawn: Collection[str]) -> list[TopicPartition]:
-    """Return the latest incarnation of each partition, ascending. ``withdrawn``: as for ``latest_incarnation_of_partition``."""
+def latest_incarnations(incarnations: Iterable[TopicPartition], withdrawn: Collection[str]) -> list[TopicPartition]:
+    """Return the latest incarnation of each partition, ascending. ``withdrawn``: as for ``latest_incarnation_among``."""
     ascending = sorted(incarnations, key=lambda name: (str(name) not in withdrawn, name.incarnation))
     return sorted({name.first_incarnation: name for name in ascending}.values())
 
@@ -165,13 +165,13 @@ def check_topic_id_adoptable(state: PartitionState, record: ControlRecord[Any]) 
     return "" if body.topic_id or body.seam >= 0 else "it names neither a topic id nor a seam"
 
 
-def check_topic_incarnation_was_opened(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_incarnation_opened(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires, in the log of a later incarnation, that it was opened for a topic id, or that the partition was deleted since."""
     unopened = state.incarnation > 1 and not state.topic_id and not state.deleted_slot
     return f"no topic id was recorded for {state.topic_partition}" if unopened else ""
 
 
-def topic_incarnation_in_use_problem(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_incarnation_unused(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires the log of a later incarnation that holds nothing of another topic: no topic id, segments or open imports."""
     if state.incarnation == 1 or not record.body.topic_id:
         return "only a later incarnation is opened, and for a topic id"
@@ -179,7 +179,7 @@ def topic_incarnation_in_use_problem(state: PartitionState, record: ControlRecor
     return f"{state.topic_partition} is in use for topic id {state.topic_id or 'unknown'}" if used else ""
 
 
-def check_deleted_topic_id_matches(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_deleted_topic(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires the tier's topic id, if the record names the topic that the cluster has deleted."""
     given: str = record.body.deleted_topic_id
     return "" if given in ("", state.topic_id) else f"topic id {given} was deleted, and the tier has the log of {state.topic_id or 'none'}"
@@ -192,7 +192,7 @@ def may_cluster_report_settings(state: CatalogState, topic: str, topic_id: Topic
     return topic_id not in state.superseded.get(topic, {}) and state.topic_clusters.get(topic_id, cluster_id) == cluster_id
 
 
-def catalog_changes_by_topic_record(state: CatalogState, body: TopicsConfirmed | TopicRecreated | TopicsInspected) -> dict[str, Any]:
+def changes_by_topic_record(state: CatalogState, body: TopicsConfirmed | TopicRecreated | TopicsInspected) -> dict[str, Any]:
     """Return the changed fields of the catalog after a record about topic ids; empty if it has no effect."""
     if isinstance(body, TopicsConfirmed):
         # The first cluster counts: topic ids are unique, so that a second one is a mistake or a copy.

@@ -85,7 +85,7 @@ class Leadership:
             if has_record_taken_effect(state):
                 return None
             self.require_leadership_in_state(state)
-            require_record_would_take_effect(self.log, state, body)
+            require_effective(self.log, state, body)
             return body
 
         self.pulse.steps += 1
@@ -94,7 +94,7 @@ class Leadership:
     def require_record_appendable(self, body: Any) -> None:
         """Raise Fenced or RecordRefused if ``append_record`` would raise it now. Called before readers learn of the change."""
         self.require_leadership_in_state(self.state)
-        require_record_would_take_effect(self.log, self.state, body)
+        require_effective(self.log, self.state, body)
 
     def require_leadership_in_state(self, state: PartitionState) -> None:
         ordering.require_leadership(state, self.log.incarnation, self.epoch)
@@ -132,7 +132,7 @@ def reason_to_refuse_append(log: PartitionLog, state: PartitionState, body: Any)
     return ordering.find_rule_violation(state, log.build_record_to_append(body))
 
 
-def require_record_would_take_effect(log: PartitionLog, state: PartitionState, body: Any) -> None:
+def require_effective(log: PartitionLog, state: PartitionState, body: Any) -> None:
     problem = reason_to_refuse_append(log, state, body)
     if problem:
         raise RecordRefused(problem)
@@ -182,7 +182,7 @@ def acquire_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseD
             body = LeadershipAcquired(
                 leader_epoch=epoch, holder=ports.holder, ttl_ms=lease.ttl_ms, delivery_timeout_ms=max_delivery_delay_ms
             )
-            state = log.append_due_records(partial(_acquisition_record_unless_leader_changed, log, before, body))
+            state = log.append_due_records(partial(_acquisition_unless_overtaken, log, before, body))
             leader = state.leader
             if leader is not None and leader.incarnation == log.incarnation and leader.epoch == epoch:
                 _delete_heartbeat(ports, log, before)
@@ -228,13 +228,13 @@ def send_heartbeats_in_background(send_heartbeat: Callable[[], None], interval_s
         thread.join()
 
 
-def _acquisition_record_unless_leader_changed(
+def _acquisition_unless_overtaken(
     log: PartitionLog, previous_leader: CompactorLeader | None, body: LeadershipAcquired, state: PartitionState
 ) -> LeadershipAcquired | None:
     """Return ``body``; None if the leader is no longer the one whose liveness was checked."""
     if state.leader != previous_leader:
         return None
-    require_record_would_take_effect(log, state, body)
+    require_effective(log, state, body)
     return body
 
 
@@ -300,11 +300,11 @@ def find_expired_segments(leadership: Leadership, segment_ids: Collection[str]) 
     ends = {segment.id: segment.end_offset for segment in state.live} | {task.new_segment_id: task.end_offset for task in tasks}
     ends = {name: end for name, end in ends.items() if name in segment_ids}
     deleted = ports.publisher.find_deleted_segments(state.topic_partition, list(ends)) if ends else frozenset()
-    start = record_and_get_highest_broker_log_start(leadership) if deleted else 0
+    start = record_broker_log_start(leadership) if deleted else 0
     return frozenset(name for name in deleted if ends[name] < start)
 
 
-def record_and_get_highest_broker_log_start(leadership: Leadership) -> int:
+def record_broker_log_start(leadership: Leadership) -> int:
     """Ask the partition's leader for its log start, record it if it is the highest so far, and return the highest one recorded.
 
     Raises Unavailable if no leader answers, and Fenced if this process no longer leads.
@@ -331,21 +331,19 @@ class BrokerExpiredSegmentCache:
         self.ids |= find_expired_segments(self.leadership, names - self.ids)
         return names & self.ids
 
-    def have_sources_expired_since_last_call(self, intent: RoundIntent) -> bool:
+    def have_more_sources_expired(self, intent: RoundIntent) -> bool:
         """Ask brokers about the sources of the round. Return whether any of them expired since the last call."""
         before = len(self.ids)
         self.select_expired(intent.plan.source_segment_ids)
         return len(self.ids) > before
 
-    def have_task_segments_expired_at_brokers(self, task: CompactionTask) -> bool:
+    def is_task_expired(self, task: CompactionTask) -> bool:
         """Return whether all sources of a task have expired, or its new segment after it had replaced them."""
         return self.ids.issuperset(task.sources) or task.new_segment_id in self.ids
 
-    def find_task_with_some_sources_expired(self, tasks: Iterable[CompactionTask]) -> CompactionTask | None:
+    def find_partly_expired_task(self, tasks: Iterable[CompactionTask]) -> CompactionTask | None:
         """Return the first task of whose sources some have expired, but not all."""
-        return next(
-            (task for task in tasks if self.ids.intersection(task.sources) and not self.have_task_segments_expired_at_brokers(task)), None
-        )
+        return next((task for task in tasks if self.ids.intersection(task.sources) and not self.is_task_expired(task)), None)
 
     def state_without_expired_segments(self, state: PartitionState) -> PartitionState:
         """Return the state without the live segments that are known to have expired, because their objects can no longer be read."""

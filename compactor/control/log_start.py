@@ -57,7 +57,7 @@ def task_coverage_problem(task: CompactionTask, sources: Sequence[RemoteLogSegme
     return offset_gap_problem(sources)
 
 
-def new_segment_differs_from_task_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata) -> RuleViolationOrEmpty:
+def task_output_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata) -> RuleViolationOrEmpty:
     """Return how the new segment in a receipt differs from the one that its task announced."""
     announced = (task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs)
     if (segment.id, segment.start_offset, segment.end_offset, segment.leader_epochs) != announced:
@@ -140,14 +140,14 @@ def check_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> 
     return "" if body.ids or body.offset > state.log_start else f"the log starts at {body.offset} already"
 
 
-def check_removed_segments_lie_below_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_removed_below_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires exactly the live segments wholly below the offset, never the newest."""
     body: LogStartRaised = record.body
     gone = tuple(segment.id for segment in segments_removable_below(state.live, body.offset))
     return "" if gone == body.ids else f"the live segments below offset {body.offset} are others"
 
 
-def check_digest_sums_of_removed_segments(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_removed_digests(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires the recorded sums of the batches that are removed and of those that stay."""
     body: LogStartRaised = record.body
     gone = set(body.ids)
@@ -156,7 +156,7 @@ def check_digest_sums_of_removed_segments(state: PartitionState, record: Control
     return "" if (body.removed, body.content) == (removed, content) else "the batches that it removes are others than were recorded"
 
 
-def check_log_start_lies_in_first_import(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_initial_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires that a log start is given only with the first segments of a partition, and that it lies within them or directly after
     them.
     """
@@ -169,23 +169,23 @@ def check_log_start_lies_in_first_import(state: PartitionState, record: ControlR
     return "" if within else f"the log start {body.log_start_offset} lies outside of its segments"
 
 
-def check_log_start_never_raised(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_log_start_unraised(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires a log start that was never raised, because records that retention has removed must not come back."""
     return "" if state.log_start_offset is None else f"the log start was raised to {state.log_start_offset}"
 
 
-def check_truncation_above_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_truncation_above_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires an offset above the log start, if that was ever raised."""
-    return truncation_below_log_start_problem(state, record.body.offset)
+    return truncation_problem(state, record.body.offset)
 
 
-def check_broker_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_broker_start_rises(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires an offset above the highest one recorded."""
     known = state.broker_log_start
     return "" if record.body.offset > known else f"brokers have reported the log start {known} already"
 
 
-def check_groups_expired_at_brokers(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_expired_groups(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires expired groups that lie wholly below the log start of brokers, and that the record does not also list as withdrawn (cut
     off).
     """
@@ -197,20 +197,20 @@ def check_groups_expired_at_brokers(state: PartitionState, record: ControlRecord
     return f"group {above[0]} does not lie below the log start {state.broker_log_start} of brokers" if above else ""
 
 
-def truncation_below_log_start_problem(state: PartitionState, offset: int) -> RuleViolationOrEmpty:
+def truncation_problem(state: PartitionState, offset: int) -> RuleViolationOrEmpty:
     """Return a message if the log start was raised to this offset or beyond."""
     if state.log_start_offset is None or offset > state.log_start_offset:
         return ""
     return f"the log is cut at {offset}, and its records below {state.log_start_offset} were deleted"
 
 
-def restored_segment_below_log_start_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolationOrEmpty:
+def restored_segment_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolationOrEmpty:
     """Return which replaced segment lies wholly below the log start, so that it must not come back."""
     below = next((segment for segment in group.segments if segment.end_offset < (state.log_start_offset or 0)), None)
     return f"segment {below.id}, which it replaced, ends below the log start {state.log_start_offset}" if below else ""
 
 
-def round_outputs_not_live_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolationOrEmpty:
+def round_outputs_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolationOrEmpty:
     """Return a message if a later round has rewritten outputs of this round, or if brokers expired all of them."""
     lost = set(group.replaced_by.values()) - {segment.id for segment in state.live}
     if any(segment.end_offset >= state.broker_log_start for segment in group.segments if group.replaced_by[segment.id] in lost):

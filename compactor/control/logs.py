@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from compactor.control import ordering
 from compactor.control.control_log import ControlLog, ControlLogFormat, SlotContention, StateSnapshot
-from compactor.control.fold import apply_catalog_record, apply_partition_record, state_with_store_times_of_records
+from compactor.control.fold import apply_catalog_record, apply_partition_record, with_store_times
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.records import (
     BadControlRecord,
@@ -53,7 +53,7 @@ def pattern_matches(pattern: str, partition: TopicPartition) -> bool:
     return any(re.fullmatch(pattern, text) for text in (partition.topic, str(partition.first_incarnation), str(partition)))
 
 
-def round_pause_reason_or_empty(state: CatalogState, partition: TopicPartition) -> str:
+def pause_reason(state: CatalogState, partition: TopicPartition) -> str:
     """Return why no round may begin over this partition; empty: no pause matches it."""
     for pattern, pause in state.paused.items():
         if pattern_matches(pattern, partition):
@@ -65,7 +65,7 @@ def round_pause_reason_or_empty(state: CatalogState, partition: TopicPartition) 
     return ""
 
 
-def add_round_pause_unless_present(catalog: CatalogLog, pattern: str, operator: str, reason: str) -> bool:
+def pause_rounds(catalog: CatalogLog, pattern: str, operator: str, reason: str) -> bool:
     """Pause rounds over the partitions that a pattern matches. Returns whether the pattern was not paused before. Raises UsageError if it
     is not a valid regular expression.
     """
@@ -81,7 +81,7 @@ def add_round_pause_unless_present(catalog: CatalogLog, pattern: str, operator: 
     return not before
 
 
-def end_round_pause_with_pattern(catalog: CatalogLog, pattern: str, operator: str) -> None:
+def resume_rounds(catalog: CatalogLog, pattern: str, operator: str) -> None:
     """End the pause that has this pattern. Raises UsageError if there is none."""
     known = catalog.refresh().paused
     if pattern not in known:
@@ -123,17 +123,17 @@ PARTITION = ControlLogFormat(
     record=PartitionRecord,
     snapshot=StateSnapshot[PartitionState],
     apply=fold_partition_record,
-    state_with_store_times_of_records=state_with_store_times_of_records,
+    with_store_times=with_store_times,
 )
 CATALOG = ControlLogFormat(
     record=CatalogRecord,
     snapshot=StateSnapshot[CatalogState],
     apply=apply_catalog_record,
-    state_with_store_times_of_records=lambda state, _: state,
+    with_store_times=lambda state, _: state,
 )
 
 
-def open_control_log_of_partition(
+def open_partition_log(
     ports: EnvironmentPorts,
     partition: TopicPartition,
     min_slot: int = 0,
@@ -220,20 +220,20 @@ def require_matching_tier_settings(state: CatalogState, url: str, kind: str, lay
         )
 
 
-def publish_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
+def publish_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
     """Record in the tier-wide log, in one record, that these partitions exist and have new records. A log that ends below its slot in
     ``slots`` is refused from now on.
 
     Raises StoreError only if a partition is new; a lost hint about a known partition merely delays other processes.
     """
     if all(str(name) in catalog.state.partitions for name in slots) and catalog.has_min_new_records(FAR_BEHIND):
-        _queue_partition_change_hints(catalog, slots)
+        _queue_hints(catalog, slots)
         return
     known = catalog.refresh().partitions
     seen = {str(name): known.get(str(name), 0) for name in slots}
 
     def decide_record_to_append(state: CatalogState) -> PartitionChanged | PartitionsChanged | None:
-        new = {name: slot for name, slot in slots.items() if not _has_change_hint_after(state, str(name), slot, seen[str(name)])}
+        new = {name: slot for name, slot in slots.items() if not _has_newer_hint(state, str(name), slot, seen[str(name)])}
         if len(new) == 1:
             ((name, slot),) = new.items()
             return PartitionChanged(topic=name.topic, partition=name.partition, incarnation=name.incarnation, slot=slot)
@@ -244,7 +244,7 @@ def publish_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicPart
         # A thousand writers do not wait for each other: where slots are taken away, what is known already is left in the inbox.
         catalog.append_due_records(decide_record_to_append, max_lost_slots=MOST_LOST if listed else 0)
     except SlotContention:
-        _queue_partition_change_hints(catalog, slots)
+        _queue_hints(catalog, slots)
         return
     except StoreError:
         # A hint that is lost costs the others time; a partition that nobody has listed would be lost to them.
@@ -257,7 +257,7 @@ def record_control_log_lengths(catalog: CatalogLog, logs: Iterable[PartitionLog]
     """Record the present length of many control logs in one record, so that a log which loses records later is noticed."""
     known = catalog.refresh().reached
     behind = [log for log in logs if log.state.slot > known.get(log.name, 0)]
-    slots = {log.name: log.last_slot_if_stored_else_zero() for log in behind}
+    slots = {log.name: log.confirmed_slot() for log in behind}
 
     def decide_record_to_append(state: CatalogState) -> SlotsReached | None:
         new = {name: slot for name, slot in slots.items() if slot > state.reached.get(name, 0)}
@@ -270,7 +270,7 @@ def record_control_log_lengths(catalog: CatalogLog, logs: Iterable[PartitionLog]
     write_snapshot_if_due(catalog)
 
 
-def record_partitions_with_nothing_to_delete(catalog: CatalogLog, inspections: Mapping[str, DeletionCheckResult]) -> None:
+def record_deletion_checks(catalog: CatalogLog, inspections: Mapping[str, DeletionCheckResult]) -> None:
     """Record until when partitions need no check for segments to delete. If other processes keep appending to the log, nothing is recorded,
     and the check is merely repeated.
     """
@@ -291,7 +291,7 @@ def record_partitions_with_nothing_to_delete(catalog: CatalogLog, inspections: M
     write_snapshot_if_due(catalog)
 
 
-def move_queued_change_hints_into_catalog(catalog: CatalogLog) -> HintCount:
+def collect_queued_hints(catalog: CatalogLog) -> HintCount:
     """Move change hints that were stored as separate objects into the tier-wide log, as one record. Return their number. Raises
     StoreError.
     """
@@ -313,7 +313,7 @@ def move_queued_change_hints_into_catalog(catalog: CatalogLog) -> HintCount:
     seen = catalog.refresh().slot
 
     def decide_record_to_append(state: CatalogState) -> PartitionsChanged | None:
-        new = {name: slot for name, slot in found.items() if not _has_change_hint_after(state, name, slot, seen)}
+        new = {name: slot for name, slot in found.items() if not _has_newer_hint(state, name, slot, seen)}
         return PartitionsChanged(slots=new) if new else None
 
     catalog.append_due_records(decide_record_to_append)
@@ -322,11 +322,11 @@ def move_queued_change_hints_into_catalog(catalog: CatalogLog) -> HintCount:
     return len(keys)
 
 
-def _has_change_hint_after(state: CatalogState, name: str, partition_log_slot: int, after_catalog_slot: int) -> bool:
+def _has_newer_hint(state: CatalogState, name: str, partition_log_slot: int, after_catalog_slot: int) -> bool:
     return state.partitions.get(name, 0) > after_catalog_slot and state.reached.get(name, 0) >= partition_log_slot
 
 
-def _queue_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
+def _queue_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
     """Store change hints as separate objects, so that writers do not compete for the next slot. Store errors are ignored."""
     for name, slot in slots.items():
         key = f"{catalog.prefix}/inbox/{catalog.incarnation}-{slot}-{zlib.crc32(str(name).encode()):08x}.json"
@@ -338,7 +338,7 @@ def _queue_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicParti
 def write_snapshot_if_due(log: ControlLog[Any]) -> None:
     """Replace old records by a snapshot if enough were added since the last one. If the store is busy, a later call tries again."""
     try:
-        log.write_snapshot_and_delete_records()
+        log.snapshot_and_cut()
     except (Unavailable, OutOfBudget):
         pass
 

@@ -54,7 +54,7 @@ def build_broker_changes_record(
     wanted = {(link.segment.id, link.last) for link in view.links}
     added = tuple(
         known[link.segment.id].model_copy(
-            update=_fields_that_depend_on_end_offset(segment_from_broker_record(link.segment, link.last)) | {"content": None}
+            update=_end_dependent_fields(segment_from_broker_record(link.segment, link.last)) | {"content": None}
         )
         if link.segment.id in known
         else segment_from_broker_record(link.segment, link.last)
@@ -74,19 +74,19 @@ def build_broker_changes_record(
     )
 
 
-def _fields_that_depend_on_end_offset(segment: RemoteLogSegmentMetadata) -> dict[str, Any]:
+def _end_dependent_fields(segment: RemoteLogSegmentMetadata) -> dict[str, Any]:
     return {name: getattr(segment, name) for name in ("end_offset", "copied_end_offset", "leader_epochs")}
 
 
-def state_fields_changed_by_broker_record(state: PartitionState, body: SegmentsMirrored) -> dict[str, Any]:
+def changes_by_broker_record(state: PartitionState, body: SegmentsMirrored) -> dict[str, Any]:
     """Return the fields of the state that a *segments mirrored* record changes."""
-    changes: dict[str, Any] = {"live": live_segments_after_broker_changes(state, body), "mirrored": True}
+    changes: dict[str, Any] = {"live": live_after_broker_changes(state, body), "mirrored": True}
     parted = first_divergent_offset(state.lineage, state.end_offset + 1, body.lineage, body.end_offset) if body.lineage else None
     # Data from the first divergence on, or from the first offset that is read from another segment, was not cleaned: cleaner offsets are
     # lowered to the lower of the two.
-    begins = [begin for begin in (parted, _first_offset_read_from_other_segment(state, body)) if begin is not None]
+    begins = [begin for begin in (parted, _first_rerouted_offset(state, body)) if begin is not None]
     parted = min(begins, default=None)
-    if parted is not None and parted < offsets.first_dirty_offset_of_vector(state.vector):
+    if parted is not None and parted < offsets.first_dirty_offset_in(state.vector):
         changes["vector"] = offsets.cap_cleaner_offsets(state.vector, parted)
         both = ("vector_before", "vector")
         changes["waiting"] = tuple(
@@ -96,7 +96,7 @@ def state_fields_changed_by_broker_record(state: PartitionState, body: SegmentsM
     return changes | {"lineage": body.lineage, "lineage_end": body.end_offset}
 
 
-def _first_offset_read_from_other_segment(state: PartitionState, body: SegmentsMirrored) -> int | None:
+def _first_rerouted_offset(state: PartitionState, body: SegmentsMirrored) -> int | None:
     """Return the first offset that readers now read from another segment than before; None: none. Segments that the open round writes do
     not count.
     """
@@ -107,7 +107,7 @@ def _first_offset_read_from_other_segment(state: PartitionState, body: SegmentsM
     return min(begins, default=None)
 
 
-def live_segments_after_broker_changes(state: PartitionState, body: SegmentsMirrored) -> tuple[RemoteLogSegmentMetadata, ...]:
+def live_after_broker_changes(state: PartitionState, body: SegmentsMirrored) -> tuple[RemoteLogSegmentMetadata, ...]:
     gone = set(body.gone)
     kept = (segment for segment in state.live if segment.id not in gone)
     return tuple(sorted((*kept, *body.added), key=lambda segment: segment.end_offset))
@@ -116,7 +116,7 @@ def live_segments_after_broker_changes(state: PartitionState, body: SegmentsMirr
 def state_with_broker_view(state: PartitionState, view: BrokerView) -> PartitionState:
     """Return the state with the segments that brokers report, for code that only reads."""
     body = build_broker_changes_record(state, view)
-    return state if body is None else state.model_copy(update=state_fields_changed_by_broker_record(state, body))
+    return state if body is None else state.model_copy(update=changes_by_broker_record(state, body))
 
 
 def segment_ids_of_open_round(state: PartitionState) -> Iterable[str]:

@@ -2,7 +2,7 @@
 
 * ``REQUIREMENTS``: the conditions under which a control record counts. The **fold** checks them before it applies a record, so that a
   record which raced past its writer's check changes nothing; the **writer** checks them before it appends, so that it learns the reason.
-* ``segment_ids_protected_from_deletion``: the segment ids whose objects must not be deleted in a given state. Every deletion checks it.
+* ``protected_segment_ids``: the segment ids whose objects must not be deleted in a given state. Every deletion checks it.
 
 Rules and ``..._problem`` functions return the reason for a refusal, for people; empty: none. docs/publication.md shows the table
 (tests/unit/test_control_ordering.py compares them).
@@ -21,9 +21,9 @@ from compactor.control.fold import RuleCheck
 from compactor.control.log_start import (
     coverage_problem,
     invalid_segment_problem,
-    new_segment_differs_from_task_problem,
     offset_gap_problem,
     task_coverage_problem,
+    task_output_problem,
 )
 from compactor.control.records import ControlRecord
 from compactor.control.state import GroupAwaitingDeletion, PartitionState, RoundIntent, RuleViolationOrEmpty
@@ -35,7 +35,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 # --- who may write -----------------------------------------------------------------------------------------------------------
 
 
-def check_compactor_epoch_follows_last(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_epoch_follows(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires a compactor epoch one higher than the last."""
     if record.body.leader_epoch != state.next_compactor_epoch:
         return f"epoch {record.body.leader_epoch} does not follow epoch {state.last_compactor_epoch}"
@@ -75,7 +75,7 @@ def check_import_ids_unused(state: PartitionState, record: ControlRecord[Any]) -
     is_known = body.import_id in state.registrations or any(closed.import_id == body.import_id for closed in state.closed_imports)
     if is_known or not body.ids:
         return f"import {body.import_id} is known already, or registers nothing"
-    return _segment_id_in_use_problem(state, body.ids)
+    return _used_id_problem(state, body.ids)
 
 
 def check_segment_ids_registered(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
@@ -98,7 +98,7 @@ def check_segments_continue_log(state: PartitionState, record: ControlRecord[Any
     return invalid_segment_problem(segments) or offset_gap_problem(segments)
 
 
-def check_lineage_agrees_with_tier(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_lineage_agrees(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires a lineage that gives no live offset to another epoch (checked for records that state their last batches, which early
     versions did not).
     """
@@ -118,7 +118,7 @@ def check_segments_precede_log(state: PartitionState, record: ControlRecord[Any]
     return invalid_segment_problem(segments) or offset_gap_problem(segments)
 
 
-def check_all_registered_segments_added(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_import_complete(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires all registered segments of the import at once."""
     entry = state.registrations.get(record.body.import_id)
     return "" if entry and set(entry.ids) == {segment.id for segment in record.body.segments} else "not all that the import has registered"
@@ -135,14 +135,14 @@ def already_compacted_problem(state: PartitionState) -> RuleViolationOrEmpty:
     if state.intent:
         return f"run {state.intent.plan.run_id} is compacting the partition"
     rewritten = any(segment.id in state.published_by for segment in state.live)
-    if rewritten or offsets.first_dirty_offset_of_vector(state.vector) > 0:
-        return f"the partition was compacted up to offset {offsets.first_dirty_offset_of_vector(state.vector)}"
+    if rewritten or offsets.first_dirty_offset_in(state.vector) > 0:
+        return f"the partition was compacted up to offset {offsets.first_dirty_offset_in(state.vector)}"
     if state.source_cleaned_to > state.start_offset:
         return f"a log cleaner had compacted the log up to offset {state.source_cleaned_to} before it was imported"
     return ""
 
 
-def check_truncation_discards_log_end_only(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_truncation_discards_end(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires as discarded segments all live ones that end at the record's offset or later and, as a new segment, the part of the first of
     them below the offset.
     """
@@ -158,7 +158,7 @@ def check_truncation_discards_log_end_only(state: PartitionState, record: Contro
     return ""
 
 
-def check_segments_added_by_truncation(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_truncation_segments(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires all segments that the truncation has registered: the part of the first discarded segment below the offset, and a new branch
     that begins at the offset and has no gap.
     """
@@ -172,12 +172,12 @@ def check_segments_added_by_truncation(state: PartitionState, record: ControlRec
     return invalid_segment_problem(new) or offset_gap_problem(new)
 
 
-def check_truncation_data_loss_accepted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_truncation_loss_accepted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires cleaner offsets that do not exceed the offset, or a loss that a person has accepted
     (checked for records from version 5 on).
     """
     body: r.TailTruncated = record.body
-    clean = offsets.first_dirty_offset_of_vector(state.vector)
+    clean = offsets.first_dirty_offset_in(state.vector)
     if record.version < 5 or body.accept_loss or clean <= body.offset:
         return ""
     return f"the partition was compacted up to offset {clean}, and the log is cut at {body.offset}"
@@ -200,18 +200,18 @@ def check_import_is_open(state: PartitionState, record: ControlRecord[Any]) -> R
     return "" if record.body.import_id in state.registrations else f"import {record.body.import_id} is not open"
 
 
-def check_open_round_keeps_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_sources_stay(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires that no segment of the open round is removed."""
     lost = set(mirror.segment_ids_of_open_round(state)).intersection(record.body.gone)
     return f"run {state.intent.plan.run_id} needs segment {min(lost)}" if lost and state.intent else ""
 
 
-def check_broker_changes_leave_no_gap(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_no_broker_gap(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires that the removed segments were live, and that the segments afterwards follow each other without a gap."""
     strange = set(record.body.gone) - {segment.id for segment in state.live}
     if strange:
         return f"segment {min(strange)} is not live"
-    after = mirror.live_segments_after_broker_changes(state, record.body)
+    after = mirror.live_after_broker_changes(state, record.body)
     ids = [segment.id for segment in after]
     return "a segment is in the view twice" if len(set(ids)) != len(ids) else invalid_segment_problem(after) or offset_gap_problem(after)
 
@@ -231,10 +231,10 @@ def check_plan_valid(state: PartitionState, record: ControlRecord[Any]) -> RuleV
         return "the plan is another partition's or another epoch's"
     if state.find_run(plan.run_id) is not None or not plan.tasks or len(set(plan.source_segment_ids)) != len(plan.source_segment_ids):
         return f"run {plan.run_id} is known already, has no tasks, or names a source twice"
-    back = plan.next_dirty_offset < offsets.first_dirty_offset_of_vector(plan.vector) and not plan.restores
+    back = plan.next_dirty_offset < offsets.first_dirty_offset_in(plan.vector) and not plan.restores
     if len({task.group for task in plan.tasks}) != len(plan.tasks) or back:
         return "two tasks are one group, or the cleaner offset goes back"
-    return _segment_id_in_use_problem(state, [task.new_segment_id for task in plan.tasks])
+    return _used_id_problem(state, [task.new_segment_id for task in plan.tasks])
 
 
 def check_round_is_restorable(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
@@ -257,19 +257,19 @@ def check_round_is_restorable(state: PartitionState, record: ControlRecord[Any])
 
 def check_cleaner_offsets_unchanged(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires the cleaner offsets from which the plan started."""
-    plan = _plan_that_record_concerns(state, record)
+    plan = _plan_of_record(state, record)
     return _cleaner_offsets_changed_problem(state, plan) if plan else ""
 
 
 def check_plan_sources_live(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires that all sources and all skipped segments of the plan are live."""
-    plan = _plan_that_record_concerns(state, record)
-    return _plan_source_not_live_problem(state, plan) if plan else ""
+    plan = _plan_of_record(state, record)
+    return _plan_sources_problem(state, plan) if plan else ""
 
 
 def check_tasks_cover_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires tasks that cover exactly their sources (I1), in ascending order."""
-    plan = _plan_that_record_concerns(state, record)
+    plan = _plan_of_record(state, record)
     if plan is None:
         return ""
     by_id = state.live_segments_by_id()
@@ -296,18 +296,18 @@ def check_receipts_match_tasks(state: PartitionState, record: ControlRecord[Any]
         task = tasks.pop(receipt.group, None)
         if task is None or receipt.run_id != intent.plan.run_id:
             return f"group {receipt.group} of run {receipt.run_id} has a receipt already, or is none of the plan"
-        problem = new_segment_differs_from_task_problem(task, receipt.segment)
+        problem = task_output_problem(task, receipt.segment)
         if problem:
             return problem
     return ""
 
 
-def check_receipts_belong_to_single_run(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_single_run(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires receipts of a single run."""
     return "" if len({receipt.run_id for receipt in record.body.receipts}) == 1 else "no receipts, or receipts of several runs"
 
 
-def check_all_groups_have_receipts(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_receipts_complete(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires a receipt for each group not wholly below the log start of brokers."""
     pending = [task for task in state.intent.pending_tasks if task.end_offset >= state.broker_log_start] if state.intent else []
     return f"group {pending[0].group} has no receipt" if pending else ""
@@ -348,7 +348,7 @@ def check_replacements_cover_sources(state: PartitionState, record: ControlRecor
     return ""
 
 
-def check_new_cleaner_offsets_match_plan(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_published_cleaner_offsets(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires the cleaner offsets before the round and after it: the plan's end under the leader's epoch (unchanged if brokers deleted
     sources of a group, lowered if the round restores segments).
     """
@@ -365,21 +365,21 @@ def check_new_cleaner_offsets_match_plan(state: PartitionState, record: ControlR
 # --- retire and undo ---------------------------------------------------------------------------------------------------------
 
 
-def check_deleted_segments_form_whole_groups(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_whole_groups(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires whole groups of segments that wait for grace."""
     ids = set(record.body.ids)
-    for group in _groups_awaiting_deletion_within_ids(state, ids):
+    for group in _waiting_groups_within(state, ids):
         ids -= {segment.id for segment in group.segments}
     if ids or not record.body.ids:
         return f"segment {min(ids, default='')} does not wait for grace, or only a part of its group"
     return ""
 
 
-def check_cleaner_offsets_permit_deletion(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_deletion_permitted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Requires that the cleaner offsets still reach as far as the round that replaced the segments had advanced them."""
-    for group in _groups_awaiting_deletion_within_ids(state, set(record.body.ids)):
+    for group in _waiting_groups_within(state, set(record.body.ids)):
         if not group.undone and not offsets.has_epoch_cleaned_below(
-            state.vector, group.leader_epoch, offsets.first_dirty_offset_of_vector(group.vector)
+            state.vector, group.leader_epoch, offsets.first_dirty_offset_in(group.vector)
         ):
             return f"the current cleaner offsets do not grant what run {group.run_id} published"
     return ""
@@ -409,50 +409,50 @@ def round_restoration_problem(state: PartitionState, run_id: str, leader_epoch: 
         return f"retiring what run {run_id} replaced has begun"
     if leader_epoch <= group.leader_epoch:
         return f"epoch {leader_epoch} is not above the epoch that published run {run_id}"
-    return log_start.restored_segment_below_log_start_problem(state, group) or log_start.round_outputs_not_live_problem(state, group)
+    return log_start.restored_segment_problem(state, group) or log_start.round_outputs_problem(state, group)
 
 
 # --- the table ---------------------------------------------------------------------------------------------------------------
 
 REQUIREMENTS: dict[type, tuple[RuleCheck, ...]] = {
-    r.LeadershipAcquired: (check_compactor_epoch_follows_last,),
+    r.LeadershipAcquired: (check_epoch_follows,),
     r.LeadershipReleased: (check_writer_leads,),
-    r.SegmentIdsRegistered: (incarnations.check_topic_incarnation_was_opened, check_import_ids_unused),
+    r.SegmentIdsRegistered: (incarnations.check_incarnation_opened, check_import_ids_unused),
     r.SegmentsTiered: (
         check_segment_ids_registered,
         incarnations.check_topic_id_unchanged,
         check_segments_continue_log,
-        check_lineage_agrees_with_tier,
-        log_start.check_log_start_lies_in_first_import,
+        check_lineage_agrees,
+        log_start.check_initial_log_start,
     ),
     r.SegmentsPrepended: (
         check_segment_ids_registered,
         incarnations.check_topic_id_unchanged,
-        check_all_registered_segments_added,
+        check_import_complete,
         check_segments_precede_log,
         check_partition_never_compacted,
-        log_start.check_log_start_never_raised,
+        log_start.check_log_start_unraised,
     ),
     r.TailTruncated: (
         incarnations.check_topic_id_unchanged,
-        check_truncation_discards_log_end_only,
-        check_segments_added_by_truncation,
-        check_truncation_data_loss_accepted,
-        log_start.check_truncation_above_log_start,
+        check_truncation_discards_end,
+        check_truncation_segments,
+        check_truncation_loss_accepted,
+        log_start.check_truncation_above_start,
     ),
     r.TopicAdopted: (incarnations.check_topic_id_adoptable,),
-    r.IncarnationOpened: (incarnations.topic_incarnation_in_use_problem,),
-    r.PartitionDeleted: (check_writer_leads, check_partition_not_empty, incarnations.check_deleted_topic_id_matches),
+    r.IncarnationOpened: (incarnations.check_incarnation_unused,),
+    r.PartitionDeleted: (check_writer_leads, check_partition_not_empty, incarnations.check_deleted_topic),
     r.LogStartRaised: (
         check_writer_leads,
         check_no_open_intent,
         log_start.check_log_start_rises,
-        log_start.check_removed_segments_lie_below_log_start,
-        log_start.check_digest_sums_of_removed_segments,
+        log_start.check_removed_below_start,
+        log_start.check_removed_digests,
     ),
     r.LineageRecorded: (check_lineage_ascends,),
-    r.SegmentsMirrored: (check_writer_leads, check_open_round_keeps_sources, check_broker_changes_leave_no_gap),
-    r.BrokerLogStartSeen: (check_writer_leads, log_start.check_broker_log_start_rises),
+    r.SegmentsMirrored: (check_writer_leads, check_sources_stay, check_no_broker_gap),
+    r.BrokerLogStartSeen: (check_writer_leads, log_start.check_broker_start_rises),
     r.ImportVoided: (check_writer_leads, check_import_is_open),
     r.PlanAnnounced: (
         check_writer_leads,
@@ -463,7 +463,7 @@ REQUIREMENTS: dict[type, tuple[RuleCheck, ...]] = {
         check_plan_sources_live,
         check_tasks_cover_sources,
     ),
-    r.ReceiptsAdded: (check_writer_leads, check_receipts_belong_to_single_run, check_intent_is_open, check_receipts_match_tasks),
+    r.ReceiptsAdded: (check_writer_leads, check_single_run, check_intent_is_open, check_receipts_match_tasks),
     r.SurvivorsStored: (check_writer_leads, check_intent_is_open),
     r.IntentUndone: (check_writer_leads, check_intent_is_open, check_publication_not_begun),
     r.PublicationBegun: (
@@ -472,20 +472,20 @@ REQUIREMENTS: dict[type, tuple[RuleCheck, ...]] = {
         check_publication_not_begun,
         check_cleaner_offsets_unchanged,
         check_plan_sources_live,
-        check_all_groups_have_receipts,
+        check_receipts_complete,
     ),
     r.RoundPublished: (
         check_writer_leads,
         check_intent_is_open,
         check_cleaner_offsets_unchanged,
         check_plan_sources_live,
-        check_all_groups_have_receipts,
+        check_receipts_complete,
         check_replacements_match_receipts,
-        log_start.check_groups_expired_at_brokers,
+        log_start.check_expired_groups,
         check_replacements_cover_sources,
-        check_new_cleaner_offsets_match_plan,
+        check_published_cleaner_offsets,
     ),
-    r.SegmentDeletionBegun: (check_writer_leads, check_deleted_segments_form_whole_groups, check_cleaner_offsets_permit_deletion),
+    r.SegmentDeletionBegun: (check_writer_leads, check_whole_groups, check_deletion_permitted),
     r.SegmentDeletionEnded: (check_writer_leads, check_segment_deletion_begun),
     r.RoundUndone: (check_writer_leads, check_no_open_intent, check_round_is_undoable),
     r.RunEnded: (check_writer_leads,),
@@ -506,7 +506,7 @@ def cleaner_offsets_after_round(
         return offsets.cap_cleaner_offsets(state.vector, plan.next_dirty_offset)
     # Data of withdrawn groups was not cleaned, so the cleaner offset does not advance.
     return offsets.advance_cleaner_vector(
-        state.vector, leader_epoch, offsets.first_dirty_offset_of_vector(state.vector) if has_withdrawn_groups else plan.next_dirty_offset
+        state.vector, leader_epoch, offsets.first_dirty_offset_in(state.vector) if has_withdrawn_groups else plan.next_dirty_offset
     )
 
 
@@ -514,10 +514,10 @@ def round_resumption_problem(state: PartitionState, intent: RoundIntent) -> Rule
     """Return why an open intent can no longer be published. No rule applies once its publication has begun."""
     if intent.begun_slot:
         return ""
-    return _plan_source_not_live_problem(state, intent.plan) or _cleaner_offsets_changed_problem(state, intent.plan)
+    return _plan_sources_problem(state, intent.plan) or _cleaner_offsets_changed_problem(state, intent.plan)
 
 
-def segment_ids_protected_from_deletion(state: PartitionState) -> set[str]:
+def protected_segment_ids(state: PartitionState) -> set[str]:
     """Return the segment ids whose objects must not be deleted: live, waiting for deletion, registered, or announced by the open intent.
 
     An object that was uploaded before this state was read and is not protected can never be needed again: ids are registered or announced
@@ -531,20 +531,20 @@ def segment_ids_protected_from_deletion(state: PartitionState) -> set[str]:
     return ids
 
 
-def segment_ids_with_possible_objects(state: PartitionState) -> set[str]:
+def possible_segment_ids(state: PartitionState) -> set[str]:
     """Return the protected ids and those whose deletion has begun: the ids of segments whose objects may exist."""
-    return segment_ids_protected_from_deletion(state).union(segment.id for segment in state.retiring)
+    return protected_segment_ids(state).union(segment.id for segment in state.retiring)
 
 
 def require_segments_deletable(state: PartitionState, incarnation: str, epoch: CompactorEpoch, ids: Iterable[str]) -> None:
     """Raise Fenced if this process does not lead, and CompactorError (a bug) if one of the ids is protected."""
     require_leadership(state, incarnation, epoch)
-    wrong = segment_ids_protected_from_deletion(state).intersection(ids)
+    wrong = protected_segment_ids(state).intersection(ids)
     if wrong:
         raise CompactorError(f"segment {min(wrong)} of {state.topic_partition} must not be deleted", hint="This is a bug; please report it")
 
 
-def _plan_that_record_concerns(state: PartitionState, record: ControlRecord[Any]) -> CompactionPlan | None:
+def _plan_of_record(state: PartitionState, record: ControlRecord[Any]) -> CompactionPlan | None:
     """Return the plan that a record announces, or that of the open intent for any other record."""
     if isinstance(record.body, r.PlanAnnounced):
         return record.body.plan
@@ -555,7 +555,7 @@ def _cleaner_offsets_changed_problem(state: PartitionState, plan: CompactionPlan
     return "" if plan.vector == state.vector else "the cleaner offsets are not those that the plan started from"
 
 
-def _plan_source_not_live_problem(state: PartitionState, plan: CompactionPlan) -> RuleViolationOrEmpty:
+def _plan_sources_problem(state: PartitionState, plan: CompactionPlan) -> RuleViolationOrEmpty:
     live = {segment.id for segment in state.live}
     names = (*plan.source_segment_ids, *(skipped.id for skipped in plan.skipped))
     gone = next((name for name in names if name not in live), "")
@@ -568,13 +568,13 @@ def _run_id_of_record(record: ControlRecord[Any]) -> str:
     return run_id
 
 
-def _groups_awaiting_deletion_within_ids(state: PartitionState, ids: set[str]) -> list[GroupAwaitingDeletion]:
+def _waiting_groups_within(state: PartitionState, ids: set[str]) -> list[GroupAwaitingDeletion]:
     return [group for group in state.waiting if ids.issuperset(segment.id for segment in group.segments)]
 
 
-def _segment_id_in_use_problem(state: PartitionState, ids: Sequence[str]) -> RuleViolationOrEmpty:
+def _used_id_problem(state: PartitionState, ids: Sequence[str]) -> RuleViolationOrEmpty:
     """Return which id is used already. Ids are never reused."""
-    used = segment_ids_protected_from_deletion(state).union(segment.id for segment in state.retiring)
+    used = protected_segment_ids(state).union(segment.id for segment in state.retiring)
     old = next((name for name in ids if name in used), "")
     if old or len(set(ids)) != len(ids):
         return f"segment id {old or ids[0]} is in use already"

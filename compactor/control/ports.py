@@ -36,13 +36,13 @@ class ObjectRetention:
 class DataRootOwnershipCheck(Protocol):
     """Check that the data root belongs to this tier (control.identity)."""
 
-    def require_data_root_owned_by_this_tier(self, ports: EnvironmentPorts, *, repeat_if_passed_before: bool = False) -> None: ...
+    def require_own_root(self, ports: EnvironmentPorts, *, repeat_if_passed_before: bool = False) -> None: ...
 
 
 class TopicOwnershipCheck(Protocol):
     """Check that this process's control store compacts a topic (control.identity)."""
 
-    def require_topic_owned_by_this_control_store(self, ports: EnvironmentPorts, partition: TopicPartition) -> None: ...
+    def require_own_topic(self, ports: EnvironmentPorts, partition: TopicPartition) -> None: ...
 
     def take_over(self, ports: EnvironmentPorts, partition: TopicPartition) -> str: ...
 
@@ -82,12 +82,12 @@ class EnvironmentPorts:
     def require_data_root_ownership(self, *, repeat_if_passed_before: bool = False) -> None:
         """Raise UsageError if the data root belongs to another tier. Called before anything is written or swept."""
         if self.ownership is not None:
-            self.ownership.require_data_root_owned_by_this_tier(self, repeat_if_passed_before=repeat_if_passed_before)
+            self.ownership.require_own_root(self, repeat_if_passed_before=repeat_if_passed_before)
 
     def require_topic_ownership(self, partition: TopicPartition) -> None:
         """Raise UsageError if another control store compacts the partition's topic. Called before the partition is led."""
         if self.topic_ownership is not None:
-            self.topic_ownership.require_topic_owned_by_this_control_store(self, partition)
+            self.topic_ownership.require_own_topic(self, partition)
 
     @property
     def grace_ms(self) -> int | None:

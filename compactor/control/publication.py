@@ -19,7 +19,7 @@ from compactor.control.leadership import (
     Leadership,
     RecordRefused,
     hold_leadership,
-    require_record_would_take_effect,
+    require_effective,
 )
 from compactor.control.log_start import build_log_start_record, segments_removable_below
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
@@ -68,7 +68,7 @@ def receipt_balance_problem(state: PartitionState, intent: RoundIntent) -> RuleV
     return ""
 
 
-def sum_balances_of_published_groups(intent: RoundIntent, replacements: Sequence[Replacement]) -> Balance | None:
+def sum_published_balances(intent: RoundIntent, replacements: Sequence[Replacement]) -> Balance | None:
     """Return the sum of the balances of the groups that ``replacements`` publish; None if one of them has no balance."""
     ids = {new.segment.id for new in replacements}
     found = [receipt.balance for receipt in intent.receipts if receipt.segment.id in ids]
@@ -84,7 +84,7 @@ def content_digest_after_round(state: PartitionState, replacements: Sequence[Rep
 POLL_INTERVAL_MS = 1000
 
 
-def record_compaction_plan_as_intent(leadership: Leadership, plan: CompactionPlan) -> PartitionState:
+def announce_plan(leadership: Leadership, plan: CompactionPlan) -> PartitionState:
     """Record the plan of a round as its intent, after which the round's objects may be created."""
     body = PlanAnnounced(leader_epoch=leadership.epoch, plan=plan)
     return leadership.append_record(body, lambda state: _is_open_run(state, plan.run_id))
@@ -102,7 +102,7 @@ def record_receipts(leadership: Leadership, receipts: Sequence[CompactionReceipt
     return leadership.append_record(ReceiptsAdded(leader_epoch=leadership.epoch, receipts=tuple(receipts)), has_record_taken_effect)
 
 
-def record_scratch_objects_of_survivor_scan(leadership: Leadership, run_id: str, objects: Sequence[ScratchObject]) -> PartitionState:
+def record_scan_results(leadership: Leadership, run_id: str, objects: Sequence[ScratchObject]) -> PartitionState:
     """Record which scratch objects have the result of pass 1, so that a process which resumes the round does not repeat it."""
     body = SurvivorsStored(leader_epoch=leadership.epoch, run_id=run_id, objects=tuple(objects))
     return leadership.append_record(body, lambda state: _is_open_run(state, run_id) and state.intent.survivors == body.objects)  # type: ignore[union-attr]
@@ -134,7 +134,7 @@ def publish_round(
         leadership.append_record(
             PublicationBegun(leader_epoch=leadership.epoch, run_id=run_id), lambda state: _has_publication_begun(state, run_id)
         )
-        _wait_until_former_leaders_cannot_write(leadership)
+        _wait_for_late_deliveries(leadership)
         on_begun()
 
     def append_round_published_record(unpublished_segment_ids: Collection[str]) -> None:
@@ -169,11 +169,7 @@ def _build_round_published_record(
     published = {new.segment.id for new in kept}
     left = [task for task in intent.plan.tasks if task.new_segment_id not in published]
     # A group without a new segment was not rewritten because it had expired (control.ordering refuses anything else).
-    gone = tuple(
-        task.group
-        for task in left
-        if expired.have_task_segments_expired_at_brokers(task) or task.new_segment_id not in unpublished_segment_ids
-    )
+    gone = tuple(task.group for task in left if expired.is_task_expired(task) or task.new_segment_id not in unpublished_segment_ids)
     cut_off = tuple(task.group for task in left if task.group not in gone)
     return RoundPublished(
         leader_epoch=leadership.epoch,
@@ -185,19 +181,19 @@ def _build_round_published_record(
         expired=gone,
         grace_ms=ports.grace_ms,
         undo_window_ms=ports.retention.undo_window_ms if ports.retention else None,
-        balance=sum_balances_of_published_groups(intent, kept),
+        balance=sum_published_balances(intent, kept),
         content=content_digest_after_round(state, kept),
         status=outcome.status,
         stats=outcome.stats,
     )
 
 
-def _wait_until_former_leaders_cannot_write(leadership: Leadership) -> None:
+def _wait_for_late_deliveries(leadership: Leadership) -> None:
     """Wait until metadata messages of replaced leaders can no longer reach readers: from the last take-over, by the store's clock, for the
     longest delivery timeout of all replaced leaders that are recorded. Raises Fenced.
     """
     ports, log, state = leadership.ports, leadership.log, leadership.state
-    taken = state.latest_epoch_begun_by_takeover
+    taken = state.latest_takeover
     # Records of earlier versions state no timeout; this process's own is used for them.
     timeouts = [epoch.delivery_timeout_ms or ports.publisher.max_delivery_delay_ms for epoch in state.epochs if epoch.ended == "replaced"]
     max_delivery_delay_ms = max(timeouts, default=0)
@@ -212,15 +208,13 @@ def _wait_until_former_leaders_cannot_write(leadership: Leadership) -> None:
         leadership.refresh_and_require_leadership()
 
 
-def remove_segments_left_by_dead_compactors(leadership: Leadership) -> SegmentCount:
+def withdraw_leftover_segments(leadership: Leadership) -> SegmentCount:
     """Remove segments that dead compactors left among readers' segments, and return their number. Raises Fenced."""
     if leadership.ports.brokers is None:
         return 0  # readers go by the control log: there are no others to be told of anything
     state = leadership.refresh_and_require_leadership()
     live = [segment for segment in state.live if segment.id in state.published_by]
-    return leadership.ports.publisher.withdraw_unknown_segments(
-        state.topic_partition, live, ordering.segment_ids_with_possible_objects(state)
-    )
+    return leadership.ports.publisher.withdraw_unknown_segments(state.topic_partition, live, ordering.possible_segment_ids(state))
 
 
 def abandon_announced_plan(leadership: Leadership, intent: RoundIntent, reason: str) -> PartitionState:
@@ -295,7 +289,7 @@ def _is_open_run(state: PartitionState, run_id: str) -> bool:
 # Removal of data from the view. The objects wait for grace, because readers may still be reading them.
 
 
-def restart_unrecoverable_log_as_empty(log: PartitionLog) -> PartitionState:
+def restart_lost_log(log: PartitionLog) -> PartitionState:
     """Restart, as an empty log, a control log that cannot be recovered. The tier then no longer knows which objects belong to the
     partition's segments.
     """
@@ -348,7 +342,7 @@ def raise_log_start(leadership: Leadership, choose_offset: Callable[[PartitionSt
             return None
         leadership.require_leadership_in_state(state)
         body = build_log_start_record(state, offset, leadership.epoch, leadership.ports.grace_ms)
-        require_record_would_take_effect(leadership.log, state, body)
+        require_effective(leadership.log, state, body)
         return body
 
     leadership.pulse.steps += 1

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from checkpoint.offsets import CleanerOffset, first_dirty_offset_of_vector
+from checkpoint.offsets import CleanerOffset, first_dirty_offset_in
 from compactor.constants import EMPTY_TOPIC_ID, NO_COMPACTOR_EPOCH, CompactorEpoch, TopicId
 from compactor.control.records import DeletionCheckResult, LastImportedBatch, ScratchObject
 from compactor.errors import CompactorError
@@ -20,7 +20,7 @@ from compactor.model.segment import (
     EpochEntry,
     RemoteLogSegmentMetadata,
     StrictFrozenModel,
-    total_of_count_and_digest_sums,
+    total_digest_sum,
 )
 
 # Stages of a round (announce before upload before publish before retire, I4). docs/publication.md shows the table (compared by
@@ -229,7 +229,7 @@ class RunHistoryEntry(StrictFrozenModel):
     cut_off_offset: int = Field(default=-1, exclude_if=lambda value: value < 0)
 
     @property
-    def is_published_and_not_reverted(self) -> bool:
+    def is_still_published(self) -> bool:
         """Return whether the run was published and no part of it was reverted since."""
         return bool(self.published_slot) and self.status not in (RunHistoryStatus.REVERTED, RunHistoryStatus.REVERTED_IN_PART)
 
@@ -340,7 +340,7 @@ class PartitionState(ControlLogState):
     @property
     def first_dirty_offset(self) -> int:
         """First offset that rounds have not cleaned, never below the log start, as Kafka's LogCleanerManager computes it."""
-        return max(first_dirty_offset_of_vector(self.vector), self.log_start)
+        return max(first_dirty_offset_in(self.vector), self.log_start)
 
     @property
     def saved_per_dirty_byte(self) -> float | None:
@@ -374,7 +374,7 @@ class PartitionState(ControlLogState):
         return CompactorEpoch(self.last_compactor_epoch + 1)
 
     @property
-    def latest_epoch_begun_by_takeover(self) -> CompactorEpochAndEnding | None:
+    def latest_takeover(self) -> CompactorEpochAndEnding | None:
         """The last epoch that began by a take-over: its former leader had not released its own epoch, and may not know that it no longer
         leads.
         """
@@ -399,8 +399,8 @@ def sum_batch_digests(segments: Iterable[RemoteLogSegmentMetadata]) -> CountAndD
     """Return the sum of the digests of all batches of these segments; None if a segment has no recorded sum, or if readers read only a part
     of it.
     """
-    known = [None if segment.has_offsets_after_end_offset else segment.content for segment in segments]
-    return None if None in known else total_of_count_and_digest_sums(content for content in known if content)
+    known = [None if segment.has_unread_tail else segment.content for segment in segments]
+    return None if None in known else total_digest_sum(content for content in known if content)
 
 
 class RoundPause(StrictFrozenModel):

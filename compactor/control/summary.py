@@ -304,7 +304,7 @@ def _freed_bytes_by_hour(state: PartitionState) -> tuple[tuple[HourStartMs, Free
     kept = {group.run_id for group in state.waiting}
     found: dict[int, int] = {}
     for run in state.runs:
-        if run.is_published_and_not_reverted and run.run_id not in kept:
+        if run.is_still_published and run.run_id not in kept:
             hour = run.ended_ms - run.ended_ms % HOUR_MS
             found[hour] = found.get(hour, 0) + int(run.stats.get("bytes_before", 0))
     return tuple(sorted(found.items())[-HOURS:])

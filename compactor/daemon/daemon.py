@@ -61,7 +61,7 @@ from compactor.daemon.status import (
     write_storage_trend,
 )
 from compactor.errors import CompactorError, StoreError, bug_reason
-from compactor.local.budget import DiskBudget, check_spool_folder_is_writable
+from compactor.local.budget import DiskBudget, check_spool_writable
 from compactor.model.ids import PUBLISHING, RoundStatus, TopicPartition
 from compactor.outputs import OutputReport, configured_output_writer
 from compactor.round.compaction import RoundReport, disk_budget_bytes
@@ -203,7 +203,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         self._write_check_ms, self._check_stores = now_ms, False
         before, self._unwritable = self._unwritable, ""
         try:
-            check_spool_folder_is_writable(self._tier.state_dir)
+            check_spool_writable(self._tier.state_dir)
             if stores:
                 check_stores_writable(self._tier)
         except Stopped:

@@ -16,9 +16,9 @@ from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
 from compactor.control.logs import (
     PartitionLog,
-    move_queued_change_hints_into_catalog,
-    open_control_log_of_partition,
-    round_pause_reason_or_empty,
+    collect_queued_hints,
+    open_partition_log,
+    pause_reason,
 )
 from compactor.control.state import CatalogState, CompactorEpochAndEnding, CompactorLeader, PartitionState, RunHistoryEntry
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
@@ -79,7 +79,7 @@ class CatalogChangeFeed:
         taken = 0
         if self._reported and now - self._inbox_ms >= INBOX_POLL_MS:
             self._inbox_ms = now
-            taken = move_queued_change_hints_into_catalog(tier.catalog)
+            taken = collect_queued_hints(tier.catalog)
         if self._reported and not taken and not tier.catalog.has_new_records():
             return None
         state = tier.identity.read_catalog()
@@ -92,7 +92,7 @@ def pause_reasons(catalog: CatalogState, partitions: Iterable[TopicPartition]) -
     """Paused partitions, each with who paused it and why."""
     if not catalog.paused:
         return {}
-    return {name: reason for name in partitions if (reason := round_pause_reason_or_empty(catalog, name))}
+    return {name: reason for name in partitions if (reason := pause_reason(catalog, name))}
 
 
 def round_request_slots(catalog: CatalogState, now_ms: int) -> dict[TopicPartition, CatalogSlot]:
@@ -253,7 +253,7 @@ class PartitionSummaryCache:
         """Statuses of summaries in local state that are not older than ``max_age_ms`` and still valid: the partition has not
         changed since, nothing waited for deletion, and no transaction was open. Makes no request.
         """
-        kept = self._tier.local.cached_summaries_by_partition_name() if self._tier.local else {}
+        kept = self._tier.local.cached_summaries() if self._tier.local else {}
         found: dict[TopicPartition, PolledPartitionStatus] = {}
         for text, (seen, summary) in kept.items():
             fresh = text in hints and is_fresh(seen, summary, hints[text], now_ms, max_age_ms)
@@ -261,7 +261,7 @@ class PartitionSummaryCache:
                 fresh
                 and not summary.waiting
                 and not summary.model_copy().has_open_transaction
-                and self._tier.min_last_record_number_of_control_log(summary.topic_partition) <= seen.slot
+                and self._tier.min_log_slot(summary.topic_partition) <= seen.slot
             ):  # the times of waiting groups and the producers of transactions have to be read from the store
                 self._known[summary.topic_partition] = CachedPartitionSummary(summary, seen, {})
                 found[summary.topic_partition] = PolledPartitionStatus(
@@ -290,20 +290,20 @@ class PartitionSummaryCache:
         if last_status is not None and known is not None and not self._may_have_changed(known, hint):
             self._record_unchanged_partition(known, hint, now_ms)
             return last_status if now_ms < last_status.wake_ms else self._compute_status(partition, now_ms)
-        log = self._tier.open_control_log_of_partition(partition)
+        log = self._tier.open_partition_log(partition)
         log.refresh()
         self.cache_summary_of_log(log, hint, now_ms)
         return self._compute_status(partition, now_ms)
 
     def cache_summary_of_log(self, log: PartitionLog, hint: int, now_ms: int) -> PartitionStatus:
         """Cache the summary of a control log that was just read, and return the partition's status."""
-        self._tier.change_notifier.cache_control_log_state_locally(log, hint)
+        self._tier.change_notifier.cache_state(log, hint)
         # One request for each slot whose time the log does not hold.
         slot_times_ms = grace_starts_ms(self._tier.ports, log) if log.state.waiting or log.state.registrations else {}
         mark = log.state_identity()
         position = ControlLogReadProgress(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
         self._histories[log.state.topic_partition] = serialize_history(partition_history(log.state))
-        visible = self._tier.state_with_segments_readers_see(log.state)
+        visible = self._tier.reader_state(log.state)
         self._known[log.state.topic_partition] = CachedPartitionSummary(
             summarize_state(visible), position, slot_times_ms, read_open_transaction(self._tier, visible)
         )
@@ -328,16 +328,14 @@ class PartitionSummaryCache:
         with self._lock:
             confirmed, self._confirmed = self._confirmed, {}
         if self._tier.local and confirmed:
-            self._tier.local.save_control_log_read_progress(confirmed)
+            self._tier.local.save_read_progress(confirmed)
 
     def _may_have_changed(self, cached: CachedPartitionSummary, hint: int) -> bool:
         # Ask the store for new records. On broker-managed tiers a new change hint is enough, without a request.
         tier, name = self._tier, cached.summary.topic_partition
         if cached.position is None or (not tier.kind.is_compactor_managed and cached.position.hint != hint):
             return True
-        log = open_control_log_of_partition(
-            tier.ports, name, tier.min_last_record_number_of_control_log(name), control_log_name=tier.control_log_name(name)
-        )
+        log = open_partition_log(tier.ports, name, tier.min_log_slot(name), control_log_name=tier.control_log_name(name))
         return log.has_changed_since(cached.position.slot, cached.position.mark)
 
     def _record_unchanged_partition(self, cached: CachedPartitionSummary, hint: int, now_ms: int) -> None:

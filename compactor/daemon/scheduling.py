@@ -31,7 +31,7 @@ from compactor.model.plan import CompactionPlan
 from compactor.model.segment import ReasonOrEmpty
 from compactor.outputs import OutputReport, OutputWriter, PartitionOutputExtent
 from compactor.round.compaction import RoundReport
-from compactor.round.plan import assess_round, find_expired_segments, next_retention_expiry_time_ms
+from compactor.round.plan import assess_round, find_expired_segments, next_expiry_ms
 from compactor.service import RETRY_MS, InterruptibleStore, Stopped, StopRequest, backoff_ms
 from compactor.upkeep.retire import RetireReport, retire_partition
 from compactor.views.verdict import (
@@ -135,7 +135,7 @@ def partition_status(
     :param bootstrap_servers: for the command that ends a transaction.
     """
     found = assess_round(summary, cleaner, now_ms)
-    expired, expires_ms = find_expired_segments(summary, cleaner, now_ms), next_retention_expiry_time_ms(summary, cleaner)
+    expired, expires_ms = find_expired_segments(summary, cleaner, now_ms), next_expiry_ms(summary, cleaner)
     reason = f"retention: {expired.reason}" if expired and not found.due else found.reason
     leads = summary.leader if summary.leader is not None and not summary.leader.released else None
     why = summary.quarantine
@@ -693,7 +693,7 @@ def execute_job(
     tier = tier.with_stores(data=InterruptibleStore(tier.ports.data, resources.stop, observer.record_transferred_bytes))
     tier = replace(tier, catalog=open_catalog(tier.ports))
     tier.catalog.continue_from_cached_state(catalog)
-    log = tier.open_control_log_of_partition(job.partition, caller_runs_round=True)
+    log = tier.open_partition_log(job.partition, caller_runs_round=True)
     try:
         if job.action is DaemonAction.OUTPUT and resources.output is not None:
             written = resources.output.update_output(tier, job.partition, resources.disk)
@@ -731,7 +731,7 @@ def execute_job(
                 log,
                 retire_partition(tier.ports, log, tier.lease, tier.retention, round_steps=work),
             )
-            tier.change_notifier.save_last_record_numbers_in_catalog([log])
+            tier.change_notifier.record_lengths([log])
         log.refresh()
     except CompactorError as error:
         known = {

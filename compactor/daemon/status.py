@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from compactor.access.tier import Tier
 from compactor.config.units import count_noun
 from compactor.constants import HOUR_MS
-from compactor.control.logs import round_pause_reason_or_empty
+from compactor.control.logs import pause_reason
 from compactor.control.state import RoundStage
 from compactor.control.summary import SegmentSummary
 from compactor.daemon.partition_cache import PartitionHistory, PartitionSummaryCache
@@ -379,14 +379,12 @@ def read_daemon_status(tier: Tier, on_partition: Callable[[], None] = lambda: No
     """Status of a tier as a daemon that has just started would see it. Reads every control log and writes nothing. Raises
     StoreError if the tier cannot be reached.
     """
-    names = tier.list_partitions_in_latest_incarnation()
+    names = tier.list_latest_incarnations()
     cache, schedules = PartitionSummaryCache(tier), []
     blocks = blocks_of_topics(tier, sorted({name.topic for name in names}))
-    for name, log in zip(names, tier.read_control_logs_or_errors(names, on_partition), strict=True):
+    for name, log in zip(names, tier.read_logs(names, on_partition), strict=True):
         now_ms = tier.ports.clock_ms()
-        schedule = with_pause_and_request(
-            new_partition_schedule(name, 0, now_ms), round_pause_reason_or_empty(tier.catalog.state, name), 0, now_ms
-        )
+        schedule = with_pause_and_request(new_partition_schedule(name, 0, now_ms), pause_reason(tier.catalog.state, name), 0, now_ms)
         schedule = replace(schedule, suspended=blocks.get(name.topic))
         if isinstance(log, CompactorError):
             schedules.append(with_failed_poll(schedule, str(log), now_ms))

@@ -42,7 +42,7 @@ def _load_c_library() -> ctypes.CDLL | None:
         return None
 
 
-def limit_malloc_heaps_if_glibc() -> bool:
+def limit_malloc_heaps() -> bool:
     """Limit the malloc heaps of this process to HEAPS. Return False if the C library is not glibc. Must be called before the first thread
     starts.
     """
@@ -50,7 +50,7 @@ def limit_malloc_heaps_if_glibc() -> bool:
     return tell is not None and tell(_M_ARENA_MAX, HEAPS) == 1
 
 
-def return_free_memory_to_system() -> bool:
+def trim_memory() -> bool:
     """Give freed memory back to the operating system, which takes a few milliseconds. Return whether any was; always False unless the C
     library is glibc.
     """
@@ -95,7 +95,7 @@ _folders: dict[tuple[Path, int], Path] = {}
 _one_at_a_time = threading.Lock()
 
 
-def spool_folder_of_this_process(state_dir: Path) -> Path:
+def spool_folder(state_dir: Path) -> Path:
     """Return this process's folder for temporary files below ``state_dir/spool``. The first call creates it and deletes the folders of
     killed processes. Raises UsageError if it cannot be created.
     """
@@ -103,7 +103,7 @@ def spool_folder_of_this_process(state_dir: Path) -> Path:
     with _one_at_a_time:
         if key not in _folders or not _folders[key].is_dir():
             try:
-                _folders[key] = _create_spool_folder_of_process(state_dir / "spool")
+                _folders[key] = _create_spool_folder(state_dir / "spool")
             except OSError as error:
                 raise UsageError(
                     f"state_dir cannot be used: {error.filename or state_dir}: {error.strerror}",
@@ -112,12 +112,12 @@ def spool_folder_of_this_process(state_dir: Path) -> Path:
         return _folders[key]
 
 
-def check_spool_folder_is_writable(state_dir: Path) -> None:
+def check_spool_writable(state_dir: Path) -> None:
     """Raise UsageError if this process cannot write to its spool folder, which is created if necessary."""
-    folder = spool_folder_of_this_process(state_dir)
+    folder = spool_folder(state_dir)
     try:
         with exclusive_lock(folder.parent / "lock"):
-            _delete_spool_folders_of_dead_processes(folder.parent)
+            _delete_dead_spool_folders(folder.parent)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"may a round write here?")
             file.flush()
@@ -128,31 +128,31 @@ def check_spool_folder_is_writable(state_dir: Path) -> None:
         ) from error
 
 
-def _create_spool_folder_of_process(spool_root: Path) -> Path:
+def _create_spool_folder(spool_root: Path) -> Path:
     spool_root.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(spool_root / "lock"):
-        _delete_spool_folders_of_dead_processes(spool_root)
+        _delete_dead_spool_folders(spool_root)
         mine = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=spool_root))
         lock = os.open(mine / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # never closed: the process holds it
         with suppress(OSError):  # a file system without locks: then nobody sweeps
             fcntl.flock(lock, fcntl.LOCK_EX)
-        atexit.register(_delete_folder_at_process_exit, mine, os.getpid())
+        atexit.register(_delete_at_exit, mine, os.getpid())
         return mine
 
 
-def _delete_spool_folders_of_dead_processes(spool_root: Path) -> None:
+def _delete_dead_spool_folders(spool_root: Path) -> None:
     """The caller holds ``spool_root/lock``."""
     for folder in spool_root.iterdir():
-        if folder.is_dir() and not _is_spool_folder_locked(folder):
+        if folder.is_dir() and not _is_spool_locked(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _delete_folder_at_process_exit(folder: Path, process_id: int) -> None:
+def _delete_at_exit(folder: Path, process_id: int) -> None:
     if os.getpid() == process_id:  # not in a forked child
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_spool_folder_locked(folder: Path) -> bool:
+def _is_spool_locked(folder: Path) -> bool:
     """The caller holds ``spool/lock``. A new process locks its folder before it releases ``spool/lock``, so a folder without a lock belongs
     to no running process.
     """
@@ -182,7 +182,7 @@ class DiskReservationExceeded(OutOfBudget):
     """
 
 
-def round_up_to_disk_blocks(size_bytes: int) -> int:
+def round_up_to_blocks(size_bytes: int) -> int:
     """Return the bytes of disk that a file of this size occupies, in whole file-system blocks."""
     return -(-size_bytes // BLOCK) * BLOCK
 
@@ -237,50 +237,50 @@ class DiskBudget:
         with self.changed:
             self._queue.append(ticket)
             try:
-                while self._queue[0] is not ticket or not self._free_bytes_by_deleting_files(size_bytes, files_to_pin):
+                while self._queue[0] is not ticket or not self._try_free_bytes(size_bytes, files_to_pin):
                     self.changed.wait(RETRY_S)
-                self._pin_files_not_yet_deleted(files_to_pin)
+                self._pin_existing(files_to_pin)
                 return self._create_reservation(usage, size_bytes)
             finally:
                 self._queue.remove(ticket)
                 self.changed.notify_all()
 
-    def reserve_bytes_for_prefetch_if_free(self, usage: RoundDiskUsage, size_bytes: int) -> DiskSpaceReservation | None:
+    def reserve_for_prefetch(self, usage: RoundDiskUsage, size_bytes: int) -> DiskSpaceReservation | None:
         """Reserve bytes; None if they are not free or another request is waiting. No cached file is deleted for it."""
         with self.changed:
             return None if self._queue or self.used + size_bytes > self.total else self._create_reservation(usage, size_bytes)
 
-    def extend_reservation_without_waiting(self, usage: RoundDiskUsage, size_bytes: int) -> bool:
+    def try_extend(self, usage: RoundDiskUsage, size_bytes: int) -> bool:
         """Reserve more bytes for a round, deleting unpinned cached files if necessary. Return False, changing nothing, if so many cannot be
         freed.
         """
         with self.changed:
-            if not self._free_bytes_by_deleting_files(size_bytes, ()):
+            if not self._try_free_bytes(size_bytes, ()):
                 return False
             self._add_to_used_bytes(usage, size_bytes)
             return True
 
-    def give_back_reserved_bytes(self, usage: RoundDiskUsage, size_bytes: int) -> None:
+    def give_back(self, usage: RoundDiskUsage, size_bytes: int) -> None:
         """Give bytes that a round has reserved back to the budget."""
         with self.changed:
             self._add_to_used_bytes(usage, -size_bytes)
             self.changed.notify_all()
 
-    def cache_file_if_bytes_are_free(self, usage: RoundDiskUsage, size_bytes: int, delete_file: Callable[[], None]) -> CachedFile | None:
+    def try_cache_file(self, usage: RoundDiskUsage, size_bytes: int, delete_file: Callable[[], None]) -> CachedFile | None:
         """Add an existing file to the cache. Its bytes are reserved in addition to the reservation under which it was written. Return None
         if they cannot be freed or another request is waiting; the caller must then delete the file.
 
         :param delete_file: called from any thread; must not wait for anything.
         """
         with self.changed:
-            if self._queue or not self._free_bytes_by_deleting_files(size_bytes, ()):
+            if self._queue or not self._try_free_bytes(size_bytes, ()):
                 return None
             self._add_to_used_bytes(usage, size_bytes)
             return self._add_cached_file(usage, size_bytes, delete_file)
 
-    def convert_reservation_to_cached_file(self, reservation: DiskSpaceReservation, delete_file: Callable[[], None]) -> CachedFile:
+    def convert_to_cached_file(self, reservation: DiskSpaceReservation, delete_file: Callable[[], None]) -> CachedFile:
         """Turn all bytes of a reservation into those of a cached file; the reservation is empty afterwards. ``delete_file``: as for
-        ``cache_file_if_bytes_are_free``.
+        ``try_cache_file``.
         """
         with self.changed:
             cached_file = self._add_cached_file(reservation.usage, reservation.size, delete_file)
@@ -288,10 +288,10 @@ class DiskBudget:
             self.changed.notify_all()
             return cached_file
 
-    def pin_file_unless_deleted(self, cached_file: CachedFile) -> bool:
+    def try_pin(self, cached_file: CachedFile) -> bool:
         """Pin a cached file, so that the budget does not delete it. Return False if it was deleted already."""
         with self.changed:
-            return bool(self._pin_files_not_yet_deleted((cached_file,)))
+            return bool(self._pin_existing((cached_file,)))
 
     def unpin_file(self, cached_file: CachedFile) -> None:
         """Undo one pin of this file."""
@@ -322,7 +322,7 @@ class DiskBudget:
         usage.used += size_bytes
         usage.peak = max(usage.peak, usage.used)
 
-    def _free_bytes_by_deleting_files(self, size_bytes: int, files_to_pin: Sequence[CachedFile]) -> bool:
+    def _try_free_bytes(self, size_bytes: int, files_to_pin: Sequence[CachedFile]) -> bool:
         """Delete unpinned cached files, those in ``files_to_pin`` last, until so many bytes are free. Return False, deleting nothing, if
         that would not be enough.
         """
@@ -342,7 +342,7 @@ class DiskBudget:
             cached_file.drop()
             self._add_to_used_bytes(cached_file.usage, -cached_file.size)
 
-    def _pin_files_not_yet_deleted(self, files: Sequence[CachedFile]) -> int:
+    def _pin_existing(self, files: Sequence[CachedFile]) -> int:
         """Return how many of the files still exist and were pinned."""
         there = [cached_file for cached_file in files if not cached_file.dropped]
         for cached_file in there:
@@ -366,7 +366,7 @@ class DiskSpaceReservation:
         """
         missing = self.taken + size_bytes - self.size
         if missing > 0:
-            if not self._budget.extend_reservation_without_waiting(self.usage, missing):
+            if not self._budget.try_extend(self.usage, missing):
                 raise DiskReservationExceeded(
                     f"{format_size(self.taken + size_bytes)} of local disk were needed where {format_size(self.size)} were foreseen",
                     hint=f"Set disk_budget_bytes to at least {self.taken + size_bytes}",
@@ -378,24 +378,24 @@ class DiskSpaceReservation:
         """Mark used bytes as unused again, after their file was deleted or cached."""
         self.taken -= size_bytes
 
-    def move_used_bytes_to_new_reservation(self) -> DiskSpaceReservation:
+    def split_off_used(self) -> DiskSpaceReservation:
         """Move the used bytes to a new reservation; the unused ones are given back to the budget."""
         other = DiskSpaceReservation(self._budget, self.usage, self.taken)
         other.taken = self.taken
-        self._budget.give_back_reserved_bytes(self.usage, self.size - self.taken)
+        self._budget.give_back(self.usage, self.size - self.taken)
         self.size = self.taken = 0
         return other
 
-    def release_all_reserved_disk_bytes(self) -> None:
+    def release_all(self) -> None:
         """Give all bytes back to the budget."""
-        self._budget.give_back_reserved_bytes(self.usage, self.size)
+        self._budget.give_back(self.usage, self.size)
         self.size = self.taken = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.release_all_reserved_disk_bytes()
+        self.release_all()
 
 
 def is_disk_full_error(error: BaseException) -> bool:
@@ -409,7 +409,7 @@ def is_disk_full_error(error: BaseException) -> bool:
     return True
 
 
-def retry_until_disk_has_space(work: Callable[[], T], budget: DiskBudget, sleep: Callable[[float], None]) -> T:
+def retry_while_disk_full(work: Callable[[], T], budget: DiskBudget, sleep: Callable[[float], None]) -> T:
     """Call ``work`` and return its result. While the file system is full, delete all cached files, wait, and call it again.
 
     ``work`` must remove what it has written before it raises.

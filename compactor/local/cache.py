@@ -62,10 +62,10 @@ class RocksDatabase:
 
     @property
     def is_writable(self) -> bool:
-        return self._database_opened_on_first_use() is not None and self._writer
+        return self._database() is not None and self._writer
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        db = self._database_opened_on_first_use()
+        db = self._database()
         if db is None or not keys:
             return [None] * len(keys)
         try:
@@ -76,7 +76,7 @@ class RocksDatabase:
 
     def entries_with_prefix(self, prefix: bytes) -> dict[bytes, bytes]:
         """Return all entries whose key begins with ``prefix``, by the rest of their keys."""
-        db = self._database_opened_on_first_use()
+        db = self._database()
         found: dict[bytes, bytes] = {}
         if db is None:
             return found
@@ -94,7 +94,7 @@ class RocksDatabase:
         """Write ``values`` and delete the entries of ``deleted_keys``, all or nothing. Does nothing if the database is not open for
         writing.
         """
-        db = self._database_opened_on_first_use()
+        db = self._database()
         if db is None or not self._writer:
             return
         from rocksdict import WriteBatch
@@ -107,7 +107,7 @@ class RocksDatabase:
         try:
             db.write(batch)
         except Exception as error:  # noqa: BLE001
-            _log.warning("local state in %s cannot be written, going on without: %s", self._folder, _error_message_on_one_line(error))
+            _log.warning("local state in %s cannot be written, going on without: %s", self._folder, _one_line(error))
             self.close()
 
     def delete_all_entries(self, reason: str) -> None:
@@ -118,7 +118,7 @@ class RocksDatabase:
             writer = self._writer
             self.close()
             if writer:
-                _log.warning("local state in %s is thrown away: %s", self._folder, _error_message_on_one_line(reason))
+                _log.warning("local state in %s is thrown away: %s", self._folder, _one_line(reason))
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._open_database()
 
@@ -128,7 +128,7 @@ class RocksDatabase:
             self._tried, self._db, self._writer = True, None, False
             self._cleanup.close()
 
-    def _database_opened_on_first_use(self) -> Rdict | None:
+    def _database(self) -> Rdict | None:
         with self._lock:
             if not self._tried:
                 self._tried = True
@@ -144,15 +144,15 @@ class RocksDatabase:
             self._open_for_writing()
         except Exception as error:  # noqa: BLE001
             if any(message in str(error) for message in _LOCKED) or not os.access(self._folder, os.W_OK | os.X_OK):
-                self._open_as_read_only_secondary()
+                self._open_as_secondary()
                 return
-            _log.warning("local state in %s is thrown away: %s", self._folder, _error_message_on_one_line(error))
+            _log.warning("local state in %s is thrown away: %s", self._folder, _one_line(error))
             shutil.rmtree(self._folder, ignore_errors=True)
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._open_for_writing()
             except Exception as again:  # noqa: BLE001
-                _log.warning("going on without local state: %s", _error_message_on_one_line(again))
+                _log.warning("going on without local state: %s", _one_line(again))
 
     def _open_for_writing(self) -> None:
         from rocksdict import Rdict
@@ -161,7 +161,7 @@ class RocksDatabase:
         self._db, self._writer = db, True
         self._cleanup.callback(_close_database, db, is_writer=True)
 
-    def _open_as_read_only_secondary(self) -> None:
+    def _open_as_secondary(self) -> None:
         """Open the database as a RocksDB secondary, which can read while another process writes. Its own files are in a temporary
         folder.
         """
@@ -177,7 +177,7 @@ class RocksDatabase:
         self._cleanup.callback(_close_database, db, is_writer=False)
 
 
-def _error_message_on_one_line(message: object) -> str:
+def _one_line(message: object) -> str:
     return " ".join(str(message).split())
 
 
@@ -291,7 +291,7 @@ class LocalState:
             self._rocks.write({_CATALOG: CachedCatalog(state=state, mark=identity).model_dump_json().encode()})
             self._catalog_slot = state.slot
 
-    def cached_summaries_by_partition_name(self) -> dict[str, tuple[ControlLogReadProgress, PartitionSummary]]:
+    def cached_summaries(self) -> dict[str, tuple[ControlLogReadProgress, PartitionSummary]]:
         """Return read position and summary of each cached partition, by ``topic-partition``."""
         seen, known = self._rocks.entries_with_prefix(_SEEN), self._rocks.entries_with_prefix(_SUMMARY)
         found: dict[str, tuple[ControlLogReadProgress, PartitionSummary]] = {}
@@ -329,7 +329,7 @@ class LocalState:
             }
         )
 
-    def save_control_log_read_progress(self, progress_by_partition: Mapping[TopicPartition, ControlLogReadProgress]) -> None:
+    def save_read_progress(self, progress_by_partition: Mapping[TopicPartition, ControlLogReadProgress]) -> None:
         """Write the read positions of partitions whose control logs had no newer records than the cached states."""
         self._rocks.write(
             {_database_key_of_partition(_SEEN, name): value.model_dump_json().encode() for name, value in progress_by_partition.items()}

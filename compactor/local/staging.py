@@ -21,8 +21,8 @@ from compactor.local.budget import (
     DiskBudget as DiskBudget,
     DiskSpaceReservation,
     RoundDiskUsage,
-    retry_until_disk_has_space,
-    round_up_to_disk_blocks,
+    retry_while_disk_full,
+    round_up_to_blocks,
 )
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
@@ -77,7 +77,7 @@ class FileToStage:
 
     @property
     def size_on_disk_bytes(self) -> int:
-        return round_up_to_disk_blocks(self.bytes_to_fetch)
+        return round_up_to_blocks(self.bytes_to_fetch)
 
 
 class StagingFolder:
@@ -114,7 +114,7 @@ class StagingFolder:
         folder.mkdir(parents=True)
 
     @contextmanager
-    def pinned_local_copy_of_file(self, file: FileToStage, reservation: DiskSpaceReservation | None = None) -> Iterator[Path]:
+    def local_copy(self, file: FileToStage, reservation: DiskSpaceReservation | None = None) -> Iterator[Path]:
         """Provide the local path of a file, whose size and digest were compared with the recorded ones. After the block the file stays
         cached until its bytes are needed.
 
@@ -128,7 +128,7 @@ class StagingFolder:
         if coming is not None:
             coming.result()
         found = self._kept.get(file.cache_key)
-        if found is not None and self.budget.pin_file_unless_deleted(found[1]):
+        if found is not None and self.budget.try_pin(found[1]):
             try:
                 yield found[0]
             finally:
@@ -137,21 +137,21 @@ class StagingFolder:
         path = self.folder / f"{next(self._numbers)}"
         if reservation is None:
             with self.budget.reserve_space(self.usage, file.size_on_disk_bytes, self.object_key_of(file)) as own:
-                self._fetch_file_when_disk_has_space(file, path)
+                self._fetch_with_retry(file, path)
                 try:
                     yield path
                 finally:
                     self._remember_cached_file(
-                        file.cache_key, path, self.budget.convert_reservation_to_cached_file(own, lambda: path.unlink(missing_ok=True))
+                        file.cache_key, path, self.budget.convert_to_cached_file(own, lambda: path.unlink(missing_ok=True))
                     )
             return
         reservation.reserve_bytes_on_disk(file.size_on_disk_bytes)
         try:
-            self._fetch_file_when_disk_has_space(file, path)
+            self._fetch_with_retry(file, path)
             yield path
         finally:
             kept = (
-                self.budget.cache_file_if_bytes_are_free(self.usage, file.size_on_disk_bytes, lambda: path.unlink(missing_ok=True))
+                self.budget.try_cache_file(self.usage, file.size_on_disk_bytes, lambda: path.unlink(missing_ok=True))
                 if path.exists()
                 else None
             )
@@ -162,12 +162,12 @@ class StagingFolder:
             reservation.release_bytes_on_disk(file.size_on_disk_bytes)
 
     def prefetch_file(self, file: FileToStage) -> None:
-        """Start to fetch a file in the background if the disk budget has unused bytes. If that fails, ``pinned_local_copy_of_file`` fetches
+        """Start to fetch a file in the background if the disk budget has unused bytes. If that fails, ``local_copy`` fetches
         it again.
         """
         if file.cache_key in self._coming or not self.files_without_local_copy([file]):
             return
-        own = self.budget.reserve_bytes_for_prefetch_if_free(self.usage, file.size_on_disk_bytes)
+        own = self.budget.reserve_for_prefetch(self.usage, file.size_on_disk_bytes)
         if own is None:
             return
         with self._lock:
@@ -192,9 +192,9 @@ class StagingFolder:
                     self.budget.unpin_file(kept)
 
     @contextmanager
-    def reserved_disk_space_without_waiting(self, size_bytes: int, work_name: str) -> Iterator[None]:
+    def reserved_at_once(self, size_bytes: int, work_name: str) -> Iterator[None]:
         """Reserve ``size_bytes`` more bytes during the block. Raises OutOfBudget, without waiting, if they are not free."""
-        if not self.budget.extend_reservation_without_waiting(self.usage, size_bytes):
+        if not self.budget.try_extend(self.usage, size_bytes):
             raise OutOfBudget(
                 f"{work_name} needs {format_size(size_bytes)} of local disk, and {format_size(self.budget.used)} of "
                 f"{format_size(self.budget.total)} are in use",
@@ -203,11 +203,11 @@ class StagingFolder:
         try:
             yield
         finally:
-            self.budget.give_back_reserved_bytes(self.usage, size_bytes)
+            self.budget.give_back(self.usage, size_bytes)
 
-    def retry_until_disk_has_space(self, work: Callable[[], T]) -> T:
-        """Same as ``budget.retry_until_disk_has_space``, with this folder's budget."""
-        return retry_until_disk_has_space(work, self.budget, self._sleep)
+    def retry_while_disk_full(self, work: Callable[[], T]) -> T:
+        """Same as ``budget.retry_while_disk_full``, with this folder's budget."""
+        return retry_while_disk_full(work, self.budget, self._sleep)
 
     @property
     def peak_bytes(self) -> int:
@@ -234,7 +234,7 @@ class StagingFolder:
         self.budget.delete_unpinned_files([kept for _, kept in self._kept.values()])
         self._kept.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.budget.give_back_reserved_bytes(self.usage, self.usage.used)  # of work that was broken off
+        self.budget.give_back(self.usage, self.usage.used)  # of work that was broken off
 
     def _remember_cached_file(self, key: CachedFileKey, path: Path, cached_file: CachedFile) -> None:
         self._kept[key] = (path, cached_file)
@@ -246,7 +246,7 @@ class StagingFolder:
             try:
                 self._fetch_file_without_retry(file, path)
                 self._remember_cached_file(
-                    file.cache_key, path, self.budget.convert_reservation_to_cached_file(reservation, lambda: path.unlink(missing_ok=True))
+                    file.cache_key, path, self.budget.convert_to_cached_file(reservation, lambda: path.unlink(missing_ok=True))
                 )
             except Exception:  # noqa: BLE001 - whoever wants it will meet the same and say so
                 path.unlink(missing_ok=True)
@@ -254,8 +254,8 @@ class StagingFolder:
                 with self._lock:
                     self._coming.pop(file.cache_key, None)
 
-    def _fetch_file_when_disk_has_space(self, file: FileToStage, path: Path) -> None:
-        self.retry_until_disk_has_space(lambda: self._fetch_file_without_retry(file, path))
+    def _fetch_with_retry(self, file: FileToStage, path: Path) -> None:
+        self.retry_while_disk_full(lambda: self._fetch_file_without_retry(file, path))
 
     @measure_stage(SegmentWorkStage.FETCH, lambda self, wanted, path: wanted.bytes_to_fetch)
     def _fetch_file_without_retry(self, file: FileToStage, path: Path) -> None:
@@ -316,16 +316,16 @@ class StagingFolder:
                 if source.stat().st_size != remote_file.recorded_size_and_digests.size:
                     continue
                 with source.open("rb") as file:
-                    found = _write_file_and_compute_digest(file.read, path, remote_file.recorded_size_and_digests)
+                    found = _write_and_digest(file.read, path, remote_file.recorded_size_and_digests)
             except (FileNotFoundError, PermissionError):
                 continue
-            if found.has_same_size_and_digest_as(remote_file.recorded_size_and_digests):
+            if found.has_same_content_as(remote_file.recorded_size_and_digests):
                 return True
             path.unlink()
         return False
 
 
-def _write_file_and_compute_digest(read_bytes: Callable[[int], bytes], path: Path, expected: SegmentFile) -> SegmentFile:
+def _write_and_digest(read_bytes: Callable[[int], bytes], path: Path, expected: SegmentFile) -> SegmentFile:
     """Write all bytes to ``path``, and return size and digest of the file. ``expected``: decides which kind of digest is computed."""
     digests = FileStreamDigest(expected)
     with path.open("wb") as target:
@@ -342,7 +342,7 @@ class SizedSegment(Protocol):
     def size_bytes(self) -> int: ...
 
 
-def disk_bytes_to_rewrite_group(
+def rewrite_disk_bytes(
     sources: Sequence[SizedSegment],
     index_interval_bytes: int,
     files_to_fetch: Sequence[FileToStage] | None = None,
@@ -366,4 +366,4 @@ def disk_bytes_to_rewrite_group(
         if files_to_fetch is None
         else max((w.bytes_to_fetch for w in files_to_fetch), default=0)
     )
-    return round_up_to_disk_blocks(largest) + round_up_to_disk_blocks(written) + round_up_to_disk_blocks(indexes) + len(FILE_KINDS) * BLOCK
+    return round_up_to_blocks(largest) + round_up_to_blocks(written) + round_up_to_blocks(indexes) + len(FILE_KINDS) * BLOCK

@@ -65,7 +65,7 @@ class CountAndDigestSum(StrictFrozenModel):
         return f"{self.count} ({self.digest[:8]})"
 
 
-def total_of_count_and_digest_sums(sums: Iterable[CountAndDigestSum]) -> CountAndDigestSum:
+def total_digest_sum(sums: Iterable[CountAndDigestSum]) -> CountAndDigestSum:
     whole = CountAndDigestSum()
     for one in sums:
         whole = whole.plus(one)
@@ -99,10 +99,10 @@ class Balance(StrictFrozenModel):
         """Return which equation does not hold; empty: both do. Batches: sources = left + opened + dropped. Records: records = written +
         records_dropped.
         """
-        accounted = total_of_count_and_digest_sums((self.left, self.opened, *self.dropped.values()))
+        accounted = total_digest_sum((self.left, self.opened, *self.dropped.values()))
         if self.sources != accounted:
             return f"the sources hold {self.sources} batches, and {accounted} are accounted for"
-        accounted = total_of_count_and_digest_sums((self.written, *self.records_dropped.values()))
+        accounted = total_digest_sum((self.written, *self.records_dropped.values()))
         if self.records != accounted:
             return f"the batches that were looked into hold {self.records} records, and {accounted} are accounted for"
         return ""
@@ -166,20 +166,20 @@ class SegmentFile(StrictFrozenModel):
     def has_digest(self) -> bool:
         return bool(self.sha256 or self.batches)
 
-    def has_digest_of_same_kind(self, other: SegmentFile) -> bool:
+    def is_comparable_with(self, other: SegmentFile) -> bool:
         """Return whether the digests of both files can be compared."""
         return bool(self.sha256 and other.sha256) or bool(self.batches and other.batches)
 
-    def has_same_size_and_digest_as(self, other: SegmentFile) -> bool:
+    def has_same_content_as(self, other: SegmentFile) -> bool:
         """Return whether size and digests are equal. Kinds of digest that only one file has are ignored; False if no kind is common to
         both, because the files may then differ.
         """
         pairs = ((self.sha256, other.sha256), (self.batches, other.batches))
-        return self.size == other.size and self.has_digest_of_same_kind(other) and all(one == two for one, two in pairs if one and two)
+        return self.size == other.size and self.is_comparable_with(other) and all(one == two for one, two in pairs if one and two)
 
-    def is_consistent_with_read_file(self, file_read: SegmentFile) -> bool:
+    def matches_read_file(self, file_read: SegmentFile) -> bool:
         """Return whether a file that was read matches this recorded one: by size and digest, or by size alone if no digest is recorded."""
-        return self.has_same_size_and_digest_as(file_read) if self.has_digest else self.size == file_read.size
+        return self.has_same_content_as(file_read) if self.has_digest else self.size == file_read.size
 
 
 class RemoteLogSegmentMetadata(StrictFrozenModel):
@@ -226,13 +226,13 @@ class RemoteLogSegmentMetadata(StrictFrozenModel):
         return SegmentFile(size=self.size_bytes) if file_kind == "log" and not self.files else self.files[file_kind]
 
     @property
-    def last_offset_in_segment_objects(self) -> int:
+    def last_copied_offset(self) -> int:
         """Last offset in the segment's objects, inclusive: greater than ``end_offset`` if readers find the rest in another segment."""
         return max(self.copied_end_offset, self.end_offset)
 
     @property
-    def has_offsets_after_end_offset(self) -> bool:
-        return self.last_offset_in_segment_objects > self.end_offset
+    def has_unread_tail(self) -> bool:
+        return self.last_copied_offset > self.end_offset
 
     @property
     def index_bytes(self) -> int:

@@ -124,12 +124,12 @@ def last_values(
     :raises BadData: if the tier's data is damaged.
     :raises StoreError: if the tier cannot be read.
     """
-    state = tier.open_control_log_of_partition(partition).refresh()
+    state = tier.open_partition_log(partition).refresh()
     end = last_stable_offset(tier, state) if read_committed else state.end_offset + 1
     extent = OffsetRangeToRead(
         partition, max(first_offset, tier.first_readable_offset(state)), min(last_offset, end - 1), state.live, log_identity(tier, state)
     )
-    return LastValueOfEachKey(tier, extent, read_committed, hash_key or tier.identity.hash_key_for_unstored_hashes())
+    return LastValueOfEachKey(tier, extent, read_committed, hash_key or tier.identity.temporary_hash_key())
 
 
 def select_records_at_offsets(selection: SelectedRecords, wanted_offsets: Int64s) -> SelectedRecords:
@@ -300,7 +300,7 @@ class _SampleReader:
         self._state = state
         self._live = tuple(live_segments)
         self._wanted = ReadOptions(True, tier.settings.cleaner_settings_for_topic(state.topic).max_decompressed_batch_bytes)
-        self._halves = siphash_key_halves(tier.identity.hash_key_for_unstored_hashes())
+        self._halves = siphash_key_halves(tier.identity.temporary_hash_key())
         self.drops_keyless = tier.cleaner_settings_for_topic(state.topic).keyless_records == "drop"
         self.keyless = KeylessRecords()
         """Of the records read so far from the first dirty offset on, those without a key."""

@@ -55,7 +55,7 @@ from compactor.read.records import SelectedRecords
 from compactor.records.batches import ABORT, NOT_CONTROL, Bytes, Int64s
 from compactor.records.codecs import GrowingByteBuffer
 from compactor.records.rows import Int32s, RecordRowBuffers, parse_records
-from compactor.round.mirroring import complete_metadata_from_segment_objects
+from compactor.round.mirroring import complete_metadata
 
 MAX_SPILL_SPAN: Final = SEEN - 1
 """Largest number of offsets in a range whose keys are sorted on disk: an offset takes 32 bits there."""
@@ -165,7 +165,7 @@ def last_stable_offset(tier: Tier, state: PartitionState) -> int:
         return listed_stable_offset(tier, tier.listed_tier, state)
     last = state.live[-1]
     if not last.files:
-        last = complete_metadata_from_segment_objects(tier.ports.layout, state.topic_partition, last)
+        last = complete_metadata(tier.ports.layout, state.topic_partition, last)
     return state.end_offset + 1 if last.open_txn_offset < 0 else last.open_txn_offset
 
 
@@ -208,7 +208,7 @@ def offset_for_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) ->
     limit = tier.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
 
     def find_live_offset() -> int | None:
-        state = tier.open_control_log_of_partition(partition).refresh()
+        state = tier.open_partition_log(partition).refresh()
         found = find_record_for_time(tier, partition, state.live, timestamp_ms, limit, tier.first_readable_offset(state))
         return None if found is None else found.offset
 
@@ -218,7 +218,7 @@ def offset_for_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) ->
 def time_offset_or_end(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int:
     """Return ``offset_for_time``, or the end offset (exclusive) if there is no such record. Raises BadData, StoreError."""
     found = offset_for_time(tier, partition, timestamp_ms)
-    return tier.open_control_log_of_partition(partition).refresh().end_offset + 1 if found is None else found
+    return tier.open_partition_log(partition).refresh().end_offset + 1 if found is None else found
 
 
 class _ParseBuffers:
@@ -418,7 +418,7 @@ class OffsetRangeReader:
         """Yield the last record of each key, reading backwards: the first record found of a key is its last one."""
         keys, halves = (
             KeyHashSet(request.map_budget_bytes),
-            siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_unstored_hashes()),
+            siphash_key_halves(request.hash_key or self._tier.identity.temporary_hash_key()),
         )
         for selection, last in self._read_chunks_backwards():
             picked = _select_new_rows(selection, self._extent.first, last, request, keys, halves)
@@ -427,7 +427,7 @@ class OffsetRangeReader:
 
     def _read_last_on_disk(self, request: LastRecordOfEachKeyRequest, spill: DiskKeySortRequest) -> Iterator[SelectedRecords]:
         """Yield the last record of each key in two passes: find their offsets with key hashes on disk, then read them."""
-        extent, halves = self._extent, siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_unstored_hashes())
+        extent, halves = self._extent, siphash_key_halves(request.hash_key or self._tier.identity.temporary_hash_key())
         space = _KeySortDiskBudget(spill.disk_bytes)
         with tempfile.TemporaryDirectory(prefix="tiered-compactor-", dir=self._folder) as folder:
             path, budget = Path(folder, "keys"), request.map_budget_bytes
@@ -503,7 +503,7 @@ class OffsetRangeReader:
         """Return the live segments that end at or above ``offset``. Raises LogChanged if the log was truncated meanwhile, or the topic
         created again.
         """
-        extent, state = self._extent, self._tier.open_control_log_of_partition(self._extent.partition).refresh()
+        extent, state = self._extent, self._tier.open_partition_log(self._extent.partition).refresh()
         changed = (
             first_diverging_offset(extent.log, log_identity(self._tier, state), extent.last + 1)
             if extent.log and state.has_segments

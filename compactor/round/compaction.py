@@ -21,7 +21,7 @@ from compactor.control.state import PartitionState, RoundIntent, RoundStage
 from compactor.control.summary import PartitionStateOrSummary, PartitionSummary
 from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudget
 from compactor.local.budget import DiskBudget
-from compactor.local.staging import disk_bytes_to_rewrite_group
+from compactor.local.staging import rewrite_disk_bytes
 from compactor.model.ids import RoundStatus, TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
@@ -33,10 +33,10 @@ from compactor.round.pass_one import (
     CleanSegmentSelectionInputs,
     SurvivorScanResult,
     SurvivorScanSettings,
-    remaining_size_bounds_by_segment_id,
+    remaining_size_bounds,
     scan_for_survivors,
 )
-from compactor.round.pass_two import LocalWorker, program_and_codec_versions_fingerprint, retention_rules_of_plan
+from compactor.round.pass_two import LocalWorker, retention_rules_of_plan, versions_fingerprint
 from compactor.round.plan import (
     PlanInputs,
     RoundAssessment,
@@ -44,9 +44,9 @@ from compactor.round.plan import (
     draft_plan,
     expected_metadata_record_count,
     find_expired_segments,
-    keyless_stats_for_run_history,
+    keyless_stats,
     plan_round,
-    raise_if_known_keyless_records_are_refused,
+    require_keyless_accepted,
 )
 from compactor.round.ports import (
     OVERDUE,
@@ -56,18 +56,18 @@ from compactor.round.ports import (
     RoundDriverServicesForWorker,
     RoundPostponedError,
     Stats,
-    bloom_filter_stats_for_run_history,
-    bloom_filter_usage_of_run,
-    bloom_filter_usage_of_runs,
     design_bloom_filter,
-    expected_dirty_key_count_of_next_rounds,
+    expected_dirty_keys,
+    filter_stats,
+    filter_usage_of_run,
+    filter_usage_of_runs,
 )
 from compactor.round.roles import RoundRange
 from compactor.round.sources import (
     StagedSegmentReader,
     open_live_segment_reader,
-    parse_producer_snapshot_at_end,
-    read_producer_snapshot_at_end,
+    parse_end_snapshot,
+    read_end_snapshot,
 )
 from compactor.tier.sidecars import SidecarStore
 
@@ -220,9 +220,9 @@ class PartitionRound:
                 self._context.ports.publisher.release_reserved_metadata_records(log.state.topic_partition)
 
     def is_round_due(self, state: PartitionState) -> bool:
-        return self._assess(state, self._cleaner, self._now_ms).due or self.log_start_offset_raised_by_retention(state) is not None
+        return self._assess(state, self._cleaner, self._now_ms).due or self.retention_log_start(state) is not None
 
-    def log_start_offset_raised_by_retention(self, state: PartitionState) -> int | None:
+    def retention_log_start(self, state: PartitionState) -> int | None:
         ports = self._context.ports
         now_ms = min(self._now_ms, ports.clock_ms())
         if find_expired_segments(state, self._cleaner, now_ms) is None:
@@ -234,8 +234,8 @@ class PartitionRound:
         plan = intent.plan
         if plan.restores:
             return f"it takes run {plan.restores} back, which only `undo` continues"
-        if plan.fingerprint != program_and_codec_versions_fingerprint():
-            return f"it was planned by {plan.fingerprint}, this process is {program_and_codec_versions_fingerprint()}"
+        if plan.fingerprint != versions_fingerprint():
+            return f"it was planned by {plan.fingerprint}, this process is {versions_fingerprint()}"
         if plan.policy != self._cleaner.cleaner_policy():
             return "the settings have changed since it was planned"
         return self._round_too_old_problem(intent)
@@ -259,32 +259,30 @@ class PartitionRound:
         if not assessment.due:
             yield None
             return
-        raise_if_known_keyless_records_are_refused(state, self._cleaner, assessment.end)
+        require_keyless_accepted(state, self._cleaner, assessment.end)
         at_least = [s for s in assessment.covered_segments if s in assessment.dirty or s.id in assessment.horizon_due]
-        self._reserve_metadata_records_or_raise(state.topic_partition, 2 * (1 + len(at_least)))
+        self._reserve_records(state.topic_partition, 2 * (1 + len(at_least)))
         cleaner = self._cleaner
         layout = self._context.ports.layout
-        snapshot = read_producer_snapshot_at_end(layout, state)
-        producers = unexpired_producers(parse_producer_snapshot_at_end(layout, state, snapshot), now_ms, cleaner.producer_id_expiration_ms)
-        facts = PlanInputs(
-            state, assessment, cleaner, now_ms, producers, program_and_codec_versions_fingerprint(), self._map_engine, snapshot=snapshot
-        )
+        snapshot = read_end_snapshot(layout, state)
+        producers = unexpired_producers(parse_end_snapshot(layout, state, snapshot), now_ms, cleaner.producer_id_expiration_ms)
+        facts = PlanInputs(state, assessment, cleaner, now_ms, producers, versions_fingerprint(), self._map_engine, snapshot=snapshot)
         if self._remote is not None:
             try:
                 yield RoundInputs(replace(facts, clean=self._remote.find_skippable_clean_segments(facts, check)))
             finally:
                 self._remote.delete_unused_scan_results()
             return
-        disk = self._shared_or_new_disk_budget()
-        if max(disk_bytes_to_rewrite_group([segment], cleaner.cleaner_policy().index_interval_bytes) for segment in at_least) > disk.total:
-            raise_if_plan_exceeds_disk_budget(draft_plan(facts), state, disk.total)
+        disk = self._disk_budget()
+        if max(rewrite_disk_bytes([segment], cleaner.cleaner_policy().index_interval_bytes) for segment in at_least) > disk.total:
+            require_plan_fits_disk(draft_plan(facts), state, disk.total)
         with self._open_workers_and_reader(state, disk) as (workers, reading):
-            found = self._scan_for_survivors_before_planning(facts, workers, reading, check)
+            found = self._scan_before_planning(facts, workers, reading, check)
             known = replace(
                 facts,
                 map_engine=found.engine,
                 clean=found.clean,
-                left=remaining_size_bounds_by_segment_id(found, state) if state.mirrored else {},
+                left=remaining_size_bounds(found, state) if state.mirrored else {},
             )
             yield RoundInputs(known, LocalSurvivorScan(found, workers, reading), disk.total)
 
@@ -292,22 +290,20 @@ class PartitionRound:
         assessment = self._assess(state, self._cleaner, now_ms)
         if not assessment.due:
             return None
-        return draft_plan(
-            PlanInputs(state, assessment, self._cleaner, now_ms, (), program_and_codec_versions_fingerprint(), self._map_engine)
-        )
+        return draft_plan(PlanInputs(state, assessment, self._cleaner, now_ms, (), versions_fingerprint(), self._map_engine))
 
     def make_plan(self, inputs: RoundInputs, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
         plan = plan_round(inputs.facts, leader_epoch, new_id)
         if log_start := broker_log_start_offset(self._context.ports, plan.topic_partition):
             plan = plan.model_copy(update={"broker_log_start": Offset(log_start)})
         if inputs.disk_bytes is not None:
-            raise_if_plan_exceeds_disk_budget(plan, inputs.facts.state, inputs.disk_bytes)
+            require_plan_fits_disk(plan, inputs.facts.state, inputs.disk_bytes)
         return plan
 
-    def raise_if_plan_exceeds_record_rate_limit(self, plan: CompactionPlan) -> None:
-        self._reserve_metadata_records_or_raise(plan.topic_partition, expected_metadata_record_count(plan.tasks))
+    def require_plan_admitted(self, plan: CompactionPlan) -> None:
+        self._reserve_records(plan.topic_partition, expected_metadata_record_count(plan.tasks))
 
-    def _reserve_metadata_records_or_raise(self, partition: TopicPartition, record_count: int) -> None:
+    def _reserve_records(self, partition: TopicPartition, record_count: int) -> None:
         per_hour = self._context.records_per_hour
         wait = self._context.ports.publisher.reserve_metadata_records(partition, record_count, per_hour)
         if wait is not None:
@@ -323,14 +319,14 @@ class PartitionRound:
         self._stats.bytes_dirty = sum(segment.size_bytes for segment in dirty)
         why = {segment.id: segment.reason for segment in plan.skipped}
         self._stats.left_alone = skipped_ranges.format_skipped_ranges(skipped_ranges.skipped_ranges(session.state.live, why))
-        for outcome in self._run_tasks_remotely_or_here(plan, tasks, session, inputs):
+        for outcome in self._run_tasks(plan, tasks, session, inputs):
             yield outcome
             intent = session.state.intent
             if intent is not None and intent.pending_tasks and (problem := self._round_too_old_problem(intent)):
                 yield CompactionFailure(run_id=plan.run_id, group=-1, kind=OVERDUE, message=problem)
                 return
 
-    def _run_tasks_remotely_or_here(
+    def _run_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker, inputs: RoundInputs | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         if self._remote is not None:
@@ -343,12 +339,10 @@ class PartitionRound:
             finally:
                 self._remote.delete_unused_scan_results()
         elif inputs is not None and inputs.indexed is not None:
-            yield from self._run_tasks_in_this_process(
-                plan, tasks, session, inputs.indexed.workers, inputs.indexed.reading, inputs.indexed.found
-            )
+            yield from self._run_tasks_locally(plan, tasks, session, inputs.indexed.workers, inputs.indexed.reading, inputs.indexed.found)
         else:
-            with self._open_workers_and_reader(session.state, self._shared_or_new_disk_budget()) as (workers, reading):
-                yield from self._run_tasks_in_this_process(plan, tasks, session, workers, reading, None)
+            with self._open_workers_and_reader(session.state, self._disk_budget()) as (workers, reading):
+                yield from self._run_tasks_locally(plan, tasks, session, workers, reading, None)
 
     def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
         return {
@@ -366,7 +360,7 @@ class PartitionRound:
             "filter_bytes_written": self._stats.sidecar_bytes_written,
             **self._stats.filters,
             "bytes_dirty": self._stats.bytes_dirty,
-            **keyless_stats_for_run_history(self._stats.keyless),
+            **keyless_stats(self._stats.keyless),
             **({skipped_ranges.SKIPPED_RANGES_STAT: self._stats.left_alone} if self._stats.left_alone else {}),
         }
 
@@ -382,7 +376,7 @@ class PartitionRound:
         finally:
             reading.staging.close()
 
-    def _scan_for_survivors_before_planning(
+    def _scan_before_planning(
         self, plan_inputs: PlanInputs, workers: WorkerThreads, reader: StagedSegmentReader, raise_if_leadership_lost: LeadershipCheck
     ) -> SurvivorScanResult:
         context, cleaner, assessment = self._context, self._cleaner, plan_inputs.assessment
@@ -404,10 +398,10 @@ class PartitionRound:
             reader,
             extent,
             settings,
-            CleanSegmentSelectionInputs(context.sidecars, bloom_filter_usage_of_runs(plan_inputs.state.runs), in_part=parts),
+            CleanSegmentSelectionInputs(context.sidecars, filter_usage_of_runs(plan_inputs.state.runs), in_part=parts),
         )
 
-    def _run_tasks_in_this_process(
+    def _run_tasks_locally(
         self,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
@@ -431,8 +425,8 @@ class PartitionRound:
             filter_for=partial(
                 design_bloom_filter,
                 cleaner,
-                bloom_filter_usage_of_runs(state.runs),
-                expected_dirty_key_count_of_next_rounds(cleaner, state.runs, keys),
+                filter_usage_of_runs(state.runs),
+                expected_dirty_keys(cleaner, state.runs, keys),
             ),
             found=scan_result,
             workers=workers,
@@ -441,22 +435,20 @@ class PartitionRound:
         )(plan, tasks, session)
         if scan_result is not None:
             superseded = {state.live[n].id for n in scan_result.survivors.segments_superseded}
-            self._stats.filters = bloom_filter_stats_for_run_history(scan_result.clean, plan, state, superseded) | {
-                "passes": scan_result.passes
-            }
+            self._stats.filters = filter_stats(scan_result.clean, plan, state, superseded) | {"passes": scan_result.passes}
 
-    def _shared_or_new_disk_budget(self) -> DiskBudget:
+    def _disk_budget(self) -> DiskBudget:
         if self._disk is None:
             self._disk = DiskBudget(disk_budget_bytes(self._cleaner, self._context.state_dir))
         return self._disk
 
 
-def raise_if_plan_exceeds_disk_budget(plan: CompactionPlan, state: PartitionState, available_disk_bytes: int) -> None:
+def require_plan_fits_disk(plan: CompactionPlan, state: PartitionState, available_disk_bytes: int) -> None:
     """Raise OutOfBudget if the largest group of a plan does not fit. Called before the plan is announced."""
     live = state.live_segments_by_id()
     interval = plan.policy.index_interval_bytes
     need, group = max(
-        (disk_bytes_to_rewrite_group([live[name] for name in task.sources], interval, max_output_bytes=task.most_bytes), task.group)
+        (rewrite_disk_bytes([live[name] for name in task.sources], interval, max_output_bytes=task.most_bytes), task.group)
         for task in plan.tasks
     )
     if need > available_disk_bytes:
@@ -509,7 +501,7 @@ def _build_report(result: RoundResult, stats: RoundCosts) -> RoundReport:
     )
     if plan is None or not result.receipts:
         return base
-    filters = bloom_filter_usage_of_run(stats.filters | {"filter_bytes_written": stats.sidecar_bytes_written})
+    filters = filter_usage_of_run(stats.filters | {"filter_bytes_written": stats.sidecar_bytes_written})
     published = [receipt for receipt in result.receipts if receipt.segment.id in state.published_by]
     unpublished = len(result.receipts) - len(published)
     cut = unpublished if state.first_dirty_offset < plan.next_dirty_offset else 0  # the others have expired
@@ -545,7 +537,7 @@ def _round_actions_on_segments(plan: CompactionPlan) -> tuple[RoundActionOnSegme
     return (*done, *(RoundActionOnSegment(segment.id, "skipped", segment.reason) for segment in plan.skipped))
 
 
-def report_if_nothing_to_do(cleaner: CleanerSettings, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> RoundReport | None:
+def idle_report(cleaner: CleanerSettings, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> RoundReport | None:
     """Return the report of a partition that needs no round; None if a round may be due.
 
     :param summary: a summary that is known to be current.

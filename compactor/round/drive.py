@@ -105,15 +105,15 @@ class _DriverServicesForWorker:
         return self.missing.state_without_expired_segments(self.leadership.state) if self.missing else self.leadership.state
 
     @property
-    def scratch_objects_of_earlier_survivor_scan(self) -> tuple[ScratchObject, ...]:
+    def earlier_scan_results(self) -> tuple[ScratchObject, ...]:
         intent = self.state.intent
         return intent.survivors if intent else ()
 
     def scratch_object_key(self, object_name: str) -> str:
         return f"{scratch_key_prefix(self.leadership.log)}{self.run_id}/{object_name}"
 
-    def record_scratch_objects_of_survivor_scan(self, objects: Sequence[ScratchObject]) -> None:
-        publication.record_scratch_objects_of_survivor_scan(self.leadership, self.run_id, objects)
+    def record_scan_results(self, objects: Sequence[ScratchObject]) -> None:
+        publication.record_scan_results(self.leadership, self.run_id, objects)
 
     def raise_if_leadership_lost(self, *, caller_only_waits: bool = False) -> None:
         self.leadership.refresh_and_require_leadership(caller_only_waits=caller_only_waits)
@@ -175,16 +175,16 @@ def run_round_as_leader(leadership: Leadership, round_steps: RoundSteps[RoundInp
     :raises BadData: if a source is damaged or the output is refused.
     :raises StoreError: if the store or the brokers fail for longer than the retries last.
     """
-    settled = finish_or_undo_open_intent(leadership, round_steps)
+    settled = settle_intent(leadership, round_steps)
     if settled is not None and not settled.undone:
         return settled
     leadership.ports.publisher.check_publishing_allowed(leadership.state.topic_partition)
     undone = settled.undone if settled else ""
     before = leadership.state
-    if round_steps.log_start_offset_raised_by_retention(before) is None:
+    if round_steps.retention_log_start(before) is None:
         return _plan_and_run_round(leadership, round_steps, undone)
     # Before anything is planned, so that what has expired is neither read nor rewritten.
-    after = raise_log_start(leadership, round_steps.log_start_offset_raised_by_retention)
+    after = raise_log_start(leadership, round_steps.retention_log_start)
     result = _plan_and_run_round(leadership, round_steps, undone)
     if after.log_start_slot == before.log_start_slot:
         return result
@@ -199,7 +199,7 @@ def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInp
         with ExitStack() as gathering:
             mirrored = False
             try:
-                mirroring.record_broker_segments_in_control_log(leadership)
+                mirroring.record_broker_segments(leadership)
                 mirrored = True
                 gathered = leadership.state.live
                 facts = gathering.enter_context(
@@ -207,7 +207,7 @@ def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInp
                 )
                 plan = None if facts is None else round_steps.make_plan(facts, leadership.epoch, leadership.ports.new_id)
                 if plan is not None:
-                    round_steps.raise_if_plan_exceeds_record_rate_limit(plan)
+                    round_steps.require_plan_admitted(plan)
             except (BadData, NotFound) as error:
                 if mirrored and find_expired_segments(leadership, [segment.id for segment in leadership.state.live]):
                     undone_reason = "brokers have expired segments since the facts were gathered"
@@ -223,7 +223,7 @@ def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInp
             if plan is None:
                 break
             try:
-                publication.record_compaction_plan_as_intent(leadership, plan)
+                publication.announce_plan(leadership, plan)
             except RecordRefused as refused:
                 undone_reason = str(refused)  # the broker's lineage changed since the facts were gathered, so gather them again
                 continue
@@ -239,19 +239,19 @@ def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInp
     return RoundResult(RoundStatus.NOTHING_TO_DO, leadership.state, undone=undone_reason)
 
 
-def finish_or_undo_open_intent(leadership: Leadership, round_steps: RoundSteps[RoundInputsT] | None) -> RoundResult | None:
+def settle_intent(leadership: Leadership, round_steps: RoundSteps[RoundInputsT] | None) -> RoundResult | None:
     """Resume the open intent, or undo it and delete its objects. Return None if no intent is open.
 
     :param round_steps: None if this process cannot do the work, as for ``retire``: the intent is then undone.
     """
-    publication.remove_segments_left_by_dead_compactors(leadership)
+    publication.withdraw_leftover_segments(leadership)
     intent = leadership.state.intent
     if intent is None:
         return None
     steps = RoundStageTracker(stage_of_intent(intent))
     if intent.begun_slot:
         return _publish_intent(leadership, round_steps, None, steps, intent, "")
-    reason = ordering.round_resumption_problem(leadership.state, intent) or mirroring.problem_that_stops_open_round(
+    reason = ordering.round_resumption_problem(leadership.state, intent) or mirroring.open_round_problem(
         leadership, BrokerExpiredSegmentCache(leadership)
     )
     if not reason:
@@ -290,7 +290,7 @@ def _finish_open_intent(
     intent = _require_intent_still_open(leadership)
     plan = intent.plan
     expired = BrokerExpiredSegmentCache(leadership)
-    expired.have_sources_expired_since_last_call(intent)
+    expired.have_more_sources_expired(intent)
     try:
         failed = _run_pending_tasks(leadership, round_steps, inputs, expired)
     except (CompactorError, RecordRefused):
@@ -301,7 +301,7 @@ def _finish_open_intent(
         raise
     if failed is not None:
         return _undo_and_quarantine(leadership, stage_tracker, *failed)
-    parted = expired.find_task_with_some_sources_expired(_require_intent_still_open(leadership).pending_tasks)
+    parted = expired.find_partly_expired_task(_require_intent_still_open(leadership).pending_tasks)
     if parted is not None:
         reason = f"brokers have expired a part of what group {parted.group} replaces"
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, stage_tracker, intent, reason), plan, undone=reason)
@@ -347,7 +347,7 @@ def _publish_intent(
         if round_steps is not None:
             round_steps.on_stage(RoundStage.PUBLISH_BEGUN, plan)
 
-    gone = mirroring.problem_that_stops_open_round(leadership, BrokerExpiredSegmentCache(leadership)) if not intent.begun_slot else ""
+    gone = mirroring.open_round_problem(leadership, BrokerExpiredSegmentCache(leadership)) if not intent.begun_slot else ""
     if gone:
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, stage_tracker, intent, gone), plan, undone=gone)
     status = RoundStatus.RESUMED if inputs is None else RoundStatus.CLEANED
@@ -387,7 +387,7 @@ def _run_pending_tasks(
     """
     while True:
         intent = _require_intent_still_open(leadership)
-        if expired_sources.find_task_with_some_sources_expired(intent.pending_tasks):
+        if expired_sources.find_partly_expired_task(intent.pending_tasks):
             return None
         known = frozenset(expired_sources.ids)
         run_id, failure, segment = intent.plan.run_id, None, ""
@@ -398,12 +398,12 @@ def _run_pending_tasks(
         except NotFound as error:
             failure = CompactionFailure(run_id=run_id, group=-1, kind="missing object", message=error.message)
         except Refused:
-            if not expired_sources.have_sources_expired_since_last_call(intent):
+            if not expired_sources.have_more_sources_expired(intent):
                 raise
             continue
         if failure is None:
             return None
-        if failure.kind == OVERDUE or not expired_sources.have_sources_expired_since_last_call(intent):
+        if failure.kind == OVERDUE or not expired_sources.have_more_sources_expired(intent):
             if failure.kind == OVERDUE or inputs is None or not known:
                 return failure, segment
             inputs = None  # pass 1 had to be repeated, and met a segment that has expired
@@ -416,22 +416,15 @@ def _run_unexpired_pending_tasks(
     intent: RoundIntent,
     expired_sources: BrokerExpiredSegmentCache,
 ) -> CompactionFailure | None:
-    """Give the worker the pending tasks whose segments have not expired, and record each receipt as it arrives. A task without an outcome
-    counts as failed.
-    """
     run_id = intent.plan.run_id
-    tasks = [task for task in intent.pending_tasks if not expired_sources.have_task_segments_expired_at_brokers(task)]
+    tasks = [task for task in intent.pending_tasks if not expired_sources.is_task_expired(task)]
     session = _DriverServicesForWorker(leadership, run_id, expired_sources if inputs is None else None)
     for outcome in round_steps.run_compaction_tasks(intent.plan, tasks, session, inputs) if tasks else ():
         if isinstance(outcome, CompactionFailure):
             return outcome
         publication.record_receipts(leadership, [outcome])
         round_steps.on_stage(RoundStage.UPLOADED, intent.plan)
-    missing = [
-        task
-        for task in _require_intent_still_open(leadership).pending_tasks
-        if not expired_sources.have_task_segments_expired_at_brokers(task)
-    ]
+    missing = [task for task in _require_intent_still_open(leadership).pending_tasks if not expired_sources.is_task_expired(task)]
     if missing:
         return CompactionFailure(run_id=run_id, group=missing[0].group, kind="worker", message="the worker left this task undone")
     return None
@@ -442,15 +435,11 @@ def _damaged_output_problem(leadership: Leadership, intent: RoundIntent, expired
 
     def first_damaged_output_problem() -> ReasonOrEmpty:
         tasks = {task.group: task for task in intent.plan.tasks}
-        outputs = [
-            receipt.segment
-            for receipt in intent.receipts
-            if not expired_sources.have_task_segments_expired_at_brokers(tasks[receipt.group])
-        ]
+        outputs = [receipt.segment for receipt in intent.receipts if not expired_sources.is_task_expired(tasks[receipt.group])]
         return publication.stored_segments_problem(leadership.ports, leadership.state, outputs)
 
     found = first_damaged_output_problem()
-    return first_damaged_output_problem() if found and expired_sources.have_sources_expired_since_last_call(intent) else found
+    return first_damaged_output_problem() if found and expired_sources.have_more_sources_expired(intent) else found
 
 
 def _undo_intent(leadership: Leadership, stage_tracker: RoundStageTracker, intent: RoundIntent, reason: str) -> PartitionState:

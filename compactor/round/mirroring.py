@@ -14,7 +14,7 @@ from typing import Final
 
 from checkpoint.files import parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, first_divergent_offset, leader_epoch_at
-from compactor.control.leadership import BrokerExpiredSegmentCache, Leadership, RecordRefused, record_and_get_highest_broker_log_start
+from compactor.control.leadership import BrokerExpiredSegmentCache, Leadership, RecordRefused, record_broker_log_start
 from compactor.control.mirror import build_broker_changes_record, segment_ids_of_open_round, state_with_broker_view
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
@@ -40,7 +40,7 @@ def broker_log_start_offset(ports: EnvironmentPorts, partition: TopicPartition) 
     return max(0, ports.broker_log_start(partition)) if ports.broker_log_start is not None else 0
 
 
-def problem_that_stops_open_round(leadership: Leadership, expired: BrokerExpiredSegmentCache) -> ReasonOrEmpty:
+def open_round_problem(leadership: Leadership, expired: BrokerExpiredSegmentCache) -> ReasonOrEmpty:
     """Return why the open round cannot go on; empty: it can. It cannot if brokers no longer serve one of its sources with the same offsets
     as when it was planned. Expired sources do not stop it, unless a pending group has lost only some of its sources.
     """
@@ -54,11 +54,11 @@ def problem_that_stops_open_round(leadership: Leadership, expired: BrokerExpired
     gone = next((name for name in missing if name not in explained), "")
     if gone:
         return f"segment {gone} is not what brokers read any more"
-    parted = expired.find_task_with_some_sources_expired(state.intent.pending_tasks)
+    parted = expired.find_partly_expired_task(state.intent.pending_tasks)
     return f"brokers have expired a part of what group {parted.group} replaces" if parted else ""
 
 
-def record_broker_segments_in_control_log(leadership: Leadership) -> PartitionState:
+def record_broker_segments(leadership: Leadership) -> PartitionState:
     """Record which segments brokers have added and deleted since the last such record. The caller leads the partition. Raises BadData if
     the brokers' segments leave a gap, or if an object of a new segment is missing.
     """
@@ -66,22 +66,20 @@ def record_broker_segments_in_control_log(leadership: Leadership) -> PartitionSt
     if ports.brokers is None:
         return leadership.state
     name = leadership.state.topic_partition
-    view = _broker_view_without_expired_segments(leadership, ports.brokers(name))
+    view = _without_expired_front(leadership, ports.brokers(name))
     body = build_broker_changes_record(leadership.state, view, leadership.epoch)
     if body is None:
         return leadership.state
     if body.gone:
-        record_and_get_highest_broker_log_start(leadership)  # it explains later what has become of a round's segments
+        record_broker_log_start(leadership)  # it explains later what has become of a round's segments
     try:
-        added = tuple(
-            segment if segment.files else complete_metadata_from_segment_objects(ports.layout, name, segment) for segment in body.added
-        )
+        added = tuple(segment if segment.files else complete_metadata(ports.layout, name, segment) for segment in body.added)
     except BadData:
-        if _broker_view_without_expired_segments(leadership, ports.brokers(name)).links == view.links:
+        if _without_expired_front(leadership, ports.brokers(name)).links == view.links:
             raise
-        return record_broker_segments_in_control_log(leadership)  # brokers have deleted a segment since the view was taken
+        return record_broker_segments(leadership)  # brokers have deleted a segment since the view was taken
     if added and added[-1].id == view.links[-1].segment.id:
-        raise_if_newest_segment_contradicts_lineage(ports.layout, name, added[-1], view.lineage)
+        require_consistent_lineage(ports.layout, name, added[-1], view.lineage)
     try:
         return leadership.append_record(
             body.model_copy(update={"added": added}), lambda state: build_broker_changes_record(state, view) is None
@@ -90,19 +88,19 @@ def record_broker_segments_in_control_log(leadership: Leadership) -> PartitionSt
         raise BadData(f"the segments that brokers read are not a complete log: {refused}", segment=str(name)) from refused
 
 
-def _broker_view_without_expired_segments(leadership: Leadership, view: BrokerView) -> BrokerView:
+def _without_expired_front(leadership: Leadership, view: BrokerView) -> BrokerView:
     """Return the view without late copies of expired data: segments that end below the brokers' log start and that a gap separates from the
     segments after them.
     """
     after_gap = [number for number, (one, two) in enumerate(pairwise(view.links), start=1) if two.first > one.last + 1]
     if not after_gap:
         return view
-    start = record_and_get_highest_broker_log_start(leadership)
+    start = record_broker_log_start(leadership)
     front = max((number for number in after_gap if view.links[number - 1].last < start), default=0)
     return replace(view, links=view.links[front:])
 
 
-def raise_if_newest_segment_contradicts_lineage(
+def require_consistent_lineage(
     layout: SegmentLayout, partition: TopicPartition, newest_segment: RemoteLogSegmentMetadata, lineage_from_metadata: Sequence[EpochEntry]
 ) -> None:
     """Raise BadData if the newest segment's leader-epoch-checkpoint contradicts the lineage from the metadata of all segments.
@@ -125,9 +123,7 @@ def raise_if_newest_segment_contradicts_lineage(
         )
 
 
-def complete_metadata_from_segment_objects(
-    layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata
-) -> RemoteLogSegmentMetadata:
+def complete_metadata(layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
     """Return a segment's metadata with the fields that brokers do not record: files, first open transaction and timestamp of the first
     batch, read from its objects. Raises StoreError, and BadData if an object is missing.
     """
@@ -153,12 +149,12 @@ def complete_metadata_from_segment_objects(
     undecided = entries["txn_first_offset"][entries["txn_first_offset"] >= 0]
     update = {
         "open_txn_offset": int(undecided.min()) if len(undecided) else -1,
-        "first_timestamp_ms": _max_timestamp_of_batch_header_ms(head),
+        "first_timestamp_ms": _batch_max_timestamp_ms(head),
     }
     return segment.model_copy(update=update)
 
 
-def _max_timestamp_of_batch_header_ms(header: bytes) -> int:
+def _batch_max_timestamp_ms(header: bytes) -> int:
     if len(header) < _BATCH_HEADER or header[_MAGIC_AT] < 2:
         return -1
     return int(struct.unpack_from(">q", header, _MAX_TIMESTAMP_AT)[0])

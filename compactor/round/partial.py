@@ -100,7 +100,7 @@ class PartialRewritePlan:
     version: str
 
     @property
-    def indexes_of_batches_to_read(self) -> Int64s:
+    def read_batch_indexes(self) -> Int64s:
         """Positions in the segment of the batches that are read, ascending."""
         return np.concatenate([np.arange(stretch.first, stretch.last) for stretch in self.stretches if not stretch.copied_batch_flags])
 
@@ -113,7 +113,7 @@ class PartialRewritePlan:
     def copied_batch_flags(self) -> Flags:
         """For each batch, whether the store copies it."""
         stays = np.ones(len(self.table), np.bool_)
-        stays[self.indexes_of_batches_to_read] = False
+        stays[self.read_batch_indexes] = False
         return stays
 
     @property
@@ -136,21 +136,17 @@ def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batch_count: 
     :param copy_limits: the store's limits for copies of ranges; None if it cannot copy them.
     """
     size = segment.size_bytes
-    if (
-        copy_limits is None
-        or size < LEAST_COPIES * min_bytes_of_copied_range(copy_limits)
-        or not segment.recorded_size_and_digests("log").batches
-    ):
+    if copy_limits is None or size < LEAST_COPIES * min_copy_bytes(copy_limits) or not segment.recorded_size_and_digests("log").batches:
         return False
     return MOST_SHARE * estimate_key_directory_bytes(batch_count, segment.records) <= size
 
 
-def min_bytes_of_copied_range(copy_limits: CopyLimits) -> int:
+def min_copy_bytes(copy_limits: CopyLimits) -> int:
     """Return the smallest range that is worth a copy: the store's limit, and at least LEAST_COPY."""
     return max(copy_limits.min_run_bytes, LEAST_COPY)
 
 
-def reason_to_read_whole_segment(
+def whole_read_reason(
     segment: RemoteLogSegmentMetadata, sidecar: Sidecar | None, dirty_key_count: int, copy_limits: CopyLimits | None
 ) -> ReasonOrEmpty:
     """Return why a clean segment must be read completely, judged without its key directory; empty: a part may be enough.
@@ -159,11 +155,11 @@ def reason_to_read_whole_segment(
     """
     if copy_limits is None:
         return "its store does not copy ranges"
-    if segment.size_bytes < LEAST_COPIES * min_bytes_of_copied_range(copy_limits):
+    if segment.size_bytes < LEAST_COPIES * min_copy_bytes(copy_limits):
         return "it is short"
     if sidecar is None:
         return "it has no sidecar"
-    if segment.has_offsets_after_end_offset or segment.negative_timestamps or "txnindex" in segment.files:
+    if segment.has_unread_tail or segment.negative_timestamps or "txnindex" in segment.files:
         return "its end, its timestamps or its aborted transactions require reading all of it"
     if segment.content is None or not segment.recorded_size_and_digests("log").batches:
         return "an earlier program wrote it"
@@ -172,7 +168,7 @@ def reason_to_read_whole_segment(
     return ""
 
 
-def flag_batches_that_may_change(
+def flag_touched_batches(
     table: BatchTable,
     decisions: BatchRetentionDecisions,
     directory: KeyDirectory,
@@ -200,7 +196,7 @@ def flag_batches_that_may_change(
     return found
 
 
-def divide_into_read_and_copied_ranges(table: BatchTable, may_change_flags: Flags, copy_limits: CopyLimits) -> tuple[BatchRange, ...]:
+def divide_into_stretches(table: BatchTable, may_change_flags: Flags, copy_limits: CopyLimits) -> tuple[BatchRange, ...]:
     """Divide a segment into ranges that are read and ranges that the store copies. Return an empty tuple if too many bytes would have to be
     read.
 
@@ -210,7 +206,7 @@ def divide_into_read_and_copied_ranges(table: BatchTable, may_change_flags: Flag
     if MOST_READ * int(table.size[may_change_flags].sum()) > int(table.size.sum()):
         return ()
     end = np.concatenate((table.position, table.position[-1:] + table.size[-1:]))
-    least, shortest_copy, total = copy_limits.min_run_bytes, min_bytes_of_copied_range(copy_limits), len(table)
+    least, shortest_copy, total = copy_limits.min_run_bytes, min_copy_bytes(copy_limits), len(table)
     places = [*np.flatnonzero(may_change_flags).tolist(), total]
     found: list[BatchRange] = []
     at = number = 0
@@ -239,9 +235,7 @@ def divide_into_read_and_copied_ranges(table: BatchTable, may_change_flags: Flag
 # ---- the new segment
 
 
-def pieces_to_compose_new_log(
-    plan: PartialRewritePlan, source_key: str, rewritten_log: Path, rewritten_batches: BatchTable
-) -> list[ComposeSource]:
+def log_pieces(plan: PartialRewritePlan, source_key: str, rewritten_log: Path, rewritten_batches: BatchTable) -> list[ComposeSource]:
     """Return the pieces from which the store composes the new log: ranges of the source's object and of a local file with the rewritten
     batches.
     """
@@ -259,7 +253,7 @@ def pieces_to_compose_new_log(
     return made
 
 
-def key_directory_of_composed_segment(
+def composed_key_directory(
     plan: PartialRewritePlan, segment_id: str, rewritten_batches: BatchTable, directory_of_rewritten: KeyDirectory
 ) -> KeyDirectory:
     """Return the key directory of the composed segment, merged from those of its source and of the cleaner's output."""
@@ -291,7 +285,7 @@ def _rewritten_batch_ranges(plan: PartialRewritePlan, rewritten_batches: BatchTa
         done = upto
 
 
-def removable_counts_of_composed_segment(plan: PartialRewritePlan, counts_of_rewritten: RemovableRecordCounts) -> RemovableRecordCounts:
+def composed_removable_counts(plan: PartialRewritePlan, counts_of_rewritten: RemovableRecordCounts) -> RemovableRecordCounts:
     """Return how many records of the composed segment later rounds will remove, by kind. A copied batch with tombstones counts as one
     tombstone with the batch's delete horizon, and one with records without a key as one such record.
     """
@@ -306,9 +300,7 @@ def removable_counts_of_composed_segment(plan: PartialRewritePlan, counts_of_rew
     )
 
 
-def sidecar_of_composed_segment(
-    source_sidecar: Sidecar, segment_id: str, removable_counts: RemovableRecordCounts, table: BatchTable
-) -> Sidecar:
+def composed_sidecar(source_sidecar: Sidecar, segment_id: str, removable_counts: RemovableRecordCounts, table: BatchTable) -> Sidecar:
     """Return the sidecar of the composed segment, with the filter and the key sketch of its source. Both may contain keys that are gone;
     this may cause a needless read, but loses no record.
     """
@@ -352,7 +344,7 @@ class SegmentPartToRead:
     source: SourceSegment
     verdicts: TransactionVerdicts
 
-    def raise_unless_batches_match_key_directory(self) -> None:
+    def require_matching_batches(self) -> None:
         """Raise WholeSegmentReadNeededError if the batches that were read are corrupt or do not match the key directory."""
         source = self.source
         length = int(source.table.size.sum())
@@ -429,9 +421,7 @@ class PartToReadFinder:
     pieces: HashPrefixes
     directories: KeyDirectoryCache
 
-    def find_segment_part_to_read(
-        self, directory: KeyDirectory, header_source: SourceSegment, verdicts: TransactionVerdicts
-    ) -> KeyDirectoryLookupResult:
+    def find_part(self, directory: KeyDirectory, header_source: SourceSegment, verdicts: TransactionVerdicts) -> KeyDirectoryLookupResult:
         """Return which part of a segment must be read. Raises StoreError.
 
         :param header_source: the segment's batch headers, taken from its sidecar.
@@ -439,10 +429,10 @@ class PartToReadFinder:
         """
         may_hold_dirty_key = directory.flag_matching_batches(self.pieces)
         return KeyDirectoryLookupResult(
-            self._part_to_read_or_none(directory, may_hold_dirty_key, header_source, verdicts), meets_none=not may_hold_dirty_key.any()
+            self._find_part(directory, may_hold_dirty_key, header_source, verdicts), meets_none=not may_hold_dirty_key.any()
         )
 
-    def _part_to_read_or_none(
+    def _find_part(
         self, directory: KeyDirectory, may_hold_dirty_key: Flags, header_source: SourceSegment, verdicts: TransactionVerdicts
     ) -> SegmentPartToRead | None:
         layout = self.reading.staging.layout
@@ -455,10 +445,10 @@ class PartToReadFinder:
         if of_all.indexed.any() or len(of_all.txn_entries):
             return None
         decisions = decide_by_headers(table, of_all, self.rules, whole.name)
-        marked = flag_batches_that_may_change(
+        marked = flag_touched_batches(
             table, decisions, directory, may_hold_dirty_key, self.rules.now_ms, drops_keyless=self.rules.drops_keyless
         )
-        stretches = divide_into_read_and_copied_ranges(table, marked, copies)
+        stretches = divide_into_stretches(table, marked, copies)
         if not any(stretch.copied_batch_flags for stretch in stretches):
             return None
         try:
@@ -468,7 +458,7 @@ class PartToReadFinder:
             return None  # reading the whole segment reports the error
         self.directories.add_key_directory(directory)
         splice = PartialRewritePlan(partial(self.directories.load_key_directory, segment), table, stretches, version)
-        rows = splice.indexes_of_batches_to_read
+        rows = splice.read_batch_indexes
         flags = (of_all.aborted[rows], of_all.discardable[rows], of_all.indexed[rows])
         source = replace(whole, table=select_batches_of_table(table, rows))
         return SegmentPartToRead(splice, whole, of_all, rows, source, TransactionVerdicts(*flags, of_all.txn_entries))
@@ -493,14 +483,14 @@ def describe_composed_segment(
     builder = SidecarBuilder(output, None, hash_key, counts_distinct_keys=False, collects_key_directory=True)
     with WorkerThreads(1) as workers:
         add_segment(builder, output, inflate_limit, workers)
-    directory = key_directory_of_composed_segment(splice, segment_id, output.table, builder.build_key_directory(segment_id))
+    directory = composed_key_directory(splice, segment_id, output.table, builder.build_key_directory(segment_id))
     table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
     if int(table.size.sum()) > MAX_SEGMENT or np.any(table.base_offset[1:] <= table.last_offset[:-1]):
         raise WholeSegmentReadNeededError(f"{output.name}: the parts of the composed object do not match")
-    return ComposedSegment(directory, table, removable_counts_of_composed_segment(splice, builder.due))
+    return ComposedSegment(directory, table, composed_removable_counts(splice, builder.due))
 
 
-def balance_including_copied_batches(
+def balance_with_copies(
     segment_part: SegmentPartToRead,
     balance_of_read_batches: Balance,
     recorded_source_sum: CountAndDigestSum | None,

@@ -32,13 +32,13 @@ from compactor.config.units import format_size
 from compactor.control.state import PartitionState
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import KEY_BYTES, Hashes, SegmentOrdinal
-from compactor.local.budget import DiskReservationExceeded, DiskSpaceReservation, round_up_to_disk_blocks
+from compactor.local.budget import DiskReservationExceeded, DiskSpaceReservation, round_up_to_blocks
 from compactor.model.plan import raise_if_keyless
 from compactor.model.segment import ReasonOrEmpty
 from compactor.records.batches import ABORT, NOT_CONTROL
 from compactor.records.indexes import TXN_ENTRY
 from compactor.records.producers import reason_to_read_markers
-from compactor.round.partial import KeyDirectoryCache, PartToReadFinder, SegmentPartToRead, reason_to_read_whole_segment
+from compactor.round.partial import KeyDirectoryCache, PartToReadFinder, SegmentPartToRead, whole_read_reason
 from compactor.round.plan import RemainingSizeBound
 from compactor.round.ports import (
     BloomFilterUsageStatistics,
@@ -46,7 +46,7 @@ from compactor.round.ports import (
     SegmentReadDecisionFromSidecar,
     build_clean_segment_verdicts,
     choose_key_engine,
-    decide_whether_to_read_clean_segment,
+    decide_by_sidecar,
     delete_horizon_passed_reason,
 )
 from compactor.round.roles import RoundRange, RoundSourceSegments, SegmentRoles
@@ -133,10 +133,10 @@ class SurvivorScanResult:
     def open_segment(
         self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None
     ) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
-        """Yield a segment's bytes and the outcomes of transactions for its batches; if only a part is to be read, only that. Raises
-        BadData, StoreError, OutOfBudget, WholeSegmentReadNeededError.
+        """Yield a segment, or its part to read, with the outcomes of transactions for its batches. Raises BadData, StoreError, OutOfBudget,
+        WholeSegmentReadNeededError.
         """
-        known, part = self.opened_sources.is_segment_open(ordinal), self.part_to_read_of_segment(ordinal)
+        known, part = self.opened_sources.is_segment_open(ordinal), self.part_of_segment(ordinal)
         with self.opened_sources.memory_map_segment(ordinal, reservation) as source:
             if not known and self.gate is not None:
                 self.gate.compute_txn_outcomes(self.sources)
@@ -151,7 +151,7 @@ class SurvivorScanResult:
         if self.gate is not None:
             self.gate.free_latest_record_table()
 
-    def part_to_read_of_segment(self, ordinal: SegmentOrdinal) -> SegmentPartToRead | None:
+    def part_of_segment(self, ordinal: SegmentOrdinal) -> SegmentPartToRead | None:
         """Return the part that is read while the store copies the rest; None if all of it is read."""
         return self.opened_sources.parts.get(ordinal)
 
@@ -217,13 +217,13 @@ def scan_for_survivors(
     expected, rows = roles.expected_dirty_key_count, roles.expected_dirty_record_count
     if choose_key_engine(settings.engine, expected, settings.map_budget_bytes) == "memory":
         try:
-            return _scan_with_keys_in_memory(job, expected, rows)
+            return _scan_in_memory(job, expected, rows)
         except DiskReservationExceeded:
             pass  # the keys do not fit in memory, and there was no disk space at that moment to move them to
-    parts = _count_key_parts_that_fit_disk(job, rows)
+    parts = _count_key_parts(job, rows)
     while True:
         try:
-            return _scan_with_keys_on_disk(job, rows, parts)
+            return _scan_on_disk(job, rows, parts)
         except DiskReservationExceeded as overrun:
             if parts >= MOST_PASSES:
                 raise OutOfBudget(overrun.message, hint=overrun.hint) from overrun
@@ -233,7 +233,7 @@ def scan_for_survivors(
 # ---- the engines ------------------------------------------------------------------------------------------------------------
 
 
-def _scan_with_keys_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_count: int, expected_row_count: int) -> SurvivorScanResult:
+def _scan_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_count: int, expected_row_count: int) -> SurvivorScanResult:
     """Run one attempt with the keys in memory, and move them to disk if they turn out not to fit. Raises DiskReservationExceeded if there
     is no disk space for them.
     """
@@ -245,7 +245,7 @@ def _scan_with_keys_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_cou
     cleaned_chunk_cache = CleanedChunkCache(max(0, spare - gate_share))
     gate = _create_gate(scan_inputs, gate_share, expected_row_count)
 
-    def open_disk_map_after_spilling(part_number: int, part_count: int) -> DiskOffsetMap:
+    def open_spilled_map(part_number: int, part_count: int) -> DiskOffsetMap:
         if settings.engine == "memory":
             raise OutOfBudget(
                 f"the offset map is full: a map budget of {format_size(settings.map_budget_bytes)} holds about "
@@ -265,34 +265,33 @@ def _scan_with_keys_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_cou
     survivors = KeyScanSpillingToDisk(
         _key_scan_parameters(scan_inputs, cleaned_chunk_cache, gate),
         KeyHashSet(budget, expected_key_count=expected_key_count),
-        open_disk_map_after_spilling,
+        open_spilled_map,
     )
     scan = _SurvivorScanAttempt(scan_inputs, survivors, gate, cleaned_chunk_cache, space)
     try:
-        _collect_keys_of_dirty_segments(scan)
+        _collect_dirty_keys(scan)
         _compute_transaction_verdicts(scan)
-        decisions = _decide_reading_of_clean_segments_by_sidecars(
+        decisions = _decide_by_sidecars(
             scan_inputs,
-            _upper_bound_of_dirty_key_count_on_disk(scan_inputs, expected_row_count) if survivors.are_rows_on_disk else survivors.key_count,
+            _max_keys_on_disk(scan_inputs, expected_row_count) if survivors.are_rows_on_disk else survivors.key_count,
         )
-        answers = _ask_filters_about_dirty_keys(scan, decisions, BloomFilterAnswers())
-        answers = _choose_clean_segments_to_read_partly(scan, decisions, answers)
+        answers = _ask_filters(scan, decisions, BloomFilterAnswers())
+        answers = _choose_partial_reads(scan, decisions, answers)
         survivors.end_key_part()
     finally:
         survivors.close()
         if space.reservation is not None:
-            space.reservation.release_all_reserved_disk_bytes()
+            space.reservation.release_all()
     return _build_survivor_scan_result(scan, decisions, answers, 1)
 
 
-def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count: int, part_count: int) -> SurvivorScanResult:
+def _scan_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count: int, part_count: int) -> SurvivorScanResult:
     """Run one attempt with one scan of the dirty range for each part of the keys."""
     settings, staging = scan_inputs.settings, scan_inputs.reading.staging
-    gate_share = _output_gate_memory_budget_bytes(settings)
+    gate_share = _gate_budget_bytes(settings)
     map_budget = settings.map_budget_bytes - gate_share
     size = min(
-        scan_inputs.roles.largest_live_segment_disk_bytes
-        + round_up_to_disk_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * part_count)),
+        scan_inputs.roles.largest_segment_disk_bytes + round_up_to_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * part_count)),
         staging.budget.total,
     )
     cleaned_chunk_cache = CleanedChunkCache(0)
@@ -317,35 +316,33 @@ def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count
         answers = BloomFilterAnswers()
         try:
             for _ in range(part_count):
-                _collect_keys_of_dirty_segments(scan)
+                _collect_dirty_keys(scan)
                 _compute_transaction_verdicts(scan)
                 decisions = (
                     decisions
                     if decisions is not None
-                    else _decide_reading_of_clean_segments_by_sidecars(
-                        scan_inputs, _upper_bound_of_dirty_key_count_on_disk(scan_inputs, expected_row_count)
-                    )
+                    else _decide_by_sidecars(scan_inputs, _max_keys_on_disk(scan_inputs, expected_row_count))
                 )
-                answers = _ask_filters_about_dirty_keys(scan, decisions, answers)
+                answers = _ask_filters(scan, decisions, answers)
                 survivors.end_key_part()
         finally:
             survivors.close()
     return _build_survivor_scan_result(scan, decisions or {}, answers, part_count)
 
 
-def _upper_bound_of_dirty_key_count_on_disk(scan_inputs: _SurvivorScanInputs, estimated_row_count: int) -> int:
+def _max_keys_on_disk(scan_inputs: _SurvivorScanInputs, estimated_row_count: int) -> int:
     """Rows on disk may repeat a key. 0 only if there is no dirty segment."""
     return max(1, estimated_row_count) if scan_inputs.roles.dirty else 0
 
 
-def _count_key_parts_that_fit_disk(scan_inputs: _SurvivorScanInputs, expected_row_count: int) -> int:
+def _count_key_parts(scan_inputs: _SurvivorScanInputs, expected_row_count: int) -> int:
     """Return into how many parts the keys must be split, so that the rows of one part and the segment being read fit the disk budget.
     Raises OutOfBudget if there would be more than MOST_PASSES.
     """
-    budget, largest = scan_inputs.reading.staging.budget.total, scan_inputs.roles.largest_live_segment_disk_bytes
+    budget, largest = scan_inputs.reading.staging.budget.total, scan_inputs.roles.largest_segment_disk_bytes
     parts = count_log_scans(expected_row_count, budget - largest)
     if parts > MOST_PASSES or budget <= largest:
-        need = largest + round_up_to_disk_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * MOST_PASSES))
+        need = largest + round_up_to_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * MOST_PASSES))
         raise OutOfBudget(
             f"the keys of {expected_row_count:,} records need {format_size(expected_row_count * KEY_ROW_BYTES)} of local disk in at most "
             f"{MOST_PASSES} parts, next to a segment of {format_size(largest)}; the disk budget is {format_size(budget)}",
@@ -354,7 +351,7 @@ def _count_key_parts_that_fit_disk(scan_inputs: _SurvivorScanInputs, expected_ro
     return parts
 
 
-def _output_gate_memory_budget_bytes(settings: SurvivorScanSettings) -> int:
+def _gate_budget_bytes(settings: SurvivorScanSettings) -> int:
     return max(0, min(settings.map_budget_bytes // 2, settings.map_budget_bytes - MIN_MAP_BYTES)) if settings.gate else 0
 
 
@@ -379,13 +376,13 @@ def _key_scan_parameters(scan_inputs: _SurvivorScanInputs, cleaned_chunk_cache: 
 # ---- the phases, in their order ---------------------------------------------------------------------------------------------
 
 
-def _collect_keys_of_dirty_segments(scan: _SurvivorScanAttempt) -> None:
+def _collect_dirty_keys(scan: _SurvivorScanAttempt) -> None:
     """Read the keys of the dirty range, newest segment first. Segments after the range only contribute outcomes of transactions."""
     job, opened, survivors = scan.job, scan.job.opened, scan.survivors
     outcomes: dict[int, int] = {}
     for ordinal in reversed(job.roles.behind):
         if job.roles.sidecar_head(ordinal).sidecar is None:
-            opened.load_batch_headers_into_memory(ordinal, scan.space.reservation)
+            opened.load_batch_headers(ordinal, scan.space.reservation)
         find_txn_outcomes(opened.sources[ordinal].table, outcomes)
         if survivors.key_scan.second_reader is not None and scan.gate is not None:
             scan.gate.collect_later_outcomes(opened.sources[ordinal])
@@ -413,16 +410,14 @@ def _compute_transaction_verdicts(scan: _SurvivorScanAttempt) -> None:
     if not job.opened.folded:
         for ordinal in job.roles.clean:
             if job.roles.sidecar_head(ordinal).sidecar is None:
-                job.opened.load_batch_headers_into_memory(ordinal, scan.space.reservation)
+                job.opened.load_batch_headers(ordinal, scan.space.reservation)
                 job.settings.check()
         job.opened.compute_transaction_verdicts()
     if scan.gate is not None:
         scan.gate.compute_txn_outcomes(job.opened.sources)
 
 
-def _decide_reading_of_clean_segments_by_sidecars(
-    scan_inputs: _SurvivorScanInputs, dirty_key_count: int
-) -> dict[SegmentOrdinal, SegmentReadDecisionFromSidecar]:
+def _decide_by_sidecars(scan_inputs: _SurvivorScanInputs, dirty_key_count: int) -> dict[SegmentOrdinal, SegmentReadDecisionFromSidecar]:
     """Return the decision that each clean segment's sidecar allows, by position; only for the segments to read if a resumed plan states
     them.
 
@@ -434,8 +429,8 @@ def _decide_reading_of_clean_segments_by_sidecars(
     rules = scan_inputs.extent.rules
     found = {}
     for ordinal in scan_inputs.roles.clean:
-        due = _reason_to_read_due_to_transactions(scan_inputs, ordinal) or delete_horizon_passed_reason(live[ordinal], rules.now_ms)
-        found[ordinal] = decide_whether_to_read_clean_segment(
+        due = _transaction_reason(scan_inputs, ordinal) or delete_horizon_passed_reason(live[ordinal], rules.now_ms)
+        found[ordinal] = decide_by_sidecar(
             scan_inputs.roles.sidecar_head(ordinal),
             due,
             dirty_key_count=dirty_key_count,
@@ -446,15 +441,14 @@ def _decide_reading_of_clean_segments_by_sidecars(
     return found
 
 
-def _reason_to_read_due_to_transactions(scan_inputs: _SurvivorScanInputs, ordinal: SegmentOrdinal) -> ReasonOrEmpty:
-    """The answer is the same for an opened segment and for the headers in its sidecar."""
+def _transaction_reason(scan_inputs: _SurvivorScanInputs, ordinal: SegmentOrdinal) -> ReasonOrEmpty:
     verdicts = scan_inputs.opened.verdicts[ordinal]
     return reason_to_read_markers(
         scan_inputs.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, scan_inputs.extent.rules.now_ms
     )
 
 
-def _ask_filters_about_dirty_keys(
+def _ask_filters(
     scan: _SurvivorScanAttempt, decisions: Mapping[SegmentOrdinal, SegmentReadDecisionFromSidecar], earlier_answers: BloomFilterAnswers
 ) -> BloomFilterAnswers:
     """Ask the filters of clean segments about the dirty keys of this part of the key space, and add the answers. If keys are on disk, also
@@ -462,7 +456,7 @@ def _ask_filters_about_dirty_keys(
     """
     job, survivors, on_disk = scan.job, scan.survivors, scan.survivors.are_rows_on_disk
     asked = [n for n, decision in decisions.items() if decision.askable and not decision.may and (on_disk or not decision.must)]
-    met = _reasons_to_read_by_filters(scan, asked)
+    met = _filter_matches(scan, asked)
     if on_disk:
         straddling = [n for n in job.roles.dirty if job.roles.live[n].start_offset < job.extent.first_dirty]
         below = [n for n, decision in decisions.items() if n in met or (decision.must and not decision.askable)]
@@ -477,7 +471,7 @@ def _ask_filters_about_dirty_keys(
     )
 
 
-def _choose_clean_segments_to_read_partly(
+def _choose_partial_reads(
     scan: _SurvivorScanAttempt, decisions: dict[SegmentOrdinal, SegmentReadDecisionFromSidecar], answers: BloomFilterAnswers
 ) -> BloomFilterAnswers:
     """Choose, by key directories, the clean segments of which reading a part is enough. ``decisions`` is changed in place.
@@ -491,17 +485,17 @@ def _choose_clean_segments_to_read_partly(
         return answers
     copies, opened = job.reading.staging.layout.log_file_copy_limits, job.opened
 
-    def may_be_read_in_part(ordinal: SegmentOrdinal, decision: SegmentReadDecisionFromSidecar) -> bool:
+    def has_usable_directory(ordinal: SegmentOrdinal, decision: SegmentReadDecisionFromSidecar) -> bool:
         segment = job.roles.live[ordinal]
         is_read = (decision.must or ordinal in answers.met) and (inquiry.in_part is None or segment.id in inquiry.in_part)
         if not is_read or opened.is_segment_open(ordinal):
             return False
-        why = reason_to_read_whole_segment(segment, job.roles.sidecar_head(ordinal).sidecar, survivors.key_count, copies)
+        why = whole_read_reason(segment, job.roles.sidecar_head(ordinal).sidecar, survivors.key_count, copies)
         if why:
             _log.debug("%s is read whole: %s", job.reading.object_key_of_log(ordinal), why)
         return not why
 
-    asked = [ordinal for ordinal, decision in decisions.items() if may_be_read_in_part(ordinal, decision)]
+    asked = [ordinal for ordinal, decision in decisions.items() if has_usable_directory(ordinal, decision)]
     if not asked:
         return answers
     met = dict(answers.met)
@@ -512,7 +506,7 @@ def _choose_clean_segments_to_read_partly(
         job.settings.check()
         if directory is None:
             continue
-        found, decision = search.find_segment_part_to_read(directory, opened.sources[ordinal], opened.verdicts[ordinal]), decisions[ordinal]
+        found, decision = search.find_part(directory, opened.sources[ordinal], opened.verdicts[ordinal]), decisions[ordinal]
         if found.meets_none and (decision.for_keys or not decision.must):
             decisions[ordinal] = replace(decision, must="", may=MEETS_NONE, for_keys=False)
             met.pop(ordinal, None)
@@ -521,8 +515,7 @@ def _choose_clean_segments_to_read_partly(
     return replace(answers, met=met)
 
 
-def _reasons_to_read_by_filters(scan: _SurvivorScanAttempt, ordinals: Sequence[SegmentOrdinal]) -> dict[SegmentOrdinal, str]:
-    """Return the segments whose filter matches a dirty key or cannot be used, with the reason."""
+def _filter_matches(scan: _SurvivorScanAttempt, ordinals: Sequence[SegmentOrdinal]) -> dict[SegmentOrdinal, str]:
     job, live = scan.job, scan.job.roles.live
     if job.inquiry.sidecars is None:
         return {}
@@ -554,7 +547,7 @@ def _build_survivor_scan_result(
         clean=build_clean_segment_verdicts(
             {live[n].id: decision for n, decision in decisions.items()},
             {live[n].id: why for n, why in answers.met.items()},
-            {live[n].id: why for n in job.roles.clean if (why := _reason_to_read_due_to_transactions(job, n))},
+            {live[n].id: why for n in job.roles.clean if (why := _transaction_reason(job, n))},
             asked_segments=(live[n].id for n in answers.asked),
             dirty_key_count=survivors.key_count,
             sidecar_bytes=job.cost.bytes,
@@ -564,7 +557,7 @@ def _build_survivor_scan_result(
     )
 
 
-def remaining_size_bounds_by_segment_id(scan_result: SurvivorScanResult, state: PartitionState) -> dict[str, RemainingSizeBound]:
+def remaining_size_bounds(scan_result: SurvivorScanResult, state: PartitionState) -> dict[str, RemainingSizeBound]:
     """Return an upper bound on the bytes and records that remain after the round of each segment that pass 1 has read.
 
     A batch that keeps a record, or whose records are not known, counts in full. One batch header is added for each producer.

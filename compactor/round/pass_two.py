@@ -39,7 +39,7 @@ from compactor.constants import TimestampMs
 from compactor.errors import CannotCopy, CopyDiffers
 from compactor.kernels.common import SegmentOrdinal
 from compactor.local.budget import BLOCK, DiskReservationExceeded, DiskSpaceReservation
-from compactor.local.staging import StagingFolder, disk_bytes_to_rewrite_group
+from compactor.local.staging import StagingFolder, rewrite_disk_bytes
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import FILE_KINDS, Balance, CountAndDigestSum, ReasonOrEmpty, RemoteLogSegmentMetadata, SegmentFile
@@ -53,11 +53,11 @@ from compactor.round.partial import (
     ComposedSegment,
     SegmentPartToRead,
     WholeSegmentReadNeededError,
-    balance_including_copied_batches,
+    balance_with_copies,
+    composed_sidecar,
     describe_composed_segment,
     is_key_directory_worthwhile,
-    pieces_to_compose_new_log,
-    sidecar_of_composed_segment,
+    log_pieces,
 )
 from compactor.round.pass_one import CleanSegmentSelectionInputs, SurvivorScanResult, SurvivorScanSettings, scan_for_survivors
 from compactor.round.ports import BloomFilterUsageStatistics, RoundCosts, RoundDriverServicesForWorker
@@ -94,7 +94,7 @@ class RewrittenSegment:
         :param output: the segment's log, opened.
         :param should_record_batch_digests: whether to record the digest of the batch headers, too.
         """
-        log = log_file_size_and_digests(output) if should_record_batch_digests else segment_file_size_and_sha256(contents_by_kind["log"])
+        log = describe_log(output) if should_record_batch_digests else describe_file(contents_by_kind["log"])
         return RewrittenSegment(output.table, log, contents_by_kind, read_earliest_horizon_ms(output, max_inflated_bytes))
 
     @staticmethod
@@ -138,7 +138,7 @@ def upload_segment(
         max_timestamp_ms=TimestampMs(about.max_timestamp_ms),
         mtime_ms=task.mtime_ms,
         leader_epochs=task.leader_epochs,
-        files={"log": segment.log} | {kind: segment_file_size_and_sha256(data) for kind, data in segment.contents.items() if kind != "log"},
+        files={"log": segment.log} | {kind: describe_file(data) for kind, data in segment.contents.items() if kind != "log"},
         first_timestamp_ms=about.first_timestamp_ms,
         due_ms=segment.due_ms,
         open_txn_offset=open_txn_offset,
@@ -154,13 +154,13 @@ def upload_segment(
     return metadata, layout.upload_segment(partition, metadata, segment.contents)
 
 
-def segment_file_size_and_sha256(content: Path | bytes) -> SegmentFile:
+def describe_file(content: Path | bytes) -> SegmentFile:
     if isinstance(content, bytes):
         return SegmentFile(size=len(content), sha256=hashlib.sha256(content).hexdigest())
     return SegmentFile(size=content.stat().st_size, sha256=file_sha256(content))
 
 
-def log_file_size_and_digests(source: SourceSegment) -> SegmentFile:
+def describe_log(source: SourceSegment) -> SegmentFile:
     """Return size and SHA-256 of a new log whose CRCs are known to be valid, and the digest of its batch headers unless it has batches of
     v0 or v1.
     """
@@ -172,7 +172,7 @@ def log_file_size_and_digests(source: SourceSegment) -> SegmentFile:
 _log = logging.getLogger(__name__)
 
 
-def program_and_codec_versions_fingerprint() -> str:
+def versions_fingerprint() -> str:
     """Return the versions of this program and of its compression libraries, which decide the bytes that a plan produces (determinism,
     I7).
     """
@@ -213,15 +213,15 @@ class LocalWorker:
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        if plan.fingerprint != program_and_codec_versions_fingerprint():
-            message = f"the plan is for {plan.fingerprint}, this process is {program_and_codec_versions_fingerprint()}"
+        if plan.fingerprint != versions_fingerprint():
+            message = f"the plan is for {plan.fingerprint}, this process is {versions_fingerprint()}"
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=message)
             return
         left = {task.group: task for task in tasks}
         try:
             with nullcontext(self.workers) if self.workers else WorkerThreads(self.threads) as workers:
                 try:
-                    for outcome in self._run_tasks_in_one_attempt(plan, tasks, session, workers, self.found, may_read_in_part=self.splices):
+                    for outcome in self._attempt_tasks(plan, tasks, session, workers, self.found, may_read_in_part=self.splices):
                         del left[outcome.group]
                         yield outcome
                 except WholeSegmentReadNeededError as why:
@@ -229,11 +229,11 @@ class LocalWorker:
                 if left:
                     if self.found is not None:
                         self.found.free_key_memory()
-                    yield from self._run_tasks_in_one_attempt(plan, list(left.values()), session, workers, None, may_read_in_part=False)
+                    yield from self._attempt_tasks(plan, list(left.values()), session, workers, None, may_read_in_part=False)
         except GateFailed as refused:
             yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
 
-    def _run_tasks_in_one_attempt(
+    def _attempt_tasks(
         self,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
@@ -243,7 +243,6 @@ class LocalWorker:
         *,
         may_read_in_part: bool,
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        """Raises GateFailed, and WholeSegmentReadNeededError if a segment must be read whole after all."""
         name, limit = plan.topic_partition, plan.policy.max_decompressed_batch_bytes
         reading = StagedSegmentReader(self.staging, name, session.state.live, limit, self.known)
         if scan_result is None:
@@ -305,7 +304,7 @@ class LocalWorker:
             finally:
                 for written, upload in uploads:
                     if upload.cancel():
-                        execution.delete_local_files_and_release_disk(written)
+                        execution.discard_group(written)
 
 
 @dataclass(frozen=True)
@@ -358,11 +357,11 @@ class SurvivorScanResultsForRewrite(Protocol):
     def open_segment(
         self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None
     ) -> AbstractContextManager[tuple[SourceSegment, TransactionVerdicts]]:
-        """Yield a segment's bytes and the outcomes of transactions for its batches; only a part if ``part_to_read_of_segment`` returns one.
+        """Yield a segment's bytes and the outcomes of transactions for its batches; only a part if ``part_of_segment`` returns one.
         Raises BadData, StoreError, OutOfBudget, and WholeSegmentReadNeededError if the part proves not to be enough.
         """
 
-    def part_to_read_of_segment(self, ordinal: SegmentOrdinal) -> SegmentPartToRead | None:
+    def part_of_segment(self, ordinal: SegmentOrdinal) -> SegmentPartToRead | None:
         """Return the part of a segment that ``open_segment`` opens; None if it opens all of it."""
 
 
@@ -404,7 +403,7 @@ class PlanExecution:
         what = f"group {task.group} of {self._partition}"
         interval = self._plan.policy.index_interval_bytes
 
-        def rewrite_group_within_reserved_bytes(reserved_bytes: int) -> RewrittenGroup:
+        def rewrite_within(reserved_bytes: int) -> RewrittenGroup:
             with staging.reserved_disk_space(reserved_bytes, what, inputs) as reservation:
                 for coming in tasks_to_prefetch:
                     self._prefetch_sources_of_task(coming)
@@ -415,18 +414,18 @@ class PlanExecution:
                     shutil.rmtree(folder, ignore_errors=True)
                     raise
 
-        def rewrite_group_with_reservation() -> RewrittenGroup:
+        def rewrite_once() -> RewrittenGroup:
             sources = [self._live[ordinal] for ordinal in members]
-            part = self._part_to_read_of_group(members)
+            part = self._part_of_group(members)
             most = int(part.source.table.size.sum()) if part else task.most_bytes
-            need = disk_bytes_to_rewrite_group(sources, interval, staging.files_without_local_copy(inputs), max_output_bytes=most)
+            need = rewrite_disk_bytes(sources, interval, staging.files_without_local_copy(inputs), max_output_bytes=most)
             try:
-                return rewrite_group_within_reserved_bytes(min(need, staging.budget.total))
+                return rewrite_within(min(need, staging.budget.total))
             except DiskReservationExceeded:
-                return rewrite_group_within_reserved_bytes(staging.budget.total)
+                return rewrite_within(staging.budget.total)
 
         try:
-            return staging.retry_until_disk_has_space(rewrite_group_with_reservation)
+            return staging.retry_while_disk_full(rewrite_once)
         finally:
             staging.delete_cached_copies(inputs)
             self._update_round_costs()
@@ -439,7 +438,7 @@ class PlanExecution:
         answers = self._answers
         rewriting = GroupRewriter(answers.survivors, self._rules, interval, self._limit, answers.cleaned_chunk_cache, answers.second_reader)
         reservation.reserve_bytes_on_disk(len(FILE_KINDS) * BLOCK)  # the last block of each file is partly unused
-        part = self._part_to_read_of_group(source_ordinals)
+        part = self._part_of_group(source_ordinals)
         cleaned = rewriting.rewrite_group(
             task.start_offset,
             [partial(answers.open_segment, ordinal, reservation) for ordinal in source_ordinals],
@@ -460,26 +459,26 @@ class PlanExecution:
             self._worker.stats.gate_coverage = report.coverage
         balance = tally.compute_balance()
         if part:
-            balance = balance_including_copied_batches(part, balance, self._live[part.source.ordinal].content, self._key)
+            balance = balance_with_copies(part, balance, self._live[part.source.ordinal].content, self._key)
         reservation.reserve_bytes_on_disk(self._worker.layout.upload_scratch_disk_bytes(cleaned.size))
-        return RewrittenGroup(task, source_ordinals, cleaned, folder, reservation.move_used_bytes_to_new_reservation(), balance, part)
+        return RewrittenGroup(task, source_ordinals, cleaned, folder, reservation.split_off_used(), balance, part)
 
-    def _part_to_read_of_group(self, source_ordinals: Sequence[SegmentOrdinal]) -> SegmentPartToRead | None:
-        return self._answers.part_to_read_of_segment(source_ordinals[0]) if len(source_ordinals) == 1 else None
+    def _part_of_group(self, source_ordinals: Sequence[SegmentOrdinal]) -> SegmentPartToRead | None:
+        return self._answers.part_of_segment(source_ordinals[0]) if len(source_ordinals) == 1 else None
 
     def upload_group(self, group: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
         """Upload a rewritten group, then release its disk space. May run while another group is rewritten. Raises StoreError,
         WholeSegmentReadNeededError.
         """
         try:
-            return self._worker.staging.retry_until_disk_has_space(lambda: self._upload_group_with_sidecar(group))
+            return self._worker.staging.retry_while_disk_full(lambda: self._upload_group_with_sidecar(group))
         finally:
-            self.delete_local_files_and_release_disk(group)
+            self.discard_group(group)
 
-    def delete_local_files_and_release_disk(self, group: RewrittenGroup) -> None:
+    def discard_group(self, group: RewrittenGroup) -> None:
         """Delete the files of a group that was uploaded or never will be, and give its disk space back."""
         shutil.rmtree(group.folder, ignore_errors=True)
-        group.reservation.release_all_reserved_disk_bytes()
+        group.reservation.release_all()
         self._update_round_costs()
 
     @measure_stage(SegmentWorkStage.UPLOAD, lambda self, group: group.cleaned.size)
@@ -490,7 +489,7 @@ class PlanExecution:
         negative = any(self._live[ordinal].negative_timestamps for ordinal in group.members)
         joined = None
         if group.part is None:
-            contents: dict[str, Path | bytes] = {**cleaned.paths, **self._build_producer_snapshot_and_epoch_checkpoint(group)}
+            contents: dict[str, Path | bytes] = {**cleaned.paths, **self._end_state_files(group)}
             made = RewrittenSegment.from_local_files(
                 output, contents, self._limit, should_record_batch_digests=layout.should_record_batch_digests
             )
@@ -503,7 +502,7 @@ class PlanExecution:
                 self._partition,
                 task,
                 made,
-                open_txn_offset=last.open_txn_offset if not last.has_offsets_after_end_offset else -1,
+                open_txn_offset=last.open_txn_offset if not last.has_unread_tail else -1,
                 sum_of_batches=group.balance.result,
                 negative_timestamp_count=count_negative_timestamps(output, self._limit) if negative else 0,
                 broker_log_start=self._plan.broker_log_start,
@@ -539,11 +538,11 @@ class PlanExecution:
         object_key_of_log = self._worker.layout.object_name(self._partition, source, "log")
         return RewrittenSegment.from_composed_pieces(
             composed,
-            pieces_to_compose_new_log(segment_part.splice, object_key_of_log, group.cleaned.paths["log"], output.table),
-            {"index": index, "timeindex": timeindex, **self._build_producer_snapshot_and_epoch_checkpoint(group)},
+            log_pieces(segment_part.splice, object_key_of_log, group.cleaned.paths["log"], output.table),
+            {"index": index, "timeindex": timeindex, **self._end_state_files(group)},
         )
 
-    def _build_producer_snapshot_and_epoch_checkpoint(self, group: RewrittenGroup) -> dict[str, bytes]:
+    def _end_state_files(self, group: RewrittenGroup) -> dict[str, bytes]:
         """Return, by kind of file, the producer snapshot and leader-epoch checkpoint of the group's last source, cut at the offset up to
         which readers read that source. A file that the source lacks is left out.
         """
@@ -551,20 +550,20 @@ class PlanExecution:
         last, end = self._live[ordinal], group.task.end_offset
         found: dict[str, bytes] = {}
         if "snapshot" in last.files:
-            found["snapshot"] = self._forward_read.read_small_file_of_segment(last, "snapshot")
+            found["snapshot"] = self._forward_read.read_small_file(last, "snapshot")
         if "leader-epoch-checkpoint" in last.files:
             found["leader-epoch-checkpoint"] = self._read_leader_epoch_checkpoint(ordinal)
-        if last.has_offsets_after_end_offset and "snapshot" in found:
+        if last.has_unread_tail and "snapshot" in found:
             copied = parse_producer_snapshot_file(found["snapshot"], self._forward_read.object_key(last, "snapshot"))
             before = self._live[ordinal - 1] if ordinal else None
             known = ProducerStates.empty_producer_states()
             if before is not None and "snapshot" in before.files:
                 known = parse_producer_snapshot_file(
-                    self._forward_read.read_small_file_of_segment(before, "snapshot"), self._forward_read.object_key(before, "snapshot")
+                    self._forward_read.read_small_file(before, "snapshot"), self._forward_read.object_key(before, "snapshot")
                 )
             states = copied.states_at(end, known.states_at(last.start_offset - 1).replay_batches(self._answers.sources[ordinal].table))
             found["snapshot"] = format_producer_snapshot(states)
-        if last.has_offsets_after_end_offset and "leader-epoch-checkpoint" in found:
+        if last.has_unread_tail and "leader-epoch-checkpoint" in found:
             where = self._forward_read.object_key(last, "leader-epoch-checkpoint")
             lineage = parse_leader_epoch_checkpoint(found["leader-epoch-checkpoint"].decode(), where)
             found["leader-epoch-checkpoint"] = format_leader_epoch_checkpoint(truncate_lineage_at(lineage, end + 1)).encode()
@@ -577,14 +576,9 @@ class PlanExecution:
         for entry in (entry for before in self._live[: ordinal + 1] for entry in before.leader_epochs):
             known.setdefault(entry.epoch, entry)
         made = format_leader_epoch_checkpoint(list(known.values())).encode()
-        return (
-            made
-            if segment_file_size_and_sha256(made).has_same_size_and_digest_as(segment.files[kind])
-            else self._forward_read.read_small_file_of_segment(segment, kind)
-        )
+        return made if describe_file(made).has_same_content_as(segment.files[kind]) else self._forward_read.read_small_file(segment, kind)
 
     def _store_sidecar(self, metadata: RemoteLogSegmentMetadata, output: SourceSegment) -> None:
-        """Store the new segment's sidecar while the segment's bytes are in the page cache."""
         worker = self._worker
         if worker.sidecars is None:
             return
@@ -605,7 +599,7 @@ class PlanExecution:
         old = worker.sidecars.load_sidecar(source.id) if worker.sidecars else None
         if worker.sidecars is None or old is None:
             return
-        sidecar = sidecar_of_composed_segment(old, metadata.id, composed.due, composed.table)
+        sidecar = composed_sidecar(old, metadata.id, composed.due, composed.table)
         worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(sidecar) + worker.sidecars.add_key_directory(composed.directory)
 
     def _prefetch_sources_of_task(self, task: CompactionTask) -> None:

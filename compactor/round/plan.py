@@ -38,16 +38,16 @@ from compactor.round.ports import CleanSegmentVerdicts, Stats, estimate_record_c
 from compactor.storage.schemes import GIB
 
 
-def raise_if_known_keyless_records_are_refused(state: PartitionState, cleaner: CleanerSettings, end: int) -> None:
+def require_keyless_accepted(state: PartitionState, cleaner: CleanerSettings, end: int) -> None:
     """Raise KeylessRecordsRefused if an earlier round was refused for records without a key of which at least the newest is still in the
     dirty range, which ends before ``end``. A blocked partition is not read again and again.
     """
-    known = known_refused_keyless_records(state, cleaner, end)
+    known = known_refused_keyless(state, cleaner, end)
     if known is not None:
         raise KeylessRecordsRefused(state.topic, known)
 
 
-def known_refused_keyless_records(state: PartitionState | PartitionSummary, cleaner: CleanerSettings, end: int) -> KeylessRecords | None:
+def known_refused_keyless(state: PartitionState | PartitionSummary, cleaner: CleanerSettings, end: int) -> KeylessRecords | None:
     """Return the records without a key for which the next round over offsets below ``end`` will be refused, as an earlier round has counted
     them; None if none are known.
     """
@@ -56,7 +56,7 @@ def known_refused_keyless_records(state: PartitionState | PartitionSummary, clea
     return keyless if refused else None
 
 
-def keyless_stats_for_run_history(keyless: KeylessRecords) -> Stats:
+def keyless_stats(keyless: KeylessRecords) -> Stats:
     """Return the figures of records without a key for the run history; none if all had one."""
     return {"keyless_records": keyless.count, "records_dirty": keyless.records} if keyless.count else {}
 
@@ -118,19 +118,19 @@ def dirty_ratio_threshold(
     segment_bytes = live / len(clean_segments)
     in_vain = min(1.0, bytes_saved_per_dirty_byte) if bytes_saved_per_dirty_byte is not None else 1.0
 
-    def ratio_dependent_monthly_cost_usd(dirty_ratio: float) -> float:
+    def monthly_cost_usd(dirty_ratio: float) -> float:
         dirty_bytes = live * dirty_ratio / (1 - dirty_ratio)
         rounds = written_month / dirty_bytes
         stored = in_vain * dirty_bytes / 2 + rounds * (live + dirty_bytes) * costs.replaced_ms / MONTH_MS
         requests = costs.prices.round_requests_usd(ceil((live + dirty_bytes) / segment_bytes), len(clean_segments))
         return stored / GIB * costs.prices.stored_gib_month_usd + rounds * requests
 
-    ratio = min(CHOICES, key=ratio_dependent_monthly_cost_usd)
+    ratio = min(CHOICES, key=monthly_cost_usd)
     turnovers = f"{written_month / live:.1f} times its clean size are written a month"
     return DirtyRatioThreshold(
         ratio,
         f"the cheapest, as {turnovers}",
-        round(ratio_dependent_monthly_cost_usd(KAFKA_RATIO) - ratio_dependent_monthly_cost_usd(ratio), 6),
+        round(monthly_cost_usd(KAFKA_RATIO) - monthly_cost_usd(ratio), 6),
     )
 
 
@@ -172,8 +172,8 @@ def find_expired_segments(state: PartitionStateOrSummary[S], cleaner: CleanerSet
     if state.mirrored or not state.has_segments:
         return None
     readable = [segment for segment in state.live if segment.end_offset >= state.log_start]
-    aged = _count_segments_past_retention_time(readable, cleaner, now_ms)
-    surplus = _count_segments_past_retention_size(readable[aged:], cleaner)
+    aged = _count_aged(readable, cleaner, now_ms)
+    surplus = _count_surplus(readable[aged:], cleaner)
     count = aged + surplus
     offset = readable[count - 1].end_offset + 1 if count else state.log_start
     gone = segments_removable_below(state.live, offset)
@@ -186,29 +186,27 @@ def find_expired_segments(state: PartitionStateOrSummary[S], cleaner: CleanerSet
     )
 
 
-def next_retention_expiry_time_ms(state: PartitionStateOrSummary[S], cleaner: CleanerSettings) -> int:
+def next_expiry_ms(state: PartitionStateOrSummary[S], cleaner: CleanerSettings) -> int:
     """Return the first time at which a segment exceeds ``retention_ms`` by its timestamps; NEVER_MS if that never happens."""
     if state.mirrored or not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return NEVER_MS
     first = next((segment for segment in state.live if segment.end_offset >= state.log_start), None)
-    return NEVER_MS if first is None else min(NEVER_MS, largest_or_modification_timestamp_ms(first) + cleaner.retention_ms + 1)
+    return NEVER_MS if first is None else min(NEVER_MS, retention_timestamp_ms(first) + cleaner.retention_ms + 1)
 
 
-def largest_or_modification_timestamp_ms(segment: SegmentMetadataOrSummary) -> int:
+def retention_timestamp_ms(segment: SegmentMetadataOrSummary) -> int:
     """Return the largest timestamp, or the modification time if no record has one (Kafka's LogSegment)."""
     return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.mtime_ms
 
 
-def _count_segments_past_retention_time(readable_segments: Sequence[S], cleaner: CleanerSettings, now_ms: int) -> int:
+def _count_aged(readable_segments: Sequence[S], cleaner: CleanerSettings, now_ms: int) -> int:
     if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return 0
-    young = (
-        n for n, segment in enumerate(readable_segments) if now_ms - largest_or_modification_timestamp_ms(segment) <= cleaner.retention_ms
-    )
+    young = (n for n, segment in enumerate(readable_segments) if now_ms - retention_timestamp_ms(segment) <= cleaner.retention_ms)
     return next(young, len(readable_segments))
 
 
-def _count_segments_past_retention_size(readable_segments: Sequence[S], cleaner: CleanerSettings) -> int:
+def _count_surplus(readable_segments: Sequence[S], cleaner: CleanerSettings) -> int:
     if not is_retention_enabled(cleaner) or cleaner.retention_bytes < 0:
         return 0
     remaining = sum(segment.size_bytes for segment in readable_segments)
@@ -223,7 +221,7 @@ FEW_PASSES = 3
 """Number of passes over the keys up to which this process does the work, although it reads the dirty range as often."""
 
 
-def reason_to_run_on_spark(cleaner: CleanerSettings, spark: SparkSettings, assessment: RoundAssessment[S]) -> ReasonOrEmpty:
+def spark_reason(cleaner: CleanerSettings, spark: SparkSettings, assessment: RoundAssessment[S]) -> ReasonOrEmpty:
     """Return why a due round goes to the Spark cluster of [spark] master under ``map_engine = "auto"``; empty: this process does it."""
     if cleaner.map_engine != "auto" or not spark.uses_spark_cluster or not assessment.due:
         return ""
@@ -238,11 +236,11 @@ def reason_to_run_on_spark(cleaner: CleanerSettings, spark: SparkSettings, asses
         return f"its largest segment of {format_size(largest)} and the output do not fit disk_budget_bytes"
     if sum(estimate_record_count(segment) for segment in assessment.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return ""
-    passes = expected_scan_count_of_dirty_range(cleaner, assessment)
+    passes = expected_scan_count(cleaner, assessment)
     return f"the keys would need {passes} passes" if passes > FEW_PASSES else ""
 
 
-def expected_scan_count_of_dirty_range(cleaner: CleanerSettings, assessment: RoundAssessment[S]) -> int:
+def expected_scan_count(cleaner: CleanerSettings, assessment: RoundAssessment[S]) -> int:
     """Return how many times the partitioned engine would have to read the dirty range; 1 if the disk budget is ``auto``."""
     if not isinstance(cleaner.disk_budget_bytes, int):
         return 1
@@ -306,7 +304,7 @@ def assess_round(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, no
         return RoundAssessment(
             False, 'cleanup_policy is "delete"', first_dirty, first_dirty, 0.0, (), (), (), DirtyRatioThreshold(KAFKA_RATIO)
         )
-    end, bound = _end_offset_of_round_range(state, cleaner, now_ms, first_dirty)
+    end, bound = _end_of_range(state, cleaner, now_ms, first_dirty)
     # Nobody reads a segment below the log start, which stays only as the newest one: it is not worth a rewrite.
     below = [segment for segment in state.live if segment.start_offset < end and segment.end_offset >= state.log_start]
     dirty = tuple(segment for segment in below if segment.end_offset >= first_dirty)
@@ -316,11 +314,11 @@ def assess_round(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, no
     horizon_due = tuple(segment.id for segment in below if 0 <= segment.due_ms <= now_ms)
     threshold = dirty_ratio_threshold(cleaner, clean, dirty, state.saved_per_dirty_byte)
     found = RoundAssessment(False, "", first_dirty, end, ratio, dirty, clean, horizon_due, threshold)
-    due, reason = _decide_if_round_is_due(found, cleaner, now_ms, bound, ignore_dirty_ratio=force)
+    due, reason = _decide_due(found, cleaner, now_ms, bound, ignore_dirty_ratio=force)
     return replace(found, due=due, reason=reason)
 
 
-def _end_offset_of_round_range(
+def _end_of_range(
     state: PartitionStateOrSummary[S], cleaner: CleanerSettings, now_ms: int, first_dirty_offset: int
 ) -> tuple[int, ReasonOrEmpty]:
     """Return the end of a round's range (exclusive), and why it is not the log's end (empty: it is). It is a segment boundary and never
@@ -343,7 +341,7 @@ def _end_offset_of_round_range(
     return max(end, min(first_dirty_offset, state.end_offset + 1)), why
 
 
-def _decide_if_round_is_due(
+def _decide_due(
     assessment: RoundAssessment[S], cleaner: CleanerSettings, now_ms: int, range_limit_reason: str, *, ignore_dirty_ratio: bool
 ) -> tuple[bool, ReasonOrEmpty]:
     dirty, ratio = assessment.dirty, assessment.dirty_ratio
@@ -495,7 +493,7 @@ def _segments_after_expiring_ones(plan_inputs: PlanInputs) -> frozenset[SegmentO
     )
 
 
-def margin_before_broker_expiry_ms(state: PartitionStateOrSummary[S]) -> int:
+def expiry_margin_ms(state: PartitionStateOrSummary[S]) -> int:
     """Return the time before a segment's expiry from which on it is rewritten alone."""
     return max(EXPIRY_MARGIN_MS, 2 * state.last_round_ms)
 
@@ -510,7 +508,7 @@ def count_segments_expiring_soon(state: PartitionStateOrSummary[S], segments: Se
     """
     if not state.mirrored or cleaner.retention_ms < 0:
         return 0
-    until_ms = now_ms + margin_before_broker_expiry_ms(state) - cleaner.retention_ms
+    until_ms = now_ms + expiry_margin_ms(state) - cleaner.retention_ms
     return next((number for number, segment in enumerate(segments) if segment.max_timestamp_ms > until_ms), len(segments))
 
 

@@ -55,13 +55,13 @@ class RoundDriverServicesForWorker(Protocol):
         """State in which the plan is the open intent. ``state.live`` has the metadata of its sources."""
 
     @property
-    def scratch_objects_of_earlier_survivor_scan(self) -> tuple[ScratchObject, ...]:
+    def earlier_scan_results(self) -> tuple[ScratchObject, ...]:
         """Result of pass 1 that an earlier attempt at this plan stored; empty if there is none."""
 
     def scratch_object_key(self, object_name: str) -> str:
         """Return the control store key for a scratch object of this run, which is deleted after the run has ended."""
 
-    def record_scratch_objects_of_survivor_scan(self, objects: Sequence[ScratchObject]) -> None:
+    def record_scan_results(self, objects: Sequence[ScratchObject]) -> None:
         """Record in the control log that these existing scratch objects are the result of pass 1. Raises Fenced."""
 
     def raise_if_leadership_lost(self, *, caller_only_waits: bool = False) -> None:
@@ -123,7 +123,7 @@ class RoundSteps(Protocol[RoundInputsT]):
     def round_resumption_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
         """Return why this process cannot resume an open round (other settings, other versions, too old); empty: it can."""
 
-    def log_start_offset_raised_by_retention(self, state: PartitionState) -> int | None:
+    def retention_log_start(self, state: PartitionState) -> int | None:
         """Return the offset to which retention raises the log start before the round is planned; None if nothing expires. Raises
         StoreError.
         """
@@ -141,7 +141,7 @@ class RoundSteps(Protocol[RoundInputsT]):
         group does not fit the disk budget.
         """
 
-    def raise_if_plan_exceeds_record_rate_limit(self, plan: CompactionPlan) -> None:
+    def require_plan_admitted(self, plan: CompactionPlan) -> None:
         """Raise RoundPostponedError if the rate limit on metadata records does not admit the plan now. Called before the plan is
         announced.
         """
@@ -194,7 +194,7 @@ class BloomFilterUsageStatistics:
         return are_filters_worthwhile(self.asked, self.bytes_read, self.bytes_saved)
 
     @property
-    def share_of_segments_without_dirty_key(self) -> float:
+    def idle_share(self) -> float:
         """Share of the asked segments, from 0 to 1; a default if fewer than TRIAL filters were asked."""
         return (self.skipped + self.useless) / self.asked if self.asked >= TRIAL else sizing.SKIP_RATE
 
@@ -212,25 +212,23 @@ class BloomFilterUsageStatistics:
         )
 
 
-def bloom_filter_usage_of_runs(runs: Iterable[RunHistoryEntry]) -> BloomFilterUsageStatistics:
+def filter_usage_of_runs(runs: Iterable[RunHistoryEntry]) -> BloomFilterUsageStatistics:
     """Return the reads that filters saved in these runs. Runs that the history no longer has are ignored, so that filters are tried
     again.
     """
-    records = [bloom_filter_usage_of_run(run.stats) for run in runs]
+    records = [filter_usage_of_run(run.stats) for run in runs]
     return BloomFilterUsageStatistics(
         **{name: sum(getattr(each, name) for each in records) for name in BloomFilterUsageStatistics.__dataclass_fields__}
     )
 
 
-def bloom_filter_usage_of_run(run_stats: Mapping[str, int | float | str]) -> BloomFilterUsageStatistics:
+def filter_usage_of_run(run_stats: Mapping[str, int | float | str]) -> BloomFilterUsageStatistics:
     counts = {name: int(run_stats.get(f"filter_{name}", 0)) for name in ("asked", "skipped", "useless")}
     read = int(run_stats.get("filter_bytes_read", 0)) + int(run_stats.get("filter_bytes_written", 0))
     return BloomFilterUsageStatistics(**counts, bytes_read=read, bytes_saved=int(run_stats.get("bytes_skipped", 0)))
 
 
-def expected_dirty_key_count_of_next_rounds(
-    cleaner: CleanerSettings, runs: Sequence[RunHistoryEntry], dirty_keys_of_this_round: int
-) -> int:
+def expected_dirty_keys(cleaner: CleanerSettings, runs: Sequence[RunHistoryEntry], dirty_keys_of_this_round: int) -> int:
     """Return the expected number of dirty keys in the next rounds: ``bloom_design_keys`` if it is set, else the largest number in this
     round and the latest ones.
     """
@@ -255,7 +253,7 @@ def design_bloom_filter(
         record_count,
         lookups_per_round,
         segment_bytes,
-        max(filter_usage.share_of_segments_without_dirty_key, 0.01),
+        max(filter_usage.idle_share, 0.01),
         max_useless_read_rate=cleaner.bloom_false_positive_rate,
         max_bytes=cleaner.bloom_max_bytes or None,
     )
@@ -305,7 +303,7 @@ def delete_horizon_passed_reason(segment: SegmentMetadataOrSummary, now_ms: int)
     return "a delete horizon has passed" if 0 <= segment.due_ms <= now_ms else ""
 
 
-def decide_whether_to_read_clean_segment(
+def decide_by_sidecar(
     head: SidecarHead,
     due_reason: str,
     *,
@@ -385,7 +383,7 @@ def build_clean_segment_verdicts(
     return CleanSegmentVerdicts(read, skip, reasons_by_transactions, frozenset(asked_segments), sidecar_bytes, frozenset(partial_segments))
 
 
-def bloom_filter_stats_for_run_history(
+def filter_stats(
     verdicts: CleanSegmentVerdicts, plan: CompactionPlan, state: PartitionState, superseded_segments: AbstractSet[str]
 ) -> Stats:
     """Return how many reads the Bloom filters saved in a round, for the run history. All groups of the round must be written.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoint.offsets import first_dirty_offset_of_vector
+from checkpoint.offsets import first_dirty_offset_in
 from compactor.cleaner.source import count_negative_timestamps, open_source_segment
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, Offset, TimestampMs
@@ -24,7 +24,7 @@ from compactor.control.state import GroupAwaitingDeletion, PartitionState, Round
 from compactor.errors import UsageError
 from compactor.kernels.common import SegmentOrdinal
 from compactor.local.budget import DiskBudget, DiskSpaceReservation
-from compactor.local.staging import disk_bytes_to_rewrite_group
+from compactor.local.staging import rewrite_disk_bytes
 from compactor.model.plan import MAX32, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
 from compactor.records.batches import verify_crcs_of_batches
@@ -32,7 +32,7 @@ from compactor.records.encode import BalanceDigestKey, encode_filler_batch, segm
 from compactor.records.indexes import TXN_ENTRY, encode_indexes
 from compactor.round.compaction import disk_budget_bytes
 from compactor.round.mirroring import broker_log_start_offset
-from compactor.round.pass_two import RewrittenSegment, program_and_codec_versions_fingerprint, upload_segment
+from compactor.round.pass_two import RewrittenSegment, upload_segment, versions_fingerprint
 from compactor.round.ports import LeadershipCheck, RoundDriverServicesForWorker, Stats
 from compactor.round.sources import StagedSegmentReader, open_reader_of_segments
 
@@ -87,7 +87,7 @@ class RoundUndoingEarlierRun:
         return True
 
     def round_resumption_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
-        plan, own = intent.plan, program_and_codec_versions_fingerprint()
+        plan, own = intent.plan, versions_fingerprint()
         if plan.restores != self.run_id:
             return "another one was to be taken back"
         return "" if plan.fingerprint == own else f"it was planned by {plan.fingerprint}, this process is {own}"
@@ -115,8 +115,8 @@ class RoundUndoingEarlierRun:
             end_offset=Offset(groups[-1].made.end_offset + 1),
             next_dirty_offset=Offset(
                 min(
-                    first_dirty_offset_of_vector(self._replaced_segments_of_undone_run(state).vector_before),
-                    first_dirty_offset_of_vector(state.vector),
+                    first_dirty_offset_in(self._replaced_group(state).vector_before),
+                    first_dirty_offset_in(state.vector),
                 )
             ),
             high_watermark=state.end_offset + 1,
@@ -124,17 +124,17 @@ class RoundUndoingEarlierRun:
             vector=state.vector,
             policy=self.cleaner.cleaner_policy(),
             map_engine="memory",
-            fingerprint=program_and_codec_versions_fingerprint(),
+            fingerprint=versions_fingerprint(),
             producers=(),
             tasks=tuple(_task_that_restores_group(number, one, new_id()) for number, one in enumerate(groups)),
             restores=self.run_id,
             broker_log_start=Offset(broker_log_start_offset(self.ports, state.topic_partition)),
         )
 
-    def log_start_offset_raised_by_retention(self, state: PartitionState) -> int | None:
+    def retention_log_start(self, state: PartitionState) -> int | None:
         return None  # brokers expire what is theirs
 
-    def raise_if_plan_exceeds_record_rate_limit(self, plan: CompactionPlan) -> None:
+    def require_plan_admitted(self, plan: CompactionPlan) -> None:
         """Do nothing: the limit does not apply, because a person asked for the undo."""
 
     def run_compaction_tasks(
@@ -147,7 +147,7 @@ class RoundUndoingEarlierRun:
         try:
             for task in tasks:
                 session.raise_if_leadership_lost()
-                yield self._concatenate_and_upload_group(plan, task, groups[task.sources[0]], reading)
+                yield self._restore_group(plan, task, groups[task.sources[0]], reading)
         finally:
             reading.staging.close()
 
@@ -157,23 +157,23 @@ class RoundUndoingEarlierRun:
     def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
         """Do nothing: no caller is informed about the stages of an undo."""
 
-    def _replaced_segments_of_undone_run(self, state: PartitionState) -> GroupAwaitingDeletion:
+    def _replaced_group(self, state: PartitionState) -> GroupAwaitingDeletion:
         return next(group for group in state.waiting if group.run_id == self.run_id and not group.undone)
 
     def _create_disk_budget(self) -> DiskBudget:
         return DiskBudget(disk_budget_bytes(self.cleaner, self.state_dir))
 
-    def _concatenate_and_upload_group(
+    def _restore_group(
         self, plan: CompactionPlan, task: CompactionTask, group: GroupToRestore, reader: StagedSegmentReader
     ) -> CompactionReceipt | CompactionFailure:
         staging = reader.staging
         ordinals = [ordinal for ordinal, segment in enumerate(reader.live) if segment in group.sources]
         inputs = [reader.log_file_to_stage(ordinal) for ordinal in ordinals]
-        need = disk_bytes_to_rewrite_group(group.sources, plan.policy.index_interval_bytes)
+        need = rewrite_disk_bytes(group.sources, plan.policy.index_interval_bytes)
         log = staging.folder / f"group-{task.group}.log"
         with staging.reserved_disk_space(need, f"group {task.group} of {reader.partition}", inputs) as reservation:
             try:
-                entries = _concatenate_batches_of_segments(reader, ordinals, task, log, reservation)
+                entries = _concatenate_batches(reader, ordinals, task, log, reservation)
                 reservation.reserve_bytes_on_disk(self.ports.layout.upload_scratch_disk_bytes(log.stat().st_size))
                 return self._upload_restored_segment(plan, task, group, log, entries, reader)
             finally:
@@ -200,7 +200,7 @@ class RoundUndoingEarlierRun:
             contents["txnindex"] = txn_index_entries
         for kind in ("snapshot", "leader-epoch-checkpoint"):  # both describe the segment's end, which does not change
             if kind in made.files:
-                contents[kind] = reader.read_small_file_of_segment(made, kind)
+                contents[kind] = reader.read_small_file(made, kind)
         metadata, problem = upload_segment(
             (self.ports.layout, self.ports.publisher),
             name,
@@ -226,7 +226,7 @@ class RoundUndoingEarlierRun:
         )
 
 
-def _concatenate_batches_of_segments(
+def _concatenate_batches(
     reader: StagedSegmentReader, ordinals: Sequence[SegmentOrdinal], task: CompactionTask, out_log: Path, reservation: DiskSpaceReservation
 ) -> bytes:
     """Write the batches of the segments one after the other into ``out_log``, up to the group's end. Return the entries of their

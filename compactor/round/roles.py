@@ -13,7 +13,7 @@ from compactor.cleaner.rewrite import NO_BYTES, substitute_segment, verdicts_fro
 from compactor.cleaner.source import SourceSegment
 from compactor.errors import BadData
 from compactor.kernels.common import SegmentOrdinal
-from compactor.local.budget import DiskSpaceReservation, round_up_to_disk_blocks
+from compactor.local.budget import DiskSpaceReservation, round_up_to_blocks
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
@@ -83,9 +83,9 @@ class SegmentRoles:
         return estimate_distinct_keys([self.sidecar_head(n) for n in self.dirty], [estimate_record_count(self.live[n]) for n in self.dirty])
 
     @property
-    def largest_live_segment_disk_bytes(self) -> int:
+    def largest_segment_disk_bytes(self) -> int:
         """Disk bytes of the largest live segment, needed in addition to the rows of the offset map."""
-        return max((round_up_to_disk_blocks(segment.size_bytes) for segment in self.live), default=0)
+        return max((round_up_to_blocks(segment.size_bytes) for segment in self.live), default=0)
 
 
 class RoundSourceSegments:
@@ -97,8 +97,8 @@ class RoundSourceSegments:
 
     def __init__(self, reader: StagedSegmentReader, roles: SegmentRoles) -> None:
         self.reading = reader
-        self.sources = [_segment_without_bytes_from_sidecar_head(reader, roles, ordinal) for ordinal in range(len(roles.live))]
-        self.verdicts = [_verdicts_of_segment_without_batches() for _ in roles.live]
+        self.sources = [_substitute_segment(reader, roles, ordinal) for ordinal in range(len(roles.live))]
+        self.verdicts = [_no_verdicts() for _ in roles.live]
         self.folded = False
         self.parts: dict[int, SegmentPartToRead] = {}
         self._opened: set[int] = set()
@@ -117,7 +117,7 @@ class RoundSourceSegments:
                     stack.enter_context(self.reading.memory_map_segment(part.source, reservation))
                 except BadData as wrong:
                     raise WholeSegmentReadNeededError(str(wrong)) from None
-                part.raise_unless_batches_match_key_directory()
+                part.require_matching_batches()
                 yield part.source
             return
         if ordinal in self._opened:
@@ -142,7 +142,7 @@ class RoundSourceSegments:
         """Return whether the segment was opened, so that its batch headers are known without its sidecar."""
         return ordinal in self._opened
 
-    def load_batch_headers_into_memory(self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None) -> None:
+    def load_batch_headers(self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None) -> None:
         """Read the segment's batch headers, unless they are in memory already."""
         if ordinal not in self._opened:
             with self.memory_map_segment(ordinal, reservation):
@@ -154,13 +154,13 @@ class RoundSourceSegments:
         self.folded = True
 
 
-def _segment_without_bytes_from_sidecar_head(reader: StagedSegmentReader, roles: SegmentRoles, ordinal: SegmentOrdinal) -> SourceSegment:
+def _substitute_segment(reader: StagedSegmentReader, roles: SegmentRoles, ordinal: SegmentOrdinal) -> SourceSegment:
     """Return the batch headers in a segment's sidecar as a segment; an empty one if it has no usable sidecar."""
     segment, sidecar = roles.live[ordinal], roles.sidecar_head(ordinal).sidecar
     place = (ordinal, reader.object_key_of_log(ordinal), segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
     return substitute_segment(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate_rows(0))
 
 
-def _verdicts_of_segment_without_batches() -> TransactionVerdicts:
+def _no_verdicts() -> TransactionVerdicts:
     nothing = np.zeros(0, np.bool_)
     return TransactionVerdicts(nothing, nothing, nothing, np.empty(0, TXN_ENTRY))

@@ -17,7 +17,7 @@ from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
 from compactor.kernels.common import SegmentOrdinal
-from compactor.local.budget import DiskBudget, DiskSpaceReservation, spool_folder_of_this_process
+from compactor.local.budget import DiskBudget, DiskSpaceReservation, spool_folder
 from compactor.local.staging import FileToStage, StagingFolder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -55,7 +55,7 @@ def open_reader_of_segments(
 ) -> StagedSegmentReader:
     """Return a reader of these segments of a partition, live or replaced, staged in a new folder. The caller must close its ``staging``."""
     staging = StagingFolder(
-        Path(tempfile.mkdtemp(prefix=f"{folder_prefix}-", dir=spool_folder_of_this_process(state_dir))),
+        Path(tempfile.mkdtemp(prefix=f"{folder_prefix}-", dir=spool_folder(state_dir))),
         ports.layout,
         budget,
         sleep=ports.sleep,
@@ -64,14 +64,14 @@ def open_reader_of_segments(
     return StagedSegmentReader(staging, partition, segments, cleaner.max_decompressed_batch_bytes)
 
 
-def read_producer_states_at_end(layout: SegmentLayout, state: PartitionState) -> ProducerStates:
+def read_end_states(layout: SegmentLayout, state: PartitionState) -> ProducerStates:
     """Return the producer states at the partition's end, which decide transactions that continue in later segments. Raises BadData if the
     last segment's snapshot is missing or cannot be parsed.
     """
-    return parse_producer_snapshot_at_end(layout, state, read_producer_snapshot_at_end(layout, state))
+    return parse_end_snapshot(layout, state, read_end_snapshot(layout, state))
 
 
-def parse_producer_snapshot_at_end(layout: SegmentLayout, state: PartitionState, snapshot: bytes) -> ProducerStates:
+def parse_end_snapshot(layout: SegmentLayout, state: PartitionState, snapshot: bytes) -> ProducerStates:
     """Return the producer states of the last segment's snapshot; none if it is empty. Raises BadData."""
     return (
         parse_producer_snapshot_file(snapshot, layout.object_name(state.topic_partition, state.live[-1], "snapshot"))
@@ -80,7 +80,7 @@ def parse_producer_snapshot_at_end(layout: SegmentLayout, state: PartitionState,
     )
 
 
-def read_producer_snapshot_at_end(layout: SegmentLayout, state: PartitionState) -> bytes:
+def read_end_snapshot(layout: SegmentLayout, state: PartitionState) -> bytes:
     """Return the last segment's producer snapshot; empty if it has none. Raises BadData if it is missing or differs from its digest."""
     if not state.has_segments:
         return b""
@@ -129,14 +129,14 @@ class StagedSegmentReader:
         :param include_txn_index: False if the caller does not need aborted transactions.
         """
         metadata = self.live[ordinal]
-        with self.staging.pinned_local_copy_of_file(self.log_file_to_stage(ordinal), reservation) as path:
+        with self.staging.local_copy(self.log_file_to_stage(ordinal), reservation) as path:
             source = open_source_segment(
-                ordinal, path, metadata.start_offset, metadata.last_offset_in_segment_objects + 1, metadata.mtime_ms, -1,
+                ordinal, path, metadata.start_offset, metadata.last_copied_offset + 1, metadata.mtime_ms, -1,
                 self.inflate_limit,
                 txn_entries=self.read_txn_index(metadata) if include_txn_index else None,
             )  # fmt: skip
             source.name = self.object_key_of_log(ordinal)
-            source = segment_cut_after_offset(source, metadata.end_offset) if metadata.has_offsets_after_end_offset else source
+            source = segment_cut_after_offset(source, metadata.end_offset) if metadata.has_unread_tail else source
             try:
                 yield source
             finally:
@@ -145,22 +145,20 @@ class StagedSegmentReader:
     @contextmanager
     def memory_map_segment(self, source: SourceSegment, reservation: DiskSpaceReservation | None = None) -> Iterator[None]:
         """Map the bytes of a source that was opened before into memory during the block."""
-        with self.staging.pinned_local_copy_of_file(self.log_file_to_stage(source.ordinal), reservation) as path:
+        with self.staging.local_copy(self.log_file_to_stage(source.ordinal), reservation) as path:
             table, buf = source.table, memory_map_file(path)
             # No balance accounts for bytes after the end up to which the segment is read.
-            has_offsets_after_end_offset = self.live[source.ordinal].has_offsets_after_end_offset
-            source.buf = buf[: int(table.position[-1] + table.size[-1]) if len(table) else 0] if has_offsets_after_end_offset else buf
+            has_unread_tail = self.live[source.ordinal].has_unread_tail
+            source.buf = buf[: int(table.position[-1] + table.size[-1]) if len(table) else 0] if has_unread_tail else buf
             try:
                 yield
             finally:
                 source.buf = NO_BYTES
 
     def object_key_of_log(self, ordinal: SegmentOrdinal) -> str:
-        """Key for messages."""
         return self.object_key(self.live[ordinal], "log")
 
     def object_key(self, metadata: RemoteLogSegmentMetadata, file_kind: str) -> str:
-        """Key for messages."""
         return self.staging.layout.object_name(self.partition, metadata, file_kind)
 
     def log_file_to_stage(self, ordinal: SegmentOrdinal) -> FileToStage:
@@ -172,13 +170,12 @@ class StagedSegmentReader:
         local = f"{self.partition}/{metadata.start_offset:020d}.log" if file_kind == "log" else ""
         return FileToStage(self.partition, metadata, file_kind, local)
 
-    def read_small_file_of_segment(self, metadata: RemoteLogSegmentMetadata, file_kind: str) -> bytes:
+    def read_small_file(self, metadata: RemoteLogSegmentMetadata, file_kind: str) -> bytes:
         """Return the content of an object other than the log. Raises BadData, StoreError."""
         known = self.known.get((metadata.id, file_kind))
         return known if known is not None else self.staging.fetch_file_into_memory(self.segment_file_to_stage(metadata, file_kind))
 
     def read_txn_index(self, metadata: RemoteLogSegmentMetadata) -> TxnEntries:
-        """Raises BadData, StoreError."""
         if "txnindex" not in metadata.files:
             return np.empty(0, TXN_ENTRY)
-        return parse_txn_index(self.read_small_file_of_segment(metadata, "txnindex"), self.object_key(metadata, "txnindex"))
+        return parse_txn_index(self.read_small_file(metadata, "txnindex"), self.object_key(metadata, "txnindex"))

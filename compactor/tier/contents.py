@@ -205,7 +205,7 @@ def metadata_digests(info: ObjectInfo) -> SegmentFile:
 def object_digests(store: ObjectStore, info: ObjectInfo, expected: SegmentFile) -> SegmentFile:
     """Return size and digests from the metadata, or by reading the object if that lacks the kind of digest that ``expected`` has."""
     stated = metadata_digests(info)
-    if stated.size != expected.size or stated.has_digest_of_same_kind(expected):
+    if stated.size != expected.size or stated.is_comparable_with(expected):
         return stated
     return digest_stored_file(store, info.key, info.size, expected)
 
@@ -218,7 +218,7 @@ def stored_file_problem(store: ObjectStore, key: str, segment: RemoteLogSegmentM
         info = store.head(key)
         if size not in (-1, info.size):
             return f"{store.url}/{key} has {info.size} bytes, recorded are {size}"
-        if recorded and recorded.has_digest and not object_digests(store, info, recorded).has_same_size_and_digest_as(recorded):
+        if recorded and recorded.has_digest and not object_digests(store, info, recorded).has_same_content_as(recorded):
             return f"{store.url}/{key} has another digest than was recorded"
     except NotFound:
         return f"{store.url}/{key} is missing"
@@ -252,7 +252,7 @@ class DownloadedFile:
 
     def matches_recorded_content(self, file: SegmentFile) -> bool:
         """Return whether the bytes have the recorded digest, or size if no digest is recorded."""
-        return file.is_consistent_with_read_file(self.found)
+        return file.matches_read_file(self.found)
 
     def require_match(self, key: str, file: SegmentFile) -> None:
         """Raise BadData if the bytes differ from what ``file`` records. ``key``: for the message."""

@@ -157,7 +157,7 @@ class ComposableLogLayout(OneObjectPerFileLayout):
         key, recorded = self.object_name(partition, segment, "log"), segment.recorded_size_and_digests("log")
         info = self._store.head(key)
         stated = metadata_digests(info)
-        if not stated.has_same_size_and_digest_as(recorded):  # one without our digests is somebody else's
+        if not stated.has_same_content_as(recorded):  # one without our digests is somebody else's
             raise damaged_object_error(key, stated, recorded)
         return info.etag
 
@@ -207,8 +207,8 @@ class ComposableLogLayout(OneObjectPerFileLayout):
         try:
             info = self._store.head(key)
             if info.size == file.size and not metadata_digests(info).sha256:
-                return digest_stored_file(self._store, key, info.size, file).has_same_size_and_digest_as(file)
-            return object_digests(self._store, info, file).has_same_size_and_digest_as(file)
+                return digest_stored_file(self._store, key, info.size, file).has_same_content_as(file)
+            return object_digests(self._store, info, file).has_same_content_as(file)
         except NotFound:
             return False
 

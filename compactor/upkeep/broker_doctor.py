@@ -491,7 +491,7 @@ def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> lis
     url = tier.settings.tier_url
     for name in partitions:
         try:
-            live = tier.open_control_log_of_partition(name).refresh().live
+            live = tier.open_partition_log(name).refresh().live
             if not live:
                 continue
             if not any(one.segment_id for one in layout.list_objects(name)):

@@ -23,7 +23,7 @@ from compactor.cleaner.source import SourceSegment, open_source_segment, summari
 from compactor.config.times import format_iso_time
 from compactor.control.mirror import segment_from_broker_record
 from compactor.errors import BadData, NotFound, Refused
-from compactor.local.budget import spool_folder_of_this_process
+from compactor.local.budget import spool_folder
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.remote_log import RemoteLogSegmentMetadataRecord, segment_lineage, uuid_bytes
 from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata, SegmentState
@@ -238,7 +238,7 @@ def verify_broker_partition(
         *_abandoned_upload_findings(tier, partition),
     ]
     check = _SegmentContentChecker(tier, partition)
-    with tempfile.TemporaryDirectory(prefix="verify-", dir=spool_folder_of_this_process(tier.state_dir)) as scratch:
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=spool_folder(tier.state_dir)) as scratch:
         newest = max((one.end_offset for one in seen.readable), default=-1)
         for record in seen.readable:
             problems = list(_segment_object_findings(tier, partition, seen, record))

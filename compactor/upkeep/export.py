@@ -11,7 +11,7 @@ import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, merge_segment_lineages, truncate_lineage_at
-from checkpoint.offsets import first_dirty_offset_of_vector
+from checkpoint.offsets import first_dirty_offset_in
 from compactor.access.tier import Tier
 from compactor.cleaner.source import lineage_of_tables
 from compactor.constants import LeaderEpoch, Offset, TopicId
@@ -245,7 +245,7 @@ def export_partition(
             partition,
             lambda: _write_log_directory(
                 tier,
-                tier.open_control_log_of_partition(partition).refresh(),
+                tier.open_partition_log(partition).refresh(),
                 folder,
                 on_bytes,
                 on_total_bytes,
@@ -293,7 +293,7 @@ def _write_log_directory(
         report = ExportReport(len(logs), sum(log.stat().st_size for log in logs), int(logs[0].stem), end, skipped, left_out)
         lines = [CheckpointLine(LOG_STARTS, partition, state.log_start, "it shows deleted records again, or deletes what was exported")]
         if (folder.absolute().parent / CLEANED).exists():
-            clean_end = min(first_dirty_offset_of_vector(state.vector), end + 1)
+            clean_end = min(first_dirty_offset_in(state.vector), end + 1)
             lines.append(CheckpointLine(CLEANED, partition, clean_end, "its cleaner begins elsewhere than after what is clean"))
         publish_directory(partial, folder, lines)
     return report
@@ -368,7 +368,7 @@ def download_segment_files(
     layout = tier.ports.layout
     segment = segment.model_copy(update={"files": dict(layout.segment_files(partition, segment))})
     # Segments of brokers may overlap, because two leaders may tier the same offsets; a log directory has each offset once.
-    whole = not segment.has_offsets_after_end_offset and first_offset <= segment.start_offset
+    whole = not segment.has_unread_tail and first_offset <= segment.start_offset
     begin = segment.start_offset if whole else max(first_offset, segment.start_offset)
     for kind, file in segment.files.items():
         if kind == "log" or (kind in _SUFFIXED and whole):

@@ -25,8 +25,8 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Unavailable, UsageError
 from compactor.model.ids import PUBLISHING, RoundStatus, RunHistoryStatus, TopicPartition
 from compactor.model.segment import ReasonOrEmpty
-from compactor.round.drive import finish_or_undo_open_intent, run_round_as_leader
-from compactor.round.mirroring import record_broker_segments_in_control_log
+from compactor.round.drive import run_round_as_leader, settle_intent
+from compactor.round.mirroring import record_broker_segments
 from compactor.round.restoring import RoundUndoingEarlierRun, groups_to_restore
 from compactor.storage.port import ObjectStore
 from compactor.upkeep.broker_verify import list_partition_objects
@@ -44,7 +44,7 @@ def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) ->
     :raises Leased: if another compactor is at work; Fenced if one takes over.
     :raises StoreError: if the store fails.
     """
-    log = tier.open_control_log_of_partition(partition, caller_runs_round=True)
+    log = tier.open_partition_log(partition, caller_runs_round=True)
 
     def choose_log_start(state: PartitionState) -> int | None:
         return None if new_log_start < state.log_start else new_log_start
@@ -52,7 +52,7 @@ def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) ->
     with hold_leadership(tier.ports, log, tier.lease) as leadership:
         before = leadership.state
         if leadership.state.intent is not None:
-            finish_or_undo_open_intent(leadership, create_round(tier, partition, tier.ports.clock_ms()))
+            settle_intent(leadership, create_round(tier, partition, tier.ports.clock_ms()))
         if not before.has_segments or new_log_start > before.end_offset + 1:
             end = f"it ends at {before.end_offset}" if before.has_segments else "it holds nothing"
             raise UsageError(
@@ -84,7 +84,7 @@ def undo_by_copies(tier: Tier, log: PartitionLog, run_id: str) -> PartitionState
     _require_undoable(log.state, run_id)
     with hold_leadership(tier.ports, log, tier.lease) as leadership:
         if leadership.state.intent is None:
-            record_broker_segments_in_control_log(leadership)  # what brokers have expired since is not taken back
+            record_broker_segments(leadership)  # what brokers have expired since is not taken back
         _require_undoable(leadership.state, run_id)
         sources = [source for one in groups_to_restore(leadership.state, run_id) for source in one.sources]
         damage = publication.stored_segments_problem(tier.ports, leadership.state, sources)

@@ -23,8 +23,8 @@ import numpy as np
 
 from bloom.sidecar import Sidecar
 from checkpoint.files import format_leader_epoch_checkpoint
-from checkpoint.offsets import first_dirty_offset_of_vector
-from compactor.access.rounds import open_reader_of_live_segments
+from checkpoint.offsets import first_dirty_offset_in
+from compactor.access.rounds import open_live_reader
 from compactor.access.tier import Tier
 from compactor.cleaner.retention import transaction_verdicts_by_source
 from compactor.cleaner.rewrite import SidecarBuilder, add_segment
@@ -37,7 +37,7 @@ from compactor.control.ordering import round_restoration_problem
 from compactor.control.publication import undo_round
 from compactor.control.state import PartitionState, RoundIntent, RoundStage
 from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable
-from compactor.local.budget import DiskBudget, spool_folder_of_this_process
+from compactor.local.budget import DiskBudget, spool_folder
 from compactor.model.ids import RoundStatus, RunHistoryStatus, TopicPartition
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import Balance, RemoteLogSegmentMetadata
@@ -47,14 +47,14 @@ from compactor.records.indexes import encode_indexes
 from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
 from compactor.round.drive import run_round_as_leader
 from compactor.round.partial import is_key_directory_worthwhile
-from compactor.round.pass_two import segment_file_size_and_sha256
+from compactor.round.pass_two import describe_file
 from compactor.round.ports import (
     LeadershipCheck,
     RoundDriverServicesForWorker,
     Stats,
-    bloom_filter_usage_of_runs,
     design_bloom_filter,
-    expected_dirty_key_count_of_next_rounds,
+    expected_dirty_keys,
+    filter_usage_of_runs,
 )
 from compactor.tier.contents import matches_recorded_content, read_verified_file
 from compactor.tier.sidecars import SidecarHead
@@ -76,13 +76,13 @@ class SidecarRebuildReport:
 
 def sidecars_json(tier: Tier, partition: TopicPartition, now_ms: int) -> dict[str, Any]:
     """Describe live segments' sidecars, and how many reads their filters have saved. Raises StoreError."""
-    state = tier.open_control_log_of_partition(partition).refresh()
+    state = tier.open_partition_log(partition).refresh()
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
-    record = bloom_filter_usage_of_runs(state.runs)
+    record = filter_usage_of_runs(state.runs)
     sidecars = tier.open_sidecar_store(partition)
     sizes = sidecars.stored_sidecar_sizes()
     heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
-    probes = expected_dirty_key_count_of_next_rounds(cleaner, state.runs, 0)
+    probes = expected_dirty_keys(cleaner, state.runs, 0)
     return {
         "topic": partition.topic,
         "partition": partition.partition,
@@ -168,14 +168,14 @@ def rebuild_sidecars(
     :raises OutOfBudget: if a segment does not fit within the disk budget.
     :raises StoreError: if the store fails.
     """
-    state = tier.open_control_log_of_partition(partition).refresh()
+    state = tier.open_partition_log(partition).refresh()
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     sidecars = tier.open_sidecar_store(partition)
     heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
     wanted = [n for n, segment in enumerate(state.live) if not unusable_only or heads[segment.id].sidecar is None]
-    record, probes = bloom_filter_usage_of_runs(state.runs), expected_dirty_key_count_of_next_rounds(cleaner, state.runs, 0)
+    record, probes = filter_usage_of_runs(state.runs), expected_dirty_keys(cleaner, state.runs, 0)
     written, size = [], 0
-    reading = open_reader_of_live_segments(tier, state, budget, "bloom")
+    reading = open_live_reader(tier, state, budget, "bloom")
     try:
         with WorkerThreads(tier.settings.daemon.threads) as workers:
             for ordinal in wanted:
@@ -195,7 +195,7 @@ def rebuild_sidecars(
                         add_segment(builder, source, reading.inflate_limit, workers)
                         keys = builder.build_key_directory(segment.id) if directory else None
                 except NotFound:
-                    if segment.id in tier.open_control_log_of_partition(partition).refresh().live_segments_by_id():
+                    if segment.id in tier.open_partition_log(partition).refresh().live_segments_by_id():
                         raise
                     continue  # replaced and retired meanwhile
                 reading.staging.delete_cached_copies([reading.log_file_to_stage(ordinal)])
@@ -263,7 +263,7 @@ class TierRepairSource:
         return self.tier.ports.layout.url
 
     def write_copies(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
-        state = self.tier.open_control_log_of_partition(self.partition).refresh()
+        state = self.tier.open_partition_log(self.partition).refresh()
         yield from download_each_copy(self.tier, state, segment, file_kind, path)
         overlapping = [one for one in state.live if one.end_offset >= segment.start_offset and one.start_offset <= segment.end_offset]
         if file_kind == "log" and overlapping:
@@ -395,7 +395,7 @@ def repair_partition(
     :raises OutOfBudget: if the disk is too small.
     :raises StoreError: if the store fails.
     """
-    log = tier.open_control_log_of_partition(partition, caller_runs_round=True)
+    log = tier.open_partition_log(partition, caller_runs_round=True)
     state = log.refresh_and_check_gaps()
     finder = _IntactFileFinder(tier, state, sources)
     decisions = _plan_repairs(tier, state, find_damaged_segments(tier, state, state.live, on_bytes), finder)
@@ -502,7 +502,7 @@ def _repair_report(
 
 @contextmanager
 def _temporary_scratch_folder(tier: Tier) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="repair-", dir=spool_folder_of_this_process(tier.state_dir)) as scratch:
+    with tempfile.TemporaryDirectory(prefix="repair-", dir=spool_folder(tier.state_dir)) as scratch:
         yield Path(scratch)
 
 
@@ -667,7 +667,7 @@ class RepairRound:
     def round_resumption_problem(self, intent: RoundIntent) -> str:
         return "a repair makes a plan of its own"
 
-    def log_start_offset_raised_by_retention(self, state: PartitionState) -> int | None:
+    def retention_log_start(self, state: PartitionState) -> int | None:
         return None
 
     @contextmanager
@@ -677,7 +677,7 @@ class RepairRound:
 
     def make_plan(self, inputs: PartitionState, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
         targets = self._live_damaged_segments(inputs)
-        clean = first_dirty_offset_of_vector(inputs.vector)
+        clean = first_dirty_offset_in(inputs.vector)
         return CompactionPlan(
             run_id=new_id(),
             topic=inputs.topic,
@@ -709,7 +709,7 @@ class RepairRound:
             ),
         )
 
-    def raise_if_plan_exceeds_record_rate_limit(self, plan: CompactionPlan) -> None:
+    def require_plan_admitted(self, plan: CompactionPlan) -> None:
         """Do nothing: repairs have no rate limit, because a person asked for them."""
 
     def run_compaction_tasks(
@@ -740,7 +740,7 @@ class RepairRound:
             source.verify_batches(0, len(source.table))
             held = segment_digest_sum(source.buf, BalanceDigestKey(self.tier.identity.hash_key()))
             # What the broker or a round recorded of the log stays true, because the log is the same.
-            others = {kind: segment_file_size_and_sha256(path) for kind, path in paths.items() if kind != "log"}
+            others = {kind: describe_file(path) for kind, path in paths.items() if kind != "log"}
             made = segment.model_copy(
                 update={
                     "id": task.new_segment_id,

@@ -34,7 +34,7 @@ from compactor.errors import NotFound, Refused, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.remote_log import ExistingAndMissingTopicIds
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.drive import SCOUTED, finish_or_undo_open_intent, scratch_key_prefix
+from compactor.round.drive import SCOUTED, scratch_key_prefix, settle_intent
 from compactor.round.ports import RoundSteps
 from compactor.storage.keys import RESERVED
 from compactor.storage.port import ObjectStore, UnfinishedUpload
@@ -179,7 +179,7 @@ def _delete_topics(tier: Tier, topic_ids: set[TopicId]) -> list[TopicPartition]:
     """A topic that was created again under the same name has another id, and its partitions stay."""
     deleted = []
     for name in tier.list_partitions():
-        log = tier.open_control_log_of_partition(name, caller_runs_round=True)
+        log = tier.open_partition_log(name, caller_runs_round=True)
         state = log.refresh()
         if state.topic_id in topic_ids and (state.has_segments or state.registrations or state.intent):
             delete_partition(tier.ports, log, tier.lease, deleted_topic_id=state.topic_id)
@@ -310,7 +310,7 @@ def retire_as_leader(
         leadership, retention, clock
     )
     if leadership.state.intent is not None:
-        finish_or_undo_open_intent(leadership, round_steps)
+        settle_intent(leadership, round_steps)
         gone += _delete_segments_after_grace(leadership, retention, clock)
     for import_id in _stale_import_ids(ports, log, retention, clock):
         leadership.append_record(
@@ -341,7 +341,7 @@ def find_deletions(
     sidecars = [info.key for info in ports.control.list(sidecar_key_prefix(log.prefix))]
     state = log.refresh_and_check_gaps()
     due, waiting = _split_by_grace(ports, log, retention, clock)
-    known = ordering.segment_ids_protected_from_deletion(state).union(segment.id for segment in state.retiring)
+    known = ordering.protected_segment_ids(state).union(segment.id for segment in state.retiring)
     unknown = [item for item in listed if item.segment_id and item.segment_id not in known]
     reported = ports.publisher.find_unknown_segments(state.topic_partition, known)
     cut_off = [one for one in reported or () if one.cut_off_ms >= 0]
@@ -413,7 +413,7 @@ def _delete_segments_after_grace(
     steps.advance_to_stage(RoundStage.RETIRE_BEGUN)
     leadership.append_record(
         SegmentDeletionBegun(leader_epoch=leadership.epoch, ids=tuple(segment.id for segment in due)),
-        lambda state: not {segment.id for segment in due}.intersection(ordering.segment_ids_protected_from_deletion(state)),
+        lambda state: not {segment.id for segment in due}.intersection(ordering.protected_segment_ids(state)),
     )
     return _complete_begun_deletions(leadership, steps)
 

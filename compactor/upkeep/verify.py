@@ -29,7 +29,7 @@ from compactor.control.logs import PartitionLog
 from compactor.control.records import BadControlRecord
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound, OutOfBudget, Refused
-from compactor.local.budget import round_up_to_disk_blocks, spool_folder_of_this_process
+from compactor.local.budget import round_up_to_blocks, spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
 from compactor.records.encode import BalanceDigestKey, segment_digest_sum
@@ -96,7 +96,7 @@ def require_disk_budget(
 
     :param other_remedy: appended to the hint.
     """
-    needed = copies_on_disk * sum(round_up_to_disk_blocks(file.size) for file in segment.files.values())
+    needed = copies_on_disk * sum(round_up_to_blocks(file.size) for file in segment.files.values())
     budget = disk_budget_bytes(tier.cleaner_settings_for_topic(partition.topic), tier.state_dir)
     if needed > budget:
         message = f"segment {segment.id} takes {needed} bytes of local disk, and the disk budget is {budget}"
@@ -167,7 +167,7 @@ def verify_control_logs(
 
 def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentProblem]:
     """Return the problems of one control log and its cleaner offsets. Raises StoreError."""
-    log = tier.open_control_log_of_partition(partition)
+    log = tier.open_partition_log(partition)
     found: list[SegmentProblem] = []
 
     def add_finding(kind: str, detail: str, object_key: str = "", severity: str = "error") -> None:
@@ -177,7 +177,7 @@ def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentPro
     slots = _list_slots(tier, f"{log.prefix}/log/")
     snapshots = _list_slots(tier, f"{log.prefix}/snapshot/")
     try:
-        base, steps = log.read_records_with_resulting_states()
+        base, steps = log.read_history()
     except BadControlRecord as error:
         add_finding("control-log", error.cause, error.segment)
         return found
@@ -211,7 +211,7 @@ def cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
     problem = offsets.cleaner_vector_problem(state.vector)
     if problem:
         yield problem
-    clean = offsets.first_dirty_offset_of_vector(state.vector)
+    clean = offsets.first_dirty_offset_in(state.vector)
     if state.has_segments and clean > state.end_offset + 1:
         yield f"they state clean data up to {clean}, the log ends at {state.end_offset}"
     if state.vector and state.vector[-1].leader_epoch > state.last_compactor_epoch:
@@ -300,7 +300,7 @@ def _list_slots(tier: Tier, key_prefix: str) -> list[int]:
 def verify_catalog(tier: Tier) -> list[SegmentProblem]:
     """Return a problem if the tier-wide log, which names the partitions, cannot be read to its end."""
     try:
-        tier.identity.require_data_root_not_of_other_tier()
+        tier.identity.require_root_not_foreign()
         tier.catalog.refresh_and_check_gaps()
     except BadData as error:
         return [SegmentProblem("error", "control-log", "", -1, error.segment, error.cause)]
@@ -328,7 +328,7 @@ def verify_partition(
     :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``.
     :raises StoreError: if the store fails.
     """
-    log = tier.open_control_log_of_partition(partition)
+    log = tier.open_partition_log(partition)
     try:
         state = log.refresh_and_check_gaps()
     except BadData as error:
@@ -337,7 +337,7 @@ def verify_partition(
     found += _balance_problems(state) if compares_batch_digest_sums else []
     key = BalanceDigestKey(tier.identity.hash_key()) if compares_batch_digest_sums and state.has_segments else None
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
-    with tempfile.TemporaryDirectory(prefix="verify-", dir=spool_folder_of_this_process(tier.state_dir)) as scratch:
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=spool_folder(tier.state_dir)) as scratch:
         previous_last = -1
         for segment in state.live:
             require_disk_budget(tier, partition, segment)

@@ -75,7 +75,7 @@ class ControlLogHistory:
     """History of a partition as far back as its control log has records. The log is read once, when the object is made."""
 
     def __init__(self, log: PartitionLog) -> None:
-        self._base, self._steps = log.read_records_with_resulting_states()
+        self._base, self._steps = log.read_history()
 
     @property
     def latest_point(self) -> PartitionHistoryPoint:

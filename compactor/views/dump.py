@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from compactor.access.rounds import open_reader_of_given_segments
+from compactor.access.rounds import open_given_reader
 from compactor.access.tier import Tier
 from compactor.cleaner.retention import find_txn_outcomes
 from compactor.cleaner.source import SourceSegment
@@ -57,7 +57,7 @@ def unused_broker_segments(tier: Tier, state: PartitionState) -> list[SegmentDoc
     shown.update(segment.id for segment in state.retiring)
     return [
         _segment_row(segment_from_broker_record(record), record.state)
-        for record in tier.metadata.segment_metadata_records_of_brokers(state.topic_partition)
+        for record in tier.metadata.broker_segment_records(state.topic_partition)
         if record.id not in shown
     ]
 
@@ -90,7 +90,7 @@ def dump_segment(
     :raises BadData: if the segment is damaged, or a decompressed batch is larger than ``max_inflated_bytes``.
     :raises StoreError: if the store fails.
     """
-    state = tier.open_control_log_of_partition(partition).refresh()
+    state = tier.open_partition_log(partition).refresh()
     known = [*state.live, *(segment for waiting in state.waiting for segment in waiting.segments)]
     matching = [segment for segment in known if segment.id.startswith(segment_id)]
     if len(matching) != 1:
@@ -99,7 +99,7 @@ def dump_segment(
         )
     (segment,) = matching
     with (
-        open_reader_of_given_segments(tier, partition, [segment], "dump") as reading,
+        open_given_reader(tier, partition, [segment], "dump") as reading,
         reading.open_segment(0, include_txn_index=False) as source,
     ):
         batches = [
@@ -256,7 +256,7 @@ class RecordSearch:
         :raises OutOfBudget: if an object is too large.
         """
         wanted = frozenset(keys) if key is None else frozenset((*keys, key))
-        with open_reader_of_given_segments(self._tier, self._name, segments, self._purpose) as reading:
+        with open_given_reader(self._tier, self._name, segments, self._purpose) as reading:
             for ordinal, segment in reversed(list(enumerate(segments))):
                 with reading.open_segment(ordinal, include_txn_index=False) as source:
                     found = list(self._search_segment(source, segment, self._transaction_outcomes(source), wanted, offset))

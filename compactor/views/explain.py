@@ -17,7 +17,7 @@ from compactor.config.units import count_noun, format_duration, format_setting, 
 from compactor.constants import NEVER_MS
 from compactor.control.leadership import LeaseInfo, current_lease
 from compactor.control.log_start import grace_period_ms
-from compactor.control.logs import retry_if_object_missing, round_pause_reason_or_empty
+from compactor.control.logs import pause_reason, retry_if_object_missing
 from compactor.control.records import BLOCKED_BY_STAT, NEXT_STEP_STAT, PlanAnnounced
 from compactor.control.state import GroupAwaitingDeletion, PartitionState
 from compactor.control.summary import PartitionStateOrSummary, PartitionSummary, summarize_state
@@ -32,10 +32,10 @@ from compactor.round.plan import (
     S,
     assess_round,
     count_segments_expiring_soon,
+    expiry_margin_ms,
     find_expired_segments,
     is_retention_enabled,
-    margin_before_broker_expiry_ms,
-    next_retention_expiry_time_ms,
+    next_expiry_ms,
 )
 from compactor.views.difference import ControlLogHistory
 from compactor.views.dump import FoundRecord, RecordSearch
@@ -85,7 +85,7 @@ def retention_outlook(
         return RetentionOutlook(0, 0, state.log_start)
     if state.mirrored:
         return _broker_retention_outlook(state, assessment, cleaner, now_ms)
-    expired, next_ms = find_expired_segments(state, cleaner, now_ms), next_retention_expiry_time_ms(state, cleaner)
+    expired, next_ms = find_expired_segments(state, cleaner, now_ms), next_expiry_ms(state, cleaner)
     if expired is not None:
         kept = "" if expired.log_start_offset <= state.end_offset else "; the newest segment stays, unread, until another one has arrived"
         text = f"the next `run` removes {count_noun(expired.segments, 'segment')}, {format_size(expired.bytes)}, before it cleans: "
@@ -112,7 +112,7 @@ def _broker_retention_outlook(
     after = format_duration(cleaner.retention_ms)
     text = f"brokers expire segments by retention.ms of the topic ({after}), the first at {format_iso_time(next_ms)}"
     if soon:
-        text += f"; {count_noun(soon, 'segment')} expire within {format_duration(margin_before_broker_expiry_ms(state))} and are "
+        text += f"; {count_noun(soon, 'segment')} expire within {format_duration(expiry_margin_ms(state))} and are "
         text += "rewritten one to one, so that each expires when it would have, and no group loses a part of its sources"
     return RetentionOutlook(0, 0, state.log_start, next_ms=next_ms, one_to_one=soon, text=text)
 
@@ -148,7 +148,7 @@ def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Exp
     """Explain why no round cleans a partition now. Raises StoreError, or BadControlRecord if its control log is damaged."""
     if not tier.kind.compacts:
         return _explain_listed_partition(tier, partition)
-    log = tier.open_control_log_of_partition(partition)
+    log = tier.open_partition_log(partition)
     past = ControlLogHistory(log)
     state = log.state
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
@@ -169,7 +169,7 @@ def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Exp
         *_waiting_facts(state, tier, now_ms),
         *_latest_round_facts(past, state),
     )
-    why = round_pause_reason_or_empty(tier.catalog.state, partition)
+    why = pause_reason(tier.catalog.state, partition)
     if block is not None and state.quarantine is None and state.has_segments:
         answer = f"It is blocked: {block.reason}." + (f" {block.next_step}." if block.next_step else "")
     elif why and state.has_segments and state.intent is None:
@@ -197,7 +197,7 @@ def _settings_fact(tier: Tier, topic: str, cleaner: CleanerSettings) -> Explanat
 
 
 def _explain_listed_partition(tier: Tier, partition: TopicPartition) -> Explanation:
-    state = tier.open_control_log_of_partition(partition).refresh()
+    state = tier.open_partition_log(partition).refresh()
     if not state.has_segments:
         return Explanation("It holds no segments yet.", ())
     answer = f"Nothing cleans it here: a tier of layout {tier.settings.tier.layout} is only read."
@@ -458,7 +458,7 @@ def explain_offset(tier: Tier, partition: TopicPartition, offset: int, now_ms: i
 
 def _explain_with_retry(tier: Tier, partition: TopicPartition, explain_with: Callable[[PartitionState], Explanation]) -> Explanation:
     """Explain again from the new state if an object is deleted meanwhile."""
-    log = tier.open_control_log_of_partition(partition)
+    log = tier.open_partition_log(partition)
     return retry_if_object_missing(partition, lambda: explain_with(log.refresh()))
 
 

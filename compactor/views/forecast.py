@@ -22,18 +22,18 @@ from compactor.model.plan import KeylessPolicy, KeylessRecords, KeylessRecordsRe
 from compactor.round.plan import (
     RoundAssessment,
     assess_round,
-    expected_scan_count_of_dirty_range,
-    known_refused_keyless_records,
-    reason_to_run_on_spark,
+    expected_scan_count,
+    known_refused_keyless,
+    spark_reason,
 )
 from compactor.round.ports import (
     BloomFilterUsageStatistics,
-    bloom_filter_usage_of_runs,
     choose_key_engine,
-    decide_whether_to_read_clean_segment,
+    decide_by_sidecar,
     delete_horizon_passed_reason,
     estimate_distinct_keys,
     estimate_record_count,
+    filter_usage_of_runs,
 )
 from compactor.storage.probe import does_delete_free_space
 from compactor.storage.schemes import CONTROL_WRITES, DIRECTORY, StorePrices, store_kind
@@ -237,10 +237,10 @@ def read_skip_evidence(tier: Tier, summary: PartitionSummary, now_ms: int, *, fo
         return None
     if not found.clean and sum(estimate_record_count(segment) for segment in found.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return None  # whatever they say, all is read and the keys fit
-    runs = tier.open_control_log_of_partition(summary.topic_partition).refresh().runs if found.clean else ()
+    runs = tier.open_partition_log(summary.topic_partition).refresh().runs if found.clean else ()
     return SkipEvidence(
         tier.open_sidecar_store(summary.topic_partition).load_sidecar_heads([segment.id for segment in found.covered_segments]),
-        bloom_filter_usage_of_runs(runs),
+        filter_usage_of_runs(runs),
     )
 
 
@@ -249,7 +249,7 @@ def forecast_next_round(tier: Tier, partition: TopicPartition, now_ms: int, *, f
 
     :param force: as for `run --force`: a round is due if anything is dirty.
     """
-    summary = summarize_state(tier.open_control_log_of_partition(partition).refresh())
+    summary = summarize_state(tier.open_partition_log(partition).refresh())
     known = read_skip_evidence(tier, summary, now_ms, force=force)
     return forecast_round(tier, summary, does_delete_free_space(tier.ports.data), now_ms, force=force, sidecar_evidence=known)
 
@@ -284,16 +284,16 @@ def forecast_round(
     segments = all_segments() if found.due else []
     sizes = {action: sum(s.bytes for s in segments if s.action == action) for action in ("rewrite", "filter", "skip")}
     count = {action: sum(s.action == action for s in segments) for action in ("rewrite", "filter", "skip")}
-    spared = sidecar_evidence.record.share_of_segments_without_dirty_key if sidecar_evidence else 0.0
+    spared = sidecar_evidence.record.idle_share if sidecar_evidence else 0.0
     # Behind the round's end, too, headers are read for the outcomes of transactions where no sidecar tells them.
     behind = sum(s.size_bytes for s in summary.live if s.start_offset >= found.end and s.id not in heads) if found.due else 0
     once = sizes["rewrite"] + round(sizes["filter"] * (1 - spared)) + behind
     dirty = sum(s.size_bytes for s in found.dirty) if found.due else 0
     again = dirty if isinstance(cleaner.disk_budget_bytes, int) and dirty > cleaner.disk_budget_bytes else 0
     writing = sizes["rewrite"] + sizes["filter"]
-    offloaded = reason_to_run_on_spark(cleaner, tier.settings.spark, found)
+    offloaded = spark_reason(cleaner, tier.settings.spark, found)
     engine = "spark" if offloaded else choose_key_engine(cleaner.map_engine, keys, cleaner.map_budget_bytes)
-    passes = (expected_scan_count_of_dirty_range(cleaner, found) if engine == "partitioned" else 1) if writing else 0
+    passes = (expected_scan_count(cleaner, found) if engine == "partitioned" else 1) if writing else 0
     files = {s.id: s.file_count for s in summary.live}
     touched = [files[s.id] for s in segments if s.action in ("rewrite", "filter")]
     objects_read = passes * len(found.dirty) + sum(touched) + len(heads) + count["filter"] if writing else 0
@@ -356,7 +356,7 @@ def _with_known_keyless_records(
     forecast: RoundForecast, summary: PartitionSummary, cleaner: CleanerSettings, found: RoundAssessment[SegmentSummary]
 ) -> RoundForecast:
     """Add the records without a key for which an earlier round was refused, if they are still in the dirty range."""
-    keyless = known_refused_keyless_records(summary, cleaner, found.end) if found.due else None
+    keyless = known_refused_keyless(summary, cleaner, found.end) if found.due else None
     return forecast.with_keyless_records(keyless) if keyless else forecast
 
 
@@ -427,7 +427,7 @@ def _segment_forecasts(
             return ("rewrite", late) if late else ("skip", "nothing is due")
         if sidecar_evidence is None:
             return "rewrite", late or "clean, but its keys may be superseded"
-        decision = decide_whether_to_read_clean_segment(
+        decision = decide_by_sidecar(
             sidecar_evidence.heads.get(segment.id, _NO_HEAD),
             late,
             dirty_key_count=key_count,

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from compactor.access.tier import Tier
-from compactor.control.logs import open_control_log_of_partition
+from compactor.control.logs import open_partition_log
 from compactor.control.state import PartitionState, RuleViolationOrEmpty, RunHistoryEntry
 from compactor.control.summary import PartitionSummary, summarize_state
 from compactor.errors import CompactorError, UsageError
@@ -75,7 +75,7 @@ def search_run(
     :raises UsageError: if several runs have ids that begin so.
     :raises CompactorError: if no run was found and a partition could not be read.
     """
-    logs = tier.read_control_logs_or_errors(partitions, on_partition)
+    logs = tier.read_logs(partitions, on_partition)
     states = [log.state for log in logs if not isinstance(log, CompactorError)]
     found = [(state, run.run_id) for state in states for run in state.runs if run.run_id.startswith(run_id)]
     exactly = [one for one in found if one[1] == run_id]
@@ -140,16 +140,14 @@ def read_summaries(
     """
     hints = tier.identity.read_catalog().partitions
     now = tier.ports.clock_ms()
-    kept = tier.local.cached_summaries_by_partition_name() if tier.local else {}
+    kept = tier.local.cached_summaries() if tier.local else {}
     found: dict[TopicPartition, SummaryOrError] = {}
     unread: list[TopicPartition] = []
     trusted: set[TopicPartition] = set()
     for name in partitions:
         known = kept.get(str(name))
         fresh = (
-            known is not None
-            and tier.min_last_record_number_of_control_log(name) <= known[0].slot
-            and is_fresh(*known, hints.get(str(name), 0), now, max_age_ms)
+            known is not None and tier.min_log_slot(name) <= known[0].slot and is_fresh(*known, hints.get(str(name), 0), now, max_age_ms)
         )
         if fresh and check_for_restored_logs:
             trusted.add(name)
@@ -173,7 +171,7 @@ def read_summaries(
         with ThreadPoolExecutor(min(OVERVIEW_THREADS, len(unread)), thread_name_prefix="summaries") as pool:
             found |= zip(unread, pool.map(read_one, unread), strict=True)
     if tier.local and confirmed:
-        tier.local.save_control_log_read_progress(confirmed)
+        tier.local.save_read_progress(confirmed)
     return [found[name] for name in partitions]
 
 
@@ -193,7 +191,7 @@ def is_fresh(
 def _still_has_last_record(tier: Tier, partition: TopicPartition, progress: ControlLogReadProgress) -> bool:
     """If the store fails, return False, so that the caller reads the log."""
     try:
-        return bool(open_control_log_of_partition(tier.ports, partition).contains_state(progress.slot, progress.mark))
+        return bool(open_partition_log(tier.ports, partition).contains_state(progress.slot, progress.mark))
     except CompactorError:
         return False
 
@@ -212,14 +210,12 @@ def _read_summary(
     try:
         if cached:
             seen, summary = cached
-            if not open_control_log_of_partition(
-                tier.ports, partition, tier.min_last_record_number_of_control_log(partition)
-            ).has_changed_since(seen.slot, seen.mark):
+            if not open_partition_log(tier.ports, partition, tier.min_log_slot(partition)).has_changed_since(seen.slot, seen.mark):
                 confirmed_progress[partition] = seen.model_copy(update={"hint": latest_catalog_record_number, "checked_ms": now_ms})
                 return SummaryOrError(partition, summary)
-        log = tier.open_control_log_of_partition(partition)
+        log = tier.open_partition_log(partition)
         state = log.refresh()
-        tier.change_notifier.cache_control_log_state_locally(log, latest_catalog_record_number)
+        tier.change_notifier.cache_state(log, latest_catalog_record_number)
         return SummaryOrError(partition, summarize_state(state))
     except CompactorError as error:
         return SummaryOrError(partition, error=error)

@@ -22,8 +22,8 @@ from compactor.constants import DAY_MS, NEVER_MS
 from compactor.control.state import PartitionState
 from compactor.control.summary import PartitionSummary, SegmentMetadataOrSummary, SegmentSummary
 from compactor.errors import BlockedCause, CompactorError, UsageError
-from compactor.local.staging import disk_bytes_to_rewrite_group
-from compactor.round.plan import RoundAssessment, known_refused_keyless_records, largest_or_modification_timestamp_ms
+from compactor.local.staging import rewrite_disk_bytes
+from compactor.round.plan import RoundAssessment, known_refused_keyless, retention_timestamp_ms
 
 TRANSACTION_TIMEOUT_MS = 900_000
 """Kafka's transaction.max.timeout.ms: a coordinator aborts each transaction after this time, unless it has lost it."""
@@ -138,11 +138,11 @@ def read_open_transaction(tier: Tier, state: PartitionState) -> TransactionAtEnd
     if newest is None or newest.open_txn_offset < 0:
         return None
     from compactor.records.producers import parse_producer_snapshot_file
-    from compactor.round.sources import read_producer_snapshot_at_end
+    from compactor.round.sources import read_end_snapshot
 
     first = newest.open_txn_offset
     try:
-        entries = parse_producer_snapshot_file(read_producer_snapshot_at_end(tier.ports.layout, state), newest.id).entries
+        entries = parse_producer_snapshot_file(read_end_snapshot(tier.ports.layout, state), newest.id).entries
     except CompactorError:
         return TransactionAtEnd(first)
     found = entries[entries["txn_first_offset"] == first]
@@ -186,7 +186,7 @@ def stored_block(
     # together with the need for a round.
     is_needed = cause is BlockedCause.DAMAGE or found.due or summary.open_run != ""
     if why is not None and why.keyless is not None:  # the setting may have been changed since
-        is_needed = found.due and known_refused_keyless_records(summary, cleaner, found.end) is not None
+        is_needed = found.due and known_refused_keyless(summary, cleaner, found.end) is not None
     if why is not None and cause is not None and cause not in _ASKED_AT_EACH_POLL and is_needed:
         return Block(cause, why.reason, summary.quarantined_since_ms or why.at_ms, summary.quarantine_next_step)
     if found.due:
@@ -236,7 +236,7 @@ def held_until_ms(
     moments = [transaction.expected_end_ms] if transaction is not None else []
     if cleaner.min_compaction_lag_ms > 0:
         held = (segment for segment in summary.live if segment.start_offset >= found.end)
-        moments += [largest_or_modification_timestamp_ms(segment) + cleaner.min_compaction_lag_ms for segment in held]
+        moments += [retention_timestamp_ms(segment) + cleaner.min_compaction_lag_ms for segment in held]
     latest_ms = max(moments, default=NEVER_MS)
     return latest_ms if now_ms < latest_ms < NEVER_MS else NEVER_MS
 
@@ -254,7 +254,7 @@ def _disk_budget_block(summary: PartitionSummary, found: RoundAssessment[Segment
         return None
     late = set(found.horizon_due)
     rewritten = [*found.dirty, *(segment for segment in found.clean if segment.id in late)]
-    need = max((disk_bytes_to_rewrite_group([segment], cleaner.index_interval_bytes) for segment in rewritten), default=0)
+    need = max((rewrite_disk_bytes([segment], cleaner.index_interval_bytes) for segment in rewritten), default=0)
     if need <= budget:
         return None
     reason = f"the largest segment of {summary.topic_partition} needs {format_size(need)} of local disk, and the disk budget is "

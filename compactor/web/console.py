@@ -117,7 +117,7 @@ def latest_skipped_ranges(runs: Sequence[RunHistoryEntry]) -> list[SkippedSegmen
 
     :param runs: oldest first.
     """
-    last = next((run for run in reversed(runs) if run.is_published_and_not_reverted), None)
+    last = next((run for run in reversed(runs) if run.is_still_published), None)
     return parse_skipped_ranges(str(last.stats.get(SKIPPED_RANGES_STAT, ""))) if last else []
 
 

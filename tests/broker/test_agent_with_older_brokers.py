@@ -72,7 +72,7 @@ def test_leaders_move_between_older_brokers(cluster: KafkaCluster, tmp_path: Pat
             assert asked.log_ends([ORDERS]) == {ORDERS: LeaderReportedLogEnd(LeaderEpoch(now.leader_epoch), admin.offsets("orders").latest)}
         assert all(agent.process.poll() is None for agent in agents)
     assert len(story.epochs) == 3
-    state = tier.opened().open_control_log_of_partition(ORDERS).refresh()
+    state = tier.opened().open_partition_log(ORDERS).refresh()
     assert {entry.epoch for entry in state.lineage} == story.epochs
     held = visible(tier.export(tmp_path / "as uploaded"))
     stable = held[-1][0]

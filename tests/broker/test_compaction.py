@@ -132,7 +132,7 @@ ConfluentKafkaMetadataTopicClient.append = append
 KILLED_ONCE_BEGUN = """
 import os
 from compactor.control import publication
-publication._wait_until_former_leaders_cannot_write = lambda leadership: os.kill(os.getpid(), 9)
+publication._wait_for_late_deliveries = lambda leadership: os.kill(os.getpid(), 9)
 """
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from checkpoint.offsets import first_dirty_offset_of_vector
+from checkpoint.offsets import first_dirty_offset_in
 from compactor.access.rounds import compact
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
@@ -78,7 +78,7 @@ class TieredTopic:
         compact(self.tier, name, NOW_MS, force=True)
         retire_partition(
             self.tier.ports,
-            self.tier.open_control_log_of_partition(name),
+            self.tier.open_partition_log(name),
             self.tier.lease,
             ObjectRetention(grace_ms=0),
             clock=GraceClock(NOW_MS * 2, forced=True),
@@ -88,12 +88,12 @@ class TieredTopic:
         self.admin.delete_records(*name, self.tier_end(name))
 
     def tier_end(self, name: TopicPartition) -> int:
-        return self.tier.open_control_log_of_partition(name).refresh().end_offset + 1
+        return self.tier.open_partition_log(name).refresh().end_offset + 1
 
     def removed(self, name: TopicPartition) -> set[int]:
         """Return the offsets that a round or retention may have removed."""
-        state = self.tier.open_control_log_of_partition(name).refresh()
-        start, clean, last = self.tier.first_readable_offset(state), first_dirty_offset_of_vector(state.vector), {}
+        state = self.tier.open_partition_log(name).refresh()
+        start, clean, last = self.tier.first_readable_offset(state), first_dirty_offset_in(state.vector), {}
         every = self.models[name.partition].uncommitted()
         for record in every:
             if record.offset < clean:

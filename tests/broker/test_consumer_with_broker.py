@@ -37,7 +37,7 @@ def copied(cluster: KafkaCluster, name: TopicPartition, to: Path) -> Path:
 def bring(tier: Tier, folder: Path, name: TopicPartition) -> int:
     """All but the newest segment; where the tier ends now."""
     import_directory(tier, folder, name, tier.settings.cleaner.cleaner_policy(), options=ImportOptions(live=True))
-    return tier.open_control_log_of_partition(name).refresh().end_offset + 1
+    return tier.open_partition_log(name).refresh().end_offset + 1
 
 
 def record_of(message: MessageLike) -> BrokerRecord:

@@ -59,7 +59,7 @@ def test_as_the_brokers_consumers(layout: str, case: str, tmp_path: Path) -> Non
     written = local_tier(case, tmp_path) if layout == "kafka-local" else aiven_tier(case, tmp_path)
     cli = broker_cli(tmp_path / "control of it", written, layout)
     tier = read_only_copy(open_tier(load_settings(str(cli.config), {})))
-    end = tier.open_control_log_of_partition(ORDERS).refresh().end_offset + 1
+    end = tier.open_partition_log(ORDERS).refresh().end_offset + 1
     for isolation in ("read_committed", "read_uncommitted"):
         stable = last_values(tier, ORDERS, read_committed=isolation == "read_committed").next_offset
         assert end - 200 < stable <= end

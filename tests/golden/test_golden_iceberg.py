@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from checkpoint.offsets import first_dirty_offset_of_vector
+from checkpoint.offsets import first_dirty_offset_in
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.model.ids import TopicPartition
@@ -61,7 +61,7 @@ def compare_table(case: Round, folder: Path, table: str = "orders") -> list[tupl
     rows = sorted((row["offset"], row["key"], row["value"]) for row in found)
 
     opened = open_tier(load_settings(str(cli.config), {}))
-    end = first_dirty_offset_of_vector(opened.open_control_log_of_partition(ORDERS).refresh().vector)
+    end = first_dirty_offset_in(opened.open_partition_log(ORDERS).refresh().vector)
     consumed: dict[bytes, tuple[int, bytes | None]] = {}
     for offset, _, key, value, _ in visible(case.log_dir):
         if key is not None and offset < end:

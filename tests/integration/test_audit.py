@@ -72,7 +72,7 @@ def test_an_action_that_cannot_be_recorded_is_not_made(cli: TierCli) -> None:
 def test_an_action_whose_process_died_has_no_outcome(cli: TierCli) -> None:
     control = open_store((cli.tier / ".tiered-compactor").as_uri())
     begun = audit.ManualAction(at_ms=1_700_000_000_000, user="ann", host="box", process=1, command="undo", targets=("orders-0",))
-    audit.record_action_and_return_key(control, begun, "id")
+    audit.record_action(control, begun, "id")
     control.create("audit/1700000000001-other.json", b"not a record")
     (row,) = found(cli)
     assert (row["action"]["user"], row["outcome"]) == ("ann", None)

@@ -54,10 +54,10 @@ class Expiring:
         return self.brokers.opened()
 
     def state(self) -> PartitionState:
-        return self.opened().open_control_log_of_partition(NAME, caller_runs_round=True).refresh()
+        return self.opened().open_partition_log(NAME, caller_runs_round=True).refresh()
 
     def readers_state(self) -> PartitionState:
-        return self.opened().open_control_log_of_partition(NAME).refresh()
+        return self.opened().open_partition_log(NAME).refresh()
 
     def round(self, stage: RoundStage | None = None, happens: Callable[[CompactionPlan], object] = lambda plan: None) -> RoundReport:
         """A round during which something happens once, when it reaches a stage."""
@@ -85,14 +85,14 @@ class Expiring:
 
     def retire(self) -> None:
         tier = self.opened()
-        retire_partition(tier.ports, tier.open_control_log_of_partition(NAME, caller_runs_round=True), tier.lease, tier.retention)
+        retire_partition(tier.ports, tier.open_partition_log(NAME, caller_runs_round=True), tier.lease, tier.retention)
 
     def undo(self) -> PartitionState:
         tier = self.opened()
-        return undo_by_copies(tier, tier.open_control_log_of_partition(NAME, caller_runs_round=True), self.state().published[-1])
+        return undo_by_copies(tier, tier.open_partition_log(NAME, caller_runs_round=True), self.state().published[-1])
 
     def published(self) -> RoundPublished:
-        records = ControlLogHistory(self.opened().open_control_log_of_partition(NAME, caller_runs_round=True)).records
+        records = ControlLogHistory(self.opened().open_partition_log(NAME, caller_runs_round=True)).records
         return [record.body for record in records if isinstance(record.body, RoundPublished)][-1]
 
 

@@ -24,7 +24,7 @@ from compactor.model.plan import Replacement
 from compactor.model.remote_log import BrokerView
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.round import mirroring
-from compactor.round.mirroring import complete_metadata_from_segment_objects, raise_if_newest_segment_contradicts_lineage
+from compactor.round.mirroring import complete_metadata, require_consistent_lineage
 from compactor.storage.factory import open_store
 from tests.simulation.memory_topic import MemoryMetadataTopic
 from tests.support.kafka_publishing import NAME, BrokerWorld, described, named
@@ -103,7 +103,7 @@ class TestObjects:
         (folder / "a chunk").write_bytes(b"not Kafka's")
         layout = KafkaLocalLayout(open_store(str(tmp_path)), lambda name: TopicId("topic-id"))
         with pytest.raises(Refused, match="nothing of orders-0 lies at"):
-            complete_metadata_from_segment_objects(layout, NAME, described(0, 0, 9).model_copy(update={"files": {}}))
+            complete_metadata(layout, NAME, described(0, 0, 9).model_copy(update={"files": {}}))
 
     def test_a_newest_segment_whose_lineage_is_another_one(self) -> None:
         class Checkpoint:
@@ -118,8 +118,8 @@ class TestObjects:
         newest = described(4, 150, 199, {2: 150}).model_copy(update={"files": dict(files)})
         told = (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(1), Offset(100)), EpochEntry(LeaderEpoch(2), Offset(150)))
         with pytest.raises(BadData, match="gives offset 100 to leader epoch 0, the segments' metadata to 1"):
-            raise_if_newest_segment_contradicts_lineage(Checkpoint(), NAME, newest, told)  # type: ignore[arg-type]
-        raise_if_newest_segment_contradicts_lineage(Checkpoint(), NAME, newest, (told[0], told[2]))  # type: ignore[arg-type]
+            require_consistent_lineage(Checkpoint(), NAME, newest, told)  # type: ignore[arg-type]
+        require_consistent_lineage(Checkpoint(), NAME, newest, (told[0], told[2]))  # type: ignore[arg-type]
 
     def test_nothing_is_mirrored_where_the_newest_segments_lineage_is_another_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         world, appended = BrokerWorld(), []
@@ -129,9 +129,7 @@ class TestObjects:
         view = BrokerView(segment_read_ranges(cache, lineage_from_segments(cache)), lineage_from_segments(cache), cache.applied)
         text = format_leader_epoch_checkpoint((EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(2), Offset(150))))
         kinds = {"leader-epoch-checkpoint": SegmentFile(size=len(text))}
-        monkeypatch.setattr(
-            mirroring, "complete_metadata_from_segment_objects", lambda layout, name, one: one.model_copy(update={"files": kinds})
-        )
+        monkeypatch.setattr(mirroring, "complete_metadata", lambda layout, name, one: one.model_copy(update={"files": kinds}))
         monkeypatch.setattr(mirroring, "read_verified_file", lambda *_: text.encode())
         layout = SimpleNamespace(object_name=lambda name, one, kind: f"{one.id}.{kind}")
         leadership = SimpleNamespace(
@@ -141,10 +139,10 @@ class TestObjects:
             append_record=lambda body, counted: appended.append(body),
         )
         with pytest.raises(BadData, match="gives offset 100 to leader epoch 0, the segments' metadata to 1"):
-            mirroring.record_broker_segments_in_control_log(leadership)  # type: ignore[arg-type]
+            mirroring.record_broker_segments(leadership)  # type: ignore[arg-type]
         assert appended == []
         text = format_leader_epoch_checkpoint(
             (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(1), Offset(100)), EpochEntry(LeaderEpoch(2), Offset(150)))
         )
-        mirroring.record_broker_segments_in_control_log(leadership)  # type: ignore[arg-type]
+        mirroring.record_broker_segments(leadership)  # type: ignore[arg-type]
         assert len(appended) == 1

@@ -28,7 +28,7 @@ def test_a_round_that_was_cut_off_says_so(tmp_path: Path, deleted: int) -> None:
     brokers.topic("orders")
     brokers.tier(NAME, GrowingLog(*NAME, tmp_path, random.Random(0)).write_part(4))
     opened = brokers.opened()
-    before = {segment.id: segment.size_bytes for segment in opened.open_control_log_of_partition(NAME).refresh().live}
+    before = {segment.id: segment.size_bytes for segment in opened.open_partition_log(NAME).refresh().live}
 
     def reached(stage: RoundStage, plan: Any) -> None:
         if stage is RoundStage.PUBLISH_BEGUN:
@@ -40,7 +40,7 @@ def test_a_round_that_was_cut_off_says_so(tmp_path: Path, deleted: int) -> None:
 
     plans: list[CompactionPlan] = []
     report = compact(opened, NAME, int(time.time() * 1000), on_stage=reached)
-    state = opened.open_control_log_of_partition(NAME).refresh()
+    state = opened.open_partition_log(NAME).refresh()
     assert (report.status, report.next_dirty_offset) == ("cleaned", state.first_dirty_offset)
     assert report.segments_out == len(state.published_by) > 0
     published = {segment.id: segment.size_bytes for segment in state.live if segment.id in state.published_by}

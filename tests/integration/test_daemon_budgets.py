@@ -99,7 +99,7 @@ def test_a_directory_that_takes_nothing_any_more_is_noticed_by_an_idle_daemon(
         raise UsageError(f"state_dir cannot be written: {folder}: Read-only file system")
 
     with monkeypatch.context() as patched:
-        patched.setattr("compactor.daemon.daemon.check_spool_folder_is_writable", refuse)
+        patched.setattr("compactor.daemon.daemon.check_spool_writable", refuse)
         later = 30_000
         daemon.scan()
         assert (daemon.status().ready, "Read-only file system" in daemon.status().problem, daemon.start_due_jobs()) == (False, True, [])

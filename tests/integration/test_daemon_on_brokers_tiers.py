@@ -87,7 +87,7 @@ class World:
     def assert_clean(self, *names: TopicPartition) -> None:
         opened = self.brokers.opened()
         for name in names or self.logs:
-            state = opened.open_control_log_of_partition(name).refresh()
+            state = opened.open_partition_log(name).refresh()
             assert state.first_dirty_offset == state.live[-1].start_offset, name
             out = self.folder / f"out-{random.randrange(1 << 40)}"
             export_partition(opened, name, out)
@@ -130,7 +130,7 @@ def test_all_partitions_are_compacted_over_one_consumer_and_what_comes_is_seen_a
     assert {status for _, status in jobs(daemon)} == {"cleaned", "retired"}
     assert [one.blocked_reason for one in daemon.status().schedules] == [""] * 5
     opened = world.brokers.opened()
-    live = {segment.id for name in world.logs for segment in opened.open_control_log_of_partition(name).refresh().live}
+    live = {segment.id for name in world.logs for segment in opened.open_partition_log(name).refresh().live}
     assert {path.name[21:43] for path in (world.brokers.folder / "objects").rglob("*.log")} == live
     again = world.daemon()
     world.settle(again)
@@ -417,15 +417,15 @@ def test_no_segment_without_a_record_is_made_where_a_neighbour_has_one(world: Wo
     world.brokers.topic("orders")
     world.brokers.tier(ORDERS, log.write(world.folder / "log"))
     daemon = world.daemon(world.brokers.opened(cleaner={"segment_bytes": 4_000}))
-    before = world.brokers.opened().open_control_log_of_partition(ORDERS).refresh()
+    before = world.brokers.opened().open_partition_log(ORDERS).refresh()
     assert all(segment.size_bytes > 2_000 for segment in before.live)
     world.settle(daemon)
     opened = world.brokers.opened()
-    state = opened.open_control_log_of_partition(ORDERS).refresh()
+    state = opened.open_partition_log(ORDERS).refresh()
     assert (len(state.live), state.live[0].records) == (2, 1)
     assert undo_refusal(state, state.published[-1]) == ""
-    undo_by_copies(opened, opened.open_control_log_of_partition(ORDERS, caller_runs_round=True), state.published[-1])
-    assert opened.open_control_log_of_partition(ORDERS).refresh().live[0].records == 140
+    undo_by_copies(opened, opened.open_partition_log(ORDERS, caller_runs_round=True), state.published[-1])
+    assert opened.open_partition_log(ORDERS).refresh().live[0].records == 140
 
 
 def test_a_topic_that_its_settings_block_is_never_shown_as_well(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_a_topic_is_deleted_once_its_cluster_has_said_twice_that_its_id_is_unkno
     assert clocked.ask(0, NO) == clocked.ask(1, NO) == clocked.ask(4.9, NO) == []
     assert clocked.ask(5.1, NO) == ["orders-0"]
     assert cli.do("topics")["partitions"] == []
-    state = clocked.tier.open_control_log_of_partition(clocked.tier.list_partitions()[0]).refresh()
+    state = clocked.tier.open_partition_log(clocked.tier.list_partitions()[0]).refresh()
     assert state.deleted_slot
     assert state.topic_id == ID, "another topic of this name is another incarnation"
     assert clocked.ask(5.2, NO) == []

@@ -18,9 +18,9 @@ from compactor.config.settings import load_settings
 from compactor.control import audit
 from compactor.errors import OutOfBudget, Refused, UsageError
 from compactor.local import budget as disk
-from compactor.local.budget import DiskBudget, retry_until_disk_has_space
+from compactor.local.budget import DiskBudget, retry_while_disk_full
 from compactor.model.ids import TopicPartition
-from compactor.round.mirroring import complete_metadata_from_segment_objects
+from compactor.round.mirroring import complete_metadata
 from compactor.round.ports import estimate_record_count
 from compactor.storage.factory import open_store
 from compactor.storage.schemes import bucket_and_prefix
@@ -42,7 +42,7 @@ def test_a_segment_has_no_more_records_than_offsets(tmp_path: Path) -> None:
     brokers.topic("orders")
     name = TopicPartition("orders", 0)
     brokers.tier(name, GrowingLog(*name, tmp_path, random.Random(0)).write_part(3))
-    state = brokers.opened().open_control_log_of_partition(name).refresh()
+    state = brokers.opened().open_partition_log(name).refresh()
     for segment in state.live:
         offsets = segment.end_offset - segment.start_offset + 1
         assert segment.records == 0
@@ -80,7 +80,7 @@ def test_the_audit_is_filtered_before_it_is_limited(deployment: Deployment) -> N
     for number in range(5):
         target = "payments-0" if number == 0 else "orders-0"
         action = audit.ManualAction(at_ms=1_700_000_000_000 + number, user="a", host="h", process=1, command="undo", targets=(target,))
-        audit.record_action_and_return_key(control, action, str(number))
+        audit.record_action(control, action, str(number))
     found = deployment.do("audit", "list", "payments", "--limit", 2)["actions"]
     assert [row["action"]["targets"] for row in found] == [["payments-0"]]
     assert len(deployment.do("audit", "list", "orders", "--limit", 2)["actions"]) == 2
@@ -110,7 +110,7 @@ def test_a_full_disk_is_named_by_what_lies_on_it(error: OSError, named: str, mon
         raise error
 
     with pytest.raises(OutOfBudget, match=named):
-        retry_until_disk_has_space(fail, DiskBudget(1), lambda seconds: None)
+        retry_while_disk_full(fail, DiskBudget(1), lambda seconds: None)
 
 
 def test_a_table_says_which_columns_a_narrow_terminal_leaves_out() -> None:
@@ -169,12 +169,12 @@ def test_a_wrong_url_of_a_broker_managed_tier_is_not_damage(tmp_path: Path) -> N
     name = TopicPartition("orders", 0)
     brokers.tier(name, GrowingLog(*name, tmp_path, random.Random(0)).write_part(3))
     opened = brokers.opened()
-    (segment, *_) = opened.open_control_log_of_partition(name).refresh().live
+    (segment, *_) = opened.open_partition_log(name).refresh().live
     elsewhere = opened.ports.layout
     for path in (tmp_path / "objects").rglob("*"):
         if path.is_file():
             path.unlink()
     with pytest.raises(Refused, match="nothing of orders-0 lies at") as refused:
-        complete_metadata_from_segment_objects(elsewhere, name, segment.model_copy(update={"files": {}}))
+        complete_metadata(elsewhere, name, segment.model_copy(update={"files": {}}))
     assert "Correct url" in refused.value.hint
     assert "repair" not in str(refused.value)

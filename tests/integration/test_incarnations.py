@@ -237,7 +237,7 @@ def test_a_topic_may_be_superseded_before_its_first_segment_has_come(cli: TierCl
     with monkeypatch.context() as patched:
         patched.setattr(import_, "combine_parts_to_segments", fail)
         assert bring(cli, tmp_path / "new", "b", 2, OTHER, "--new-incarnation").code == 5
-        patched.setattr(incarnations, "publish_partition_change_hints", fail)
+        patched.setattr(incarnations, "publish_hints", fail)
         assert bring(cli, tmp_path / "third", "c", 2, THIRD, "--new-incarnation").code == 5
     assert bring(cli, tmp_path / "again", "d", 2, FOURTH, "--new-incarnation").code == 0
     assert keys(cli) == ["d0", "d1"]

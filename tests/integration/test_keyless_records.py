@@ -44,7 +44,7 @@ def made(folder: Path, policy: str, log: LogBuilder, **cleaner: Any) -> Deployme
 
 def state(deployment: Deployment) -> Any:
     with open_tier(load_settings(str(deployment.config), {})) as tier:
-        return tier.open_control_log_of_partition(NAME).refresh()
+        return tier.open_partition_log(NAME).refresh()
 
 
 def values(deployment: Deployment) -> list[tuple[int, str | None, str | None]]:
@@ -111,7 +111,7 @@ class TestNotRefused:
     def test_records_below_the_log_start(self, tmp_path: Path) -> None:
         deployment = made(tmp_path, "refuse", mixed())
         with open_tier(load_settings(str(deployment.config), {})) as tier:
-            log = tier.open_control_log_of_partition(NAME)
+            log = tier.open_partition_log(NAME)
             log.refresh()
             with hold_leadership(tier.ports, log, LeaseDurations(10_000, 10_000)) as leadership:
                 raise_log_start(leadership, lambda state: 9)

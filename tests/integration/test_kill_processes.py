@@ -75,7 +75,7 @@ class Slow:
                 del os.environ[name]
 
     def state(self) -> PartitionState:
-        return read_only_copy(self.deployment.opened()).open_control_log_of_partition(ORDERS).refresh()
+        return read_only_copy(self.deployment.opened()).open_partition_log(ORDERS).refresh()
 
     def wait_for(self, what: Callable[[PartitionState], bool]) -> None:
         until = time.monotonic() + 60

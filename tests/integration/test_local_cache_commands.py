@@ -34,7 +34,7 @@ def cache(cli: TierCli) -> Path:
 def poison(cli: TierCli) -> None:
     """A summary that says that the partition ends at 7 and is clean."""
     local = LocalState(cache(cli))
-    _, summary = local.cached_summaries_by_partition_name()["orders-0"]
+    _, summary = local.cached_summaries()["orders-0"]
     wrong = summary.model_copy(update={"end_offset": 7, "bytes": 1, "first_dirty_offset": 81})
     local._rocks.write({b"summary/orders-0": encode_summary(wrong)})
     local.close()

@@ -65,7 +65,7 @@ def bring(tier: Tier, log: LogBuilder, folder: Path) -> None:
 
 
 def state_of(tier: Tier) -> PartitionState:
-    return tier.open_control_log_of_partition(NAME).refresh()
+    return tier.open_partition_log(NAME).refresh()
 
 
 def offsets(tier: Tier, **options: Any) -> list[int]:
@@ -124,7 +124,7 @@ def test_a_consumer_that_is_overtaken_by_retention_is_told(tier: Tier, tmp_path:
         raised(tier, 8)
         retire_partition(
             tier.ports,
-            tier.open_control_log_of_partition(NAME),
+            tier.open_partition_log(NAME),
             tier.lease,
             ObjectRetention(grace_ms=0),
             clock=GraceClock(NOW_MS * 2, forced=True),
@@ -171,10 +171,10 @@ def test_expired_segments_wait_for_grace_and_are_then_deleted(tmp_path: Path) ->
     assert (len(state.live), state.log_start, state.end_offset) == (1, 10, 9)
     objects = [key for key in (tmp_path / "a tier").rglob("*.log") if ".tiered-compactor" not in str(key)]
     assert len(objects) == 3
-    assert retire_partition(tier.ports, tier.open_control_log_of_partition(NAME), tier.lease, tier.retention).deleted == ()
+    assert retire_partition(tier.ports, tier.open_partition_log(NAME), tier.lease, tier.retention).deleted == ()
     retire_partition(
         tier.ports,
-        tier.open_control_log_of_partition(NAME),
+        tier.open_partition_log(NAME),
         tier.lease,
         ObjectRetention(grace_ms=0),
         clock=GraceClock(NOW_MS * 2, forced=True),
@@ -272,7 +272,7 @@ def test_erasure_and_verify_see_what_lies_below_the_log_start_until_it_is_gone(t
     divided.write_bytes(data)
     retire_partition(
         tier.ports,
-        tier.open_control_log_of_partition(NAME),
+        tier.open_partition_log(NAME),
         tier.lease,
         ObjectRetention(grace_ms=0),
         clock=GraceClock(NOW_MS * 2, forced=True),
@@ -315,7 +315,7 @@ def test_undo_does_not_bring_back_what_was_deleted(tmp_path: Path) -> None:
     run_id = state_of(tier).published[-1]
     raised(tier, 5)
     with pytest.raises(UsageError, match=r"cannot be undone: segment .*, which it replaced, ends below the log start"):
-        undo_round(tier.ports, tier.open_control_log_of_partition(NAME), tier.lease, run_id)
+        undo_round(tier.ports, tier.open_partition_log(NAME), tier.lease, run_id)
 
 
 def test_explanations_know_the_log_start(tier: Tier, tmp_path: Path) -> None:

@@ -26,12 +26,12 @@ def cli(tmp_path: Path) -> TierCli:
 @pytest.fixture
 def batches_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds know of their logs what they would know of those put together of copies."""
-    whole = delivery.log_file_size_and_digests
+    whole = delivery.describe_log
 
     def described_log(source: SourceSegment) -> SegmentFile:
         return whole(source).model_copy(update={"sha256": ""})
 
-    monkeypatch.setattr(delivery, "log_file_size_and_digests", described_log)
+    monkeypatch.setattr(delivery, "describe_log", described_log)
 
 
 def brought(cli: TierCli) -> LogBuilder:
@@ -74,7 +74,7 @@ def test_logs_with_older_messages_have_sha256_alone(magic: int, tmp_path: Path) 
     log.put("a=1")
     log.raw(entry(magic, 1, "old=1"), 1)
     (path,) = log.write(tmp_path / "log").glob("*.log")
-    described = delivery.log_file_size_and_digests(open_source_segment(0, path, 0, None, 0, -1, 1 << 20))
+    described = delivery.describe_log(open_source_segment(0, path, 0, None, 0, -1, 1 << 20))
     assert described == SegmentFile(size=path.stat().st_size, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
 
 

@@ -286,7 +286,7 @@ def test_a_lease_of_somebody_else(cli: TierCli, tmp_path: Path) -> None:
     other = open_tier(load_settings(str(cli.config), {}))
 
     def taken(partition: int) -> None:
-        log = other.open_control_log_of_partition(TopicPartition("orders", partition))
+        log = other.open_partition_log(TopicPartition("orders", partition))
         log.refresh()
         acquire_leadership(other.ports, log, type(other.lease)(ttl_ms=60_000))
 

@@ -65,7 +65,7 @@ def test_a_new_segment_knows_the_transaction_that_is_open_at_its_end(cli: TierCl
 def live(cli: TierCli) -> tuple[RemoteLogSegmentMetadata, ...]:
     opened = open_tier(load_settings(str(cli.config), {}))
     opened.identity.read_catalog()
-    return opened.open_control_log_of_partition(TopicPartition("orders", 0)).refresh().live
+    return opened.open_partition_log(TopicPartition("orders", 0)).refresh().live
 
 
 def test_deletes_go_when_their_time_has_come(cli: TierCli, tmp_path: Path) -> None:

@@ -322,7 +322,7 @@ def test_a_repair_that_lost_its_leadership_while_it_fetched_uploads_nothing(cli:
     victim.unlink()
 
     def take_over() -> None:
-        log = open_tier(load_settings(str(cli.config))).open_control_log_of_partition(TopicPartition("orders", 0))
+        log = open_tier(load_settings(str(cli.config))).open_partition_log(TopicPartition("orders", 0))
         epoch = log.refresh().next_compactor_epoch
         log.append_due_records(
             lambda state: (

@@ -200,7 +200,7 @@ def test_what_stops_a_round_is_told_to_other_processes_until_a_round_succeeds(
     with monkeypatch.context() as patch:
         patch.setattr(ComposableLogLayout, "upload_segment", fail)
         assert deployment.ask("run", "--force").code == code
-    assert deployment.opened().open_control_log_of_partition(TopicPartition("orders", 0)).refresh().intent is not None
+    assert deployment.opened().open_partition_log(TopicPartition("orders", 0)).refresh().intent is not None
     found, _ = verdict_and_plan(deployment)
     assert (found["cause"], found["reason"], found["next_step"]) == (cause, error.message, error.hint)
     assert deployment.do("run", "--force")["partitions"][0]["status"] == "resumed"

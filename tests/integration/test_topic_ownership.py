@@ -68,7 +68,7 @@ def test_the_second_control_store_is_refused_before_it_writes_and_names_both(
     assert f"is compacted with the control store {first.ports.control.url} from now on" in caplog.text
     second = with_control_store(brokers, "another")
     before = {info.key for info in second.ports.data.list("")}
-    log = second.open_control_log_of_partition(ORDERS, caller_runs_round=True)
+    log = second.open_partition_log(ORDERS, caller_runs_round=True)
     for write in (
         lambda: run(second),
         lambda: retire_partition(second.ports, log, second.lease, second.retention),
@@ -140,8 +140,8 @@ def test_only_topics_of_a_broker_managed_tier_are_taken_over(tmp_path: Path) -> 
 def test_reading_takes_nothing_and_is_refused_nothing(brokers: MemoryBrokers) -> None:
     run(brokers.opened())
     second = with_control_store(brokers, "another")
-    assert second.open_control_log_of_partition(ORDERS).refresh().has_segments
-    assert second.open_control_log_of_partition(BILLS).refresh().has_segments
+    assert second.open_partition_log(ORDERS).refresh().has_segments
+    assert second.open_partition_log(BILLS).refresh().has_segments
     assert len(owner_objects(second)) == 1
 
 

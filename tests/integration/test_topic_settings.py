@@ -12,7 +12,7 @@ from compactor.adapters.brokers.chain import AgentClusterQueriesOverKafka, Clust
 from compactor.adapters.kafka_client import KafkaConnection
 from compactor.cli.commands import import_ as import_command
 from compactor.constants import TopicId
-from compactor.control.incarnations import catalog_changes_by_topic_record
+from compactor.control.incarnations import changes_by_topic_record
 from compactor.control.records import TopicsConfirmed
 from compactor.control.state import CatalogState
 from compactor.errors import Refused
@@ -135,7 +135,7 @@ def test_a_topics_least_lag_holds_against_a_greatest_lag_of_the_file_that_is_sho
 def test_nobody_elses_settings_apply(cluster: str, topic_id: TopicId) -> None:
     state = CatalogState(topic_clusters={ID: "cluster"}, topic_settings={"orders": LAG}, superseded={"orders": {OTHER: ID}})
     body = TopicsConfirmed(cluster_id=cluster, topic_ids={"orders": topic_id}, settings={"orders": {"delete.retention.ms": "0"}})
-    state = state.model_copy(update=catalog_changes_by_topic_record(state, body))
+    state = state.model_copy(update=changes_by_topic_record(state, body))
     assert state.topic_settings == {"orders": LAG}
 
 

@@ -56,24 +56,24 @@ class Undoing:
         return [raw for _, raw in self.view()]
 
     def state(self) -> PartitionState:
-        return self.opened.open_control_log_of_partition(NAME, caller_runs_round=True).refresh()
+        return self.opened.open_partition_log(NAME, caller_runs_round=True).refresh()
 
     def undo(self, opened: Tier | None = None) -> PartitionState:
         tier = opened or self.brokers.opened()
-        return undo_by_copies(tier, tier.open_control_log_of_partition(NAME, caller_runs_round=True), self.run_id)
+        return undo_by_copies(tier, tier.open_partition_log(NAME, caller_runs_round=True), self.run_id)
 
     def retire(self) -> None:
         tier = self.brokers.opened()
-        retire_partition(tier.ports, tier.open_control_log_of_partition(NAME, caller_runs_round=True), tier.lease, tier.retention)
+        retire_partition(tier.ports, tier.open_partition_log(NAME, caller_runs_round=True), tier.lease, tier.retention)
 
     def assert_whole(self) -> None:
         opened = self.brokers.opened()
         folded = opened.broker_metadata.partition_metadata_from_records(NAME).cache
         links = segment_read_ranges(folded, lineage_from_segments(folded))
         assert offset_gaps(links) == []
-        live = {segment.id for segment in opened.open_control_log_of_partition(NAME).refresh().live}
+        live = {segment.id for segment in opened.open_partition_log(NAME).refresh().live}
         assert {link.segment.id for link in links} == live
-        for segment in opened.open_control_log_of_partition(NAME).refresh().live:
+        for segment in opened.open_partition_log(NAME).refresh().live:
             assert opened.ports.layout.stored_segment_problem(NAME, segment) == ""
 
 
@@ -106,7 +106,7 @@ def test_readers_get_what_they_had_before_the_round_and_the_offsets_go_back(undo
     undoing.assert_whole()
     assert undoing.batches() == whole
     opened = undoing.brokers.opened()
-    live = {segment.id for segment in opened.open_control_log_of_partition(NAME).refresh().live}
+    live = {segment.id for segment in opened.open_partition_log(NAME).refresh().live}
     assert {path.name[21:43] for path in (undoing.brokers.folder / "objects").rglob("*.log")} == live
     assert {one.id for one in opened.broker_metadata.partition_metadata_from_records(NAME).cache.segments.values()} == live
     assert compact(opened, NAME, NOW).status == "cleaned"  # the same round is due again
@@ -210,7 +210,7 @@ def test_where_brokers_have_tiered_a_part_again_it_is_refused_before_anything_is
 def test_what_is_deleted_or_built_on_is_refused(undoing: Undoing) -> None:
     before = undoing.batches()
     with pytest.raises(UsageError, match="no run nothing that is remembered"):
-        undo_by_copies(undoing.opened, undoing.opened.open_control_log_of_partition(NAME, caller_runs_round=True), "nothing")
+        undo_by_copies(undoing.opened, undoing.opened.open_partition_log(NAME, caller_runs_round=True), "nothing")
     undoing.retire()
     with pytest.raises(UsageError, match="cannot be undone: retiring what run .* replaced has begun"):
         undoing.undo()

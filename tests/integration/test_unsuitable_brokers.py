@@ -49,7 +49,7 @@ def objects_and_record_counts(brokers: MemoryBrokers) -> tuple[set[Path], list[i
 
 def test_replaced_segments_and_orphans_stay_once_brokers_keep_their_metadata_elsewhere(brokers: MemoryBrokers) -> None:
     tier = brokers.opened()
-    log = tier.open_control_log_of_partition(NAME, caller_runs_round=True)
+    log = tier.open_partition_log(NAME, caller_runs_round=True)
     kept = next(path for path in (brokers.folder / "objects").rglob("*.log"))
     orphan = kept.with_name(kept.name.replace(kept.name[21:43], "AAAAAAAAAAAAAAAAAAAAAQ"))
     orphan.write_bytes(b"x")

@@ -86,7 +86,7 @@ class TestPartition:
 
     def test_somebody_leads_it(self, grown: Deployment) -> None:
         tier = grown.opened()
-        with hold_leadership(tier.ports, tier.open_control_log_of_partition(TopicPartition("orders", 0)), LeaseDurations(60_000)):
+        with hold_leadership(tier.ports, tier.open_partition_log(TopicPartition("orders", 0)), LeaseDurations(60_000)):
             answer, facts = ask(grown)
             assert answer.startswith(f"{tier.ports.holder} holds its lease (epoch 1) until ")
             assert facts["lease"][0]["epoch"] == 1

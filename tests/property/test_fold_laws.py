@@ -18,7 +18,7 @@ from checkpoint.offsets import (
     advance_cleaner_vector,
     cleaner_vector_problem,
     drop_unreferenced_epochs,
-    first_dirty_offset_of_vector,
+    first_dirty_offset_in,
     has_epoch_cleaned_below,
 )
 from compactor.constants import CompactorEpoch
@@ -124,6 +124,6 @@ def vector_of(pairs: list[tuple[int, int]]) -> tuple[CleanerOffset, ...]:
 @given(entries.map(vector_of), st.sets(st.integers(0, 6).map(CompactorEpoch)))
 def test_folding_never_moves_the_clean_end_and_never_grants_more(vector: tuple[CleanerOffset, ...], named: set[CompactorEpoch]) -> None:
     folded = drop_unreferenced_epochs(vector, named)
-    assert first_dirty_offset_of_vector(folded) == first_dirty_offset_of_vector(vector)
+    assert first_dirty_offset_in(folded) == first_dirty_offset_in(vector)
     assert cleaner_vector_problem(folded) == ""
     assert all(has_epoch_cleaned_below(vector, entry.leader_epoch, entry.offset) for entry in folded)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from checkpoint.lineage import EpochEntry, first_contradicting_offset
-from checkpoint.offsets import first_dirty_offset_of_vector
+from checkpoint.offsets import first_dirty_offset_in
 from compactor.config.settings import CleanerSettings
 from compactor.constants import Offset
 from compactor.control.identity import DataRootOwnershipCheckByTierId
 from compactor.control.importing import record_tail_truncation, register_import
 from compactor.control.leadership import RecordRefused, hold_leadership
-from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_control_log_of_partition
+from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_partition_log
 from compactor.control.ports import EnvironmentPorts, LeaseDurations, ObjectRetention
 from compactor.control.publication import raise_log_start, undo_round
 from compactor.control.records import BadControlRecord, LastImportedBatch, TailTruncated
@@ -20,7 +20,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, Fenced, NotFound, OutOfBudget, StoreError, UsageError
 from compactor.features.imports.staged_files import SegmentAddition, add_segments_to_tier_unless_present
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.drive import finish_or_undo_open_intent, run_round
+from compactor.round.drive import run_round, settle_intent
 from compactor.round.plan import find_expired_segments
 from compactor.upkeep.retire import retire_partition
 from tests.simulation.losses import Losses
@@ -84,7 +84,7 @@ class Actors:
             losses.joins(name)
 
         def opened(ports: EnvironmentPorts) -> PartitionLog:
-            return losses.opened(ports, name, holder) if losses else open_control_log_of_partition(ports, self.name)
+            return losses.opened(ports, name, holder) if losses else open_partition_log(ports, self.name)
 
         def run(ports: EnvironmentPorts) -> None:
             log = opened(ports)
@@ -122,7 +122,7 @@ class Actors:
             if log.refresh().published:
                 self.take_back(ports, log)
         else:
-            log.write_snapshot_and_delete_records(self.world.rng.choice((1, 4)))
+            log.snapshot_and_cut(self.world.rng.choice((1, 4)))
 
     def take_back(self, ports: EnvironmentPorts, log: PartitionLog) -> None:
         """Undo the latest round."""
@@ -142,7 +142,7 @@ class Actors:
             offset = dice.choice(replaced).end_offset + 1  # a round may have made one segment of it and of its neighbour
         with hold_leadership(ports, log, LEASE) as leadership:
             if dice.random() < 0.7:
-                finish_or_undo_open_intent(leadership, self.work(ports))
+                settle_intent(leadership, self.work(ports))
             try:
                 raise_log_start(leadership, lambda state: None if (state.log_start_offset or -1) == offset else offset)
             except RecordRefused:
@@ -151,7 +151,7 @@ class Actors:
             self.take_back(ports, log)
 
     def collector(self, ports: EnvironmentPorts, log: PartitionLog) -> None:
-        log.write_snapshot_and_delete_records(self.world.rng.choice((1, 1, 6)))
+        log.snapshot_and_cut(self.world.rng.choice((1, 1, 6)))
 
     def sweeper(self, ports: EnvironmentPorts, log: PartitionLog) -> None:
         """With another configuration, where there is one: what was recorded with what waits counts, too."""
@@ -194,7 +194,7 @@ class Actors:
             head = describe(ports.new_id(), first.start_offset, offset - 1, data, first.leader_epochs)
             register_import(ports, log, cut_id, [head.id])
             upload(ports, head, data, self.name)
-        lost = first_dirty_offset_of_vector(state.vector) > offset
+        lost = first_dirty_offset_in(state.vector) > offset
         body = TailTruncated(
             cut_id=cut_id, offset=Offset(offset), voided=tuple(segment.id for segment in voided), head=head, accept_loss=lost
         )
@@ -205,10 +205,10 @@ class Actors:
         mine = replace(ports, control=self.world.mistyped, ownership=DataRootOwnershipCheckByTierId())
         owner, catalog = mine.ownership, open_catalog(mine)
         assert isinstance(owner, DataRootOwnershipCheckByTierId)
-        owner.require_data_root_is_unowned(mine, catalog.refresh())
+        owner.require_unowned_root(mine, catalog.refresh())
         owner.tier_id = create_tier(mine, kind="object-log", layout="native").tier_id
         mine.require_data_root_ownership(repeat_if_passed_before=True)
-        retire_partition(mine, open_control_log_of_partition(mine, self.name), LEASE, RETENTION)
+        retire_partition(mine, open_partition_log(mine, self.name), LEASE, RETENTION)
 
     def lose(self) -> None:
         """An object that waits for grace is lost. Nobody reads it; but who goes back to it must notice."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from greenlet import getcurrent
 from typing_extensions import override
 
-from checkpoint.offsets import first_dirty_offset_of_vector
+from checkpoint.offsets import first_dirty_offset_in
 from compactor.adapters.brokers import chain as rules
 from compactor.adapters.brokers.cache import FoldedMetadataStore, RemoteLogMetadataCache, last_offset_of_epoch
 from compactor.adapters.brokers.chain import chained_read_ranges, lineage_from_segments, offset_gaps, segment_read_ranges
@@ -24,7 +24,7 @@ from compactor.adapters.brokers.publisher import MetadataTopicSegmentPublisher
 from compactor.adapters.brokers.topic import PollResult
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, LeaderEpoch
-from compactor.control.logs import PartitionLog, open_control_log_of_partition
+from compactor.control.logs import PartitionLog, open_partition_log
 from compactor.control.ports import EnvironmentPorts, ObjectRetention
 from compactor.control.records import RoundPublished
 from compactor.control.state import PartitionState
@@ -242,7 +242,7 @@ class BrokersOracle(Oracle):
         super().check_step(before, record)
         body = getattr(record, "body", None)
         if isinstance(body, RoundPublished) and not body.cut_off:
-            clean = range(self.sim.start, first_dirty_offset_of_vector(self.state.vector))
+            clean = range(self.sim.start, first_dirty_offset_in(self.state.vector))
             below = [row[1] for row in self.sim.rows(self.state.live) if row[0] in clean]
             if len(set(below)) != len(below):
                 self.world.violate("a key occurs twice below the cleaner offset")
@@ -430,7 +430,7 @@ class Simulated:
 
         def run(plain: EnvironmentPorts) -> None:
             ports = self.ports(world.owners[getcurrent()])
-            log = open_control_log_of_partition(ports, NAME)
+            log = open_partition_log(ports, NAME)
             try:
                 while True:
                     try:
@@ -441,7 +441,7 @@ class Simulated:
                                 ports, log, LEASE, KEPT, round_steps=self.work(ports, world.rng) if world.rng.random() < 0.6 else None
                             )
                     except StoreError:
-                        log = open_control_log_of_partition(ports, NAME)
+                        log = open_partition_log(ports, NAME)
                     except (Fenced, UsageError, BadData, OutOfBudget):
                         pass
                     ports.sleep(world.rng.choice((0.02, 0.2, 0.7)))
@@ -472,7 +472,7 @@ class Simulated:
             replicas.produce(3)
             replicas.tier(slow=False)
         ports = self.ports(Process("last", "last"))
-        log = open_control_log_of_partition(ports, NAME)
+        log = open_partition_log(ports, NAME)
         for _ in range(12):
             for _ in range(20):
                 self.world.wait(ORPHAN_AGE_MS / 20)
@@ -508,8 +508,8 @@ class Simulated:
         if orphans:  # a zombie's upload under an id that is finished is what `orphans` is for
             self.world.violate(f"orphans stay: {sorted(orphans)}")
         newest = self.links()[-1].segment.start_offset
-        if first_dirty_offset_of_vector(log.state.vector) != newest:
-            self.world.violate(f"clean is up to {first_dirty_offset_of_vector(log.state.vector)}, and not up to {newest}")
+        if first_dirty_offset_in(log.state.vector) != newest:
+            self.world.violate(f"clean is up to {first_dirty_offset_in(log.state.vector)}, and not up to {newest}")
 
 
 def planner(cleaner: CleanerSettings) -> symbolic.Planner:

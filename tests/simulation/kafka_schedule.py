@@ -152,7 +152,7 @@ def expired_by_log_start_alone() -> AbstractContextManager[Any]:
     """Whatever lies below the log start counts as expired, also if brokers have not deleted it and readers find it."""
 
     def found(leadership: Leadership, wanted: Collection[str]) -> frozenset[str]:
-        start, state = broker_expiry.record_and_get_highest_broker_log_start(leadership), leadership.state
+        start, state = broker_expiry.record_broker_log_start(leadership), leadership.state
         ends = {segment.id: segment.end_offset for segment in state.live}
         ends |= {task.new_segment_id: task.end_offset for task in (state.intent.plan.tasks if state.intent else ())}
         return frozenset(name for name in wanted if ends.get(name, start) < start)
@@ -167,7 +167,7 @@ def present_log_start_counts() -> AbstractContextManager[Any]:
         ask = leadership.ports.broker_log_start
         return ask(leadership.state.topic_partition) if ask is not None else 0
 
-    return patch.object(broker_expiry, "record_and_get_highest_broker_log_start", observed)
+    return patch.object(broker_expiry, "record_broker_log_start", observed)
 
 
 KAFKA_MUTATIONS: dict[str, Mutation] = {
@@ -183,9 +183,9 @@ KAFKA_MUTATIONS: dict[str, Mutation] = {
         patch.object(MetadataTopicSegmentPublisher, "withdraw_unknown_segments", lambda *_: 0),
         patch.object(MetadataTopicSegmentPublisher, "withdraw_segments", lambda *_, **__: None),
     ),
-    "wait": lambda: unasked(patch.object(publication, "_wait_until_former_leaders_cannot_write", lambda leadership: None)),
+    "wait": lambda: unasked(patch.object(publication, "_wait_for_late_deliveries", lambda leadership: None)),
     "in flight": lambda: patch.object(MetadataTopicSegmentPublisher, "_prepare_range", lambda *_: None),
-    "tiered again": lambda: patch.object(mirror, "_first_offset_read_from_other_segment", lambda *_: None),
+    "tiered again": lambda: patch.object(mirror, "_first_rerouted_offset", lambda *_: None),
 }
 
 

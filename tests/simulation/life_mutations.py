@@ -90,8 +90,8 @@ def incarnations_are_listed_late() -> Iterator[None]:
     find = incarnations.find_or_open_incarnation
 
     def late(tier: Any, state: PartitionState, topic_id: str, *means: Any) -> TopicPartition:
-        with patch.object(incarnations, "publish_partition_change_hints", lambda *_: None):
-            following = tier.open_control_log_of_partition(named(state.topic, state.partition, state.incarnation + 1))
+        with patch.object(incarnations, "publish_hints", lambda *_: None):
+            following = tier.open_partition_log(named(state.topic, state.partition, state.incarnation + 1))
             found = find(tier, state, TopicId(topic_id), *means)
             if found != state.topic_partition and found == following.state.topic_partition:
                 record_topic_incarnation_opening(following, TopicId(topic_id), "")
@@ -167,9 +167,9 @@ OPENING_MUTATIONS: Mapping[str, Mutation] = {
 """Rare in lives: tests/integration/test_incarnations.py notices."""
 
 COVERED_MUTATIONS: Mapping[str, Mutation] = {
-    "incarnations are opened twice": without(rule.topic_incarnation_in_use_problem),
-    "incarnations need not be opened": without(rule.check_topic_incarnation_was_opened),
-    "a deletion is any topic's": without(rule.check_deleted_topic_id_matches),
+    "incarnations are opened twice": without(rule.check_incarnation_unused),
+    "incarnations need not be opened": without(rule.check_incarnation_opened),
+    "a deletion is any topic's": without(rule.check_deleted_topic),
 }
 """Writers ask these rules before they append, so that lives do not notice: tests/unit/test_control_incarnations.py does."""
 

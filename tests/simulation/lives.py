@@ -310,7 +310,7 @@ class Life(WayIn):
 
     def confirm(self, tier: Tier) -> None:
         """Record which cluster has the topic, as agents do after an upload."""
-        topic_id = tier.open_control_log_of_partition(tier.latest_incarnation(NAME)).refresh().topic_id
+        topic_id = tier.open_partition_log(tier.latest_incarnation(NAME)).refresh().topic_id
         record_cluster_of_topics(tier.catalog, {NAME.topic: topic_id}, self.ask)
 
     def daemon(self, tier: Tier) -> Callable[[], None]:
@@ -324,7 +324,7 @@ class Life(WayIn):
             if not tier.catalog.refresh().tier_id:
                 return
             name = self.dice.choice(opened.list_partitions() or [NAME])
-            log = opened.open_control_log_of_partition(name, caller_runs_round=True)
+            log = opened.open_partition_log(name, caller_runs_round=True)
             state = log.refresh()
             if dice < 0.3:
                 asked_ms, current = self.world.now_ms, self.brokers.topic_id
@@ -486,7 +486,7 @@ def end_life(life: Life) -> None:
     if world.violations:
         return
     for oracle in [oracle for oracle in life.oracles if oracle.state.slot]:
-        log = tier.open_control_log_of_partition(oracle.name, caller_runs_round=True)
+        log = tier.open_partition_log(oracle.name, caller_runs_round=True)
         for _ in range(3):
             with passing(world):
                 compact(tier, oracle.name, tier.ports.clock_ms(), force=True)

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from compactor.control.control_log import StateIdentity
-from compactor.control.logs import CatalogLog, PartitionLog, open_catalog, open_control_log_of_partition, record_control_log_lengths
+from compactor.control.logs import CatalogLog, PartitionLog, open_catalog, open_partition_log, record_control_log_lengths
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.errors import StoreError
@@ -41,7 +41,7 @@ class Losses:
     def opened(self, ports: EnvironmentPorts, process: str, holder: str) -> PartitionLog:
         """Its log, begun from what its host remembers, of whatever age."""
         self._catalogs[process] = open_catalog(ports)
-        log = open_control_log_of_partition(ports, self.oracle.name)
+        log = open_partition_log(ports, self.oracle.name)
         kept = self._kept.get(holder)
         if kept and self.world.hazards.random() < REMEMBERED:
             log.continue_from_cached_state(*self.world.hazards.choice(kept))

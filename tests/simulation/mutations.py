@@ -121,14 +121,14 @@ def boundary_not_read_again() -> Iterator[None]:
         self._state = state
         return state
 
-    with patch.object(ControlLog, "_apply_records_up_to_log_end", settle):
+    with patch.object(ControlLog, "_fold_to_end", settle):
         yield
 
 
 @contextmanager
 def ours_by_content() -> Iterator[None]:
     """A slot is called ours where its body is what we wanted to write."""
-    with patch.object(control_log, "is_record_of_same_append_attempt", lambda stored, attempted: stored.body == attempted.body):
+    with patch.object(control_log, "is_same_attempt", lambda stored, attempted: stored.body == attempted.body):
         yield
 
 
@@ -227,25 +227,25 @@ def fenced_process_cleans_up() -> Iterator[None]:
 @contextmanager
 def slots_deleted_before_the_boundary() -> Iterator[None]:
     """Old slots go as soon as the snapshot stands."""
-    create = ControlLog._create_deletion_boundary
+    create = ControlLog._create_boundary
 
     def late(self: ControlLog[Any], slot: int) -> None:
         self.store.delete([self.control_record_object_key(number) for number in range(self._boundary.slot + 1, slot + 1)])
         create(self, slot)
 
-    with patch.object(ControlLog, "_create_deletion_boundary", late):
+    with patch.object(ControlLog, "_create_boundary", late):
         yield
 
 
 @contextmanager
 def times_not_kept() -> Iterator[None]:
     """A snapshot forgets the times of the slots that it stands in for."""
-    kept = logs.PARTITION.state_with_store_times_of_records
-    object.__setattr__(logs.PARTITION, "state_with_store_times_of_records", lambda state, modified: state)
+    kept = logs.PARTITION.with_store_times
+    object.__setattr__(logs.PARTITION, "with_store_times", lambda state, modified: state)
     try:
         yield
     finally:
-        object.__setattr__(logs.PARTITION, "state_with_store_times_of_records", kept)
+        object.__setattr__(logs.PARTITION, "with_store_times", kept)
 
 
 @contextmanager
@@ -281,7 +281,7 @@ def blind_acquisition() -> Iterator[None]:
         leader = state.leader
         return None if leader and (leader.incarnation, leader.epoch) == (log.incarnation, body.leader_epoch) else body
 
-    with patch.object(leadership, "_acquisition_record_unless_leader_changed", unless):
+    with patch.object(leadership, "_acquisition_unless_overtaken", unless):
         yield
 
 
@@ -334,21 +334,19 @@ def undo_does_not_ask() -> Iterator[None]:
 @contextmanager
 def truncation_does_not_clamp() -> Iterator[None]:
     """The cleaner offsets stay where they were when the broker's log was truncated below them."""
-    with patch.object(
-        fold, "_changes_by_lowered_cleaner_offsets", lambda state, parted: {"vector": state.vector, "waiting": state.waiting}
-    ):
+    with patch.object(fold, "_changes_by_capped_offsets", lambda state, parted: {"vector": state.vector, "waiting": state.waiting}):
         yield
 
 
 @contextmanager
 def swept_though_announced() -> Iterator[None]:
     """The sweep does not know what the open intent has announced."""
-    protected = ordering.segment_ids_protected_from_deletion
+    protected = ordering.protected_segment_ids
 
     def without_intent(state: PartitionState) -> set[str]:
         return protected(state.model_copy(update={"intent": None}))
 
-    with patch.object(ordering, "segment_ids_protected_from_deletion", without_intent):
+    with patch.object(ordering, "protected_segment_ids", without_intent):
         yield
 
 
@@ -357,7 +355,7 @@ def clamp_leaves_waiting_groups() -> Iterator[None]:
     """What waits keeps the cleaner offsets from before the truncation."""
     with patch.object(
         fold,
-        "_changes_by_lowered_cleaner_offsets",
+        "_changes_by_capped_offsets",
         lambda state, parted: {"vector": offsets.cap_cleaner_offsets(state.vector, parted), "waiting": state.waiting},
     ):
         yield
@@ -382,7 +380,7 @@ def whoever_has_the_data() -> Iterator[None]:
     """Nobody asks whose the data root is."""
     with (
         patch.object(DataRootOwnershipCheckByTierId, "_require_same_tier_id", lambda *_: None),
-        patch.object(identity, "_find_object_key_unknown_to_catalog", lambda *_: ""),
+        patch.object(identity, "_find_unknown_object", lambda *_: ""),
     ):
         yield
 
@@ -420,8 +418,8 @@ def always(where: Any, name: str, answer: Any) -> Mutation:
 
 FENCING: Mutation = without(ordering.check_writer_leads)
 OPEN_INTENT: Mutation = together(without(ordering.check_intent_is_open, ordering.check_replacements_match_receipts), tolerant_fold)
-LIVE: Mutation = together(without(ordering.check_replacements_cover_sources), nowhere("_plan_source_not_live_problem"), tolerant_fold)
-VECTOR: Mutation = together(without(ordering.check_new_cleaner_offsets_match_plan), nowhere("_cleaner_offsets_changed_problem"))
+LIVE: Mutation = together(without(ordering.check_replacements_cover_sources), nowhere("_plan_sources_problem"), tolerant_fold)
+VECTOR: Mutation = together(without(ordering.check_published_cleaner_offsets), nowhere("_cleaner_offsets_changed_problem"))
 
 MUTATIONS: dict[str, Mutation] = {
     "vector advanced inside a round": vector_advanced_inside_the_round,
@@ -434,7 +432,7 @@ MUTATIONS: dict[str, Mutation] = {
     "fenced process cleans up": fenced_process_cleans_up,
     "slots deleted before the boundary": slots_deleted_before_the_boundary,
     "times not kept in the snapshot": times_not_kept,
-    "epochs may repeat": together(without(ordering.check_compactor_epoch_follows_last), blind_acquisition),
+    "epochs may repeat": together(without(ordering.check_epoch_follows), blind_acquisition),
     "voided imports count": together(tiered_unregistered, blind_import),
     "imports need not continue the log": without(ordering.check_segments_continue_log),
     "lineage truncation does not clamp": truncation_does_not_clamp,
@@ -457,12 +455,12 @@ MUTATIONS: dict[str, Mutation] = {
     "log start may fall": without(log_start.check_log_start_rises),
     "newest segment may expire": newest_segment_expires,
     "log start raised beside an open round": without(ordering.check_no_open_intent, of=r.LogStartRaised),
-    "undo below the log start": always(log_start, "restored_segment_below_log_start_problem", ""),
-    "truncation below the log start": without(log_start.check_truncation_above_log_start),
-    "removed ids are not checked": without(log_start.check_removed_segments_lie_below_log_start),
-    "removed balance is not checked": without(log_start.check_digest_sums_of_removed_segments),
-    "imported log start is not checked": without(log_start.check_log_start_lies_in_first_import),
-    "segments come before a raised log start": without(log_start.check_log_start_never_raised),
+    "undo below the log start": always(log_start, "restored_segment_problem", ""),
+    "truncation below the log start": without(log_start.check_truncation_above_start),
+    "removed ids are not checked": without(log_start.check_removed_below_start),
+    "removed balance is not checked": without(log_start.check_removed_digests),
+    "imported log start is not checked": without(log_start.check_initial_log_start),
+    "segments come before a raised log start": without(log_start.check_log_start_unraised),
     "no fencing": FENCING,
     "no check at append": no_check_at_append,
     "no open intent": OPEN_INTENT,

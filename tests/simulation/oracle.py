@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from checkpoint.offsets import first_dirty_offset_of_vector
+from checkpoint.offsets import first_dirty_offset_in
 from compactor.control import logs, records
 from compactor.control.records import (
     ImportVoided,
@@ -147,7 +147,7 @@ class Oracle:
             self.truncated += 1
             self.rows = [row for segment in before.live for row in self.contents[segment.id] if row[0] < body.offset]
             self.rows += [row for segment in body.segments for row in self.contents[segment.id]]
-            if first_dirty_offset_of_vector(state.vector) > body.offset:
+            if first_dirty_offset_in(state.vector) > body.offset:
                 self.world.violate("offsets that the broker has discarded count as clean")
         if isinstance(body, LogStartRaised):
             self.raised(before, body)
@@ -158,7 +158,7 @@ class Oracle:
             self.world.violate(f"the log was cut at {body.offset}, and its records below {self.log_start} were deleted")
         if (state.log_start_offset or 0) != self.log_start:
             self.world.violate(f"{body.type} moved the log start from {self.log_start} to {state.log_start_offset}")
-        moved = first_dirty_offset_of_vector(state.vector) > first_dirty_offset_of_vector(before.vector)
+        moved = first_dirty_offset_in(state.vector) > first_dirty_offset_in(before.vector)
         if moved and not isinstance(body, RoundPublished):
             self.world.violate(f"{body.type} advanced the cleaner offset")
         if isinstance(body, ImportVoided) and self.world.now_ms - self.times[before.registrations[body.import_id].slot] < ORPHAN_AGE_MS - 1:
@@ -209,7 +209,7 @@ class Oracle:
         truth = self.truth(state.end_offset, self.log_start)
         if seen != truth:
             self.world.violate(f"the view from {self.log_start} to {state.end_offset} is {seen}, the broker wrote {truth}")
-        below = [row[1] for row in rows if self.log_start <= row[0] < first_dirty_offset_of_vector(state.vector)]
+        below = [row[1] for row in rows if self.log_start <= row[0] < first_dirty_offset_in(state.vector)]
         if len(set(below)) != len(below):
             self.world.violate("a key occurs twice below the cleaner offset")
 
@@ -231,7 +231,7 @@ class Oracle:
         scratch = [key for key in self.world.control.objects if key.startswith(f"partitions/{self.name}/scratch/")]
         if scratch:
             self.world.violate(f"scratch stays: {scratch}")
-        if state.end_offset + 1 != max(first_dirty_offset_of_vector(state.vector), self.log_start) and state.live:
+        if state.end_offset + 1 != max(first_dirty_offset_in(state.vector), self.log_start) and state.live:
             self.world.violate("the end phase leaves something dirty")
 
 

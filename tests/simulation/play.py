@@ -17,7 +17,7 @@ import pytest
 from checkpoint.lineage import EpochEntry
 from compactor.constants import LeaderEpoch, Offset
 from compactor.control.importing import register_import
-from compactor.control.logs import PartitionLog, open_control_log_of_partition
+from compactor.control.logs import PartitionLog, open_partition_log
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.errors import Unavailable
@@ -90,7 +90,7 @@ class Play:
         """A new process; whatever died before stays dead."""
         self.dead = False
         ports = self.world.ports(Process(holder, holder))
-        return Actor(self, ports, open_control_log_of_partition(ports, NAME))
+        return Actor(self, ports, open_partition_log(ports, NAME))
 
     def importing(self, times: int = 1) -> None:
         actor = self.process("importer")

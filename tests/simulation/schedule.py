@@ -16,7 +16,7 @@ from compactor.control import leadership as leading, records
 from compactor.control.control_log import ControlLog
 from compactor.control.identity import DataRootOwnershipCheckByTierId
 from compactor.control.leadership import Leadership
-from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_control_log_of_partition
+from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_partition_log
 from compactor.control.ports import EnvironmentPorts, LeaseDurations
 from compactor.control.state import PartitionState
 from compactor.errors import Leased
@@ -74,7 +74,7 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False, scheme: st
         first = world.ports(Process("first", "first"))
         if hazardous:
             _add_hazards(world, oracle, actors, first, steps)
-        actors.importer(first, open_control_log_of_partition(first, NAME))
+        actors.importer(first, open_partition_log(first, NAME))
         actors.elections = rng.choice((0, 1, 3))
         cast: list[tuple[str, str, Callable[[EnvironmentPorts, PartitionLog], None]]] = [
             ("compactor-1", "host-a", actors.compactor),
@@ -113,7 +113,7 @@ def _add_hazards(world: World, oracle: Oracle, actors: Actors, ports: Environmen
     """Objects that get lost, disks that are full, workers that hang, and somebody with a mistyped control store."""
     owner = DataRootOwnershipCheckByTierId()
     owner.tier_id = create_tier(ports, kind="object-log", layout="native").tier_id
-    owner.require_data_root_owned_by_this_tier(ports)
+    owner.require_own_root(ports)
 
     def may_vanish(key: str) -> bool:
         intent = oracle.state.intent
@@ -142,7 +142,7 @@ def end_phase(world: World, all_actors: Sequence[Actors]) -> None:
 
 
 def _finish(world: World, actors: Actors, ports: EnvironmentPorts) -> None:
-    oracle, log = actors.oracle, open_control_log_of_partition(ports, actors.name)
+    oracle, log = actors.oracle, open_partition_log(ports, actors.name)
     for _ in range(END_ROUNDS):
         try:
             if run_round(ports, log, LEASE, actors.work(ports)).status == "nothing_to_do":
@@ -162,7 +162,7 @@ def watched(world: World, *oracles: Oracle) -> Iterator[None]:
     """Shows each partition's oracle what every process comes to believe, and decodes each object once (values are frozen)."""
     judges = {str(oracle.name): oracle for oracle in oracles}
     settle, acquire, decode, survey = (
-        ControlLog._apply_records_up_to_log_end,
+        ControlLog._fold_to_end,
         leading.acquire_leadership,
         records.decode_checksummed_json,
         upkeep.find_deletions,
@@ -192,7 +192,7 @@ def watched(world: World, *oracles: Oracle) -> Iterator[None]:
 
     with (
         without_threads(),
-        patch.object(ControlLog, "_apply_records_up_to_log_end", watched_settle),
+        patch.object(ControlLog, "_fold_to_end", watched_settle),
         patch.object(leading, "acquire_leadership", watched_acquire),
         patch.object(upkeep, "find_deletions", watched_survey),
         patch.object(records, "decode_checksummed_json", lru_cache(maxsize=2000)(decode)),

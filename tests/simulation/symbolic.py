@@ -205,17 +205,17 @@ class SymbolicRound:
         self._planner = planner
         self._worker = worker
         self._resumable = resumable
-        self.log_start_offset_raised_by_retention = expires
+        self.retention_log_start = expires
 
     def is_round_due(self, state: PartitionState) -> bool:
-        if self.log_start_offset_raised_by_retention(state) is not None:
+        if self.retention_log_start(state) is not None:
             return True
         return self._planner(state, self._now_ms, state.next_compactor_epoch, self._ports.new_id) is not None
 
     def round_resumption_problem(self, intent: RoundIntent) -> str:
         return self._resumable(intent.plan)
 
-    def raise_if_plan_exceeds_record_rate_limit(self, plan: CompactionPlan) -> None:
+    def require_plan_admitted(self, plan: CompactionPlan) -> None:
         """There is no budget of records."""
 
     @contextmanager
@@ -276,7 +276,7 @@ class SymbolicWorker:
         self, plan: CompactionPlan, session: RoundDriverServicesForWorker, by_id: Mapping[str, RemoteLogSegmentMetadata]
     ) -> dict[str, int]:
         """Key -> its last offset in the dirty range; kept as a scratch object where survivors are kept."""
-        for item in session.scratch_objects_of_earlier_survivor_scan:
+        for item in session.earlier_scan_results:
             found: dict[str, int] = json.loads(self.ports.control.get(item.key))
             return found
         latest: dict[str, int] = {}
@@ -291,9 +291,7 @@ class SymbolicWorker:
                 self.ports.control.create(key, data)
             except AlreadyExists:
                 pass
-            session.record_scratch_objects_of_survivor_scan(
-                [ScratchObject(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest())]
-            )
+            session.record_scan_results([ScratchObject(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest())])
         return latest
 
     def _rows(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Rows:

@@ -152,9 +152,9 @@ class TestBoundaries:
         play.importing(2)
         play.hold(f"create partitions/{NAME}/boundary/", dies=True)
         with pytest.raises(Crash):
-            play.process("a").log.write_snapshot_and_delete_records(1)
+            play.process("a").log.snapshot_and_cut(1)
         play.process("b").run()
-        assert play.process("b").log.write_snapshot_and_delete_records(1)
+        assert play.process("b").log.snapshot_and_cut(1)
         play.land()
         assert play.process("c").state() == play.process("d").state()
         end_well(play)
@@ -163,12 +163,12 @@ class TestBoundaries:
         play.importing(2)
         play.hold(f"create partitions/{NAME}/boundary/", dies=True)
         with pytest.raises(Crash):
-            play.process("a").log.write_snapshot_and_delete_records(1)
+            play.process("a").log.snapshot_and_cut(1)
         other = play.process("b")
         other.run()
         play.before(f"create partitions/{NAME}/boundary/", play.land)
-        other.log.write_snapshot_and_delete_records(1)
-        assert play.process("c").log.write_snapshot_and_delete_records(1)
+        other.log.snapshot_and_cut(1)
+        assert play.process("c").log.snapshot_and_cut(1)
         assert play.process("d").state().live == other.state().live
         end_well(play)
 
@@ -181,13 +181,13 @@ class TestBoundaries:
         def meanwhile() -> None:
             other = play.process("b")
             other.run()
-            other.log.write_snapshot_and_delete_records(1)
+            other.log.snapshot_and_cut(1)
 
         play.before(slot(tail + 1), meanwhile)
         leadership = acquire_leadership(sleeper.ports, sleeper.log, LEASE)
         assert leadership.epoch == 1
         assert sleeper.log.state.slot > tail + 1
-        assert sleeper.log.write_snapshot_and_delete_records(1)
+        assert sleeper.log.snapshot_and_cut(1)
         assert f"partitions/{NAME}/log/{tail + 1:020d}.json" not in play.world.control.objects
 
     def test_nothing_is_deleted_before_the_boundary_reads_back(self, play: Play) -> None:
@@ -195,7 +195,7 @@ class TestBoundaries:
         for _ in range(6):  # as often as it is tried
             play.hold(f"create partitions/{NAME}/boundary/")
         cutter = play.process("a")
-        cutter.log.write_snapshot_and_delete_records(1)
+        cutter.log.snapshot_and_cut(1)
         assert [what for what in play.requests if what.startswith(f"delete partitions/{NAME}/log")] == []
         play.land()
         assert play.process("b").state().live == cutter.state().live

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from compactor.control.control_log import ControlLog, StateIdentity
-from compactor.control.logs import PartitionLog, open_control_log_of_partition
+from compactor.control.logs import PartitionLog, open_partition_log
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
@@ -21,7 +21,7 @@ from tests.support.depth import seeds
 @contextmanager
 def remembering(seed: int) -> Iterator[list[int]]:
     """Yields the ages, in slots, of the states that were gone on from."""
-    rng, settle = random.Random(seed), ControlLog._apply_records_up_to_log_end
+    rng, settle = random.Random(seed), ControlLog._fold_to_end
     kept: list[tuple[PartitionState, StateIdentity]] = []
     ages: list[int] = []
 
@@ -32,7 +32,7 @@ def remembering(seed: int) -> Iterator[list[int]]:
         return state
 
     def opened(ports: EnvironmentPorts, name: TopicPartition) -> PartitionLog:
-        log = open_control_log_of_partition(ports, name)
+        log = open_partition_log(ports, name)
         if kept and rng.random() < 0.8:
             chosen = rng.choice(kept)
             ages.append(kept[-1][0].slot - chosen[0].slot)
@@ -40,9 +40,9 @@ def remembering(seed: int) -> Iterator[list[int]]:
         return log
 
     with (
-        patch.object(ControlLog, "_apply_records_up_to_log_end", keeping),
-        patch.object(actors, "open_control_log_of_partition", opened),
-        patch.object(schedule, "open_control_log_of_partition", opened),
+        patch.object(ControlLog, "_fold_to_end", keeping),
+        patch.object(actors, "open_partition_log", opened),
+        patch.object(schedule, "open_partition_log", opened),
     ):
         yield ages
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
-from checkpoint.offsets import first_dirty_offset_of_vector
+from checkpoint.offsets import first_dirty_offset_in
 from compactor.access.tier import Tier
 from compactor.config.settings import Settings
 from compactor.errors import CompactorError
@@ -211,7 +211,7 @@ def excuse_of(way: WayIn, side: Side, options: ImportOptions) -> str:
     held = {row[0] for segment in state.live for row in oracle.contents[segment.id] if row[0] < seam}
     if not held & present.keys():
         return "nothing comparable"
-    if parted is not None and (state.published or first_dirty_offset_of_vector(state.vector) > parted):
+    if parted is not None and (state.published or first_dirty_offset_in(state.vector) > parted):
         return "cleaned beyond the cut"
     return ""
 

@@ -390,7 +390,7 @@ class WayIn:
 
         def act() -> None:
             dice = self.world.rng.random()
-            log = tier.open_control_log_of_partition(NAME, caller_runs_round=True)
+            log = tier.open_partition_log(NAME, caller_runs_round=True)
             if not log.refresh().live:
                 return
             if dice < 0.5:
@@ -412,7 +412,7 @@ class WayIn:
                 rows = side.oracle.rows
                 chain = self.brokers.chain(self.brokers.led.log[-1][2])
                 if rows and rows[0][3] not in chain.values() and self.world.rng.random() < 0.3:
-                    delete_partition(tier.ports, tier.open_control_log_of_partition(NAME, caller_runs_round=True), LEASE)
+                    delete_partition(tier.ports, tier.open_partition_log(NAME, caller_runs_round=True), LEASE)
 
             return act
 

@@ -9,7 +9,7 @@ from typing import Any
 from greenlet import getcurrent
 from typing_extensions import override
 
-from checkpoint.offsets import first_dirty_offset_of_vector
+from checkpoint.offsets import first_dirty_offset_in
 from compactor.control.records import PartitionDeleted, SegmentsPrepended, SegmentsTiered, TailTruncated
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
@@ -247,7 +247,7 @@ class WayInOracle(Oracle):
             same = (row for row in self.rows if row[0] >= body.offset and not attempt.lacked(row[0], number(row)))
             if (wrong := next((row for row in same if number(row) not in stay), None)) is not None:
                 self.world.violate(f"offset {wrong[0]} was cut, and its source has it")
-        if first_dirty_offset_of_vector(before.vector) > body.offset and body.accept_loss:
+        if first_dirty_offset_in(before.vector) > body.offset and body.accept_loss:
             gone = {segment.id for segment in body.segments}
             live = [row for segment in self.state.live if segment.id not in gone for row in self.contents[segment.id]]
             self.rows = [row for row in live if row[0] < body.offset]
@@ -258,7 +258,7 @@ class WayInOracle(Oracle):
             self.lost = {offset for offset in chain if offset not in {row[0] for row in self.rows}}
         else:
             self.lost = set()
-        if first_dirty_offset_of_vector(self.state.vector) > body.offset:
+        if first_dirty_offset_in(self.state.vector) > body.offset:
             self.world.violate("offsets that the broker has discarded count as clean")
         if body.segments:
             self.came(before, body, self.rows)

@@ -108,7 +108,7 @@ class Soak:
             if not self.story.acknowledged[log.name]:
                 continue
             self.story.check_export(opened, log, folder)
-            self.story.check_balance(opened.open_control_log_of_partition(opened.list_partitions([log.name])[0]).refresh())
+            self.story.check_balance(opened.open_partition_log(opened.list_partitions([log.name])[0]).refresh())
             self.story.check_consumer(consumer, log)
         consumer.close()
 
@@ -118,7 +118,7 @@ class Soak:
         ill: set[str] = set()
         before = 0
         while not self.over.wait(SAMPLE_S):
-            states = [opened.open_control_log_of_partition(name).refresh() for name in opened.list_partitions()]
+            states = [opened.open_partition_log(name).refresh() for name in opened.list_partitions()]
             for state in states:
                 self.note_quarantine(
                     str(state.topic_partition), ill=state.quarantine is not None, was_ill=str(state.topic_partition) in ill
@@ -160,7 +160,7 @@ class Soak:
         self.stage.importer.do("wake", *names)
         opened, until = self.stage.beside.opened(), time.monotonic() + HEAL_S
         while True:
-            states = [opened.open_control_log_of_partition(name).refresh() for name in opened.list_partitions()]
+            states = [opened.open_partition_log(name).refresh() for name in opened.list_partitions()]
             left = [
                 f"{state.topic_partition}: {state.quarantine.reason if state.quarantine else 'is not clean'}"
                 for state in states
@@ -189,7 +189,7 @@ class Soak:
         self.story.wrong += ordeal.finish()
         opened = self.stage.beside.opened()
         for log in self.story.logs:
-            self.story.check_balance(opened.open_control_log_of_partition(opened.list_partitions([log.name])[0]).refresh())
+            self.story.check_balance(opened.open_partition_log(opened.list_partitions([log.name])[0]).refresh())
 
     def guarded(self, what: Callable[[], None]) -> threading.Thread:
         """A thread that ends early is wrong, too."""

@@ -99,7 +99,7 @@ class Trouble:
         """Nothing that is read of one partition's logs is what was written, until a round has found it or none was due for long."""
         opened = self.stage.beside.opened()
         place = f"orders-{self.dice.randrange(self.partitions)}"
-        log = next((opened.open_control_log_of_partition(name) for name in opened.list_partitions() if str(name) == place), None)
+        log = next((opened.open_partition_log(name) for name in opened.list_partitions() if str(name) == place), None)
         if log is None:
             return
         self.note("damage")

@@ -9,7 +9,7 @@ from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control import records as r
-from compactor.control.logs import PartitionLog, open_control_log_of_partition
+from compactor.control.logs import PartitionLog, open_partition_log
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
@@ -141,7 +141,7 @@ class Crafted:
 
     def author(self, holder: str) -> Author:
         ports = ports_on(self.store, self.clock, holder)
-        return Author(ports, open_control_log_of_partition(ports, ORDERS))
+        return Author(ports, open_partition_log(ports, ORDERS))
 
     def log(self) -> PartitionLog:
         """As somebody reads it who has just come."""

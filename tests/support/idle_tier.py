@@ -47,7 +47,7 @@ class Idle:
 
     def grow(self, tier: Tier, name: TopicPartition, *, hint: bool = True) -> None:
         """One more segment, as an import leaves it."""
-        log = tier.open_control_log_of_partition(name)
+        log = tier.open_partition_log(name)
         start = log.refresh().end_offset + 1
         new_id = tier.ports.new_id()
         segment = RemoteLogSegmentMetadata(

@@ -72,7 +72,7 @@ class MemoryBrokers:
         import_directory(source, log_dir, name, source.settings.cleaner.cleaner_policy())
         store = self._opened(Path(self.folder / "objects")).ports.data
         layout = KafkaLocalLayout(store, lambda of: uuid_text(self.cluster.known[of.topic].topic_id))
-        for segment in source.open_control_log_of_partition(name).refresh().live:
+        for segment in source.open_partition_log(name).refresh().live:
             if segment.start_offset <= self._tiered.get(name, -1):
                 continue
             contents = {kind: source.ports.layout.read_file(name, segment, kind) for kind in segment.files}

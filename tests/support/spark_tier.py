@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from checkpoint.offsets import first_dirty_offset_of_vector
+from checkpoint.offsets import first_dirty_offset_in
 from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
@@ -112,19 +112,17 @@ class Twins:
     def round(self, cluster: Any, *, first_dirty: int | None = None, now_ms: int = NOW_MS) -> tuple[RoundReport, RoundReport]:
         """The same round by both engines, with what they report."""
         look = partial(from_offset, first_dirty) if first_dirty is not None else None
-        here = create_round(self.local, NAME, now_ms, force=True, assess_with=look).execute_round(
-            self.local.open_control_log_of_partition(NAME)
-        )
+        here = create_round(self.local, NAME, now_ms, force=True, assess_with=look).execute_round(self.local.open_partition_log(NAME))
         engine = RemoteEngine("spark", partial(spark_worker, cluster, self.remote, TaskCost()))
         there = create_round(self.remote, NAME, now_ms, force=True, assess_with=look, engine=engine).execute_round(
-            self.remote.open_control_log_of_partition(NAME)
+            self.remote.open_partition_log(NAME)
         )
         return here, there
 
     def difference(self) -> str:
         """Where the two tiers hold other segments, file by file; empty where only ids and what depends on the key differ."""
         one, other = (state_of(tier) for tier in (self.local, self.remote))
-        if len(one.live) != len(other.live) or first_dirty_offset_of_vector(one.vector) != first_dirty_offset_of_vector(other.vector):
+        if len(one.live) != len(other.live) or first_dirty_offset_in(one.vector) != first_dirty_offset_in(other.vector):
             return f"{len(one.live)} segments, {one.vector} and {len(other.live)} segments, {other.vector}"
         for mine, theirs in zip(one.live, other.live, strict=True):
             counts = [segment.content.count if segment.content else None for segment in (mine, theirs)]
@@ -138,7 +136,7 @@ class Twins:
 
 
 def state_of(tier: Tier) -> PartitionState:
-    return tier.open_control_log_of_partition(NAME).refresh()
+    return tier.open_partition_log(NAME).refresh()
 
 
 def spark_worker(cluster: Any, tier: Tier, cost: TaskCost, stats: RoundCosts) -> SparkRoundWorker:

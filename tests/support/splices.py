@@ -37,7 +37,7 @@ def run_whole_on_copy(tier: TierCli, folder: Path, *arguments: object) -> tuple[
     shutil.copytree(tier.tier, folder / "tier", copy_function=shutil.copy2)
     twin = TierCli(folder, tier.settings)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SegmentPartToRead, "raise_unless_batches_match_key_directory", _not_today)
+        patch.setattr(SegmentPartToRead, "require_matching_batches", _not_today)
         return twin, twin.run(*arguments)
 
 

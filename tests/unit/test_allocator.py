@@ -15,7 +15,7 @@ import ctypes, threading
 from compactor.local import budget as allocator
 
 if {few}:
-    assert allocator.limit_malloc_heaps_if_glibc()
+    assert allocator.limit_malloc_heaps()
 together = threading.Barrier(12)
 def work():
     together.wait()
@@ -36,7 +36,7 @@ def resident():
 kept = [bytearray(100_000) for _ in range(1_000)]
 kept = kept[::10]  # what lies between them cannot be cut off at the end of a heap
 before = resident()
-assert allocator.return_free_memory_to_system()
+assert allocator.trim_memory()
 print(before - resident())
 """
 

@@ -11,13 +11,13 @@ import pytest
 from compactor.constants import HOUR_MS, NEVER_MS
 from compactor.control.fold import apply_catalog_record
 from compactor.control.logs import (
-    add_round_pause_unless_present,
-    end_round_pause_with_pattern,
-    move_queued_change_hints_into_catalog,
+    collect_queued_hints,
     open_catalog,
-    publish_partition_change_hints,
+    pause_reason,
+    pause_rounds,
+    publish_hints,
     request_round,
-    round_pause_reason_or_empty,
+    resume_rounds,
 )
 from compactor.control.records import (
     CatalogRecord,
@@ -127,7 +127,7 @@ def test_a_crowd_of_writers_does_not_wait_for_each_other_and_is_heard(tmp_path: 
 
     def hint(number: int) -> None:
         together.wait()
-        publish_partition_change_hints(logs[number], {idle.names[number]: 99})
+        publish_hints(logs[number], {idle.names[number]: 99})
 
     threads = [threading.Thread(target=hint, args=(number,)) for number in range(len(logs))]
     for thread in threads:
@@ -136,9 +136,9 @@ def test_a_crowd_of_writers_does_not_wait_for_each_other_and_is_heard(tmp_path: 
         thread.join()
     assert idle.counters.usage().usage_since(before).total_requests < 60 * 120  # each folds FAR_BEHIND slots at most
     catalog = open_catalog(ports)
-    move_queued_change_hints_into_catalog(catalog)
+    collect_queued_hints(catalog)
     assert set(catalog.refresh().reached.values()) == {99}
-    assert move_queued_change_hints_into_catalog(catalog) == 0
+    assert collect_queued_hints(catalog) == 0
 
 
 def test_who_is_far_behind_leaves_a_hint_in_the_inbox(tmp_path: Path) -> None:
@@ -148,13 +148,13 @@ def test_who_is_far_behind_leaves_a_hint_in_the_inbox(tmp_path: Path) -> None:
     late.refresh()
     busy = open_catalog(ports)
     for number in range(40):
-        publish_partition_change_hints(busy, {idle.names[number]: 7 + number})
+        publish_hints(busy, {idle.names[number]: 7 + number})
     before = idle.counters.usage()
-    publish_partition_change_hints(late, {idle.names[49]: 77})
+    publish_hints(late, {idle.names[49]: 77})
     assert idle.counters.usage().usage_since(before).total_requests == 2  # is it far behind? the hint
     assert busy.refresh().reached["orders-49"] != 77
     idle.store.put("catalog/inbox/garbage.json", b"{}")
-    assert move_queued_change_hints_into_catalog(busy) == 2
+    assert collect_queued_hints(busy) == 2
     assert busy.refresh().reached["orders-49"] == 77
     assert not list(idle.store.list("catalog/inbox/"))
 
@@ -165,8 +165,8 @@ def test_a_partition_that_nobody_has_listed_never_goes_by_the_inbox(tmp_path: Pa
     late, busy = open_catalog(ports), open_catalog(ports)
     late.refresh()
     for slot in range(40):
-        publish_partition_change_hints(busy, {idle.names[0]: 7 + slot})
-    publish_partition_change_hints(late, {TopicPartition("new", 0): 1})
+        publish_hints(busy, {idle.names[0]: 7 + slot})
+    publish_hints(late, {TopicPartition("new", 0): 1})
     assert not list(idle.store.list("catalog/inbox/"))
     assert "new-0" in busy.refresh().partitions
 
@@ -175,22 +175,22 @@ def test_pauses_are_by_pattern_and_everybody_sees_them(tmp_path: Path) -> None:
     idle = Idle(tmp_path, 2)
     ports = idle.tier().ports
     mine, other = open_catalog(ports), open_catalog(ports)
-    assert add_round_pause_unless_present(mine, "ord.*", "ann", "a migration")
-    assert not add_round_pause_unless_present(other, "ord.*", "ben", "")
-    assert add_round_pause_unless_present(other, "orders-1", "ben", "")
+    assert pause_rounds(mine, "ord.*", "ann", "a migration")
+    assert not pause_rounds(other, "ord.*", "ben", "")
+    assert pause_rounds(other, "orders-1", "ben", "")
     state = open_catalog(ports).refresh()
-    assert round_pause_reason_or_empty(state, TopicPartition("orders", 0)) == "paused by ann: a migration (ord.*)"
-    assert round_pause_reason_or_empty(state, TopicPartition("payments", 0)) == ""
-    end_round_pause_with_pattern(mine, "ord.*", "ann")
+    assert pause_reason(state, TopicPartition("orders", 0)) == "paused by ann: a migration (ord.*)"
+    assert pause_reason(state, TopicPartition("payments", 0)) == ""
+    resume_rounds(mine, "ord.*", "ann")
     state = mine.refresh()
     assert (
-        round_pause_reason_or_empty(state, TopicPartition("orders", 0)),
-        round_pause_reason_or_empty(state, TopicPartition("orders", 1)),
+        pause_reason(state, TopicPartition("orders", 0)),
+        pause_reason(state, TopicPartition("orders", 1)),
     ) == ("", "paused by ben")
     with pytest.raises(UsageError, match=r"nothing was paused by 'ord\.\*'"):
-        end_round_pause_with_pattern(other, "ord.*", "ben")
+        resume_rounds(other, "ord.*", "ben")
     with pytest.raises(UsageError, match="not a valid regular expression"):
-        add_round_pause_unless_present(mine, "*", "ann", "")
+        pause_rounds(mine, "*", "ann", "")
 
 
 def test_the_last_wishes_are_kept(tmp_path: Path) -> None:
@@ -212,9 +212,9 @@ def test_a_hint_from_the_inbox_counts_where_another_one_comes_that_knows_less(tm
 
     def overtaken() -> CatalogState:
         state = refresh()
-        publish_partition_change_hints(other, {name: 7})
+        publish_hints(other, {name: 7})
         return state
 
     monkeypatch.setattr(catalog, "refresh", overtaken)
-    assert move_queued_change_hints_into_catalog(catalog) == 1
+    assert collect_queued_hints(catalog) == 1
     assert refresh().reached[str(name)] == 9

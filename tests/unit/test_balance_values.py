@@ -8,12 +8,12 @@ from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.control import publication
 from compactor.control.state import PartitionState, RoundIntent, sum_batch_digests
 from compactor.model.plan import CleanerPolicy, CompactionPlan, CompactionReceipt, CompactionTask, Replacement
-from compactor.model.segment import Balance, CountAndDigestSum, total_of_count_and_digest_sums
+from compactor.model.segment import Balance, CountAndDigestSum, total_digest_sum
 from tests.support.crafted import LINEAGE, segment
 
 ONE, TWO = CountAndDigestSum.from_digest_halves(1, 2**64 - 1, 5), CountAndDigestSum.from_digest_halves(2, 3, 2**64 - 2)
 BALANCE = Balance(
-    sources=total_of_count_and_digest_sums((ONE, TWO)),
+    sources=total_digest_sum((ONE, TWO)),
     left=ONE,
     opened=TWO,
     result=ONE,
@@ -25,7 +25,7 @@ BALANCE = Balance(
 
 def test_sums_depend_on_no_order_and_wrap_around() -> None:
     assert ONE.plus(TWO) == TWO.plus(ONE) == CountAndDigestSum.from_digest_halves(3, 2, 3)
-    assert total_of_count_and_digest_sums(()) == CountAndDigestSum()
+    assert total_digest_sum(()) == CountAndDigestSum()
 
 
 def test_a_balance_adds_up_alone_and_with_others() -> None:
@@ -75,7 +75,7 @@ def announced(
 
 
 def test_the_driver_goes_by_receipts_and_metadata() -> None:
-    assert publication.receipt_balance_problem(*announced(BALANCE, recorded=total_of_count_and_digest_sums((ONE, TWO)), result=ONE)) == ""
+    assert publication.receipt_balance_problem(*announced(BALANCE, recorded=total_digest_sum((ONE, TWO)), result=ONE)) == ""
     assert publication.receipt_balance_problem(*announced(BALANCE, recorded=None, result=ONE)) == "", "whoever wrote the source did not say"
     assert "were recorded when they were written" in publication.receipt_balance_problem(*announced(BALANCE, recorded=ONE, result=ONE))
     assert "its metadata says" in publication.receipt_balance_problem(*announced(BALANCE, recorded=None, result=TWO))
@@ -104,14 +104,14 @@ def test_a_receipt_of_an_earlier_program_has_no_balance() -> None:
     assert CompactionReceipt.model_validate_json(text) == intent.receipts[0]
     assert publication.receipt_balance_problem(state, intent) == ""
     new = Replacement(sources=intent.plan.tasks[0].sources, segment=intent.receipts[0].segment)
-    assert publication.sum_balances_of_published_groups(intent, [new]) is None
+    assert publication.sum_published_balances(intent, [new]) is None
     assert publication.content_digest_after_round(state, [new]) is None
     assert sum_batch_digests(state.live) == ONE
 
 
 def test_what_readers_have_after_a_round() -> None:
-    state, intent = announced(BALANCE, recorded=total_of_count_and_digest_sums((ONE, TWO)), result=ONE)
+    state, intent = announced(BALANCE, recorded=total_digest_sum((ONE, TWO)), result=ONE)
     new = Replacement(sources=intent.plan.tasks[0].sources, segment=intent.receipts[0].segment)
     assert publication.content_digest_after_round(state, [new]) == ONE
-    assert publication.sum_balances_of_published_groups(intent, [new]) == BALANCE
+    assert publication.sum_published_balances(intent, [new]) == BALANCE
     assert publication.content_digest_after_round(state, []) == sum_batch_digests(state.live)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.control.logs import publish_partition_change_hints
+from compactor.control.logs import publish_hints
 from compactor.errors import Unavailable
 from compactor.features.imports.from_tier import CatalogChangeBatcher
 from compactor.model.ids import TopicPartition
@@ -75,12 +75,12 @@ def test_one_record_lists_them_all(tmp_path: Path) -> None:
     tier.identity.read_or_create_catalog()
     catalog = tier.catalog
     before = catalog.refresh().slot
-    publish_partition_change_hints(catalog, dict.fromkeys(NAMES, 3))
+    publish_hints(catalog, dict.fromkeys(NAMES, 3))
     state = catalog.refresh()
     assert state.slot == before + 1
     assert set(state.partitions) == set(map(str, NAMES))
     assert set(state.reached.values()) == {3}
-    publish_partition_change_hints(catalog, {NAMES[0]: 4, NAMES[1]: 3})
+    publish_hints(catalog, {NAMES[0]: 4, NAMES[1]: 3})
     assert (catalog.refresh().slot, catalog.state.reached[str(NAMES[0])]) == (before + 2, 4)
 
 
@@ -89,14 +89,14 @@ def test_a_store_that_is_away_loses_hints_only(listed: bool, tmp_path: Path, mon
     """A partition that nobody has listed would be lost to everybody."""
     tier = Twins(tmp_path).local
     tier.identity.read_or_create_catalog()
-    publish_partition_change_hints(tier.catalog, dict.fromkeys(NAMES[: 2 if listed else 1], 1))
+    publish_hints(tier.catalog, dict.fromkeys(NAMES[: 2 if listed else 1], 1))
 
     def away(*_: object, **__: object) -> None:
         raise Unavailable("the store is away")
 
     monkeypatch.setattr(tier.catalog, "append_due_records", away)
     if listed:
-        publish_partition_change_hints(tier.catalog, dict.fromkeys(NAMES[:2], 2))
+        publish_hints(tier.catalog, dict.fromkeys(NAMES[:2], 2))
     else:
         with pytest.raises(Unavailable):
-            publish_partition_change_hints(tier.catalog, dict.fromkeys(NAMES[:2], 2))
+            publish_hints(tier.catalog, dict.fromkeys(NAMES[:2], 2))

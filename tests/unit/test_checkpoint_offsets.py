@@ -11,7 +11,7 @@ from checkpoint.offsets import (
     cap_cleaner_offsets,
     cleaner_vector_problem,
     drop_unreferenced_epochs,
-    first_dirty_offset_of_vector,
+    first_dirty_offset_in,
     has_epoch_cleaned_below,
 )
 from compactor.constants import CompactorEpoch, Offset
@@ -23,7 +23,7 @@ def vector(**entries: int) -> CleanerOffsetVector:
 
 
 def test_an_empty_vector_has_cleaned_nothing() -> None:
-    assert first_dirty_offset_of_vector(()) == 0
+    assert first_dirty_offset_in(()) == 0
 
 
 def test_granted_only_up_to_the_entry_of_its_own_epoch() -> None:
@@ -50,7 +50,7 @@ def test_entries_that_nobody_names_are_folded_into_their_successor_but_never_the
     full = vector(e0=100, e1=155, e4=200)
     assert drop_unreferenced_epochs(full, {CompactorEpoch(1)}) == vector(e1=155, e4=200)
     assert drop_unreferenced_epochs(full, set()) == vector(e4=200)
-    assert first_dirty_offset_of_vector(drop_unreferenced_epochs(full, set())) == first_dirty_offset_of_vector(full)
+    assert first_dirty_offset_in(drop_unreferenced_epochs(full, set())) == first_dirty_offset_in(full)
 
 
 def test_a_truncated_lineage_clamps_every_entry() -> None:

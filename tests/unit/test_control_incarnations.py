@@ -9,7 +9,7 @@ import pytest
 
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs, TopicId
 from compactor.control import fold, ordering, records
-from compactor.control.incarnations import catalog_changes_by_topic_record, topic_recreation_problem
+from compactor.control.incarnations import changes_by_topic_record, topic_recreation_problem
 from compactor.control.state import CatalogState, PartitionState
 from compactor.model.ids import partition_of_incarnation
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
@@ -85,7 +85,7 @@ def test_only_its_own_cluster_or_a_person_declares_a_topic_re_created(cluster_id
     known = CatalogState(topic_clusters={TopicId("old"): "mine"})
     body = records.TopicRecreated(topic="orders", superseded_id=TopicId("old"), topic_id=TopicId("new"), cluster_id=cluster_id, by="me")
     assert bool(topic_recreation_problem(known, body)) is not is_superseded
-    assert bool(catalog_changes_by_topic_record(known, body)) is is_superseded
+    assert bool(changes_by_topic_record(known, body)) is is_superseded
 
 
 def test_a_topic_whose_cluster_is_unknown_is_declared_re_created_by_a_person_only() -> None:

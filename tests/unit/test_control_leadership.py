@@ -11,7 +11,7 @@ import pytest
 
 from compactor.control import publication
 from compactor.control.leadership import acquire_leadership, current_lease, hold_leadership, send_heartbeats_in_background
-from compactor.control.logs import open_control_log_of_partition
+from compactor.control.logs import open_partition_log
 from compactor.control.ports import LeaseDurations
 from compactor.errors import Fenced, Leased, StoreError
 from compactor.tier.ports import ControlLogPublisher
@@ -134,7 +134,7 @@ def test_a_leader_whose_work_takes_no_step_falls_silent(play: Play) -> None:
 
     lease = LeaseDurations(ttl_ms=TTL_MS, stall_ms=2 * TTL_MS)
     hung = replace(ports, keep_alive=keep_alive)
-    log = open_control_log_of_partition(hung, NAME)
+    log = open_partition_log(hung, NAME)
     with hold_leadership(hung, log, lease) as leadership:
         (beat,) = beats
 
@@ -172,7 +172,7 @@ def test_what_a_replaced_leader_has_said_is_waited_for_by_its_own_timeout(play: 
         leaders.append(acquire_leadership(replace(actor.ports, publisher=LatePublisher(max_delivery_delay_ms)), actor.log, LEASE))
     log, control = leaders[-1].log, leaders[-1].ports.control
     taken_ms = control.head(log.control_record_object_key(log.state.slot)).modified_ms
-    publication._wait_until_former_leaders_cannot_write(leaders[-1])
+    publication._wait_for_late_deliveries(leaders[-1])
     waited = control.clock_ms() - taken_ms
     assert (waits <= waited <= waits + 2 * publication.POLL_INTERVAL_MS) if waits else waited < publication.POLL_INTERVAL_MS
 
@@ -182,6 +182,6 @@ def test_a_leader_that_released_is_not_waited_for(play: Play) -> None:
     acquire_leadership(replace(first.ports, publisher=LatePublisher(90_000)), first.log, LEASE).release_leadership()
     leadership = acquire_leadership(replace(second.ports, publisher=LatePublisher(90_000)), second.log, LEASE)
     began = play.world.now_ms
-    publication._wait_until_former_leaders_cannot_write(leadership)
+    publication._wait_for_late_deliveries(leadership)
     assert play.world.now_ms == began
     assert [entry.delivery_timeout_ms for entry in second.log.state.epochs] == [90_000, 90_000]

@@ -10,7 +10,7 @@ import pytest
 
 from compactor.control import control_log
 from compactor.control.leadership import send_heartbeats_in_background
-from compactor.control.logs import CatalogLog, create_tier, open_catalog, publish_partition_change_hints
+from compactor.control.logs import CatalogLog, create_tier, open_catalog, publish_hints
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.records import BadControlRecord, PartitionChanged
 from compactor.control.state import CatalogState
@@ -79,7 +79,7 @@ class TestCut:
     def test_start_up_after_a_cut_is_the_same_state(self, play: Play) -> None:
         log = catalog(play)
         append(log, 9)
-        assert log.write_snapshot_and_delete_records(4)
+        assert log.snapshot_and_cut(4)
         append(log, 3)
         assert catalog(play).refresh() == log.state
         assert not [key for key in play.world.control.objects if "/log/" in key and key <= log.control_record_object_key(9)]
@@ -88,7 +88,7 @@ class TestCut:
         log = catalog(play)
         for _ in range(40):
             append(log, 8)
-            assert log.write_snapshot_and_delete_records(8)
+            assert log.snapshot_and_cut(8)
         append(log, 3)
         play.requests.clear()
         assert catalog(play).refresh() == log.state
@@ -98,7 +98,7 @@ class TestCut:
     def test_an_idle_look_costs_two_gets(self, play: Play) -> None:
         log, other = catalog(play), catalog(play)
         append(other, 70)
-        other.write_snapshot_and_delete_records()
+        other.snapshot_and_cut()
         log.refresh()
         play.requests.clear()
         assert not log.has_new_records()
@@ -116,23 +116,23 @@ class TestCut:
         append(log, 2)
         other.refresh()
         append(other, 70)
-        other.write_snapshot_and_delete_records()
+        other.snapshot_and_cut()
         assert log.has_new_records()
         assert log.refresh() == other.state
 
     def test_too_few_slots_are_not_worth_a_cut(self, play: Play) -> None:
         log = catalog(play)
         append(log, 63)
-        assert not log.write_snapshot_and_delete_records()
+        assert not log.snapshot_and_cut()
         append(log, 1)
-        assert log.write_snapshot_and_delete_records()
-        assert not log.write_snapshot_and_delete_records()
+        assert log.snapshot_and_cut()
+        assert not log.snapshot_and_cut()
 
     def test_boundaries_are_never_overwritten_or_deleted(self, play: Play) -> None:
         log = catalog(play)
         for _ in range(3):
             append(log, 2)
-            log.write_snapshot_and_delete_records(1)
+            log.snapshot_and_cut(1)
         boundaries = [key for key in play.world.control.objects if "/boundary/" in key]
         assert [int(key[-25:-5]) for key in boundaries] == [1, 2, 3]
         assert not [what for what in play.requests if what.startswith(("put", "delete catalog/boundary"))]
@@ -141,7 +141,7 @@ class TestCut:
     def test_a_snapshot_that_is_gone_is_named(self, play: Play) -> None:
         log = catalog(play)
         append(log, 2)
-        log.write_snapshot_and_delete_records(1)
+        log.snapshot_and_cut(1)
         play.world.control.objects.pop("catalog/snapshot/00000000000000000002.json")
         with pytest.raises(BadControlRecord, match="snapshot") as error:
             catalog(play).refresh()
@@ -165,7 +165,7 @@ class TestShortLogs:
     def test_it_was_cut_nevertheless(self, play: Play) -> None:
         log = catalog(play)
         append(log, 5)
-        log.write_snapshot_and_delete_records(1)
+        log.snapshot_and_cut(1)
         append(log, 2)
         assert self.opened(play, 5).refresh() == log.state
         assert self.opened(play, 5).refresh_and_check_gaps() == log.state
@@ -178,7 +178,7 @@ class TestShortLogs:
         with pytest.raises(Unavailable):
             append(sleeper, 1)
         append(log, 5)
-        log.write_snapshot_and_delete_records(1)
+        log.snapshot_and_cut(1)
         play.land()
         assert log.control_record_object_key(1) in play.world.control.objects
         assert self.opened(play, 5).refresh() == log.refresh()
@@ -188,7 +188,7 @@ def test_a_cut_that_is_not_due_asks_for_nothing(play: Play) -> None:
     log = catalog(play)
     append(log, 63)
     play.requests.clear()
-    assert not log.write_snapshot_and_delete_records()
+    assert not log.snapshot_and_cut()
     assert play.requests == []
 
 
@@ -209,7 +209,7 @@ class TestLostObjects:
         log = catalog(play)
         for _ in range(2):
             append(log, 2)
-            log.write_snapshot_and_delete_records(1)
+            log.snapshot_and_cut(1)
         play.world.control.objects.pop(f"catalog/boundary/{lost:020d}.json")
         with pytest.raises(BadControlRecord, match="missing"):
             catalog(play).refresh_and_check_gaps()
@@ -218,7 +218,7 @@ class TestLostObjects:
         """What is left is a snapshot that nothing names."""
         log = catalog(play)
         append(log, 2)
-        log.write_snapshot_and_delete_records(1)
+        log.snapshot_and_cut(1)
         play.world.control.objects.pop("catalog/boundary/00000000000000000001.json")
         assert catalog(play).refresh() == CatalogState()
         with pytest.raises(BadControlRecord, match="missing") as error:
@@ -239,7 +239,7 @@ class TestLostObjects:
 
         def grow() -> None:
             append(other, 70)
-            other.write_snapshot_and_delete_records(1)
+            other.snapshot_and_cut(1)
             append(other, 2)
 
         play.before("list catalog/", grow)
@@ -292,7 +292,7 @@ def test_racing_writers_on_a_directory_lose_nothing_and_write_nothing_twice(tmp_
         for turn in range(each):
             body = PartitionChanged(topic=f"t{number}", partition=turn)
             log.append_due_records(lambda state, body=body: None if f"{body.topic}-{body.partition}" in state.partitions else body)  # type: ignore[misc]
-            log.write_snapshot_and_delete_records(10)
+            log.snapshot_and_cut(10)
 
     with ThreadPoolExecutor(writers) as pool:
         list(pool.map(write, range(writers)))
@@ -349,7 +349,7 @@ class TestTier:
         play.requests.clear()
         log = open_catalog(ports)
         for name in (TopicPartition("b", 1), TopicPartition("a", 10), TopicPartition("a", 9), TopicPartition("b", 1)):
-            publish_partition_change_hints(log, {name: 0})
+            publish_hints(log, {name: 0})
         state = open_catalog(ports).refresh()
         assert state.topic_partitions == [TopicPartition("a", 9), TopicPartition("a", 10), TopicPartition("b", 1)]
         assert state.partitions["b-1"] == 5  # the slot of the latest hint

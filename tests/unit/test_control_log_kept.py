@@ -63,7 +63,7 @@ def test_every_state_of_a_log_with_cuts_leads_to_its_end(play: Play) -> None:
         append(writer, 1 + turn % 3)
         states.append(kept(writer))
         if turn % 4 == 3:
-            writer.write_snapshot_and_delete_records(1)
+            writer.snapshot_and_cut(1)
             states.append(kept(writer))
     for known in states:
         log = after(play, known)
@@ -75,7 +75,7 @@ def test_every_state_of_a_log_with_cuts_leads_to_its_end(play: Play) -> None:
 def test_a_state_that_is_a_snapshot_is_tied_to_its_boundary(play: Play) -> None:
     writer = catalog(play)
     append(writer, 4)
-    writer.write_snapshot_and_delete_records(1)
+    writer.snapshot_and_cut(1)
     reader = catalog(play)
     reader.refresh()
     known = kept(reader)
@@ -96,7 +96,7 @@ def test_a_state_of_another_log_is_not_believed(play: Play, cut: bool) -> None:
     writer = catalog(play)
     append(writer, 4)
     if cut:
-        writer.write_snapshot_and_delete_records(1)
+        writer.snapshot_and_cut(1)
     known = kept(writer)
     play.world.control.objects.clear()
     other = catalog(play)
@@ -130,7 +130,7 @@ def test_an_idle_look_needs_the_last_slot_and_the_next_one_only(play: Play) -> N
     assert len(play.requests) == 2
     append(writer, 1)
     assert catalog(play).has_changed_since(state.slot, mark)
-    writer.write_snapshot_and_delete_records(1)
+    writer.snapshot_and_cut(1)
     assert catalog(play).has_changed_since(state.slot, mark)
 
 
@@ -142,7 +142,7 @@ def test_a_log_that_was_set_back_is_news(play: Play, cut: bool) -> None:
     backup = dict(play.world.control.objects)
     append(writer, 2)
     if cut:
-        writer.write_snapshot_and_delete_records(1)
+        writer.snapshot_and_cut(1)
     state, mark = kept(writer)
     assert not catalog(play).has_changed_since(state.slot, mark)
     play.world.control.objects.clear()

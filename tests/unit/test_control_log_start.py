@@ -9,11 +9,11 @@ import pytest
 
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control import fold, ordering, records
-from compactor.control.log_start import build_log_start_record, check_groups_expired_at_brokers, segments_removable_below
+from compactor.control.log_start import build_log_start_record, check_expired_groups, segments_removable_below
 from compactor.control.state import PartitionState, sum_batch_digests
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
-from compactor.model.segment import CountAndDigestSum, EpochEntry, RemoteLogSegmentMetadata, SegmentFile, total_of_count_and_digest_sums
+from compactor.model.segment import CountAndDigestSum, EpochEntry, RemoteLogSegmentMetadata, SegmentFile, total_digest_sum
 
 NAME = TopicPartition("orders", 0)
 EPOCH = 0
@@ -70,7 +70,7 @@ class TestRaising:
         (group,) = rise(three(), 20).waiting
         assert (group.undone, group.grace_ms, group.replaced_by) == (True, 5, {})
         assert "below offset 20" in group.why
-        assert ordering.segment_ids_protected_from_deletion(rise(three(), 20)) >= {"a", "b", "c"}
+        assert ordering.protected_segment_ids(rise(three(), 20)) >= {"a", "b", "c"}
 
     def test_the_newest_segment_stays_as_the_anchor_and_goes_once_another_one_has_arrived(self) -> None:
         state = rise(three(), 30)
@@ -85,7 +85,7 @@ class TestRaising:
         state = three()
         body = build_log_start_record(state, 20, CompactorEpoch(EPOCH), 5)
         assert None not in (body.removed, body.content)
-        assert total_of_count_and_digest_sums(part for part in (body.removed, body.content) if part) == sum_batch_digests(state.live)
+        assert total_digest_sum(part for part in (body.removed, body.content) if part) == sum_batch_digests(state.live)
         assert sum_batch_digests(rise(state, 20).live) == body.content
         assert "other" in rise(state, 20, removed=body.content).fenced[-1].reason
         assert "other" in rise(state, 20, content=None).fenced[-1].reason
@@ -197,8 +197,8 @@ class TestBrokers:
         tasks = tuple(SimpleNamespace(group=group, end_offset=10 * group + 9) for group in (0, 1))
         state: Any = SimpleNamespace(broker_log_start=10, intent=SimpleNamespace(plan=SimpleNamespace(tasks=tasks)))
         record: Any = SimpleNamespace(body=SimpleNamespace(expired=expired, cut_off=cut_off))
-        assert problem in check_groups_expired_at_brokers(state, record)
-        assert bool(problem) == bool(check_groups_expired_at_brokers(state, record))
+        assert problem in check_expired_groups(state, record)
+        assert bool(problem) == bool(check_expired_groups(state, record))
 
 
 def test_programs_that_cannot_raise_it_refuse_record_and_snapshot_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

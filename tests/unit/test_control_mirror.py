@@ -8,7 +8,7 @@ from compactor.adapters.brokers.cache import RemoteLogMetadataCache
 from compactor.adapters.brokers.chain import lineage_from_segments, segment_read_ranges
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset
 from compactor.control.mirror import build_broker_changes_record, state_with_broker_view
-from compactor.control.ordering import check_broker_changes_leave_no_gap, check_open_round_keeps_sources
+from compactor.control.ordering import check_no_broker_gap, check_sources_stay
 from compactor.control.records import VERSION, PartitionRecord, SegmentsMirrored
 from compactor.control.state import PartitionState
 from compactor.model.remote_log import BrokerView, MetadataRecord
@@ -76,10 +76,10 @@ def test_a_later_leader_truncates_what_an_earlier_one_wrote() -> None:
 def test_a_record_must_leave_a_log_without_gaps() -> None:
     body = build_broker_changes_record(EMPTY, view(*finished(1, 0, 9), *finished(2, 15, 19)), leader_epoch=CompactorEpoch(3))
     assert body is not None
-    assert "starts at 15" in check_broker_changes_leave_no_gap(EMPTY, record(body))
+    assert "starts at 15" in check_no_broker_gap(EMPTY, record(body))
     good = build_broker_changes_record(EMPTY, view(*finished(1, 0, 9), *finished(2, 10, 19)), leader_epoch=CompactorEpoch(3))
     assert good is not None
-    assert check_broker_changes_leave_no_gap(EMPTY, record(good)) == ""
-    assert check_open_round_keeps_sources(EMPTY, record(good)) == ""
-    assert "is not live" in check_broker_changes_leave_no_gap(EMPTY, record(good.model_copy(update={"gone": ("x",)})))
+    assert check_no_broker_gap(EMPTY, record(good)) == ""
+    assert check_sources_stay(EMPTY, record(good)) == ""
+    assert "is not live" in check_no_broker_gap(EMPTY, record(good.model_copy(update={"gone": ("x",)})))
     assert raw_id(1) == b"\0" * 15 + b"\1"

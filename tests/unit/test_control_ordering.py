@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from checkpoint.lineage import EpochEntry
-from checkpoint.offsets import CleanerOffset, first_dirty_offset_of_vector
+from checkpoint.offsets import CleanerOffset, first_dirty_offset_in
 from compactor.constants import EMPTY_TOPIC_ID, CompactorEpoch, LeaderEpoch, Offset, TimestampMs, TopicId
 from compactor.control import fold, incarnations, ordering, records
 from compactor.control.leadership import Leadership, acquire_leadership
@@ -36,7 +36,7 @@ SHARED = {
     ordering.check_plan_sources_live: "live sources",
     ordering.check_intent_is_open: "intent",
     ordering.check_publication_not_begun: "not begun",
-    ordering.check_all_groups_have_receipts: "receipts",
+    ordering.check_receipts_complete: "receipts",
 }
 """Names that the page gives to conditions of several records."""
 
@@ -351,7 +351,7 @@ class TestTakingBack:
         )
         assert stays == (
             *compacted.state.vector,
-            CleanerOffset(leader_epoch=CompactorEpoch(9), offset=Offset(first_dirty_offset_of_vector(compacted.state.vector))),
+            CleanerOffset(leader_epoch=CompactorEpoch(9), offset=Offset(first_dirty_offset_in(compacted.state.vector))),
         )
 
     def test_no_other_round_and_no_part_of_it(self, compacted: Led) -> None:

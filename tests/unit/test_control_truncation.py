@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from checkpoint.lineage import EpochEntry, first_contradicting_offset, restore_epochs_below_log_start, truncate_lineage_at
-from checkpoint.offsets import first_dirty_offset_of_vector
+from checkpoint.lineage import EpochEntry, first_contradicting_offset, restore_truncated_front, truncate_lineage_at
+from checkpoint.offsets import first_dirty_offset_in
 from compactor.constants import LeaderEpoch, Offset
 from compactor.control import ordering
 from compactor.control.fold import apply_partition_record
@@ -43,17 +43,17 @@ def truncated_at(play: Play, actor: Actor, offset: int) -> TailTruncated:
         head = describe(actor.ports.new_id(), first.start_offset, offset - 1, data, first.leader_epochs)
         register_import(actor.ports, actor.log, cut_id, [head.id])
         upload(actor.ports, head, data)
-    lost = first_dirty_offset_of_vector(actor.state().vector) > offset
+    lost = first_dirty_offset_in(actor.state().vector) > offset
     return TailTruncated(cut_id=cut_id, offset=Offset(offset), voided=tuple(segment.id for segment in voided), head=head, accept_loss=lost)
 
 
 class TestLineages:
     def test_retention_cuts_a_checkpoint_and_nothing_is_forgotten(self) -> None:
-        assert restore_epochs_below_log_start((ZERO, ONE), (EpochEntry(LeaderEpoch(1), Offset(60)), TWO)) == (ZERO, ONE, TWO)
-        assert restore_epochs_below_log_start((ZERO, ONE), (TWO,)) == (ZERO, ONE, TWO)
-        assert restore_epochs_below_log_start((), (ONE,)) == (ONE,)
-        assert restore_epochs_below_log_start((ONE,), ()) == (ONE,)
-        assert restore_epochs_below_log_start((ONE,), (ZERO, ONE, TWO)) == (ZERO, ONE, TWO)
+        assert restore_truncated_front((ZERO, ONE), (EpochEntry(LeaderEpoch(1), Offset(60)), TWO)) == (ZERO, ONE, TWO)
+        assert restore_truncated_front((ZERO, ONE), (TWO,)) == (ZERO, ONE, TWO)
+        assert restore_truncated_front((), (ONE,)) == (ONE,)
+        assert restore_truncated_front((ONE,), ()) == (ONE,)
+        assert restore_truncated_front((ONE,), (ZERO, ONE, TWO)) == (ZERO, ONE, TWO)
 
     @pytest.mark.parametrize(
         ("given", "end", "parted"),

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from compactor.config.settings import CleanerSettings, Settings
 from compactor.control.logs import (
-    add_round_pause_unless_present,
-    end_round_pause_with_pattern,
     open_catalog,
-    publish_partition_change_hints,
+    pause_rounds,
+    publish_hints,
     request_round,
+    resume_rounds,
 )
 from compactor.daemon.daemon import Daemon
 from compactor.daemon.scheduling import (
@@ -47,12 +47,12 @@ def test_a_pause_keeps_rounds_from_being_begun_until_it_is_over(tmp_path: Path) 
     told: list[str] = []
     daemon = Daemon(type(tier)(eager(idle), tier.ports, tier.catalog, tier.counters), seed=1, log=lambda text, **_: told.append(text))
     catalog = open_catalog(tier.ports)
-    add_round_pause_unless_present(catalog, "orders", "ann", "a migration")
+    pause_rounds(catalog, "orders", "ann", "a migration")
     assert jobs(idle, daemon) == []
     (schedule,) = daemon.status().schedules
     assert (schedule.paused, schedule.blocked_reason) == ("paused by ann: a migration (orders)", "")
     assert told == ["no round begins for 1 partition: paused by ann: a migration (orders)"]
-    end_round_pause_with_pattern(catalog, "orders", "ann")
+    resume_rounds(catalog, "orders", "ann")
     assert jobs(idle, daemon) == [PartitionJob(idle.names[0], DaemonAction.ROUND)]
     assert "no partition is paused any more" in told
 
@@ -77,10 +77,10 @@ def test_hints_in_the_inbox_are_taken_in_within_a_minute(tmp_path: Path) -> None
     late.refresh()
     busy = open_catalog(idle.tier().ports)
     for number in range(40):
-        publish_partition_change_hints(busy, {idle.names[number % 39]: 0})
-    log = idle.tier().open_control_log_of_partition(idle.names[39])
+        publish_hints(busy, {idle.names[number % 39]: 0})
+    log = idle.tier().open_partition_log(idle.names[39])
     idle.grow(idle.tier(), idle.names[39], hint=False)
-    publish_partition_change_hints(late, {idle.names[39]: log.refresh().slot})
+    publish_hints(late, {idle.names[39]: log.refresh().slot})
     assert list(idle.store.list("catalog/inbox/"))
     idle.pass_time(daemon, 60_000 + INTERVAL)
     (schedule,) = (one for one in daemon.status().schedules if one.partition == idle.names[39])

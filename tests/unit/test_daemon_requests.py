@@ -106,7 +106,7 @@ def test_a_partition_that_another_leads_is_left_to_it(tmp_path: Path) -> None:
     tier = idle.tier()
     eager = Settings(**{**dict(tier.settings), "cleaner": CleanerSettings(min_cleanable_dirty_ratio=0.0)})
     daemon = Daemon(Tier(eager, tier.ports, tier.catalog, tier.counters), seed=1)
-    with hold_leadership(tier.ports, tier.open_control_log_of_partition(idle.names[0]), LeaseDurations(30_000)):
+    with hold_leadership(tier.ports, tier.open_partition_log(idle.names[0]), LeaseDurations(30_000)):
         daemon.scan()
         (job,) = daemon.start_due_jobs()
         daemon.process_ended_jobs(30)
@@ -120,10 +120,10 @@ def test_a_dead_leader_is_replaced_although_the_stores_clock_was_set_back(tmp_pa
     idle = Idle(tmp_path, 1)
     tier = idle.tier()
     eager = Settings(**{**dict(tier.settings), "cleaner": CleanerSettings(min_cleanable_dirty_ratio=0.0)})
-    acquire_leadership(tier.ports, tier.open_control_log_of_partition(idle.names[0]), LeaseDurations(30_000))
+    acquire_leadership(tier.ports, tier.open_partition_log(idle.names[0]), LeaseDurations(30_000))
     idle.clock.now_ms -= 24 * HOUR
     daemon = Daemon(Tier(eager, tier.ports, tier.catalog, tier.counters), seed=1)
     daemon.scan()
     daemon.start_due_jobs()
     daemon.process_ended_jobs(30)
-    assert tier.open_control_log_of_partition(idle.names[0]).refresh().last_compactor_epoch == 1
+    assert tier.open_partition_log(idle.names[0]).refresh().last_compactor_epoch == 1

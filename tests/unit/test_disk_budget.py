@@ -24,15 +24,15 @@ from compactor.local.budget import (
     DiskSpaceReservation,
     RoundDiskUsage,
     is_disk_full_error,
-    retry_until_disk_has_space,
-    round_up_to_disk_blocks,
-    spool_folder_of_this_process,
+    retry_while_disk_full,
+    round_up_to_blocks,
+    spool_folder,
 )
 
 
 class TestGrants:
     def test_a_file_counts_in_whole_blocks(self) -> None:
-        assert [round_up_to_disk_blocks(size) for size in (0, 1, BLOCK, BLOCK + 1)] == [0, BLOCK, BLOCK, 2 * BLOCK]
+        assert [round_up_to_blocks(size) for size in (0, 1, BLOCK, BLOCK + 1)] == [0, BLOCK, BLOCK, 2 * BLOCK]
 
     def test_more_than_the_whole_budget_is_refused_with_the_figure(self) -> None:
         with pytest.raises(OutOfBudget, match="group 3 needs 101 B of local disk.* at least 101"):
@@ -46,7 +46,7 @@ class TestGrants:
         waiter.start()
         waiter.join(0.2)
         assert not got
-        first.release_all_reserved_disk_bytes()
+        first.release_all()
         waiter.join(10)
         assert got[0].size == budget.used == 50
         assert (budget.peak, mine.peak, mine.used) == (60, 60, 0)
@@ -70,8 +70,8 @@ class TestGrants:
         threads: list[threading.Thread] = []
         threads.append(wait_for(100, "large"))
         threads.append(wait_for(10, "small"))
-        assert budget.reserve_bytes_for_prefetch_if_free(RoundDiskUsage(), 10) is None  # nor by what could wait
-        held.release_all_reserved_disk_bytes()
+        assert budget.reserve_for_prefetch(RoundDiskUsage(), 10) is None  # nor by what could wait
+        held.release_all()
         for thread in threads:
             thread.join(10)
         assert order == ["large", "small"]
@@ -89,10 +89,10 @@ class TestGrants:
         budget = DiskBudget(100)
         with budget.reserve_space(RoundDiskUsage(), 90, "a") as grant:
             grant.reserve_bytes_on_disk(30)
-            other = grant.move_used_bytes_to_new_reservation()
+            other = grant.split_off_used()
             assert budget.used == 30
         assert budget.used == 30
-        other.release_all_reserved_disk_bytes()
+        other.release_all()
         assert budget.used == 0
 
 
@@ -103,20 +103,20 @@ class TestKeeping:
         def dropping(name: str) -> Callable[[], None]:
             return lambda: gone.append(name)
 
-        kept = {name: budget.cache_file_if_bytes_are_free(RoundDiskUsage(), 30, dropping(name)) for name in "abc"}
+        kept = {name: budget.try_cache_file(RoundDiskUsage(), 30, dropping(name)) for name in "abc"}
         assert kept["a"] is not None
-        assert budget.pin_file_unless_deleted(kept["a"])
+        assert budget.try_pin(kept["a"])
         budget.unpin_file(kept["a"])
         budget.reserve_space(RoundDiskUsage(), 40, "x")
         assert gone == ["b"]
         assert kept["b"] is not None
-        assert not budget.pin_file_unless_deleted(kept["b"])
+        assert not budget.try_pin(kept["b"])
 
     def test_pinned_files_stay_and_are_waited_for(self) -> None:
         budget, gone = DiskBudget(100), list[int]()
-        kept = budget.cache_file_if_bytes_are_free(RoundDiskUsage(), 60, lambda: gone.append(1))
+        kept = budget.try_cache_file(RoundDiskUsage(), 60, lambda: gone.append(1))
         assert kept is not None
-        assert budget.pin_file_unless_deleted(kept)
+        assert budget.try_pin(kept)
         with budget.reserve_space(RoundDiskUsage(), 40, "x") as grant, pytest.raises(DiskReservationExceeded):
             grant.reserve_bytes_on_disk(41)
         threading.Timer(0.2, budget.unpin_file, (kept,)).start()
@@ -125,8 +125,8 @@ class TestKeeping:
 
     def test_files_that_are_wanted_go_last(self) -> None:
         budget, gone = DiskBudget(100), list[str]()
-        wanted = budget.cache_file_if_bytes_are_free(RoundDiskUsage(), 30, lambda: gone.append("wanted"))
-        budget.cache_file_if_bytes_are_free(RoundDiskUsage(), 30, lambda: gone.append("other"))
+        wanted = budget.try_cache_file(RoundDiskUsage(), 30, lambda: gone.append("wanted"))
+        budget.try_cache_file(RoundDiskUsage(), 30, lambda: gone.append("other"))
         assert wanted is not None
         with budget.reserve_space(RoundDiskUsage(), 60, "x", (wanted,)):
             assert gone == ["other"]
@@ -166,7 +166,7 @@ class TestKeeping:
                     change(-size)
                     kept = rng.randrange(1, 10) * BLOCK
                     change(kept)  # written within the grant, then kept besides it or gone
-                    if budget.cache_file_if_bytes_are_free(usage, kept, lambda kept=kept: change(-kept)) is None:  # type: ignore[misc]
+                    if budget.try_cache_file(usage, kept, lambda kept=kept: change(-kept)) is None:  # type: ignore[misc]
                         change(-kept)
 
         threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
@@ -189,7 +189,7 @@ class TestFullDisk:
 
     def test_pauses_gives_what_it_can_and_goes_on(self) -> None:
         budget, events = DiskBudget(100), list[str]()
-        budget.cache_file_if_bytes_are_free(RoundDiskUsage(), 10, lambda: events.append("dropped"))
+        budget.try_cache_file(RoundDiskUsage(), 10, lambda: events.append("dropped"))
         attempts = iter([OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota"), None])
 
         def work() -> int:
@@ -198,7 +198,7 @@ class TestFullDisk:
                 raise problem
             return 7
 
-        assert retry_until_disk_has_space(work, budget, lambda seconds: events.append("slept")) == 7
+        assert retry_while_disk_full(work, budget, lambda seconds: events.append("slept")) == 7
         assert events == ["dropped", "slept", "slept"]
 
     def test_gives_up_after_a_while_with_what_to_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ class TestFullDisk:
             raise OSError(errno.ENOSPC, "full")
 
         with pytest.raises(OutOfBudget, match=r"full, and was so for 3 seconds.*finished work is not repeated"):
-            retry_until_disk_has_space(work, DiskBudget(100), slept.append)
+            retry_while_disk_full(work, DiskBudget(100), slept.append)
         assert sum(slept) == 3
 
     def test_other_errors_are_no_reason_to_wait(self) -> None:
@@ -217,13 +217,13 @@ class TestFullDisk:
             raise OSError(errno.EACCES, "no")
 
         with pytest.raises(PermissionError):
-            retry_until_disk_has_space(work, DiskBudget(100), lambda _: pytest.fail("slept"))
+            retry_while_disk_full(work, DiskBudget(100), lambda _: pytest.fail("slept"))
 
 
 class TestSpool:
     PROGRAM = (
-        "import sys, time, pathlib; from compactor.local.budget import spool_folder_of_this_process; "
-        "p = spool_folder_of_this_process(pathlib.Path(sys.argv[1])); (p / 'data').write_bytes(bytes(9)); print(p, flush=True); {}"
+        "import sys, time, pathlib; from compactor.local.budget import spool_folder; "
+        "p = spool_folder(pathlib.Path(sys.argv[1])); (p / 'data').write_bytes(bytes(9)); print(p, flush=True); {}"
     )
 
     def start(self, state_dir: Path, then: str) -> tuple[subprocess.Popen[str], Path]:
@@ -254,6 +254,6 @@ class TestSpool:
 
     def test_one_folder_per_process(self, tmp_path: Path) -> None:
         (tmp_path / "spool" / "left-behind").mkdir(parents=True)
-        folder = spool_folder_of_this_process(tmp_path)
-        assert folder == spool_folder_of_this_process(tmp_path)
+        folder = spool_folder(tmp_path)
+        assert folder == spool_folder(tmp_path)
         assert sorted(path.name for path in (tmp_path / "spool").iterdir()) == sorted([folder.name, "lock"])

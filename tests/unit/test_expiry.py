@@ -14,7 +14,7 @@ from compactor.control.state import PartitionState
 from compactor.control.summary import summarize_state
 from compactor.errors import UsageError
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.plan import ExpiredSegments, assess_round, find_expired_segments, next_retention_expiry_time_ms
+from compactor.round.plan import ExpiredSegments, assess_round, find_expired_segments, next_expiry_ms
 from compactor.tier.kinds import tier_kind
 
 NOW = 1_000_000
@@ -122,7 +122,7 @@ class TestAge:
     @pytest.mark.parametrize(("retention_ms", "moment"), [(10, NOW + 11), (-1, NEVER_MS)])
     def test_the_next_moment_is_that_of_the_first_segment(self, retention_ms: int, moment: int) -> None:
         given = state(segment(0), segment(1, NOW - 99))
-        assert next_retention_expiry_time_ms(given, cleaner(retention_ms=retention_ms)) == moment
+        assert next_expiry_ms(given, cleaner(retention_ms=retention_ms)) == moment
 
 
 class TestSize:
@@ -143,7 +143,7 @@ class TestPolicy:
         live = (segment(0, 0), segment(1))
         settings = cleaner(cleanup_policy="compact", retention_ms=1, retention_bytes=0)
         assert expired(state(*live), settings) is None
-        assert next_retention_expiry_time_ms(state(*live), settings) == NEVER_MS
+        assert next_expiry_ms(state(*live), settings) == NEVER_MS
 
     def test_what_was_deleted_by_hand_and_stayed_as_the_newest_goes_under_any_policy(self) -> None:
         found = expired(state(segment(0), segment(1), start=10), cleaner(cleanup_policy="compact"))

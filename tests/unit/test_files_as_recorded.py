@@ -144,7 +144,7 @@ class TestFetching:
 class TestStaging:
     @pytest.mark.parametrize("staging", [(in_a_payload, 1)], indirect=True)
     def test_damaged_on_its_way(self, staging: StagingFolder) -> None:
-        with staging.pinned_local_copy_of_file(FileToStage(NAME, SEGMENT, "log", LOCAL)) as path:
+        with staging.local_copy(FileToStage(NAME, SEGMENT, "log", LOCAL)) as path:
             assert path.read_bytes() == LOG
         assert staging.bytes_fetched == 2 * len(LOG)
 
@@ -152,7 +152,7 @@ class TestStaging:
     def test_damaged_where_it_lies(self, staging: StagingFolder) -> None:
         with (
             pytest.raises(BadData, match="its digest is not the one"),
-            staging.pinned_local_copy_of_file(FileToStage(NAME, SEGMENT, "log", LOCAL)),
+            staging.local_copy(FileToStage(NAME, SEGMENT, "log", LOCAL)),
         ):
             pytest.fail("it came")
         assert list(staging.folder.iterdir()) == []
@@ -165,8 +165,6 @@ class TestStaging:
         (tmp_path / "broker" / LOCAL).write_bytes(lies_there)
         known = {"sha256": hashlib.sha256(LOG).hexdigest(), "batches": batches_of(LOG)}
         file = SegmentFile.model_validate({"size": len(LOG), **{what: told for what, told in known.items() if what == digest}})
-        with staging.pinned_local_copy_of_file(
-            FileToStage(NAME, SEGMENT.model_copy(update={"files": {"log": file}}), "log", LOCAL)
-        ) as path:
+        with staging.local_copy(FileToStage(NAME, SEGMENT.model_copy(update={"files": {"log": file}}), "log", LOCAL)) as path:
             assert path.read_bytes() == LOG
         assert staging.bytes_fetched == (0 if digest and lies_there == LOG else len(LOG))

@@ -131,7 +131,7 @@ def test_what_is_kept_comes_back(folder: Path) -> None:
     local.close()
     again = opened(folder)
     assert again.cached_partition_state(NAME) == (full, MARK)
-    ((key, (seen, summary)),) = again.cached_summaries_by_partition_name().items()
+    ((key, (seen, summary)),) = again.cached_summaries().items()
     assert (key, seen.slot, seen.hint, seen.checked_ms) == ("orders-0", 7, 5, 99)
     assert summary == decode_summary(encode_summary(summarize_state(full)))
     kept = again.cached_catalog()
@@ -157,9 +157,9 @@ def test_a_later_look_moves_the_hint_only(folder: Path) -> None:
     local = opened(folder)
     full = state(random.Random(2))
     local.cache_partition_state(full, MARK, last_hint_number=5, now_ms=99)
-    seen, summary = local.cached_summaries_by_partition_name()["orders-0"]
-    local.save_control_log_read_progress({NAME: seen.model_copy(update={"hint": 8, "checked_ms": 200})})
-    again, same = local.cached_summaries_by_partition_name()["orders-0"]
+    seen, summary = local.cached_summaries()["orders-0"]
+    local.save_read_progress({NAME: seen.model_copy(update={"hint": 8, "checked_ms": 200})})
+    again, same = local.cached_summaries()["orders-0"]
     assert (again.hint, again.checked_ms, again.slot) == (8, 200, 7)
     assert same == summary
     assert local.cached_partition_state(NAME) == (full, MARK)
@@ -176,7 +176,7 @@ from tests.unit.test_local_cache import MARK, NAME, opened
 local = opened(Path(sys.argv[1]))
 known = local.cached_partition_state(NAME)
 local.cache_partition_state(known[0].model_copy(update={"slot": 50}), MARK, 1, 1)
-print(json.dumps([local.is_writable, known[0].slot, list(local.cached_summaries_by_partition_name())]))
+print(json.dumps([local.is_writable, known[0].slot, list(local.cached_summaries())]))
 """
 
 
@@ -223,7 +223,7 @@ def test_a_broken_one_is_thrown_away_in_one_line(folder: Path, file: str, damage
         else:
             path.write_bytes({"zeros": b"\0" * path.stat().st_size, "cut": b"", "short": path.read_bytes()[:10]}[damage])
     local = opened(folder)
-    local.cached_summaries_by_partition_name()
+    local.cached_summaries()
     known = local.cached_partition_state(NAME)
     assert known is None or known[0].slot == 7
     assert len(lines) <= 1
@@ -243,9 +243,9 @@ def test_values_that_cannot_be_read_are_thrown_away_in_one_line(folder: Path, ke
     again = LocalState(folder)
     again.cached_catalog()
     again.bind_to_tier("tier")
-    assert again.cached_summaries_by_partition_name() == {} or key == b"state/orders-0"
+    assert again.cached_summaries() == {} or key == b"state/orders-0"
     again.cached_partition_state(NAME)
-    assert again.cached_summaries_by_partition_name() == {}
+    assert again.cached_summaries() == {}
     assert again.cached_partition_state(NAME) is None
     assert len(lines) == 1
 
@@ -257,7 +257,7 @@ def test_one_of_another_version_is_thrown_away_in_one_line(folder: Path, monkeyp
     local = LocalState(folder)
     assert local.cached_catalog() is None
     local.bind_to_tier("tier")
-    assert local.cached_summaries_by_partition_name() == {}
+    assert local.cached_summaries() == {}
     assert len(lines) == 1
     local.close()
     assert opened(folder).is_writable
@@ -270,7 +270,7 @@ def test_one_of_another_tier_is_thrown_away_in_one_line(folder: Path, lines: lis
     local = LocalState(folder)
     local.cached_catalog()
     local.bind_to_tier("tier" if diverged else "another", is_from_diverged_copy=diverged)
-    assert local.cached_summaries_by_partition_name() == {}
+    assert local.cached_summaries() == {}
     assert local.cached_partition_state(NAME) is None
     assert len(lines) == 1
 
@@ -280,7 +280,7 @@ def test_where_nothing_can_be_written_there_is_none(tmp_path: Path, lines: list[
     local = opened(tmp_path / "file" / "cache")
     local.cache_partition_state(state(random.Random(1)), MARK, last_hint_number=5, now_ms=99)
     assert not local.is_writable
-    assert local.cached_summaries_by_partition_name() == {}
+    assert local.cached_summaries() == {}
     assert local.cached_partition_state(NAME) is None
     assert not lines
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compactor.config.settings import CleanerSettings, SparkSettings
-from compactor.round.plan import assess_round, reason_to_run_on_spark
+from compactor.round.plan import assess_round, spark_reason
 from tests.unit.test_round_plan import NOW, segment, state
 
 MIB = 1 << 20
@@ -16,7 +16,7 @@ def reason(spark: SparkSettings = CLUSTER, *, size: int = 100, records: int = 10
     """Of two segments of this size."""
     settings = CleanerSettings.model_validate({"disk_budget_bytes": 64 * MIB, "map_budget_bytes": MIB, **cleaner})
     live = [segment(n * 10, n * 10 + 9, size, records=records) for n in range(2)]
-    return reason_to_run_on_spark(settings, spark, assess_round(state(*live, clean=clean), settings, NOW))
+    return spark_reason(settings, spark, assess_round(state(*live, clean=clean), settings, NOW))
 
 
 def test_small_partitions_stay() -> None:

@@ -119,7 +119,7 @@ def test_one_that_reaches_beyond_what_was_compacted_is_read_and_is_dirty() -> No
     across = world.tier(7, 60, 250)
     assert world.publisher().withdraw_unknown_segments(NAME, [new], [new.id, first.id, second.id]) == 0
     after = state_with_broker_view(state, view(world))
-    assert [(one.id, one.start_offset, one.end_offset, one.last_offset_in_segment_objects) for one in after.live] == [
+    assert [(one.id, one.start_offset, one.end_offset, one.last_copied_offset) for one in after.live] == [
         (new.id, 0, 59, 99),
         (across.id, 60, 250, 250),
     ]

@@ -16,7 +16,7 @@ from compactor.bootstrap import open_tier
 from compactor.config.settings import Settings, TierSettings
 from compactor.control.importing import record_tiered_segments, register_import
 from compactor.control.leadership import acquire_leadership
-from compactor.control.logs import open_control_log_of_partition
+from compactor.control.logs import open_partition_log
 from compactor.control.records import RoundPublished
 from compactor.control.summary import PartitionSummary, summarize_state
 from compactor.model.ids import TopicPartition
@@ -48,7 +48,7 @@ class World:
 
     def write(self, name: TopicPartition, *, hint: bool = True) -> None:
         """One segment more."""
-        log = self.writer.open_control_log_of_partition(name)
+        log = self.writer.open_partition_log(name)
         next_step_number = (log.refresh().end_offset + 1) // 10
         made = segment(next_step_number, random.Random(next_step_number)).model_copy(update={"id": self.writer.ports.new_id()})
         import_id = self.writer.ports.new_id()
@@ -58,7 +58,7 @@ class World:
             self.writer.change_notifier.announce_changed_control_logs([log])
 
     def truth(self) -> list[PartitionSummary]:
-        return [summarize_state(open_control_log_of_partition(self.writer.ports, name).refresh()) for name in NAMES]
+        return [summarize_state(open_partition_log(self.writer.ports, name).refresh()) for name in NAMES]
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_only_what_was_hinted_at_is_read_again(world: World) -> None:
 def test_a_hint_that_brought_nothing_is_not_followed_twice(world: World) -> None:
     first = world.machine("a")
     shown(first)
-    world.writer.change_notifier.announce_changed_control_logs([world.writer.open_control_log_of_partition(OTHER)])
+    world.writer.change_notifier.announce_changed_control_logs([world.writer.open_partition_log(OTHER)])
     assert asked(first, lambda: shown(first)).total_requests == 2 + 1 + 2
     assert asked(first, lambda: shown(first)).total_requests == 2
 
@@ -152,9 +152,9 @@ def test_a_clock_that_was_set_back_makes_nothing_fresh_for_ever(world: World) ->
 
 def test_where_somebody_is_at_work_it_is_read_summaryed_every_time(world: World) -> None:
     """The record that publishes comes before its hint."""
-    log = world.writer.open_control_log_of_partition(OTHER)
+    log = world.writer.open_partition_log(OTHER)
     leadership = acquire_leadership(world.writer.ports, log, world.writer.lease)
-    world.writer.change_notifier.announce_changed_control_logs([world.writer.open_control_log_of_partition(OTHER)])
+    world.writer.change_notifier.announce_changed_control_logs([world.writer.open_partition_log(OTHER)])
     first = world.machine("a")
     shown(first)
     body = RoundPublished(leader_epoch=leadership.epoch, run_id="none", replacements=(), vector_before=(), vector=())
@@ -225,7 +225,7 @@ def test_the_log_of_a_partition_goes_on_from_what_is_kept(world: World) -> None:
     world.write(OTHER)
     second = world.machine("a")
     second.identity.read_catalog()
-    log = second.open_control_log_of_partition(OTHER)
+    log = second.open_partition_log(OTHER)
     usage = asked(second, log.refresh)
     assert usage.total_requests == 5, "the record that it ended with, two new ones, the end, the boundary"
     assert summarize_state(log.state).live == world.truth()[2].live

@@ -281,7 +281,7 @@ def test_places_on_the_axis() -> None:
 
 def test_a_story_is_small_and_comes_back(tmp_path: Path) -> None:
     idle = Idle(tmp_path, 1)
-    log = idle.tier().open_control_log_of_partition(idle.names[0])
+    log = idle.tier().open_partition_log(idle.names[0])
     story = partition_history(log.refresh())
     assert deserialize_history(serialize_history(story)) == story
     told = console_samples.picture().history

@@ -13,10 +13,10 @@ from compactor.model.segment import CountAndDigestSum, SegmentFile
 from compactor.round.partial import (
     KeyDirectoryCache,
     SegmentPartToRead,
-    balance_including_copied_batches,
-    flag_batches_that_may_change,
-    reason_to_read_whole_segment,
-    removable_counts_of_composed_segment,
+    balance_with_copies,
+    composed_removable_counts,
+    flag_touched_batches,
+    whole_read_reason,
 )
 from tests.simulation.mutations import Mutation, edited
 from tests.unit import test_partial_rounds as near
@@ -47,42 +47,42 @@ PARTIAL_MUTATIONS: Mapping[str, tuple[Mutation, Check]] = {
     ),
     "headers of what was read are not compared": (
         edited(
-            SegmentPartToRead.raise_unless_batches_match_key_directory,
+            SegmentPartToRead.require_matching_batches,
             " or not np.array_equal(copy_batch_headers(source.buf, source.table.position), wanted)",
             "",
         ),
         lambda log, keys: near.TestWhatIsReadIsWhatTheDirectorySays().test_another_header(log, keys, 1),
     ),
     "the recorded sum is not compared": (
-        edited(balance_including_copied_batches, "if sources != recorded_source_sum:", "if False:"),
+        edited(balance_with_copies, "if sources != recorded_source_sum:", "if False:"),
         lambda log, keys: near.TestTheSumOfAllBatches().test_is_another_than_was_recorded(log, keys, CountAndDigestSum()),
     ),
     "a tombstone waits at its horizon": (
-        edited(flag_batches_that_may_change, "base_timestamp > now_ms", "base_timestamp >= now_ms"),
+        edited(flag_touched_batches, "base_timestamp > now_ms", "base_timestamp >= now_ms"),
         may_change(near.NOW, is_touched=True),
     ),
     "a tombstone does not wait": (
-        edited(flag_batches_that_may_change, "table.base_timestamp > now_ms", "np.False_"),
+        edited(flag_touched_batches, "table.base_timestamp > now_ms", "np.False_"),
         may_change(near.NOW + 1, is_touched=False),
     ),
     "a segment with aborted transactions is read in part": (
-        edited(reason_to_read_whole_segment, ' or "txnindex" in segment.files', ""),
+        edited(whole_read_reason, ' or "txnindex" in segment.files', ""),
         read_whole(files=near.segment().files | {"txnindex": SegmentFile(size=1)}),
     ),
     "a segment with negative timestamps is read in part": (
-        edited(reason_to_read_whole_segment, " or segment.negative_timestamps", ""),
+        edited(whole_read_reason, " or segment.negative_timestamps", ""),
         read_whole(negative_timestamps=1),
     ),
     "a segment whose end is cut is read in part": (
-        edited(reason_to_read_whole_segment, "segment.has_offsets_after_end_offset or ", ""),
+        edited(whole_read_reason, "segment.has_unread_tail or ", ""),
         read_whole(end_offset=90, copied_end_offset=99),
     ),
     "copied tombstones do not count": (
-        edited(removable_counts_of_composed_segment, "written.tombstones + int(np.count_nonzero(buried))", "written.tombstones"),
+        edited(composed_removable_counts, "written.tombstones + int(np.count_nonzero(buried))", "written.tombstones"),
         MERGED,
     ),
     "copied tombstones have no horizon": (
-        edited(removable_counts_of_composed_segment, "plan.table.base_timestamp[buried].min(initial=NEVER_MS)", "NEVER_MS"),
+        edited(composed_removable_counts, "plan.table.base_timestamp[buried].min(initial=NEVER_MS)", "NEVER_MS"),
         MERGED,
     ),
 }

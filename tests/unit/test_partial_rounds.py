@@ -24,10 +24,10 @@ from compactor.round.partial import (
     PartialRewritePlan,
     SegmentPartToRead,
     WholeSegmentReadNeededError,
-    balance_including_copied_batches,
-    flag_batches_that_may_change,
-    reason_to_read_whole_segment,
-    removable_counts_of_composed_segment,
+    balance_with_copies,
+    composed_removable_counts,
+    flag_touched_batches,
+    whole_read_reason,
 )
 from compactor.storage.port import CopyLimits
 from compactor.tier.sidecars import SidecarStore
@@ -78,7 +78,7 @@ def part_with(source: SourceSegment, directory: KeyDirectory) -> SegmentPartToRe
 
 class TestWhatIsReadIsWhatTheDirectorySays:
     def test_the_same(self, source: SourceSegment, directory: KeyDirectory) -> None:
-        part_with(source, directory).raise_unless_batches_match_key_directory()
+        part_with(source, directory).require_matching_batches()
 
     @pytest.mark.parametrize("batch", READ)
     def test_another_header(self, source: SourceSegment, directory: KeyDirectory, batch: int) -> None:
@@ -86,14 +86,14 @@ class TestWhatIsReadIsWhatTheDirectorySays:
         headers = directory.headers.copy()
         headers[batch, 7] ^= 1
         with pytest.raises(WholeSegmentReadNeededError, match="its batches do not match its key directory"):
-            part_with(source, replace(directory, headers=headers)).raise_unless_batches_match_key_directory()
+            part_with(source, replace(directory, headers=headers)).require_matching_batches()
 
     def test_a_payload_that_does_not_fit_its_crc(self, source: SourceSegment, directory: KeyDirectory) -> None:
         part = part_with(source, directory)
         buf = part.source.buf.copy()
         buf[-1] ^= 1
         with pytest.raises(WholeSegmentReadNeededError, match="CRC"):
-            replace(part, source=replace(part.source, buf=buf)).raise_unless_batches_match_key_directory()
+            replace(part, source=replace(part.source, buf=buf)).require_matching_batches()
 
 
 class TestTheDirectoryIsTheSegments:
@@ -118,14 +118,14 @@ class TestTheSumOfAllBatches:
         part = part_with(source, directory)
         whole = digest_sum_of_headers(directory.headers, KEY)
         read = digest_sum_of_headers(directory.headers[READ], KEY)
-        balance = balance_including_copied_batches(part, Balance(sources=read, left=read, result=read), whole, KEY)
+        balance = balance_with_copies(part, Balance(sources=read, left=read, result=read), whole, KEY)
         assert (balance.sources, balance.left, balance.result, balance.imbalance_problem()) == (whole, whole, whole, "")
 
     @pytest.mark.parametrize("recorded", [None, CountAndDigestSum(), CountAndDigestSum(count=BATCHES, digest="1" * 32)])
     def test_is_another_than_was_recorded(self, source: SourceSegment, directory: KeyDirectory, recorded: CountAndDigestSum | None) -> None:
         read = digest_sum_of_headers(directory.headers[READ], KEY)
         with pytest.raises(WholeSegmentReadNeededError, match="do not come to the sum that was recorded"):
-            balance_including_copied_batches(part_with(source, directory), Balance(sources=read), recorded, KEY)
+            balance_with_copies(part_with(source, directory), Balance(sources=read), recorded, KEY)
 
 
 class TestWhichBatchesAreTouched:
@@ -137,7 +137,7 @@ class TestWhichBatchesAreTouched:
         flags = np.full(BATCHES, HAS_TOMBSTONE, np.uint8)
         nothing = np.zeros(BATCHES, np.bool_)
         outcomes = BatchRetentionDecisions(np.full(BATCHES, COPY), nothing, nothing)
-        found = flag_batches_that_may_change(table, outcomes, replace(directory, flags=flags), nothing, NOW)
+        found = flag_touched_batches(table, outcomes, replace(directory, flags=flags), nothing, NOW)
         assert found.tolist() == [is_touched] * 3 + [True]  # the last one always is
 
 
@@ -146,13 +146,11 @@ class TestDueTogether:
         table = source.table.replace_columns(base_timestamp=np.array([70, 10, 50, 20]))
         marked = replace(directory, flags=np.full(BATCHES, HAS_TOMBSTONE, np.uint8))
         fresh = RemovableRecordCounts(3, 1, 90, 2)
-        assert removable_counts_of_composed_segment(splice_of(table, marked), fresh) == RemovableRecordCounts(5, 1, 50, 2)
-        assert removable_counts_of_composed_segment(
+        assert composed_removable_counts(splice_of(table, marked), fresh) == RemovableRecordCounts(5, 1, 50, 2)
+        assert composed_removable_counts(
             splice_of(table, marked), replace(fresh, earliest_tombstone_horizon_ms=40)
         ) == RemovableRecordCounts(5, 1, 40, 2)
-        assert removable_counts_of_composed_segment(splice_of(table, directory), RemovableRecordCounts()) == RemovableRecordCounts(
-            0, 0, NEVER_MS, 0
-        )
+        assert composed_removable_counts(splice_of(table, directory), RemovableRecordCounts()) == RemovableRecordCounts(0, 0, NEVER_MS, 0)
 
 
 def segment(batches: str = "b" * 64, **changes: Any) -> RemoteLogSegmentMetadata:
@@ -174,7 +172,7 @@ class TestWhatIsReadWhole:
     COPIES = CopyLimits(0, 1 << 30)
 
     def test_nothing_stands_against_a_plain_segment(self) -> None:
-        assert reason_to_read_whole_segment(segment(), self.SIDECAR, 1, self.COPIES) == ""
+        assert whole_read_reason(segment(), self.SIDECAR, 1, self.COPIES) == ""
 
     @pytest.mark.parametrize(
         "changes",
@@ -186,7 +184,7 @@ class TestWhatIsReadWhole:
         ids=["negative timestamps", "aborted transactions", "an end that is cut"],
     )
     def test_what_needs_a_look_at_all_of_it(self, changes: dict[str, Any]) -> None:
-        assert "require reading all of it" in reason_to_read_whole_segment(segment(**changes), self.SIDECAR, 1, self.COPIES)
+        assert "require reading all of it" in whole_read_reason(segment(**changes), self.SIDECAR, 1, self.COPIES)
 
     @pytest.mark.parametrize(
         ("changes", "why"),
@@ -197,4 +195,4 @@ class TestWhatIsReadWhole:
         ],
     )
     def test_what_is_not_known_well_enough(self, changes: dict[str, Any], why: str) -> None:
-        assert why in reason_to_read_whole_segment(segment(**changes), self.SIDECAR, 1, self.COPIES)
+        assert why in whole_read_reason(segment(**changes), self.SIDECAR, 1, self.COPIES)

@@ -119,7 +119,7 @@ def test_times_of_slots_that_were_cut_are_in_the_snapshot(play: Play) -> None:
     sleeper = play.process("b")
     play.process("a").run()
     sleeper.state()
-    assert play.process("c").log.write_snapshot_and_delete_records(1)
+    assert play.process("c").log.snapshot_and_cut(1)
     assert sleeper.retire().deleted == ()
     play.pass_time(GRACE_MS + UNDO_WINDOW_MS)
     assert sleeper.retire().deleted

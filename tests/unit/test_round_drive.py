@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from checkpoint.offsets import CleanerOffset, first_dirty_offset_of_vector
+from checkpoint.offsets import CleanerOffset, first_dirty_offset_in
 from compactor.constants import CompactorEpoch, Offset
 from compactor.control import publication
 from compactor.control.fold import apply_partition_record
@@ -60,10 +60,10 @@ class TestTheTable:
         late = acquire_leadership(a.ports, a.log, LEASE)
         plan = SymbolicPlanner(play.oracle.contents)(a.log.state, 0, late.epoch, a.ports.new_id)
         assert plan
-        publication.record_compaction_plan_as_intent(late, plan)
+        publication.announce_plan(late, plan)
         intent = a.log.state.intent
         assert intent
-        session = type("Session", (), {"state": a.log.state, "scratch_objects_of_earlier_survivor_scan": ()})()
+        session = type("Session", (), {"state": a.log.state, "earlier_scan_results": ()})()
         outcomes = [outcome for outcome in SymbolicWorker(a.ports)(plan, plan.tasks, session) if not isinstance(outcome, CompactionFailure)]
         publication.record_receipts(late, outcomes)
         play.pass_time(TTL_MS * 2)
@@ -86,8 +86,8 @@ class TestTheTable:
         late = acquire_leadership(a.ports, a.log, LEASE)
         plan = SymbolicPlanner(play.oracle.contents)(a.log.state, 0, late.epoch, a.ports.new_id)
         assert plan
-        publication.record_compaction_plan_as_intent(late, plan)
-        session = type("Session", (), {"state": a.log.state, "scratch_objects_of_earlier_survivor_scan": ()})()
+        publication.announce_plan(late, plan)
+        session = type("Session", (), {"state": a.log.state, "earlier_scan_results": ()})()
         outcomes = [outcome for outcome in SymbolicWorker(a.ports)(plan, plan.tasks, session) if not isinstance(outcome, CompactionFailure)]
         publication.record_receipts(late, outcomes)
         shared, intent = a.log.state, a.log.state.intent
@@ -123,7 +123,7 @@ class TestTheTable:
         play.importing(1)
         after = b.run().state.vector
         assert after[-1].leader_epoch == 1
-        assert first_dirty_offset_of_vector(after) >= first_dirty_offset_of_vector(granted)
+        assert first_dirty_offset_in(after) >= first_dirty_offset_in(granted)
 
     def test_a_void_record_is_in_the_log_and_listed_with_its_reason(self, play: Play) -> None:
         a, b = play.process("a"), play.process("b")

@@ -14,13 +14,13 @@ from compactor.constants import CompactorEpoch
 from compactor.control.state import RunHistoryEntry
 from compactor.round.ports import (
     BloomFilterUsageStatistics,
-    bloom_filter_usage_of_run,
-    bloom_filter_usage_of_runs,
     choose_key_engine,
-    decide_whether_to_read_clean_segment,
+    decide_by_sidecar,
     design_bloom_filter,
     estimate_distinct_keys,
-    expected_dirty_key_count_of_next_rounds,
+    expected_dirty_keys,
+    filter_usage_of_run,
+    filter_usage_of_runs,
 )
 from compactor.tier.sidecars import NO_SIDECAR, SidecarHead
 
@@ -34,9 +34,7 @@ def sidecar(keys: int, *, made_for: FilterDesign | None = None, due: RemovableRe
 
 
 def look(head: SidecarHead, *, keys: int = 100, due: str = "", record: BloomFilterUsageStatistics | None = None) -> Any:
-    return decide_whether_to_read_clean_segment(
-        head, due, dirty_key_count=keys, filter_usage=record or BloomFilterUsageStatistics(), now_ms=1_000
-    )
+    return decide_by_sidecar(head, due, dirty_key_count=keys, filter_usage=record or BloomFilterUsageStatistics(), now_ms=1_000)
 
 
 def with_filter(probes: int = 1_000, due: RemovableRecordCounts = RemovableRecordCounts()) -> SidecarHead:  # noqa: B008
@@ -122,17 +120,17 @@ def test_what_is_remembered_counts() -> None:
         run(filter_asked=10, filter_skipped=6, filter_useless=2, filter_bytes_read=5, filter_bytes_written=7, bytes_skipped=100),
         run(filter_asked=1, filter_skipped=1, bytes_skipped=11),
     ]
-    record = bloom_filter_usage_of_runs(runs)
+    record = filter_usage_of_runs(runs)
     assert record == BloomFilterUsageStatistics(asked=11, skipped=7, useless=2, bytes_read=12, bytes_saved=111)
     assert record.false_positive_rate == 2 / 9
-    assert bloom_filter_usage_of_run({}) == BloomFilterUsageStatistics()
+    assert filter_usage_of_run({}) == BloomFilterUsageStatistics()
 
 
 def test_filters_are_made_for_the_keys_that_rounds_bring() -> None:
-    assert expected_dirty_key_count_of_next_rounds(CleanerSettings(), [], 0) == 100_000
-    assert expected_dirty_key_count_of_next_rounds(CleanerSettings(), [run(map_entries=70), run(map_entries=900), run()], 30) == 900
-    assert expected_dirty_key_count_of_next_rounds(CleanerSettings(), [run(map_entries=900), *[run(map_entries=5)] * 5], 30) == 30
-    assert expected_dirty_key_count_of_next_rounds(CleanerSettings(bloom_design_keys=7), [run(map_entries=900)], 30) == 7
+    assert expected_dirty_keys(CleanerSettings(), [], 0) == 100_000
+    assert expected_dirty_keys(CleanerSettings(), [run(map_entries=70), run(map_entries=900), run()], 30) == 900
+    assert expected_dirty_keys(CleanerSettings(), [run(map_entries=900), *[run(map_entries=5)] * 5], 30) == 30
+    assert expected_dirty_keys(CleanerSettings(bloom_design_keys=7), [run(map_entries=900)], 30) == 7
 
 
 def test_keys_are_estimated_from_sketches_and_never_beyond_the_records() -> None:

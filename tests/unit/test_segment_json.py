@@ -76,12 +76,12 @@ def file(sha256: str = "", batches: str = "", size: int = 100) -> SegmentFile:
 )
 def test_files_are_compared_by_the_digests_that_both_have(one: SegmentFile, other: SegmentFile, *, comparable: bool, same: bool) -> None:
     for a, b in ((one, other), (other, one)):
-        assert (a.has_digest_of_same_kind(b), a.has_same_size_and_digest_as(b)) == (comparable, same)
+        assert (a.is_comparable_with(b), a.has_same_content_as(b)) == (comparable, same)
 
 
 def test_without_a_digest_the_size_is_what_counts() -> None:
     assert (file().has_digest, file("a").has_digest, file(batches="a").has_digest) == (False, True, True)
-    assert file().is_consistent_with_read_file(file("a"))
-    assert not file().is_consistent_with_read_file(file(size=99))
-    assert not file("a").is_consistent_with_read_file(file())
-    assert file("a").is_consistent_with_read_file(file("a", "b"))
+    assert file().matches_read_file(file("a"))
+    assert not file().matches_read_file(file(size=99))
+    assert not file("a").matches_read_file(file())
+    assert file("a").matches_read_file(file("a", "b"))

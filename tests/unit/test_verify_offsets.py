@@ -55,7 +55,7 @@ def test_a_sound_log_with_a_fenced_record(crafted: Crafted) -> None:
 
 
 def test_a_sound_log_after_a_cut(crafted: Crafted) -> None:
-    assert crafted.author("cutter").log.write_snapshot_and_delete_records(1)
+    assert crafted.author("cutter").log.snapshot_and_cut(1)
     crafted.author("host-c:3").lead()
     assert errors(crafted) == []
 
@@ -69,7 +69,7 @@ def test_snapshots_are_held_against_what_their_slots_fold_to(crafted: Crafted) -
 
 
 def test_a_snapshot_that_breaks_the_rules_by_itself(crafted: Crafted) -> None:
-    assert crafted.author("cutter").log.write_snapshot_and_delete_records(1)
+    assert crafted.author("cutter").log.snapshot_and_cut(1)
     state = crafted.log().state
     key = keep(
         crafted,
@@ -103,7 +103,7 @@ def test_a_record_that_cannot_be_read_is_named(crafted: Crafted) -> None:
 def test_what_a_cut_left_over_is_a_note(crafted: Crafted) -> None:
     first = crafted.log().control_record_object_key(1)
     data = crafted.store.get(first)
-    assert crafted.author("cutter").log.write_snapshot_and_delete_records(1)
+    assert crafted.author("cutter").log.snapshot_and_cut(1)
     crafted.store.put(first, data)
     assert ("note", "left-over") in [(finding.severity, finding.kind) for finding in verify(crafted)]
     assert errors(crafted) == []

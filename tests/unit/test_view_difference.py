@@ -68,7 +68,7 @@ class TestPoints:
 class TestAfterACut:
     @pytest.fixture
     def past(self, crafted: Crafted) -> ControlLogHistory:
-        assert crafted.author("cutter").log.write_snapshot_and_delete_records(1)
+        assert crafted.author("cutter").log.snapshot_and_cut(1)
         crafted.clock.now_ms += 60_000
         crafted.author("host-c:3").lead()
         return ControlLogHistory(crafted.log())

@@ -64,7 +64,7 @@ def print_records(args: argparse.Namespace, out: Output) -> ExitCode:
         case _:
             out.write_chunks(_value_lines(counted_blocks()))
     if not count:
-        state = tier.open_control_log_of_partition(name).state
+        state = tier.open_partition_log(name).state
         first = max(state.start_offset, tier.first_readable_offset(state))
         held = f"it holds offsets {first} to {state.end_offset}" if state.has_segments else "it holds no segments yet"
         if first > state.end_offset >= 0:

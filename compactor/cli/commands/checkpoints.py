@@ -62,7 +62,7 @@ def show_partition_checkpoint(args: argparse.Namespace, out: Output) -> ExitCode
         return _print_checkpoint_files([args.target], out)
     tier = tiers.open_read_only(args)
     (name,) = tier.list_partitions([args.target])
-    log = tier.open_control_log_of_partition(name)
+    log = tier.open_partition_log(name)
     log.refresh()
     found = partition_checkpoint_document(tier.ports, log)
     offsets = Table(
@@ -93,7 +93,7 @@ def show_compactor_epochs(args: argparse.Namespace, out: Output) -> None:
         out.print_result(_checkpoint_file_document(file), _checkpoint_file_table(file))
         return
     tier, name = tiers.open_tier_and_partition(args)
-    log = tier.open_control_log_of_partition(name)
+    log = tier.open_partition_log(name)
     log.refresh()
     found = epoch_history_document(tier.ports, log)
     out.print_result(found, _compactor_epochs_tree(found, tier.ports.clock_ms()))
@@ -106,7 +106,7 @@ def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
 
     tier = tiers.open_read_only(args)
     (name,) = tier.list_partitions([args.target])
-    past = ControlLogHistory(tier.open_control_log_of_partition(name))
+    past = ControlLogHistory(tier.open_partition_log(name))
     around = past.points_around_run(args.before) if args.after is None else None
     before, after = around or (
         past.find_point(_absolute_time(args.before)),
@@ -206,7 +206,7 @@ def _print_file_diff(args: argparse.Namespace, out: Output) -> None:
             (other,) = files.values()
             tier = tiers.open_read_only(args)
             (name,) = tier.list_partitions([text])
-            files[text] = checkpoint_file_of_partition(tier.open_control_log_of_partition(name).refresh(), other.kind)
+            files[text] = checkpoint_file_of_partition(tier.open_partition_log(name).refresh(), other.kind)
             if other.kind != LEADER_EPOCHS:
                 files[other.path] = select_checkpoint_entries(other, [str(name.first_incarnation)])
     before, after = (files[text] for text in texts)

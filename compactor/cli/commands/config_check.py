@@ -231,7 +231,7 @@ def _check_listing(settings: Settings) -> list[SettingFinding]:
         tier = open_tier(settings)
         names = tier.list_partitions()
         if names:
-            tier.open_control_log_of_partition(names[0]).refresh()
+            tier.open_partition_log(names[0]).refresh()
     except CompactorError as error:
         kind = "settings" if isinstance(error, UsageError) else "reading"
         return [{"severity": "error", "kind": kind, "object": settings.tier_url, "detail": error.message, "hint": error.hint}]
@@ -286,8 +286,8 @@ def _check_identity(settings: Settings) -> list[SettingFinding]:
     tier = open_tier(settings)
     try:
         state = tier.catalog.refresh()
-        tier.ownership.require_data_root_not_owned_by_other_tier(tier.ports, state)
-        tier.ownership.require_data_root_is_unowned(tier.ports, state)
+        tier.ownership.require_not_foreign_root(tier.ports, state)
+        tier.ownership.require_unowned_root(tier.ports, state)
     except Unavailable as error:  # a second wait for the same store would say the same
         return [{"severity": "error", "kind": "store", "object": settings.tier_url, "detail": error.message, "hint": error.hint}]
     except StoreError:

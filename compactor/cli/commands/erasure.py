@@ -13,7 +13,7 @@ from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.units import count_noun
 from compactor.control.audit import ERASURE
-from compactor.control.logs import round_pause_reason_or_empty
+from compactor.control.logs import pause_reason
 from compactor.decoding import parse_key_text
 from compactor.errors import ExitCode, UsageError
 from compactor.features.erasure.partition import KeyRemovalRound, KeySearchRequest
@@ -26,7 +26,7 @@ from compactor.features.erasure.topic import (
     run_rounds_and_retire_to_erase_keys,
     survey_objects_holding_keys_in_topic,
 )
-from compactor.local.budget import spool_folder_of_this_process
+from compactor.local.budget import spool_folder
 from compactor.model.ids import TopicPartition
 
 ErasureReportDocument = dict[str, Any]
@@ -58,7 +58,7 @@ def erasure_command(args: argparse.Namespace, out: Output) -> ExitCode:
 def _search_and_report(tier: Tier, args: argparse.Namespace, keys: list[bytes], out: Output) -> tuple[ErasureReportDocument, ExitCode]:
     """Run rounds that remove the keys first (``--expedite``), and search again."""
     names = partitions_of_topic(tier, args.topic)
-    secret = tier.identity.hash_key_for_unstored_hashes()
+    secret = tier.identity.temporary_hash_key()
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     removals: list[tuple[SearchedKeyIndex, KeyRemovalRound]] = []
     done: list[str] = []
@@ -97,7 +97,7 @@ def _expedite(
     """
     if not tier.kind.compacts:
         raise UsageError("a tier of this layout is only read", hint="Nothing was changed; leave out --expedite")
-    spool_folder_of_this_process(tier.state_dir)
+    spool_folder(tier.state_dir)
     compile_numba_kernels(out)
 
     def record_erasure_step(text: str) -> None:
@@ -108,7 +108,7 @@ def _expedite(
     for one in survey.surveys:
         if not one.holders:
             continue
-        if why := round_pause_reason_or_empty(tier.catalog.state, one.partition):
+        if why := pause_reason(tier.catalog.state, one.partition):
             record_erasure_step(f"{one.partition}: nothing was done, it is {why}")
             continue
         try:

@@ -115,7 +115,7 @@ def _record_cluster(tier: Tier, directories: Iterable[tuple[TopicPartition, Path
 def _import_directory(args: argparse.Namespace, out: Output, options: ImportOptions) -> None:
     name = _partition_to_import(args, out)
     tier = tiers.open_configured_tier(args)
-    tier.identity.check_tier_exists_or_can_be_created()  # also where nothing is new
+    tier.identity.check_can_exist()  # also where nothing is new
     policy = tier.cleaner_settings_for_topic(name.topic).cleaner_policy()
     compile_numba_kernels(out)
     with _audited_import(args, tier, out, [str(name)]), out.show_progress("importing", unit="bytes") as bar:

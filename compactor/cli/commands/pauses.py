@@ -10,11 +10,11 @@ from compactor.cli.output import Output, Table
 from compactor.config.times import format_iso_time
 from compactor.config.units import format_duration
 from compactor.control.logs import (
-    add_round_pause_unless_present,
-    end_round_pause_with_pattern,
     pattern_matches,
+    pause_reason,
+    pause_rounds,
     request_round,
-    round_pause_reason_or_empty,
+    resume_rounds,
 )
 
 
@@ -23,7 +23,7 @@ def pause_command(args: argparse.Namespace, out: Output) -> None:
     names = tier.list_partitions()
     if args.pattern is not None:
         with audit.audited(args, tier.settings, out, "pause", [args.pattern]):
-            anew = add_round_pause_unless_present(tier.catalog, args.pattern, audit.operator_name(), args.reason)
+            anew = pause_rounds(tier.catalog, args.pattern, audit.operator_name(), args.reason)
         if not anew:
             out.print_note(f"{args.pattern} was paused already")
         if not any(pattern_matches(args.pattern, name) for name in names):
@@ -47,8 +47,8 @@ def resume_command(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_for_control_writes(args)
     names = tier.list_partitions()
     with audit.audited(args, tier.settings, out, "resume", [args.pattern]):
-        end_round_pause_with_pattern(tier.catalog, args.pattern, audit.operator_name())
-    still = [str(name) for name in names if pattern_matches(args.pattern, name) and round_pause_reason_or_empty(tier.catalog.state, name)]
+        resume_rounds(tier.catalog, args.pattern, audit.operator_name())
+    still = [str(name) for name in names if pattern_matches(args.pattern, name) and pause_reason(tier.catalog.state, name)]
     summary = f"{args.pattern} is not paused any more"
     if still:
         summary += f"; {len(still)} of its partitions still are, by another pattern: {', '.join(still[:5])}"
@@ -60,7 +60,7 @@ def wake_command(args: argparse.Namespace, out: Output) -> None:
     names = tiers.select_partitions(tier, args.partitions)
     with audit.audited(args, tier.settings, out, "wake", [*map(str, names)]):
         for name in names:
-            if why := round_pause_reason_or_empty(tier.catalog.state, name):
+            if why := pause_reason(tier.catalog.state, name):
                 out.print_note(f"note: {name} is {why}; it is taken up once that is over")
             request_round(tier.catalog, name, audit.operator_name())
     reported = f"{names[0]} is" if len(names) == 1 else f"{len(names)} partitions are"

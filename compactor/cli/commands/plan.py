@@ -13,7 +13,7 @@ from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.times import format_iso_time
 from compactor.config.units import count_noun
-from compactor.control.logs import round_pause_reason_or_empty
+from compactor.control.logs import pause_reason
 from compactor.control.summary import PartitionSummary
 from compactor.errors import CompactorError, ExitCode
 from compactor.read.ranges import estimate_saving_from_samples
@@ -50,7 +50,7 @@ def plan_command(args: argparse.Namespace, out: Output) -> ExitCode:
                 prices=prices,
                 circumstances=RoundCircumstances(
                     blocks.get(summary.topic),
-                    round_pause_reason_or_empty(tier.catalog.state, summary.topic_partition),
+                    pause_reason(tier.catalog.state, summary.topic_partition),
                     _read_open_transaction(tier, summary),
                 ),
             )
@@ -106,7 +106,7 @@ def plan_command(args: argparse.Namespace, out: Output) -> ExitCode:
 def _read_open_transaction(tier: Tier, summary: PartitionSummary) -> TransactionAtEnd | None:
     if not summary.has_open_transaction:
         return None
-    return read_open_transaction(tier, tier.open_control_log_of_partition(summary.topic_partition).refresh())
+    return read_open_transaction(tier, tier.open_partition_log(summary.topic_partition).refresh())
 
 
 def _blocked_partition_line(forecast: RoundForecast) -> str:
@@ -186,7 +186,7 @@ def _with_sampled_saving(tier: Tier, forecast: RoundForecast, sample_bytes: int,
         out.show_progress(f"sampling {forecast.topic_partition}", unit="bytes") as progress,
         tier.counters.report_transferred_bytes_to(progress.advance),
     ):
-        sample = estimate_saving_from_samples(tier, tier.open_control_log_of_partition(forecast.topic_partition).refresh(), sample_bytes)
+        sample = estimate_saving_from_samples(tier, tier.open_partition_log(forecast.topic_partition).refresh(), sample_bytes)
     known = forecast if forecast.keyless_records else forecast.with_keyless_records(sample.keyless)
     if known.keyless_records and known.keyless_policy == "refuse":
         return known

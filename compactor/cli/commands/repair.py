@@ -31,7 +31,7 @@ def repair_partition_command(args: argparse.Namespace, out: Output) -> ExitCode:
     is_manual = not args.dry_run
     with (
         audit.audited_if(is_manual, args, tier.settings, out, "repair", [str(name)], sources=" ".join(args.sources)),
-        out.show_progress(f"reading {name}", tier.open_control_log_of_partition(name).refresh().bytes, "bytes") as progress,
+        out.show_progress(f"reading {name}", tier.open_partition_log(name).refresh().bytes, "bytes") as progress,
     ):
         report = repair_partition(tier, name, sources, progress.advance, dry_run=args.dry_run)
     return _print_repair_report(report, name, out, dry_run=args.dry_run)

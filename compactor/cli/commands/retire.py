@@ -16,7 +16,7 @@ from compactor.cli.output import Output, Table, format_size
 from compactor.config.times import format_iso_time
 from compactor.config.units import count_noun
 from compactor.constants import NEVER_MS
-from compactor.control.logs import PartitionLog, move_queued_change_hints_into_catalog
+from compactor.control.logs import PartitionLog, collect_queued_hints
 from compactor.control.records import DeletionCheckResult
 from compactor.errors import CompactorError, ExitCode
 from compactor.model.ids import TopicPartition
@@ -50,7 +50,7 @@ class _RetireFindingsCollector:
     looks: dict[str, DeletionCheckResult] = field(default_factory=dict)
 
     def add_findings(self, partition: TopicPartition, log: PartitionLog, report: RetireReport) -> None:
-        if log.state.slot > self.tier.min_last_record_number_of_control_log(partition):
+        if log.state.slot > self.tier.min_log_slot(partition):
             self.behind.append(log)
         if self.records_next_deletion_times:
             self.looks[self.tier.control_log_name(partition)] = DeletionCheckResult(log.state.slot, report.next_ms, self.now_ms)
@@ -59,9 +59,9 @@ class _RetireFindingsCollector:
 
     def save_findings(self) -> None:
         if self.behind:
-            self.tier.change_notifier.save_last_record_numbers_in_catalog(self.behind)
+            self.tier.change_notifier.record_lengths(self.behind)
         if self.looks:
-            self.tier.change_notifier.record_partitions_with_nothing_to_delete(self.looks)
+            self.tier.change_notifier.record_deletion_checks(self.looks)
         self.behind.clear()
         self.looks.clear()
 
@@ -92,7 +92,7 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
     now_ms = (tier.ports.control if usual else tier.ports).clock_ms()
     names = every
     if usual and not args.all:
-        move_queued_change_hints_into_catalog(tier.catalog)
+        collect_queued_hints(tier.catalog)
         names = partitions_to_inspect(tier.catalog.state, every, now_ms, tier.control_log_name)
     noted = _RetireFindingsCollector(tier, usual and len(every) > MAX_UNHINTED_INSPECTIONS, now_ms)
     moments = [inspection.next_ms for inspection in tier.catalog.state.looks.values()]
@@ -102,7 +102,7 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
             try:
                 # An open intent is resumed first, as `run` would.
                 work = create_round(tier, name, tier.ports.clock_ms())
-                log = tier.open_control_log_of_partition(name, caller_runs_round=True)
+                log = tier.open_partition_log(name, caller_runs_round=True)
                 report = retire_partition(tier.ports, log, tier.lease, tier.retention, clock=clock, dry_run=args.dry_run, round_steps=work)
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
                 outcomes.record_failure(str(name), error)

@@ -14,16 +14,16 @@ from compactor.cli.kernels import compile_numba_kernels
 from compactor.cli.main import CommandProfile
 from compactor.cli.output import Output, Progress
 from compactor.control.leadership import current_lease
-from compactor.control.logs import round_pause_reason_or_empty
+from compactor.control.logs import pause_reason
 from compactor.control.state import RoundStage
 from compactor.control.summary import PartitionSummary
 from compactor.daemon.scheduling import DaemonAction, PartitionJob
 from compactor.daemon.status import JobProgressRecorder
 from compactor.errors import ExitCode
-from compactor.local.budget import spool_folder_of_this_process
+from compactor.local.budget import spool_folder
 from compactor.model.ids import RoundStatus, TopicPartition
 from compactor.model.plan import CompactionPlan
-from compactor.round.compaction import failed_round_report, paused_round_report, report_if_nothing_to_do
+from compactor.round.compaction import failed_round_report, idle_report, paused_round_report
 from compactor.service import ServiceEventLogger
 from compactor.views.forecast import forecast_round
 from compactor.views.overview import read_summaries
@@ -39,11 +39,11 @@ def run_compaction_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
         for summary in _read_present_summaries(tier, names, out):
             if summary.leader is not None and not summary.leader.released:
                 held.append(summary.topic_partition)
-            why = round_pause_reason_or_empty(tier.catalog.state, summary.topic_partition)
+            why = pause_reason(tier.catalog.state, summary.topic_partition)
             idle = (
                 paused_round_report(summary, why)
                 if why and not summary.open_run
-                else report_if_nothing_to_do(tier.cleaner_settings_for_topic(summary.topic), summary, now, force=args.force)
+                else idle_report(tier.cleaner_settings_for_topic(summary.topic), summary, now, force=args.force)
             )
             if idle is not None:
                 rows[summary.topic_partition] = tiers.report_document(idle) | {"requests": 0, "seconds": 0.0}
@@ -76,7 +76,7 @@ def _read_present_summaries(tier: Tier, partitions: Sequence[TopicPartition], ou
 
 def _print_lease_holder(tier: Tier, partition: TopicPartition, out: Output) -> None:
     """A lease may outlive its holder: a process that was killed cannot release it."""
-    log = tier.open_control_log_of_partition(partition)
+    log = tier.open_partition_log(partition)
     log.refresh()
     lease = current_lease(tier.ports, log)
     left_ms = lease.expires_ms - tier.ports.control.clock_ms() if lease else 0
@@ -98,7 +98,7 @@ def _run_rounds(
     """:param expected_bytes: largest number of bytes that each round will read and write.
     :param partitions_led_elsewhere: partitions that another process leads, or led when it was killed.
     """
-    spool_folder_of_this_process(tier.state_dir)  # before anything is announced that could not be worked on
+    spool_folder(tier.state_dir)  # before anything is announced that could not be worked on
     if tier.engines is not None:
         for name in partitions:
             tier.engines(tier, name)  # a machine without Java lacks it for every partition

@@ -14,7 +14,7 @@ def list_segments_command(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_configured_tier(args)
     names, found, live = tiers.select_partitions(tier, [args.partition]), [], set()
     for name in names:
-        state = tier.open_control_log_of_partition(name).refresh()
+        state = tier.open_partition_log(name).refresh()
         listed = list_segments(state, tier.open_sidecar_store(name).stored_sidecar_sizes(), unused_broker_segments(tier, state))
         found += [{**tiers.partition_name_fields(name), **segment} for segment in listed]
         live |= {segment.id for segment in state.live}

@@ -19,7 +19,7 @@ def serve_tier(args: argparse.Namespace, out: Output) -> ExitCode:
 
     settings = command_parser.load_command_settings(args)
     tier = tiers.open_read_only(args)
-    topics = sorted({name.topic for name in tier.list_partitions_in_latest_incarnation()})
+    topics = sorted({name.topic for name in tier.list_latest_incarnations()})
     endpoint = Endpoint(tier, settings, args.listen or settings.serve.listen)
     with serve_pages(settings.serve.pages_listen, EndpointPages(endpoint), "serve.pages_listen") as address:
         for line in client_lines(endpoint, topics):

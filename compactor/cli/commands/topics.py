@@ -14,7 +14,7 @@ from compactor.constants import TopicId
 from compactor.control.importing import record_topic_id_adoption
 from compactor.control.incarnations import superseding_topic_id
 from compactor.control.logs import pattern_matches
-from compactor.control.publication import delete_partition, restart_unrecoverable_log_as_empty
+from compactor.control.publication import delete_partition, restart_lost_log
 from compactor.control.records import BadControlRecord, TopicAdopted
 from compactor.errors import CompactorError, ExitCode, UsageError
 from compactor.features.imports.incarnations import reinstate_superseded_topic
@@ -50,14 +50,14 @@ def delete_command(args: argparse.Namespace, out: Output) -> None:
     _refuse_broker_managed(args, "partitions", "Delete the topic there")
     with tiers.open_configured_tier(args) as tier:
         (name,) = tier.list_partitions([args.partition])
-        log = tier.open_control_log_of_partition(name)
+        log = tier.open_partition_log(name)
         with audit.audited(args, tier.settings, out, "topics delete", [str(name)]):
             try:
                 before, _ = delete_partition(tier.ports, log, tier.lease)
             except BadControlRecord as error:
                 out.print_note(f"{error.message}. What can still be read of this control log is given up")
                 tier.ports.require_data_root_ownership(repeat_if_passed_before=True)
-                before = restart_unrecoverable_log_as_empty(log)
+                before = restart_lost_log(log)
         later = superseding_topic_id(tier.catalog.state, name.topic, before.topic_id)
         tier.change_notifier.announce_changed_control_logs([log])
     grace = tier.retention.grace_ms
@@ -111,8 +111,8 @@ def adopt_command(args: argparse.Namespace, out: Output) -> ExitCode:
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     rows = []
     with tiers.open_configured_tier(args) as tier:
-        tier.identity.require_data_root_not_of_other_tier()
-        names = [name for name in tier.list_partitions_in_latest_incarnation() if pattern_matches(args.pattern, name)]
+        tier.identity.require_root_not_foreign()
+        names = [name for name in tier.list_latest_incarnations() if pattern_matches(args.pattern, name)]
         if not names:
             raise UsageError(f"{args.pattern!r} matches no partition of the tier", hint="`topics` lists what it holds")
         if args.topic_id and len({name.topic for name in names}) > 1:
@@ -124,7 +124,7 @@ def adopt_command(args: argparse.Namespace, out: Output) -> ExitCode:
         given = {"topic_id": args.topic_id} if args.topic_id else {"seam": args.seam}
         with audit.audited_if(bool(names), args, tier.settings, out, "topics adopt", [*map(str, names)], **given):
             for name in names:
-                log = tier.open_control_log_of_partition(name)
+                log = tier.open_partition_log(name)
                 before = log.refresh_and_check_gaps()
                 seam = -1 if args.seam is None else args.seam
                 body = TopicAdopted(
@@ -155,7 +155,7 @@ def _reinstate_superseded_topic(args: argparse.Namespace, tier: Tier, out: Outpu
     ask = create_topic_ids_query(tier.settings)
     with audit.audited(args, tier.settings, out, "topics adopt", [topic], topic_id=args.topic_id):
         previous_id = reinstate_superseded_topic(tier, topic, args.topic_id, ask)
-    names = [name for name in tier.list_partitions_in_latest_incarnation() if name.topic == topic]
+    names = [name for name in tier.list_latest_incarnations() if name.topic == topic]
     fields = {"topic": topic, "status": "adopted", "topic_id": args.topic_id, "previous_id": previous_id, "seam": -1, "reason": ""}
     return [fields | {"partition": name.partition} for name in names]
 

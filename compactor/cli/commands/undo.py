@@ -24,7 +24,7 @@ def _unknown_run_error(tier: Tier, args: argparse.Namespace) -> UsageError:
     except UsageError as error:
         is_near_miss = error.hint.startswith("Did you mean")
         return UsageError(f"no partition remembers a run {given_name}", hint=error.hint if is_near_miss else "`runs list` shows the rounds")
-    states = [tier.open_control_log_of_partition(name).refresh() for name in names]
+    states = [tier.open_partition_log(name).refresh() for name in names]
     runs = [(state, run) for state in states for run in state.runs if not undo_refusal(state, run.run_id)]
     if not runs:
         return UsageError(f"no round of {given_name} can be undone", hint=f"`runs list {given_name}` shows its rounds")
@@ -50,7 +50,7 @@ def undo_command(args: argparse.Namespace, out: Output) -> None:
         out.print_note(f"{name}: run {run_id} was undone before; nothing to do")
         state = before
     else:
-        log = tier.open_control_log_of_partition(name, caller_runs_round=True)
+        log = tier.open_partition_log(name, caller_runs_round=True)
         started_ms = next((run.started_ms for run in before.runs if run.run_id == run_id), 0)
         erased_ms = None if args.accept_erased else latest_erasure_ms(tier.ports, name)
         if erased_ms is not None and started_ms <= erased_ms:

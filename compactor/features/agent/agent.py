@@ -207,12 +207,12 @@ class SegmentUploader:
 
     def _run_import(self, upload_state: PartitionUploadState, options: ImportOptions) -> ImportReport:
         tier, name = self._tier, upload_state.partition
-        hint = tier.change_notifier.latest_control_log_change_hint_number(tier.latest_incarnation(name))
+        hint = tier.change_notifier.latest_hint(tier.latest_incarnation(name))
 
         def announce_and_cache(log: PartitionLog) -> None:
             with self._one_at_a_time:
                 tier.change_notifier.announce_changed_control_logs([log])
-                tier.change_notifier.cache_control_log_state_locally(log, hint)
+                tier.change_notifier.cache_state(log, hint)
 
         policy = tier.settings.cleaner_settings_for_topic(name.topic).cleaner_policy()
         company = ImportResources(1, announce_and_cache, self._large)
@@ -220,7 +220,7 @@ class SegmentUploader:
 
     def _find_state(self, partition: TopicPartition) -> PartitionState | None:
         try:
-            return self._tier.open_control_log_of_partition(self._tier.latest_incarnation(partition)).refresh()
+            return self._tier.open_partition_log(self._tier.latest_incarnation(partition)).refresh()
         except CompactorError:
             return None
 

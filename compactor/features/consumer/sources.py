@@ -273,7 +273,7 @@ class TierPrefetcher:
         """
         self.stop_reading(partition)
         if self._latest_only and not self._hash_key:
-            self._hash_key = self._tier.identity.hash_key_for_unstored_hashes()
+            self._hash_key = self._tier.identity.temporary_hash_key()
         turn = PartitionPrefetchState(
             partition,
             partition_with_topic_id,
@@ -343,7 +343,7 @@ class TierPrefetcher:
         """Queue up to TURN_BYTES of records. Return the last item, which the caller queues; None if more is to be read later, or if reading
         was stopped.
         """
-        state = self._tier.open_control_log_of_partition(partition.incarnation).refresh()
+        state = self._tier.open_partition_log(partition.incarnation).refresh()
         start, end = self._tier.first_readable_offset(state), state.end_offset + 1
         log = log_identity(self._tier, state)
         read_until = partition.offset if partition.view_offsets is None else partition.view_end
@@ -579,7 +579,7 @@ class TierAndBrokerReader:
         """Return first offset and end offset (exclusive) of both together."""
         if self._broker is not None and self._mode == "kafka_only":
             return self._broker.log_start_and_end_offset(partition)
-        state = self.tier.open_control_log_of_partition(self.partition_with_resolved_topic_id(partition)).refresh()
+        state = self.tier.open_partition_log(self.partition_with_resolved_topic_id(partition)).refresh()
         mine = LogStartAndEndOffset(self.tier.first_readable_offset(state), state.end_offset + 1)
         if self._broker is None:
             return mine

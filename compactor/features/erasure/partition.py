@@ -270,7 +270,7 @@ def survey_objects_holding_keys(tier: Tier, partition: TopicPartition, request: 
     """
 
     def search_keys_in_current_state() -> PartitionKeySearchResult:
-        log = tier.open_control_log_of_partition(partition)
+        log = tier.open_partition_log(partition)
         return _KeySearch(tier, log, log.refresh_and_check_gaps(), request).search_partition_for_keys()
 
     return retry_if_object_missing(partition, search_keys_in_current_state)
@@ -347,7 +347,7 @@ class _KeySearch:
         """Search the records after a segment's end offset, which brokers read from the next segment."""
         seen = {(holder.segment, holder.key) for holder in self.holders}
         for segment in self.state.live:
-            if segment.has_offsets_after_end_offset:
+            if segment.has_unread_tail:
                 before, movable = len(self.holders), rules.compacts and segment.start_offset < rules.end
                 self._search_segment(self.tier, segment, KeyHoldingObjectState.LIVE, CUT_OFF)
                 self.holders[before:] = [one for one in self.holders[before:] if (segment.id, one.key) not in seen]
@@ -387,10 +387,7 @@ class _KeySearch:
         known = {segment.id for segment in (*state.live, *state.retiring)}
         known |= {receipt.segment.id for receipt in state.intent.receipts} if state.intent else set()
         known |= {segment.id for group in state.waiting for segment in group.segments}
-        theirs = {
-            record.id: segment_from_broker_record(record)
-            for record in self.tier.metadata.segment_metadata_records_of_brokers(self.partition)
-        }
+        theirs = {record.id: segment_from_broker_record(record) for record in self.tier.metadata.broker_segment_records(self.partition)}
         for item in listed:
             if item.kind == "log" and item.segment_id not in known:
                 why, waits_for, until = self._state_of_object_not_in_control_log(item, theirs)
@@ -408,7 +405,7 @@ class _KeySearch:
         state, identity = self.state, unknown_object.segment_id
         if any(identity in entry.ids for entry in state.registrations.values()):
             return KeyHoldingObjectState.IMPORTING, "the end of its import, which makes it live, or orphan_age_ms and `retire`", None
-        if identity in ordering.segment_ids_protected_from_deletion(state):
+        if identity in ordering.protected_segment_ids(state):
             return KeyHoldingObjectState.OPEN_ROUND, "the end of the open round, then `retire`", None
         if identity in broker_segments:
             return KeyHoldingObjectState.BROKERS, "the brokers, which copy or delete it", None
@@ -443,7 +440,7 @@ class _KeySearch:
     def _search_for_stored_key_hashes(self) -> None:
         control, state = self.tier.ports.control, self.state
         holding = {holder.segment: holder for holder in self.holders if holder.has_found_record}
-        known = ordering.segment_ids_with_possible_objects(state)
+        known = ordering.possible_segment_ids(state)
         sidecars = self.tier.open_sidecar_store(self.partition)
         listed = list(control.list(sidecar_key_prefix(self.log.prefix)))
         inherited = self._ids_of_segments_with_inherited_filter({segment_id_in_key(info.key) for info in listed} & known - holding.keys())

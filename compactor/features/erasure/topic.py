@@ -249,11 +249,11 @@ def create_round_assessor_including_segments(segment_ids: frozenset[str]) -> Rou
 def _run_round_to_erase_keys(tier: Tier, survey: PartitionKeySearchResult, now_ms: int, report_step: Callable[[str], None]) -> bool:
     name = survey.partition
     log, hint = (
-        tier.open_control_log_of_partition(name, caller_runs_round=True),
-        tier.change_notifier.latest_control_log_change_hint_number(name),
+        tier.open_partition_log(name, caller_runs_round=True),
+        tier.change_notifier.latest_hint(name),
     )
     report = create_round(tier, name, now_ms, assess_with=create_round_assessor_including_segments(survey.movable)).execute_round(log)
-    tier.change_notifier.cache_control_log_state_locally(log, hint)
+    tier.change_notifier.cache_state(log, hint)
     if report.status in PUBLISHING:
         tier.change_notifier.announce_changed_control_logs([log])
         report_step(
@@ -268,7 +268,7 @@ def _run_round_to_erase_keys(tier: Tier, survey: PartitionKeySearchResult, now_m
 def _retire_replaced_segments(
     tier: Tier, survey: PartitionKeySearchResult, now_ms: int, *, shorten_grace: bool, report_step: Callable[[str], None]
 ) -> None:
-    log = tier.open_control_log_of_partition(survey.partition, caller_runs_round=True)
+    log = tier.open_partition_log(survey.partition, caller_runs_round=True)
     clock = STORES_OWN
     if shorten_grace:
         kept = [grace_period_ms(group, tier.retention) for group in log.refresh().waiting]
@@ -277,7 +277,7 @@ def _retire_replaced_segments(
     report = retire_partition(
         tier.ports, log, tier.lease, tier.retention, clock=clock, round_steps=create_round(tier, survey.partition, now_ms)
     )
-    tier.change_notifier.save_last_record_numbers_in_catalog([log])
+    tier.change_notifier.record_lengths([log])
     if report.deleted or report.swept:
         early = ", grace cut short" if shorten_grace else ""
         objects = count_noun(len(report.deleted) + len(report.swept), "object")

@@ -184,7 +184,7 @@ class _KeyUniquenessCheck:
         self._name = files.partition
         self.ranges = max(1, -(-record_count * BYTES_PER_KEY // budget_bytes))
         self._options = LastRecordOfEachKeyRequest(files.turn % self.ranges, self.ranges, budget_bytes)
-        self._halves = siphash_key_halves(files.tier.identity.hash_key_for_unstored_hashes())
+        self._halves = siphash_key_halves(files.tier.identity.temporary_hash_key())
         self._keys = KeyHashSet(max(budget_bytes, 1 << 16)) if record_count else None
         self._added = self._skipped = 0
 

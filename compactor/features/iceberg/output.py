@@ -237,7 +237,7 @@ def find_iceberg_files_with_record_keys(tier: Tier, topic: str, keys: Collection
 
 def _read_published_view(tier: Tier, partition: TopicPartition) -> tuple[PartitionState, PartitionEntryInSnapshot, tuple[ViewSlice, ...]]:
     """Return a partition's state, its entry for a snapshot, and its slices, ascending."""
-    state = tier.open_control_log_of_partition(partition).refresh()
+    state = tier.open_partition_log(partition).refresh()
     log_start = tier.first_readable_offset(state)
     return state, snapshot_entry_of_partition_view(state, log_start), view_slices(state, log_start)
 

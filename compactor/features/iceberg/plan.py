@@ -17,7 +17,7 @@ from uuid import UUID
 from pydantic import ValidationError
 from typing_extensions import override
 
-from checkpoint.offsets import first_dirty_offset_of_vector
+from checkpoint.offsets import first_dirty_offset_in
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
 from compactor.model.ids import RunHistoryStatus
@@ -167,12 +167,12 @@ def end_offset_of_unfinished_round(state: PartitionState) -> int:
         ),
         default=-1,
     )
-    return needed if needed > first_dirty_offset_of_vector(state.vector) else -1
+    return needed if needed > first_dirty_offset_in(state.vector) else -1
 
 
 def view_slices(state: PartitionState, log_start_offset: int) -> tuple[ViewSlice, ...]:
     """Return the slices of the compacted view, ascending by offset."""
-    end = first_dirty_offset_of_vector(state.vector)
+    end = first_dirty_offset_in(state.vector)
     slices = (
         ViewSlice(segment.id, max(segment.start_offset, log_start_offset), min(segment.end_offset, end - 1)) for segment in state.live
     )
@@ -181,7 +181,7 @@ def view_slices(state: PartitionState, log_start_offset: int) -> tuple[ViewSlice
 
 def snapshot_entry_of_partition_view(state: PartitionState, log_start_offset: int) -> PartitionEntryInSnapshot:
     """Return the entry of a partition's compacted view. Its empty slices are known only after the files were written."""
-    end = max(first_dirty_offset_of_vector(state.vector), log_start_offset)
+    end = max(first_dirty_offset_in(state.vector), log_start_offset)
     shown = [run for run in state.runs if run.published_slot and run.status != RunHistoryStatus.REVERTED]
     return PartitionEntryInSnapshot(
         topic_id=state.topic_id,

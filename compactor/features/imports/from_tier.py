@@ -17,17 +17,17 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from checkpoint.offsets import first_dirty_offset_of_vector
+from checkpoint.offsets import first_dirty_offset_in
 from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET
-from compactor.control.logs import publish_partition_change_hints
+from compactor.control.logs import publish_hints
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import BadData, NotFound, OutOfBudget, UsageError
 from compactor.features.imports.import_ import ImportOptions, ImportProgressCallbacks, ImportReport, ImportResources, import_directory
 from compactor.features.imports.incarnations import find_or_open_incarnation
 from compactor.features.imports.log_directory import require_not_compacted_beyond, segment_log_path
 from compactor.features.imports.seam import find_divergence
-from compactor.local.budget import spool_folder_of_this_process
+from compactor.local.budget import spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.compaction import disk_budget_bytes
@@ -175,7 +175,7 @@ def import_partitions(
     ``on_partition`` is called by one thread at a time.
     """
     one_at_a_time = threading.Lock()
-    changes = CatalogChangeBatcher(lambda slots: publish_partition_change_hints(tier.catalog, slots))
+    changes = CatalogChangeBatcher(lambda slots: publish_hints(tier.catalog, slots))
 
     def import_source(source: tuple[TopicPartition, Source]) -> PartitionImportResult:
         try:
@@ -187,7 +187,7 @@ def import_partitions(
         return done
 
     company = ImportResources(
-        1, lambda log: changes.record_partition_change(log.state.topic_partition, log.last_slot_if_stored_else_zero()), threading.Lock()
+        1, lambda log: changes.record_partition_change(log.state.topic_partition, log.confirmed_slot()), threading.Lock()
     )
     if sources:
         tier.identity.read_or_create_catalog()
@@ -229,7 +229,7 @@ MOST_AT_ONCE = 1 << 30
 
 def partitions_to_import(source: Tier, topic_regex: str | None) -> list[TopicPartition]:
     wanted = topic_name_filter(topic_regex)
-    return [name for name in source.list_partitions_in_latest_incarnation() if wanted(name)]
+    return [name for name in source.list_latest_incarnations() if wanted(name)]
 
 
 def import_tier(
@@ -285,7 +285,7 @@ class _PartitionImportFromTier:
     def transfer_partition(self) -> ImportReport:
         for attempt in range(MAX_TRANSFER_ATTEMPTS):
             try:
-                with tempfile.TemporaryDirectory(prefix="transfer-", dir=spool_folder_of_this_process(self._target.state_dir)) as scratch:
+                with tempfile.TemporaryDirectory(prefix="transfer-", dir=spool_folder(self._target.state_dir)) as scratch:
                     self._download_and_import_next_segments(Path(scratch) / str(self._name))
                 break
             except NotFound as error:
@@ -295,18 +295,18 @@ class _PartitionImportFromTier:
 
     def _download_and_import_next_segments(self, folder: Path) -> None:
         folder.mkdir()
-        theirs = self._source.open_control_log_of_partition(self._name).refresh()
+        theirs = self._source.open_partition_log(self._name).refresh()
         place = self._find_target_incarnation(theirs)
         ends = [segment.end_offset for segment in theirs.live]
         end = ends[-1] + 1 if ends else 0
         # Segments of brokers may overlap: each is read from the end of the one before it.
         self._firsts = {s.id: max(s.start_offset, end + 1) for s, end in zip(theirs.live, [-1, *ends], strict=False)}
-        clean = first_dirty_offset_of_vector(theirs.vector)
+        clean = first_dirty_offset_in(theirs.vector)
         start = self._source.first_readable_offset(theirs)
         options = replace(self._options, lineage=theirs.lineage, rewritten=clean, topic_id=theirs.topic_id, log_start=start)
         segments, checked = list(theirs.live), False
         while True:
-            mine = self._target.open_control_log_of_partition(place).refresh_and_check_gaps()
+            mine = self._target.open_partition_log(place).refresh_and_check_gaps()
             diverged = find_divergence(mine, theirs.lineage, end)
             # Up to this offset the target keeps its data; segments after it are new.
             kept = mine.end_offset if diverged is None else min(mine.end_offset, diverged.offset - 1)
@@ -330,7 +330,7 @@ class _PartitionImportFromTier:
             self._reports.append(report)
             if fetched == len(segments):
                 return
-            if self._target.open_control_log_of_partition(place).refresh_and_check_gaps().end_offset <= kept:
+            if self._target.open_partition_log(place).refresh_and_check_gaps().end_offset <= kept:
                 raise BadData(
                     f"segment {segments[fetched - 1].id} adds nothing after offset {kept}",
                     segment=self._log_object_key(segments[fetched - 1]),
@@ -338,7 +338,7 @@ class _PartitionImportFromTier:
                 )
 
     def _find_target_incarnation(self, source_state: PartitionState) -> TopicPartition:
-        mine = self._target.open_control_log_of_partition(self._target.latest_incarnation(self._name)).refresh_and_check_gaps()
+        mine = self._target.open_partition_log(self._target.latest_incarnation(self._name)).refresh_and_check_gaps()
         same = {batch.digest for batch in source_state.tail}.intersection(batch.digest for batch in mine.tail)
         where = self._source.ports.layout.url
         return find_or_open_incarnation(self._target, mine, source_state.topic_id, where, self._options.opening, lambda: len(same))
@@ -376,9 +376,7 @@ class _PartitionImportFromTier:
 
     def _sum_import_reports(self) -> ImportReport:
         if not self._reports:
-            end = (
-                self._target.open_control_log_of_partition(self._target.latest_incarnation(self._name)).refresh_and_check_gaps().end_offset
-            )
+            end = self._target.open_partition_log(self._target.latest_incarnation(self._name)).refresh_and_check_gaps().end_offset
             return ImportReport(0, 0, end + 1, end)
         added = [report for report in self._reports if report.segments]
         notes = tuple(note for report in self._reports for note in report.notes)

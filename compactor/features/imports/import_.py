@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checkpoint.lineage import Lineage, extend_lineage, restore_epochs_below_log_start, truncate_lineage_at
-from compactor.access.rounds import open_reader_of_given_segments
+from checkpoint.lineage import Lineage, extend_lineage, restore_truncated_front, truncate_lineage_at
+from compactor.access.rounds import open_given_reader
 from compactor.access.tier import Tier
 from compactor.cleaner.rewrite import SidecarBuilder
 from compactor.cleaner.source import SourceSegment
@@ -95,12 +95,12 @@ from compactor.features.imports.staged_files import (
     require_free_space,
 )
 from compactor.features.imports.truncation import segment_head_before_offset, undo_rounds_beyond_offset
-from compactor.local.budget import spool_folder_of_this_process
+from compactor.local.budget import spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import ProducerStates
-from compactor.round.sources import read_producer_states_at_end
+from compactor.round.sources import read_end_states
 from compactor.upkeep.log_root import CLEANED
 
 
@@ -215,7 +215,7 @@ def import_directory(
     """
     options = options or ImportOptions()
     partition = tier.latest_incarnation(partition)
-    log = tier.open_control_log_of_partition(partition)
+    log = tier.open_partition_log(partition)
     shared = shared or ImportResources(tier.settings.daemon.threads, lambda log: tier.change_notifier.announce_changed_control_logs([log]))
     with directory_errors_as_usage_errors(log_dir), ExitStack() as stack:
         held = options.held or stack.enter_context(closing(OpenFilesStagedForDeletion(log_dir)))
@@ -269,7 +269,7 @@ class _DirectoryImport:
             self.tier, state, self.identity.given_id, self.identity.partition_metadata_path, self.options.opening, compare
         )
         if place != self.partition:
-            self.partition, self.log = place, self.tier.open_control_log_of_partition(place)
+            self.partition, self.log = place, self.tier.open_partition_log(place)
             return self.import_new_segments()
         self._require_deleted_partition_may_be_refilled(state)
         self.identity.settled |= not state.has_segments and not state.topic_id
@@ -391,7 +391,7 @@ class _DirectoryImport:
         pieces = self._file_parts_without_gap(state, state.end_offset, pieces)
         self.identity.require_log_is_that_of_tier(self.compared, self._count_equal_records_below)
         checked = self._check_file_parts(pieces)
-        found_members = combine_parts_to_segments(self.log_dir, checked, read_producer_states_at_end(self.tier.ports.layout, state))
+        found_members = combine_parts_to_segments(self.log_dir, checked, read_end_states(self.tier.ports.layout, state))
         known = state.lineage if diverged is None else truncate_lineage_at(state.lineage, diverged.offset)
         fits = make_tier_unchanged_check(state, self.log_dir)
         self._upload_and_record_segments(found_members, self._build_segment_addition(found_members, known, given, fits=fits), known)
@@ -575,7 +575,7 @@ class _DirectoryImport:
             check_position(self.log.refresh())
             self.notes += undo_rounds_beyond_offset(self.tier, self.log, offset, str(self.log_dir / CHECKPOINT), accept_loss=loss)
             check_position(self.log.state)  # another import may have cut the log
-            with tempfile.TemporaryDirectory(prefix="cut-", dir=spool_folder_of_this_process(self.tier.state_dir)) as scratch:
+            with tempfile.TemporaryDirectory(prefix="cut-", dir=spool_folder(self.tier.state_dir)) as scratch:
                 self._cut_tier_end_and_add_branch(checked, diverged.given, offset, Path(scratch))
         self.notes.append(f"{self.partition}: offsets {offset} to {end} were discarded by the broker, and now by the tier")
 
@@ -612,7 +612,7 @@ class _DirectoryImport:
         if file_parts and file_parts[0].piece.source.base != start:  # a round has left no batch in between; the first segment covers it
             piece = file_parts[0].piece
             file_parts = [replace(file_parts[0], piece=replace(piece, source=replace(piece.source, base=start))), *file_parts[1:]]
-        before = head.states if head else read_producer_states_at_end(layout, state.model_copy(update={"live": state.live[:place]}))
+        before = head.states if head else read_end_states(layout, state.model_copy(update={"live": state.live[:place]}))
         found = combine_parts_to_segments(self.log_dir, file_parts, before) if file_parts else []
         known = truncate_lineage_at(state.lineage, start)
         voided = tuple(segment.id for segment in state.live[place:])
@@ -622,7 +622,7 @@ class _DirectoryImport:
 
     @contextmanager
     def _open_tier_segment(self, segment: RemoteLogSegmentMetadata) -> Iterator[SourceSegment]:
-        reader = open_reader_of_given_segments(self.tier, self.partition, [segment], "import")
+        reader = open_given_reader(self.tier, self.partition, [segment], "import")
         with reader as reading, reading.open_segment(0, include_txn_index=False) as source:
             yield source
 
@@ -667,7 +667,7 @@ class _DirectoryImport:
         found_members = combine_parts_to_segments(self.log_dir, self._check_file_parts(pieces), ProducerStates.empty_producer_states())
         require_segments_precede_tier(state, found_members, given, self.log_dir)
         filled = [piece.source for piece in pieces if piece.source.size]
-        older = restore_epochs_below_log_start(lineage_from_batches(filled), truncate_lineage_at(given, found_members[-1].end + 1))
+        older = restore_truncated_front(lineage_from_batches(filled), truncate_lineage_at(given, found_members[-1].end + 1))
         self._upload_and_record_segments(
             found_members,
             SegmentAddition(
@@ -738,7 +738,7 @@ class _DirectoryImport:
             tier.catalog.refresh()
         self.progress.at("uploading", sum(member.source.size for member in new_segments))
         sidecars = tier.open_sidecar_store(self.partition) if tier.cleaner_settings_for_topic(self.partition.topic).bloom else None
-        lineage = restore_epochs_below_log_start(tier_lineage, addition.lineage)
+        lineage = restore_truncated_front(tier_lineage, addition.lineage)
         how = SegmentUploadSettings(tier, self.partition, self.policy, self.company.threads, sidecars, self._report_progress)
         check, members = self.identity.require_directory_unchanged, [head, *new_segments] if head else new_segments
         incoming = [SegmentUpload(how, member, lineage, check) for member in members]

@@ -23,12 +23,12 @@ from compactor.control.incarnations import (
     TopicIdRelationToTier,
     classify_topic_id,
     ids_that_superseded_topic,
-    latest_incarnation_of_partition,
+    latest_incarnation_among,
     may_cluster_report_settings,
     newest_successor_topic_id,
     topic_recreation_problem,
 )
-from compactor.control.logs import CatalogLog, open_catalog, publish_partition_change_hints, write_snapshot_if_due
+from compactor.control.logs import CatalogLog, open_catalog, publish_hints, write_snapshot_if_due
 from compactor.control.records import TopicRecreated, TopicsConfirmed
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import BadData, UsageError
@@ -81,7 +81,7 @@ def find_or_open_incarnation(
     catalog = open_catalog(tier.ports)  # not the shared log, because several imports run in this process
     known = catalog.refresh()
     listed = known.incarnations_of_partition(state.topic_partition)
-    latest = latest_incarnation_of_partition(state.topic_partition, listed, known.withdrawn_partitions)
+    latest = latest_incarnation_among(state.topic_partition, listed, known.withdrawn_partitions)
     if latest != state.topic_partition and latest in listed:
         return latest
     former = known.superseded.get(state.topic, {})
@@ -94,13 +94,13 @@ def find_or_open_incarnation(
         raise log_of_other_topic_error(state, topic_id, id_source, "its records are the same as the tier's")
     if verdict is TopicIdRelationToTier.OTHER:
         _record_topic_recreation(catalog, state, topic_id, id_source, confirmation, tier.ports.holder)
-    following = tier.open_control_log_of_partition(
+    following = tier.open_partition_log(
         partition_of_incarnation(state.topic, state.partition, max(each.incarnation for each in [state.topic_partition, *listed]) + 1)
     )
     if following.refresh().topic_id not in catalog.state.superseded.get(state.topic, {}):
         record_topic_incarnation_opening(following, topic_id, tier.ports.holder)
     # Listed before its first segment comes: its topic may be superseded until then, and the next one is found through it.
-    publish_partition_change_hints(catalog, {following.state.topic_partition: following.last_slot_if_stored_else_zero()})
+    publish_hints(catalog, {following.state.topic_partition: following.confirmed_slot()})
     return following.state.topic_partition
 
 
@@ -217,7 +217,7 @@ def reinstate_superseded_topic(tier: Tier, topic: str, topic_id: TopicId, ask: T
     later = ids_that_superseded_topic(topic_id, catalog.refresh().superseded.get(topic, {}))
     reported_id = ask([topic]).topic_ids.get(topic, "") if ask else ""
     names = [name for name in catalog.state.topic_partitions if name.topic == topic]
-    ids = {name: tier.open_control_log_of_partition(name).refresh().topic_id for name in names}
+    ids = {name: tier.open_partition_log(name).refresh().topic_id for name in names}
     numbers = {name.partition: name.incarnation for name in names if ids[name] == topic_id}
     # A deleted incarnation has no topic id any more, but its number shows that it came later.
     withdrawn = tuple(str(name) for name in names if ids[name] in later or name.incarnation > numbers.get(name.partition, name.incarnation))

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint, parse_cleaner_offset_checkpoint, parse_leader_epoch_checkpoint
-from checkpoint.lineage import EpochEntry, Lineage, restore_epochs_below_log_start
+from checkpoint.lineage import EpochEntry, Lineage, restore_truncated_front
 from compactor.cleaner.retention import transaction_verdicts_by_source, txn_index_problem
 from compactor.cleaner.rewrite import ChunkSummaryForSidecar, SidecarBuilder
 from compactor.cleaner.source import (
@@ -36,7 +36,7 @@ from compactor.constants import NEVER_MS, NO_TIMESTAMP, Offset, TimestampMs
 from compactor.control.records import LastImportedBatch
 from compactor.errors import BadData, UsageError
 from compactor.kernels.common import FirstAndEndBatch
-from compactor.local.budget import BLOCK, round_up_to_disk_blocks
+from compactor.local.budget import BLOCK, round_up_to_blocks
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import MAX32, CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
@@ -505,7 +505,7 @@ def lineage_from_batches(sources: Sequence[SourceSegment]) -> Lineage:
 def lineage_with_epochs_of_staged_segments(log_lineage: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
     """Return the directory's lineage, unless it is empty, with the epochs of staged segments, which Kafka removes from the checkpoint."""
     staged = [source for source in sources if source.name.endswith(DELETED) and (source.table.leader_epoch >= 0).all()]
-    return restore_epochs_below_log_start(lineage_from_batches(staged), log_lineage) if log_lineage else log_lineage
+    return restore_truncated_front(lineage_from_batches(staged), log_lineage) if log_lineage else log_lineage
 
 
 def require_lineage_matches_batches(path: Path, log_lineage: Lineage, sources: Sequence[SourceSegment]) -> None:
@@ -601,7 +601,7 @@ def max_segment_disk_bytes(segment: SegmentToImport, index_interval_bytes: int) 
     batches = min(len(segment.source.table), segment.source.size // max(1, index_interval_bytes) + 1)
     per_batch = OFFSET_ENTRY.itemsize + TIME_ENTRY.itemsize
     return (
-        round_up_to_disk_blocks(segment.source.size)
+        round_up_to_blocks(segment.source.size)
         + batches * per_batch
         + segment.states.entries.nbytes
         + segment.txn_entries.nbytes

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from checkpoint.lineage import Lineage, first_contradicting_offset, leader_epoch_at, truncate_lineage_at
-from checkpoint.offsets import first_dirty_offset_of_vector
+from checkpoint.offsets import first_dirty_offset_in
 from compactor.cleaner.offline import list_segment_base_offsets, open_segments_of_directory
 from compactor.cleaner.source import SourceSegment, segment_of_batch_range
 from compactor.constants import ByteCount, Offset
@@ -349,7 +349,7 @@ def first_stored_offset_at_or_after(state: PartitionState, offset: int, stored_s
     """Return the offset of the first batch of the tier from ``offset`` on; the tier's end offset + 1 if it has none; ``offset`` itself if
     it is greater than that, or if rounds have cleaned beyond it and may have removed the batch. Raises StoreError, BadData.
     """
-    if offset < first_dirty_offset_of_vector(state.vector):
+    if offset < first_dirty_offset_in(state.vector):
         return offset
     for segment in state.live:
         if segment.end_offset < offset:

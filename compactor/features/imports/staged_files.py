@@ -49,7 +49,7 @@ from compactor.features.imports.log_directory import (
     require_file_unchanged,
     segment_log_path,
 )
-from compactor.local.budget import spool_folder_of_this_process
+from compactor.local.budget import spool_folder
 from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.plan import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -412,7 +412,7 @@ class SegmentUpload:
 
     def upload_under_id(self, segment_id: str) -> RemoteLogSegmentMetadata | None:
         how = self.how
-        with tempfile.TemporaryDirectory(prefix="import-", dir=spool_folder_of_this_process(how.tier.state_dir)) as scratch:
+        with tempfile.TemporaryDirectory(prefix="import-", dir=spool_folder(how.tier.state_dir)) as scratch:
             key = BalanceDigestKey(how.tier.identity.hash_key())
             metadata, paths = prepare_segment_upload(self.member, segment_id, self.lineage, how.policy, key, Path(scratch))
             if how.tier.ports.layout.upload_segment(how.partition, metadata, paths):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoint.offsets import first_dirty_offset_of_vector
+from checkpoint.offsets import first_dirty_offset_in
 from compactor.access.tier import Tier
 from compactor.cleaner.source import count_negative_timestamps, open_source_segment, segment_of_batch_range
 from compactor.control import ordering
@@ -27,7 +27,7 @@ from compactor.errors import BadData, UsageError
 from compactor.features.imports.log_directory import CheckedFilePart, SegmentFilePart, SegmentToImport, segment_log_path
 from compactor.model.plan import CleanerPolicy
 from compactor.records.indexes import TXN_ENTRY, parse_txn_index
-from compactor.round.sources import read_producer_states_at_end
+from compactor.round.sources import read_end_states
 from compactor.tier.contents import download_segment_file, read_verified_file
 
 
@@ -42,24 +42,24 @@ def undo_rounds_beyond_offset(tier: Tier, log: PartitionLog, offset: int, source
     problem = _reason_rounds_cannot_be_undone(log, offset)
     if problem and not accept_loss:
         raise BadData(
-            f"{state.topic_partition} was compacted up to offset {first_dirty_offset_of_vector(state.vector)}, and is to be cut"
+            f"{state.topic_partition} was compacted up to offset {first_dirty_offset_in(state.vector)}, and is to be cut"
             f" at {offset}: "
             f"{problem}. A key whose last value before offset {offset} was superseded by a discarded record would have no value",
             segment=source_name,
             hint="`topics delete` the partition and import the whole log, if the broker still has it; else `import --accept-truncation "
             "--accept-loss`. A round that is open is finished or undone by `run` first",
         )
-    while first_dirty_offset_of_vector(state.vector) > offset and state.published:
+    while first_dirty_offset_in(state.vector) > offset and state.published:
         try:
             state = undo_round(tier.ports, log, tier.lease, state.published[-1])
         except UsageError:
             if not accept_loss:
                 raise
             break
-    if first_dirty_offset_of_vector(state.vector) <= offset:
+    if first_dirty_offset_in(state.vector) <= offset:
         return []
     lost = (
-        f"{state.topic_partition} was compacted up to offset {first_dirty_offset_of_vector(state.vector)}, and the round"
+        f"{state.topic_partition} was compacted up to offset {first_dirty_offset_in(state.vector)}, and the round"
         " cannot be undone any more: "
         f"a key whose last value before offset {offset} was superseded by a discarded record has no value now."
         " `topics delete` and a whole import brings "
@@ -71,7 +71,7 @@ def undo_rounds_beyond_offset(tier: Tier, log: PartitionLog, offset: int, source
 def _reason_rounds_cannot_be_undone(log: PartitionLog, offset: int) -> str:
     """Return why the cleaner offset cannot go back to an offset; empty: it can. Writes nothing."""
     state = log.state
-    while first_dirty_offset_of_vector(state.vector) > offset:
+    while first_dirty_offset_in(state.vector) > offset:
         run_id = state.published[-1] if state.published else ""
         if state.intent is not None:
             return f"run {state.intent.plan.run_id} is open"
@@ -113,7 +113,7 @@ def segment_head_before_offset(
     if last == 0:
         return None
     part = segment_of_batch_range(source, 0, last, first.start_offset, offset)
-    before = read_producer_states_at_end(layout, state.model_copy(update={"live": state.live[:place]}))
+    before = read_end_states(layout, state.model_copy(update={"live": state.live[:place]}))
     negative = count_negative_timestamps(part, limit) if first.negative_timestamps else 0
     os.utime(path, ns=(first.mtime_ms * 1_000_000,) * 2)
     piece = CheckedFilePart(SegmentFilePart(part, path, 0, source.size), negative, hashlib.sha256(part.buf.data).hexdigest(), None)

@@ -487,14 +487,12 @@ def bring_generation_up_to_date(
     log = target.generation_step_log(partition)
     # Generations are of the latest topic: if the name means another topic by now, this generation would replace that topic's.
     if partition != tier.latest_incarnation(partition):
-        return GenerationReport(
-            *partition, "empty", slot=tier.open_control_log_of_partition(partition).refresh().slot
-        ), log.read_generations()
+        return GenerationReport(*partition, "empty", slot=tier.open_partition_log(partition).refresh().slot), log.read_generations()
     for attempt in range(PUBLISH_ATTEMPTS):
         try:
             # In this order: a view that is older than the generation is then that of a log that was begun anew, and no stale one.
             known = log.read_generations()
-            state = tier.open_control_log_of_partition(partition).refresh_and_check_gaps()
+            state = tier.open_partition_log(partition).refresh_and_check_gaps()
             with _open_segments(tier, state, options) as reading:
                 report = _GenerationWriter(tier, target, log, state, known, options, reading).try_write_or_append_generation()
         except NotFound as error:
@@ -641,7 +639,7 @@ class _GenerationWriter:
         name, limit = self.state.topic_partition, reading.inflate_limit
         if segment.end_offset < log_start:
             return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)
-        with reading.staging.pinned_local_copy_of_file(reading.log_file_to_stage(segment_ordinal)) as path:
+        with reading.staging.local_copy(reading.log_file_to_stage(segment_ordinal)) as path:
             source = open_source_segment(segment_ordinal, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
             source.name = reading.object_key_of_log(segment_ordinal)
             last = read_last_record_offset(source, limit)

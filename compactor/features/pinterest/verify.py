@@ -26,7 +26,7 @@ from compactor.features.pinterest.layout import (
     file_name,
     segment_metadata,
 )
-from compactor.local.budget import spool_folder_of_this_process
+from compactor.local.budget import spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.records.indexes import OFFSET_ENTRY
 from compactor.upkeep.verify import SegmentProblem, require_disk_budget, segment_file_problems
@@ -123,7 +123,7 @@ class _ListedPartitionVerifier:
         require_disk_budget(self.tier, self.partition, metadata)
         log = file_name(segment.base, "log")
         layout = self.tier.ports.layout
-        with tempfile.TemporaryDirectory(prefix="verify-", dir=spool_folder_of_this_process(self.tier.state_dir)) as scratch:
+        with tempfile.TemporaryDirectory(prefix="verify-", dir=spool_folder(self.tier.state_dir)) as scratch:
             paths = {kind: Path(scratch) / file_name(segment.base, kind) for kind in segment.files}
             try:
                 for kind, path in paths.items():

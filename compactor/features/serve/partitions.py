@@ -256,11 +256,11 @@ class Partitions:
         if not self.tier.kind.is_compactor_managed or self._clock_s() - view.taken_s > UNHINTED_S:
             return False
         await self.topics()
-        return self.tier.change_notifier.latest_control_log_change_hint_number(partition) == view.hint
+        return self.tier.change_notifier.latest_hint(partition) == view.hint
 
     def _list(self) -> list[TopicPartition]:
         self.tier.metadata.refresh()
-        return self.tier.list_partitions_in_latest_incarnation()
+        return self.tier.list_latest_incarnations()
 
     def _read(self, partition: TopicPartition, before: View | None, *, now: bool) -> View:
         """Read a partition's control log to its end. Runs in a thread, one for each partition.
@@ -269,14 +269,14 @@ class Partitions:
         :param now: whether what brokers report must not be a second old either.
         """
         tier, taken = self.tier, self._clock_s()
-        hint = tier.change_notifier.latest_control_log_change_hint_number(partition)
+        hint = tier.change_notifier.latest_hint(partition)
         if now:
             tier.metadata.refresh()
         log = self._logs.get(partition)
         if log is None or log.name != tier.control_log_name(partition):
             # As for a round: what brokers or another program write is not fixed with the log, but asked for each view.
-            log = self._logs[partition] = tier.open_control_log_of_partition(partition, caller_runs_round=True)
-        state = tier.state_with_segments_readers_see(log.refresh())
+            log = self._logs[partition] = tier.open_partition_log(partition, caller_runs_round=True)
+        state = tier.reader_state(log.refresh())
         identity = log_identity(tier, state)
         topic_id = uuid_of_topic_id(identity.topic_id)
         start = tier.first_readable_offset(state)

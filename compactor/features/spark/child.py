@@ -25,7 +25,7 @@ from compactor.errors import BadData, CompactorError, Fenced, Leased, Unavailabl
 from compactor.model.ids import TopicPartition
 from compactor.round.compaction import RoundReport
 from compactor.round.drive import RemoteEngine
-from compactor.round.plan import assess_round, reason_to_run_on_spark
+from compactor.round.plan import assess_round, spark_reason
 
 if TYPE_CHECKING:
     from compactor.features.spark.jobs import SparkCluster
@@ -78,7 +78,7 @@ class SparkChildRoundRunner:
         self, tier: Tier, state: PartitionState, now_ms: int, *, force: bool, check_stop: Callable[[], None]
     ) -> RoundReport | ReasonToRunRoundInThisProcess:
         cleaner = tier.cleaner_settings_for_topic(state.topic)
-        why = reason_to_run_on_spark(cleaner, tier.settings.spark, assess_round(state, cleaner, now_ms, force=force))
+        why = spark_reason(cleaner, tier.settings.spark, assess_round(state, cleaner, now_ms, force=force))
         if not why:
             return ""
         if self._failed_at is not None and time.monotonic() - self._failed_at < RETRY_START_S:
@@ -180,7 +180,7 @@ def _run_requested_round(request: _RoundRequest, cluster: SparkCluster) -> Round
         cleaner = tier.cleaner_settings_for_topic(request.partition.topic)
         engine = RemoteEngine("spark", lambda stats: SparkRoundWorker(lambda: cluster, tier, cleaner, stats))
         return create_round(tier, request.partition, request.now_ms, force=request.force, engine=engine).execute_round(
-            tier.open_control_log_of_partition(request.partition, caller_runs_round=True)
+            tier.open_partition_log(request.partition, caller_runs_round=True)
         )
     except CompactorError as error:
         return error

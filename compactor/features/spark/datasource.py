@@ -469,7 +469,7 @@ class KafkaTieredStreamReader(DataSourceStreamReader):
         """Return the end offset of each partition, with its history. With read_committed the end is the last stable offset."""
 
         def history_up_to_partition_end(tier: Tier, partition: TopicPartition) -> ConsumedLogHistory:
-            state = tier.open_control_log_of_partition(tier.latest_incarnation(partition)).refresh()
+            state = tier.open_partition_log(tier.latest_incarnation(partition)).refresh()
             return log_identity(tier, state).consumed_history_below_offset(_end_offset_of_read(tier, self._request, state))
 
         ends = {str(name): log for name, log in map_requested_partitions(self._request, history_up_to_partition_end)}
@@ -505,7 +505,7 @@ class KafkaTieredStreamReader(DataSourceStreamReader):
                 return None
             return find_log_mismatch(
                 consumed_history_before_position(offsets[str(partition)], *known[str(partition)]),
-                log_identity(tier, tier.open_control_log_of_partition(tier.latest_incarnation(partition)).refresh()),
+                log_identity(tier, tier.open_partition_log(tier.latest_incarnation(partition)).refresh()),
             )
 
         for name, found in map_requested_partitions(self._request, find_log_mismatch_with_stream_history) if known else ():
@@ -605,7 +605,7 @@ def plan_splits(tier: Tier, request: ReadRequest) -> list[InputPartition]:
 
 
 def _requested_partitions(tier: Tier, request: ReadRequest) -> list[TopicPartition]:
-    return request.select_requested_partitions(tier.list_partitions_in_latest_incarnation(), tier.ports.layout.url)
+    return request.select_requested_partitions(tier.list_latest_incarnations(), tier.ports.layout.url)
 
 
 def map_requested_partitions(
@@ -639,7 +639,7 @@ def _plan_read_ranges_of_partition(tier: Tier, request: ReadRequest, partition: 
     return retry_if_object_missing(
         partition,
         lambda: _read_ranges_within_request_bounds(
-            tier, request, partition, tier.open_control_log_of_partition(tier.latest_incarnation(partition)).refresh()
+            tier, request, partition, tier.open_partition_log(tier.latest_incarnation(partition)).refresh()
         ),
         MAX_RETRIES,
     )

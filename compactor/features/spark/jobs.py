@@ -38,7 +38,7 @@ from compactor.errors import CompactorError, OutOfBudget, StoreError, Unavailabl
 from compactor.local.staging import DiskBudget, StagingFolder
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.pass_two import LocalWorker, program_and_codec_versions_fingerprint
+from compactor.round.pass_two import LocalWorker, versions_fingerprint
 from compactor.round.ports import BloomFilterUsageStatistics, LeadershipCheck, RoundCosts, design_bloom_filter
 from compactor.round.sources import StagedSegmentReader
 from compactor.storage.port import ObjectStore
@@ -288,8 +288,8 @@ def _run_work_and_catch_errors(index: int, work: Callable[[TaskCost], Any], plan
 
 
 def _require_executor_has_plan_version(plan: CompactionPlan | None) -> None:
-    if plan is not None and plan.fingerprint != program_and_codec_versions_fingerprint():
-        raise VersionMismatch(f"the plan is for {plan.fingerprint}, an executor is {program_and_codec_versions_fingerprint()}")
+    if plan is not None and plan.fingerprint != versions_fingerprint():
+        raise VersionMismatch(f"the plan is for {plan.fingerprint}, an executor is {versions_fingerprint()}")
 
 
 class _TaskOutcomeAccumulator(AccumulatorParam[list[tuple[int, TaskOutcome]]]):

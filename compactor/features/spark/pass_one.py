@@ -407,9 +407,7 @@ def read_segments_of_bundle_in_pass_one(
 
         def reserve_disk_bytes(size: int) -> None:
             reserved.enter_context(
-                staging.reserved_disk_space_without_waiting(
-                    size, f"the keys of {count_noun(len(segments), 'segment')} of {shared.partition}"
-                )
+                staging.reserved_at_once(size, f"the keys of {count_noun(len(segments), 'segment')} of {shared.partition}")
             )
 
         def open_hash_range_row_file(name: str, words_per_row: int, dtype: type[np.generic]) -> HashRangeRowFile:

@@ -309,7 +309,7 @@ def find_recompaction_candidates(
 
     def assess_recompaction_candidate(partition: TopicPartition) -> RecompactionCandidate:
         try:
-            log = tier.open_control_log_of_partition(partition)
+            log = tier.open_partition_log(partition)
             state = log.refresh()
             is_worthwhile, reason = assess_round_benefit(tier, state, now_ms, min_benefit_bytes)
         except CompactorError as error:
@@ -510,7 +510,7 @@ class _SharedRecompactionState:
         )
         log = candidate.log
         while True:
-            log = log or self._tier.open_control_log_of_partition(candidate.partition, caller_runs_round=True)
+            log = log or self._tier.open_partition_log(candidate.partition, caller_runs_round=True)
             report = create_round(
                 self._tier, candidate.partition, self._now_ms, engine=engine, assess_with=assess_round_over_whole_log, disk=disk
             ).execute_round(log)

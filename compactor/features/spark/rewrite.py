@@ -122,7 +122,7 @@ class StoredPassOneResults:
         with self.reading.memory_map_segment(self.sources[ordinal], reservation):
             yield self.sources[ordinal], self.verdicts[ordinal]
 
-    def part_to_read_of_segment(self, ordinal: int) -> None:
+    def part_of_segment(self, ordinal: int) -> None:
         """Return None: ``open_segment`` always opens the whole segment."""
 
 
@@ -223,7 +223,7 @@ def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[Compact
 class _ExecutorRoundWorkerSession:
     """RoundDriverServicesForWorker on an executor, with the state that the driver has sent."""
 
-    scratch_objects_of_earlier_survivor_scan: tuple[ScratchObject, ...] = ()
+    earlier_scan_results: tuple[ScratchObject, ...] = ()
 
     def __init__(self, shared: RoundTaskSettings, live_segments: tuple[RemoteLogSegmentMetadata, ...]) -> None:
         plan = shared.plan
@@ -233,7 +233,7 @@ class _ExecutorRoundWorkerSession:
     def scratch_object_key(self, name: str) -> str:
         return f"{self._scratch}{name}"
 
-    def record_scratch_objects_of_survivor_scan(self, objects: Sequence[ScratchObject]) -> None:
+    def record_scan_results(self, objects: Sequence[ScratchObject]) -> None:
         """Do nothing: an interrupted plan of a small partition starts again from the beginning."""
 
     def raise_if_leadership_lost(self, *, caller_only_waits: bool = False) -> None:

@@ -174,9 +174,9 @@ def _first_reported_version(gathered: tuple[int, Iterable[str]]) -> str:
 
 
 def _code_version_of_this_process() -> str:
-    from compactor.round.pass_two import program_and_codec_versions_fingerprint
+    from compactor.round.pass_two import versions_fingerprint
 
-    return program_and_codec_versions_fingerprint()
+    return versions_fingerprint()
 
 
 def _start_context(settings: SparkSettings, app_name: str, folder: Path) -> SparkContext:

@@ -69,7 +69,7 @@ class SparkTaskDataFileWriter:
             tier.settings,
             name,
             tier.metadata.topic_id(name),
-            tier.identity.hash_key_for_unstored_hashes(),
+            tier.identity.temporary_hash_key(),
             files.table.copy_without_catalog(),
             ranges,
         )

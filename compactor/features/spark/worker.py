@@ -68,7 +68,7 @@ from compactor.features.spark.rewrite import (
     scratch_prefix_of_draft_plan,
 )
 from compactor.kernels.common import KEY_BYTES
-from compactor.local.staging import disk_bytes_to_rewrite_group
+from compactor.local.staging import rewrite_disk_bytes
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, raise_if_keyless
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import reason_to_read_markers
@@ -81,14 +81,14 @@ from compactor.round.ports import (
     RoundCosts,
     RoundDriverServicesForWorker,
     SegmentReadDecisionFromSidecar,
-    bloom_filter_stats_for_run_history,
-    bloom_filter_usage_of_runs,
     build_clean_segment_verdicts,
-    decide_whether_to_read_clean_segment,
+    decide_by_sidecar,
     delete_horizon_passed_reason,
     estimate_distinct_keys,
     estimate_record_count,
-    expected_dirty_key_count_of_next_rounds,
+    expected_dirty_keys,
+    filter_stats,
+    filter_usage_of_runs,
 )
 from compactor.storage.port import ObjectInfo
 from compactor.tier.sidecars import SidecarHead, SidecarStore
@@ -128,7 +128,7 @@ class SparkRoundWorker:
     def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftPlanAtTimeFunction) -> int:
         """Return the time for the new plan so that results of an interrupted pass 1 can be reused, or ``now_ms``."""
         return plan_time_ms_of_resumable_attempt_or_now(
-            self.tier.ports.control, self.tier.open_control_log_of_partition(state.topic_partition), state.live, now_ms, draft_at
+            self.tier.ports.control, self.tier.open_partition_log(state.topic_partition), state.live, now_ms, draft_at
         )
 
     def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
@@ -139,14 +139,14 @@ class SparkRoundWorker:
         state, plan = plan_inputs.state, draft_plan(plan_inputs)
         place = self.scratch_prefix_of_draft_plan(plan, state)
         jobs = self.create_job_runner(plan, state, f"{place}{self.tier.ports.new_id()}/", check)
-        left = list_leftover_bundles_and_delete_others(jobs, self.tier.open_control_log_of_partition(state.topic_partition), place)
+        left = list_leftover_bundles_and_delete_others(jobs, self.tier.open_partition_log(state.topic_partition), place)
         sidecars = self.open_sidecars(state)
         if not _refuses_keyless_records(plan, plan_inputs.assessment) and (sidecars is None or not plan_inputs.assessment.clean):
             jobs.delete_scratch_objects([info.key for info in left])
             return CleanSegmentVerdicts()
         try:
             self._prepared = read_dirty_and_find_skippable_segments(
-                jobs, state, plan_inputs.assessment, sidecars, bloom_filter_usage_of_runs(state.runs), left
+                jobs, state, plan_inputs.assessment, sidecars, filter_usage_of_runs(state.runs), left
             )
         except VersionMismatch:
             return CleanSegmentVerdicts()  # the round meets it again, and then there is a plan that can be given up for it
@@ -186,7 +186,7 @@ class SparkRoundWorker:
         return RoundJobRunner(self.cluster, self.tier.ports.control, shared, self._used, self.job_listener, check)
 
     def scratch_prefix_of_draft_plan(self, plan: CompactionPlan, state: PartitionState) -> str:
-        return scratch_prefix_of_draft_plan(self.tier.open_control_log_of_partition(state.topic_partition), plan, state.live)
+        return scratch_prefix_of_draft_plan(self.tier.open_partition_log(state.topic_partition), plan, state.live)
 
     def open_sidecars(self, state: PartitionState) -> SidecarStore | None:
         """Return access to the partition's sidecars, or None if filters are switched off."""
@@ -223,9 +223,9 @@ def create_round_task_settings(
     filters = None
     if cleaner.bloom:
         filters = BloomFilterSettings(
-            tier.open_control_log_of_partition(state.topic_partition).prefix,
-            bloom_filter_usage_of_runs(state.runs),
-            expected_dirty_key_count_of_next_rounds(cleaner, state.runs, 0),
+            tier.open_partition_log(state.topic_partition).prefix,
+            filter_usage_of_runs(state.runs),
+            expected_dirty_keys(cleaner, state.runs, 0),
         )
     hash_key, topic_id = tier.identity.hash_key(), tier.metadata.topic_id(state.topic_partition)
     return RoundTaskSettings(tier.settings, hash_key, lean, scratch_prefix, ranges, budget, disk, gate, filters, topic_id)
@@ -287,15 +287,13 @@ class _RecordedPlanExecution:
         ]
         yield from (result for _, result in self._jobs.run_task_per_item(f"pass 2, {len(items)} groups rewritten", rewrite_group, items))
         if self._prepared is not None:
-            self._worker.stats.filters = bloom_filter_stats_for_run_history(
-                self._prepared.verdicts, self._plan, self._session.state, self._superseded
-            )
+            self._worker.stats.filters = filter_stats(self._prepared.verdicts, self._plan, self._session.state, self._superseded)
 
     def _read_stored_survivor_locations(self) -> SurvivorLocations:
         """Return where an earlier attempt stored the survivors of each segment and, under GATE_SUMS_NAME, the gate's sums."""
         store = self._worker.tier.ports.control
         found: SurvivorLocations = {}
-        for item in self._session.scratch_objects_of_earlier_survivor_scan:
+        for item in self._session.earlier_scan_results:
             if is_scratch_object_of_kind(SURVIVORS_PREFIX, item.key):
                 found |= locate_survivors(
                     item.key, StoredSurvivorLocations.decode_locations_from_arrays(read_arrays_at_object_end(store, item.key, item.size))
@@ -309,8 +307,7 @@ class _RecordedPlanExecution:
         by_id, share = {segment.id: segment for segment in self._live}, self._jobs.shared.disk_budget_bytes
         interval = self._plan.policy.index_interval_bytes
         need = max(
-            disk_bytes_to_rewrite_group([by_id[name] for name in task.sources], interval, max_output_bytes=task.most_bytes)
-            for task in self._tasks
+            rewrite_disk_bytes([by_id[name] for name in task.sources], interval, max_output_bytes=task.most_bytes) for task in self._tasks
         )
         if need > share:
             each = self._worker.cluster.task_slots_per_executor
@@ -339,7 +336,7 @@ class _RecordedPlanExecution:
                 found |= locate_survivors(gathered.written.key, gathered.parts) if gathered.parts else {GATE_SUMS_NAME: gathered.written}
                 self._superseded.update(gathered.superseded)
             stay = [stored.key for stored in written]  # the log may have them from here on, also where an error says that nobody knows
-            self._session.record_scratch_objects_of_survivor_scan(written)
+            self._session.record_scan_results(written)
         except (StoreError, OutOfBudget):
             stay = {*stay, *index.scratch_keys, *adopted}
             raise
@@ -563,7 +560,7 @@ def _find_skippable_clean_segments(
         why = reason_to_read_markers(source.table, verdicts.aborted, verdicts.discardable, now_ms)
         if why:
             due[segment.id] = why
-        inspections[segment.id] = decide_whether_to_read_clean_segment(
+        inspections[segment.id] = decide_by_sidecar(
             heads[segment.id],
             why or delete_horizon_passed_reason(segment, now_ms),
             dirty_key_count=keys,

@@ -239,7 +239,7 @@ def test_agent_opens_a_new_incarnation_only_if_the_recorded_cluster_has_the_new_
     assert scene.tier.held("orders-0~1") == held
     tier = scene.tier.opened()
     assert tier.catalog.refresh().superseded == {"orders": {first: second}}
-    state = tier.open_control_log_of_partition(tier.latest_incarnation(ORDERS)).refresh()
+    state = tier.open_partition_log(tier.latest_incarnation(ORDERS)).refresh()
     assert (state.topic_partition.incarnation, state.topic_id, state.end_offset) == (2, second, 3)
 
 

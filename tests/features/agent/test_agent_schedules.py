@@ -87,7 +87,7 @@ class TwoBrokers:
 
     def retain(self) -> None:
         """Retention takes what is in the tier already."""
-        position = self.tier.opened().open_control_log_of_partition(ORDERS).refresh().end_offset + 1
+        position = self.tier.opened().open_partition_log(ORDERS).refresh().end_offset + 1
         for replica in self.replicas.values():
             kept = max((base for base in replica.bases if base <= position), default=replica.bases[0])
             replica.delete_until(kept)
@@ -103,7 +103,7 @@ class TwoBrokers:
         self.check()
 
     def check(self) -> None:
-        if self.tier.opened().open_control_log_of_partition(ORDERS).refresh().live:
+        if self.tier.opened().open_partition_log(ORDERS).refresh().live:
             held = self.tier.held()
             assert held == self.story.written[: len(held)]
 
@@ -116,7 +116,7 @@ class TwoBrokers:
             settle(self.agents.setdefault(number, self.tier.agent(self.brokers[number], each)))
         self.check()
         # More than this leader has sealed, where the one before it rolled later.
-        assert self.tier.opened().open_control_log_of_partition(ORDERS).refresh().end_offset + 1 >= self.replicas[self.leader].bases[-1]
+        assert self.tier.opened().open_partition_log(ORDERS).refresh().end_offset + 1 >= self.replicas[self.leader].bases[-1]
 
 
 def two_brokers(folder: Path, seed: int) -> TwoBrokers:

@@ -74,7 +74,7 @@ def compact_and_retire(tier: Tier) -> None:
     compact(tier, NAME, NOW_MS, force=True)
     retire_partition(
         tier.ports,
-        tier.open_control_log_of_partition(NAME),
+        tier.open_partition_log(NAME),
         tier.lease,
         ObjectRetention(grace_ms=0),
         clock=GraceClock(NOW_MS * 2, forced=True),

@@ -141,7 +141,7 @@ def test_a_topic_that_was_created_again_is_out_of_range_although_its_epochs_agre
         assert {message.topic_id() for message in found} == {OLD_ID}
         kept = consumer.position([Place(*NAME)])[0]
         assert (kept.offset, kept.topic_id) == (100, OLD_ID)
-        delete_partition(tier.ports, tier.open_control_log_of_partition(NAME), tier.lease)
+        delete_partition(tier.ports, tier.open_partition_log(NAME), tier.lease)
         import_log(tier, write_log(tmp_path / "new", (0, 0, 140), word="new"))
         found, before = messages_until(consumer, 140), messages_until(careful, 0)
         assert errors(found) == errors(before) == [("OFFSET_OUT_OF_RANGE", 100)]
@@ -212,7 +212,7 @@ def test_a_range_whose_log_is_truncated_while_it_is_read_is_not_mixed(tier: Tier
     cut_and_refilled(tier, tmp_path / "new")
     retire_partition(
         tier.ports,
-        tier.open_control_log_of_partition(NAME),
+        tier.open_partition_log(NAME),
         tier.lease,
         ObjectRetention(grace_ms=0),
         clock=GraceClock(NOW_MS * 2, forced=True),

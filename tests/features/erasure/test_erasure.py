@@ -176,7 +176,7 @@ def test_what_is_being_written_is_a_holder(topic: Topic) -> None:
     topic.cli.set(lease={"ttl_ms": 1_000})
     topic.cli.run("--now", 10 * HOUR)
     assert topic.holders("c") == [("live", "value"), ("replaced", "record")]
-    log = opened.open_control_log_of_partition(name)
+    log = opened.open_partition_log(name)
     segment = log.refresh().live[0]
     import_id, new_id = opened.ports.new_id(), opened.ports.new_id()
     importing.register_import(opened.ports, log, import_id, [new_id])

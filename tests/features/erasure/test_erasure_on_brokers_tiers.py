@@ -77,7 +77,7 @@ def test_what_lies_behind_the_end_up_to_which_a_segment_is_read(tmp_path: Path) 
     opened = brokers.opened()
     brokers.restart(NAME)
     brokers.tier(NAME, kept.write(tmp_path / "kept" / "orders-0"))
-    assert [one.has_offsets_after_end_offset for one in opened.open_control_log_of_partition(NAME).refresh_and_check_gaps().live] == [
+    assert [one.has_unread_tail for one in opened.open_partition_log(NAME).refresh_and_check_gaps().live] == [
         True,
         False,
         False,

@@ -44,7 +44,7 @@ def test_the_table_follows_rounds_and_their_undoing(house: House) -> None:
     house.check()
     assert house.rows() != before
     house.cli.do("pause", "orders")
-    house.cli.do("undo", house.opened().open_control_log_of_partition(ORDERS).refresh().published[-1])
+    house.cli.do("undo", house.opened().open_partition_log(ORDERS).refresh().published[-1])
     work(daemon, {("output", "written"): 3})
     assert house.rows() == before
     requests = daemon.status().usage.total_requests
@@ -60,7 +60,7 @@ def test_the_next_daemon_commits_a_round_that_the_one_before_has_published_only(
     monkeypatch.setattr(TopicTable, "commit_snapshot", killed)
     idle(Daemon(house.opened(), seed=1))
     assert house.table().current_snapshot() is None
-    assert house.opened().open_control_log_of_partition(ORDERS).refresh().published
+    assert house.opened().open_partition_log(ORDERS).refresh().published
     monkeypatch.undo()
     idle(Daemon(house.opened(), seed=1))
     house.check()

@@ -18,7 +18,7 @@ from pyiceberg.catalog.sql import SqlCatalog, SqlCatalogBaseTable
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from checkpoint.offsets import first_dirty_offset_of_vector
+from checkpoint.offsets import first_dirty_offset_in
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
@@ -101,10 +101,10 @@ class House(GrowingTier):
 
     def expected(self) -> list[Row]:
         """Last values of keys among all records that were ever written, from the log start of the tier up to its cleaner offset."""
-        state = self.opened().open_control_log_of_partition(ORDERS).refresh()
+        state = self.opened().open_partition_log(ORDERS).refresh()
         last: dict[bytes, Row | None] = {}
         for offset, _, key, value, _ in visible(self.folder / "log"):
-            if key is not None and state.log_start <= offset < first_dirty_offset_of_vector(state.vector):
+            if key is not None and state.log_start <= offset < first_dirty_offset_in(state.vector):
                 last[key] = None if value is None else (key, value, offset)
         return sorted(row for row in last.values() if row is not None)
 
@@ -191,7 +191,7 @@ def test_a_round_changes_only_the_files_of_replaced_segments(house: House) -> No
     first = house.files()
     house.advance("d=2", "g=1")
     house.check()
-    live = {segment.id for segment in house.opened().open_control_log_of_partition(ORDERS).refresh().live}
+    live = {segment.id for segment in house.opened().open_partition_log(ORDERS).refresh().live}
     stayed = {path for path in first if (name := DataFileName.from_data_file_path(path)) and name.slice.segment_id in live}
     assert stayed
     assert stayed == first & house.files()
@@ -206,7 +206,7 @@ def test_a_round_that_is_undone_is_undone_in_the_table(tmp_path: Path) -> None:
     house.advance("a=2", "c=")
     assert house.rows() != before
     slot = house.entry().slot
-    run = house.opened().open_control_log_of_partition(ORDERS).refresh().published[-1]
+    run = house.opened().open_partition_log(ORDERS).refresh().published[-1]
     house.cli.do("undo", run)
     house.update()
     assert house.rows() == before
@@ -558,11 +558,11 @@ def _write(house: House, dice: random.Random) -> None:
 
 
 def _undo(house: House) -> None:
-    published = house.opened().open_control_log_of_partition(ORDERS).refresh().published
+    published = house.opened().open_partition_log(ORDERS).refresh().published
     if published:
         house.cli.ask("undo", published[-1])
 
 
 def _delete_records(house: House, dice: random.Random) -> None:
-    state = house.opened().open_control_log_of_partition(ORDERS).refresh()
+    state = house.opened().open_partition_log(ORDERS).refresh()
     house.cli.ask("topics", "delete-records", "orders-0", "--before", dice.randint(state.log_start, state.log_start + 6))

@@ -14,7 +14,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
-from checkpoint.offsets import first_dirty_offset_of_vector
+from checkpoint.offsets import first_dirty_offset_in
 from compactor.model.ids import TopicPartition
 from tests.integration.test_daemon_process import FAST
 from tests.integration.test_kill_processes import Slow
@@ -81,7 +81,7 @@ class House:
 
     def naive_view(self) -> list[tuple[int, bytes, bytes]]:
         """Last values below the cleaner offset among all committed records that were ever written."""
-        end = first_dirty_offset_of_vector(self.deployment.opened().open_control_log_of_partition(ORDERS).refresh().vector)
+        end = first_dirty_offset_in(self.deployment.opened().open_partition_log(ORDERS).refresh().vector)
         last = {key: (offset, key, value) for offset, key, value in self.log.committed if offset < end}
         return sorted((offset, key, value) for offset, key, value in last.values() if value is not None)
 
@@ -91,7 +91,7 @@ class House:
         return row
 
     def is_current(self) -> bool:
-        state = self.deployment.opened().open_control_log_of_partition(ORDERS).refresh()
+        state = self.deployment.opened().open_partition_log(ORDERS).refresh()
         row = self.shown()
         return bool(row["status"] == "current" and row["cleaner_offset"] == state.end_offset + 1)
 

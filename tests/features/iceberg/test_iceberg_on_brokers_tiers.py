@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from checkpoint.offsets import first_dirty_offset_of_vector
+from checkpoint.offsets import first_dirty_offset_in
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.control.state import RoundStage
@@ -54,7 +54,7 @@ class BrokersTable:
 
     @staticmethod
     def undo(opened: Tier, run_id: str) -> None:
-        undo_by_copies(opened, opened.open_control_log_of_partition(NAME, caller_runs_round=True), run_id)
+        undo_by_copies(opened, opened.open_partition_log(NAME, caller_runs_round=True), run_id)
 
     def delete_segment(self, segment_id: str) -> None:
         """Brokers delete a segment."""
@@ -74,8 +74,8 @@ class BrokersTable:
     def check(self) -> int:
         """Compare the table with the last values below the cleaner offset; return how many there are."""
         opened = self.brokers.opened()
-        state = opened.open_control_log_of_partition(NAME).refresh()
-        view = last_values(opened, NAME, last_offset=first_dirty_offset_of_vector(state.vector) - 1)
+        state = opened.open_partition_log(NAME).refresh()
+        view = last_values(opened, NAME, last_offset=first_dirty_offset_in(state.vector) - 1)
         found = [row for batch in view.arrow("key", "value", "offset") for row in batch.to_pylist()]
         rows = self.rows()
         assert rows == sorted(found, key=lambda row: row["offset"])
@@ -107,7 +107,7 @@ def test_a_table_of_a_broker_managed_topic_holds_the_last_values(table: BrokersT
         table.clean()
         assert table.update() == "written"
         size = table.check()
-    live = table.brokers.opened().open_control_log_of_partition(NAME).refresh().live
+    live = table.brokers.opened().open_partition_log(NAME).refresh().live
     table.brokers.expire(NAME, live[len(live) // 2].end_offset + 1)
     assert table.update() == "written"
     assert table.check() < size
@@ -135,7 +135,7 @@ def test_a_table_waits_after_a_round_that_was_undone_in_part(table: BrokersTable
     rows = table.rows()
     table.write()
     table.clean()
-    state = table.brokers.opened().open_control_log_of_partition(NAME).refresh()
+    state = table.brokers.opened().open_partition_log(NAME).refresh()
     made = [segment.id for segment in state.live if segment.id in state.published_by]
     dying = MemoryMetadataTopic(table.brokers.log, fate=after(len(made)))
     with pytest.raises(Unavailable):

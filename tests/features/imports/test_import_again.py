@@ -382,7 +382,7 @@ def test_a_checkpoint_that_retention_has_cut_extends_the_lineage(cli: TierCli, b
     folder = broker.replica("b", start=6)
     (folder / "leader-epoch-checkpoint").write_text("0\n2\n0 6\n1 8\n")
     cli.do("import", folder)
-    state = opened(cli).open_control_log_of_partition(ORDERS).refresh()
+    state = opened(cli).open_partition_log(ORDERS).refresh()
     assert [(entry.epoch, entry.start_offset) for entry in state.lineage] == [(0, 0), (1, 8)]
 
 

@@ -73,7 +73,7 @@ def facts(sidecar: Any) -> tuple[Any, ...]:
 
 def check_sidecars(tier: Tier, log_dir: Path) -> None:
     """They are what a reader of the segments makes of them, under the tier's key."""
-    key, state = tier.identity.hash_key(), tier.open_control_log_of_partition(ORDERS).refresh()
+    key, state = tier.identity.hash_key(), tier.open_partition_log(ORDERS).refresh()
     sources = open_log_directory(log_dir, 4096, 1 << 20)
     heads = tier.open_sidecar_store(ORDERS).load_sidecar_heads([segment.id for segment in state.live])
     with WorkerThreads(1) as workers:
@@ -157,6 +157,6 @@ def test_one_that_fails_lets_none_become_readable(cli: TierCli, log_dir: Path) -
     tier = opened(cli)
     with pytest.raises(Unavailable):
         brought(replace(tier, ports=replace(tier.ports, layout=Meeting(tier.ports.layout, failures=1))), log_dir)
-    assert not opened(cli).open_control_log_of_partition(ORDERS).refresh().live
+    assert not opened(cli).open_partition_log(ORDERS).refresh().live
     assert brought(opened(cli), log_dir) == 4
     check_sidecars(opened(cli), log_dir)

@@ -48,7 +48,7 @@ def replica(folder: Path, written: list[bytes], epochs: list[tuple[int, int]], b
 
 def imported(tier: Tier, folder: Path, options: ImportOptions | None = None) -> PartitionState:
     import_directory(tier, folder, ORDERS, tier.settings.cleaner_settings_for_topic("orders").cleaner_policy(), options=options)
-    return tier.open_control_log_of_partition(ORDERS).refresh()
+    return tier.open_partition_log(ORDERS).refresh()
 
 
 @examples(25, suppress_health_check=list(HealthCheck))
@@ -83,7 +83,7 @@ def test_increments_equal_one_import(seed: int) -> None:
             folder = replica(Path(scratch) / "part", written, epochs, rolls, start, count)
             state = imported(many, folder, ImportOptions(live=rng.random() < 0.3))
             have = next((n for n, raw in enumerate(written) if int.from_bytes(raw[:8], "big") > state.end_offset), len(written))
-        state = many.open_control_log_of_partition(ORDERS).refresh()
+        state = many.open_partition_log(ORDERS).refresh()
         assert (state.end_offset, state.lineage, state.tail) == (expected.end_offset, expected.lineage, expected.tail)
         out = {name: Path(scratch) / f"out-{name}" for name in ("one", "many")}
         for name, tier in (("one", one), ("many", many)):

@@ -51,7 +51,7 @@ def test_staged_segments_of_several_leader_epochs_keep_their_epochs(scene: SideS
     assert (scene.replica.folder / "leader-epoch-checkpoint").read_text() == "0\n1\n2 16\n"
     assert imported(scene)["end_offset"] == 15
     assert scene.tier.held() == scene.story.written
-    state = scene.tier.opened().open_control_log_of_partition(scene.story.name).refresh()
+    state = scene.tier.opened().open_partition_log(scene.story.name).refresh()
     assert [(entry.epoch, entry.start_offset) for entry in state.lineage] == [(1, 0), (2, 10)]
 
 
@@ -90,7 +90,7 @@ def test_a_staged_file_of_a_later_epoch_than_the_live_log_was_truncated(scene: S
     scene.replica.write()
     report = scene.tier.cli.ask("import", scene.replica.folder, "--live", output="table")
     assert "the live log begins with epoch 1" in report.stderr
-    assert scene.tier.opened().open_control_log_of_partition(scene.story.name).refresh().end_offset == 7
+    assert scene.tier.opened().open_partition_log(scene.story.name).refresh().end_offset == 7
 
 
 def test_a_file_that_is_rolled_while_files_are_listed_is_looked_for_again(scene: SideScene) -> None:

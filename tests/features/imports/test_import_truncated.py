@@ -580,7 +580,7 @@ def test_a_first_transfer_of_a_compacted_tier_that_was_cut_short_goes_on(
     put(log, *[f"key-{number}=1" for number in range(100)], *[f"key-{number}=2" for number in range(0, 100, 2)])
     source.set(cleaner={"segment_bytes": 4_000})
     compacted_source(source, log)
-    assert len(opened(source).open_control_log_of_partition(ORDERS).refresh().live) > 1
+    assert len(opened(source).open_partition_log(ORDERS).refresh().live) > 1
     monkeypatch.setattr("compactor.features.imports.from_tier.MOST_AT_ONCE", 1)
     calls: list[int] = []
 

@@ -31,7 +31,7 @@ def cli(tmp_path: Path) -> TierCli:
 
 
 def state_of(cli: TierCli) -> PartitionState:
-    return open_tier(load_settings(str(cli.config), {})).open_control_log_of_partition(TopicPartition("orders", 0)).refresh()
+    return open_tier(load_settings(str(cli.config), {})).open_partition_log(TopicPartition("orders", 0)).refresh()
 
 
 def log_dir(folder: Path, start: int, end: int, *, topic_id: str, epoch: int = 0, word: str = "first") -> Path:
@@ -403,7 +403,7 @@ def test_an_agent_learns_the_topic_id_with_nothing_to_upload(scene: SideScene) -
     scene.replica.topic_id = TOPIC_ID
     scene.replica.write()
     assert stands(settle(scene.agent())) == (8, None)
-    assert scene.tier.opened().open_control_log_of_partition(ORDERS).refresh().topic_id == TOPIC_ID
+    assert scene.tier.opened().open_partition_log(ORDERS).refresh().topic_id == TOPIC_ID
     name_topic(scene.replica.folder, OTHER_ID)
     assert stands(settle(scene.agent()))[1] is UploadFailureReason.IDENTITY
 

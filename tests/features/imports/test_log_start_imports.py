@@ -68,7 +68,7 @@ def bring(tier: Tier, log: LogBuilder, folder: Path, *, live: bool = False) -> N
 
 
 def state_of(tier: Tier) -> PartitionState:
-    return tier.open_control_log_of_partition(NAME).refresh()
+    return tier.open_partition_log(NAME).refresh()
 
 
 def offsets(tier: Tier) -> list[int]:

@@ -37,7 +37,7 @@ def read(tier: Tier, *, committed: bool = True) -> list[int]:
 
 
 def stable(tier: Tier) -> int:
-    return last_stable_offset(tier, tier.open_control_log_of_partition(ORDERS).refresh())
+    return last_stable_offset(tier, tier.open_partition_log(ORDERS).refresh())
 
 
 def truth(batches: list[Batch]) -> tuple[list[int], int]:

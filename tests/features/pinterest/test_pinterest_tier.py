@@ -98,7 +98,7 @@ def test_the_data_source_reads_it(upstream: Upstream) -> None:
         assert read == [1, 2, 3, 4, 5, 6]
     splits = plan_splits(tier, ReadRequest(tier.settings, ("orders",), latest=True))
     assert len(splits) == 1
-    assert tier.open_control_log_of_partition(TopicPartition("orders", 0)).refresh().end_offset == 6
+    assert tier.open_partition_log(TopicPartition("orders", 0)).refresh().end_offset == 6
 
 
 def test_nothing_is_ever_written_there(upstream: Upstream) -> None:

@@ -53,7 +53,7 @@ def test_clients_read_an_import_its_rounds_their_retirement_and_their_undo(tmp_p
         for path, data in indexes.items():
             path.write_bytes(data)
         cli.run()
-        run = endpoint.tier.open_control_log_of_partition(TopicPartition(TOPIC, 0)).refresh().published[-1]
+        run = endpoint.tier.open_partition_log(TopicPartition(TOPIC, 0)).refresh().published[-1]
         compacted = cli.export(tmp_path / "compacted")
         both(family, compacted)
         cli.do("undo", run)

@@ -184,7 +184,7 @@ def test_what_brokers_and_rounds_delete_is_never_taken_for_damage(
         def compacted() -> None:
             opened = brokers.opened()
             assert compact(opened, NAME, opened.ports.clock_ms()).status == "cleaned"
-            log = opened.open_control_log_of_partition(NAME, caller_runs_round=True)
+            log = opened.open_partition_log(NAME, caller_runs_round=True)
             retire_partition(opened.ports, log, opened.lease, opened.retention)
 
         for change in (compacted, lambda: brokers.expire(NAME, end // 2)):
@@ -222,13 +222,13 @@ def test_a_topic_that_brokers_create_again_is_another_one(brokers: MemoryBrokers
 def test_control_logs_of_brokers_tiers_are_opened_once(brokers: MemoryBrokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     brokers.tier(NAME, log_of_transactions(22).write(tmp_path / "log"))
     opened: list[TopicPartition] = []
-    original = Tier.open_control_log_of_partition
+    original = Tier.open_partition_log
 
     def counting(self: Tier, partition: TopicPartition, **options: Any) -> Any:
         opened.append(partition)
         return original(self, partition, **options)
 
-    monkeypatch.setattr(Tier, "open_control_log_of_partition", counting)
+    monkeypatch.setattr(Tier, "open_partition_log", counting)
     with serving(brokers) as endpoint, Client(endpoint) as client:
         for _ in range(5):
             before = view.taken_s if (view := endpoint.partitions.last_view(NAME)) else 0.0

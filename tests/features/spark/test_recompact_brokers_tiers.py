@@ -45,7 +45,7 @@ def test_whole_logs_are_compacted_again_as_jobs(tmp_path: Path, engine: str, mon
         finished = jobs(opened)
         assert [(one.error, one.report.status if one.report else "") for one in finished] == [(None, "cleaned")] * 2
         for name in NAMES:
-            state = opened.open_control_log_of_partition(name).refresh()
+            state = opened.open_partition_log(name).refresh()
             assert (len(state.live), end_of_clean(state)) == (
                 2,
                 state.live[-1].start_offset,

@@ -201,7 +201,7 @@ def test_a_tier_on_a_server(request: pytest.FixtureRequest, started: StartedClus
     assert latest(exported) == latest(log_dir)
     twins = Twins(tmp_path / "twins", "[cleaner]\nsegment_bytes = 5000")
     twins.bring(log_dir)
-    create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open_control_log_of_partition(NAME))
+    create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open_partition_log(NAME))
     assert _digests(state_of(open_tier(load_settings(str(cli.config))))) == _digests(state_of(twins.local))
     cli.set(cleaner={"map_engine": "auto", "segment_bytes": 1 << 20})
     (row,) = cli.do("recompact", "--force", "--now", NOW_MS)["partitions"]
@@ -225,7 +225,7 @@ def test_a_round_asks_filters_in_s3(started: StartedCluster, s3_bucket: Bucket, 
     before = cli.export(tmp_path / "before")
     tier = open_tier(load_settings(str(cli.config)))
     engine = RemoteEngine("spark", partial(spark_worker, started.cluster, tier, TaskCost()))
-    report = create_round(tier, NAME, NOW_MS, engine=engine).execute_round(tier.open_control_log_of_partition(NAME))
+    report = create_round(tier, NAME, NOW_MS, engine=engine).execute_round(tier.open_partition_log(NAME))
     assert (report.status, report.segments_skipped, report.filters.asked, report.filters.skipped) == ("cleaned", 4, 5, 4)
     assert latest(cli.export(tmp_path / "after")) == latest(before)
     assert cli.do("verify")["ok"]
@@ -320,7 +320,7 @@ def test_an_ordinary_round_on_spark(started: StartedCluster, twins: Twins) -> No
     cli.config = twins.folder / "spark" / "settings.toml"
     cli.config.write_text(cli.config.read_text().replace("[cleaner]", '[cleaner]\nmap_engine = "spark"'))
     row = cli.run("--now", NOW_MS)
-    create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open_control_log_of_partition(NAME))
+    create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open_partition_log(NAME))
     assert (row["status"], row["map_engine"], row["segments_out"]) == ("cleaned", "spark", len(state_of(twins.local).live))
     assert twins.difference() == ""
     assert scratch_of(twins.remote) == []
@@ -351,9 +351,7 @@ def test_jobs_say_what_they_do_to_which_partition(started: StartedCluster, twins
     engine = RemoteEngine(
         "spark", lambda stats: replace(spark_worker(started.cluster, twins.remote, cost, stats), job_listener=job_listener)
     )
-    report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(
-        twins.remote.open_control_log_of_partition(NAME)
-    )
+    report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open_partition_log(NAME))
     assert [step.partition(",")[0] for step, _ in steps] == [
         "orders-0: pass 1",
         "orders-0: pass 1",
@@ -380,9 +378,7 @@ def test_bad_data_in_one_task_is_one_line(started: StartedCluster, twins: Twins)
     before = state_of(twins.remote)
     damage(twins.remote, object_key(NAME, before.live[2]))
     engine = RemoteEngine("spark", partial(spark_worker, started.cluster, twins.remote, TaskCost()))
-    report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(
-        twins.remote.open_control_log_of_partition(NAME)
-    )
+    report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open_partition_log(NAME))
     assert report.status == "quarantined"
     assert before.live[2].id in report.reason
     assert "\n" not in report.reason
@@ -404,28 +400,24 @@ def test_a_zombie_driver_is_fenced_and_its_successor_goes_on(started: StartedClu
 
     def take_over(step: str, count: int) -> None:
         if "pass 2" in step:
-            taken.append(
-                acquire_leadership(
-                    twins.remote.ports, twins.remote.open_control_log_of_partition(NAME), LeaseDurations(ttl_ms=30_000)
-                ).epoch
-            )
+            taken.append(acquire_leadership(twins.remote.ports, twins.remote.open_partition_log(NAME), LeaseDurations(ttl_ms=30_000)).epoch)
 
     settings = twins.remote.settings
     short = replace(zombie, settings=settings.model_copy(update={"lease": settings.lease.model_copy(update={"ttl_ms": 100})}))
     worker = partial(spark_worker, started.cluster, short, TaskCost())
     engine = RemoteEngine("spark", lambda stats: replace(worker(stats), job_listener=JobListener(on_step=take_over)))
     with pytest.raises(Fenced):
-        create_round(short, NAME, NOW_MS, force=True, engine=engine).execute_round(short.open_control_log_of_partition(NAME))
+        create_round(short, NAME, NOW_MS, force=True, engine=engine).execute_round(short.open_partition_log(NAME))
     state = state_of(twins.remote)
     assert (len(taken), state.vector, state.intent is not None) == (1, (), True)
     # The successor's own process has ended meanwhile: the next one waits for nobody's heartbeat here.
     engine = RemoteEngine("spark", partial(spark_worker, started.cluster, twins.remote, TaskCost()))
-    next_log = twins.remote.open_control_log_of_partition(NAME)
+    next_log = twins.remote.open_partition_log(NAME)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("compactor.control.leadership._last_heartbeat_ms", lambda *_: 0)
         report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(next_log)
     assert report.status == "resumed"
-    create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open_control_log_of_partition(NAME))
+    create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open_partition_log(NAME))
     assert twins.difference() == ""
 
 
@@ -440,7 +432,7 @@ def test_a_wave_with_one_that_fails(started: StartedCluster, tmp_path: Path) -> 
         cli.bring(write(tmp_path / f"log-{number}", number + 10, segments=2 + number))
     cli.do("run", "--force")  # everything is clean: a full re-compaction does it all the same
     tier = open_tier(load_settings(str(cli.config)))
-    states = [tier.open_control_log_of_partition(TopicPartition("orders", number)).refresh() for number in range(5)]
+    states = [tier.open_partition_log(TopicPartition("orders", number)).refresh() for number in range(5)]
     damage(tier, object_key(TopicPartition("orders", 3), states[3].live[0]))
     answer = cli.ask("recompact", "--force")
     assert answer.code == 3
@@ -501,7 +493,7 @@ def test_a_partition_that_is_leased_does_not_hold_up_the_others(started: Started
         cli.named = f"orders-{number}"
         cli.bring(write(tmp_path / f"log-{number}", number + 20, segments=2))
     tier = open_tier(load_settings(str(cli.config)))
-    with hold_leadership(tier.ports, tier.open_control_log_of_partition(TopicPartition("orders", 1)), LeaseDurations(ttl_ms=3000)):
+    with hold_leadership(tier.ports, tier.open_partition_log(TopicPartition("orders", 1)), LeaseDurations(ttl_ms=3000)):
         answer = cli.ask("recompact")
     assert answer.code == 0
     assert [row["status"] for row in answer.document["partitions"]] == ["cleaned", "leased", "cleaned"]

@@ -207,7 +207,7 @@ def test_a_driver_that_is_killed_again_and_again_is_taken_up_again(tmp_path: Pat
     (row,) = again.document["partitions"]
     assert (row["status"], len(runs)) == ("resumed", 1)
     assert compare(twin_of(tmp_path, log_dir), deployment) == ""
-    retire_partition(tier.ports, tier.open_control_log_of_partition(NAME), tier.lease, tier.retention)
+    retire_partition(tier.ports, tier.open_partition_log(NAME), tier.lease, tier.retention)
     assert scratch_of(tier) == []
     assert deployment.do("verify")["ok"]
 
@@ -275,7 +275,7 @@ def test_recompact_beside_a_daemon(tmp_path: Path) -> None:
     runs = {
         run.status
         for log in logs
-        for run in deployment.opened().open_control_log_of_partition(TopicPartition(log.topic, log.partition)).refresh().runs
+        for run in deployment.opened().open_partition_log(TopicPartition(log.topic, log.partition)).refresh().runs
     }
     assert runs <= {"cleaned", "resumed", "published"}, runs
     for log in logs:
@@ -423,7 +423,7 @@ def test_the_daemon_sends_a_large_partition_to_the_cluster(tmp_path: Path, monke
 
 
 def partition_state(deployment: Deployment, name: str) -> PartitionState:
-    return deployment.opened().open_control_log_of_partition(TopicPartition.parse(name)).refresh()
+    return deployment.opened().open_partition_log(TopicPartition.parse(name)).refresh()
 
 
 def _drivers(ancestor: int) -> list[int]:

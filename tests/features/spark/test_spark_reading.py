@@ -404,7 +404,7 @@ def test_readers_fold_again_where_an_object_has_gone(view: str, tmp_path: Path) 
     assert compact(tier, NAME, NOW_MS, force=True).status == "cleaned"
     retire_partition(
         tier.ports,
-        tier.open_control_log_of_partition(NAME),
+        tier.open_partition_log(NAME),
         tier.lease,
         ObjectRetention(grace_ms=0),
         clock=GraceClock(NOW_MS * 2, forced=True),
@@ -432,7 +432,7 @@ def test_a_control_log_that_has_lost_a_record_is_no_older_view(lost: slice, view
     tier = twins.local
     twins.bring(log_of(7).write(tmp_path / "log"))
     assert compact(tier, NAME, NOW_MS, force=True).status == "cleaned"
-    log = tier.open_control_log_of_partition(NAME)
+    log = tier.open_partition_log(NAME)
     log.refresh()
     tier.identity.read_catalog()
     tier.change_notifier.announce_changed_control_logs([log])

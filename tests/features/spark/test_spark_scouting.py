@@ -27,7 +27,7 @@ from compactor.features.spark.exchange import decode_pass_one_result_of_bundle, 
 from compactor.features.spark.jobs import TaskCost
 from compactor.round.compaction import RoundReport
 from compactor.round.drive import RemoteEngine
-from compactor.round.ports import bloom_filter_usage_of_runs
+from compactor.round.ports import filter_usage_of_runs
 from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.keys import object_key
@@ -87,7 +87,7 @@ def skipped(report: RoundReport) -> list[str]:
 
 def filters_of(tier: Tier) -> Any:
     """Bytes left out: they depend on ids, which differ in length of digits only."""
-    record = bloom_filter_usage_of_runs(state_of(tier).runs)
+    record = filter_usage_of_runs(state_of(tier).runs)
     return record.asked, record.skipped, record.useless, record.bytes_saved
 
 
@@ -97,7 +97,7 @@ def test_a_spread_round_skips_what_a_local_one_skips(tmp_path: Path) -> None:
     it.tail("s2-k7=new", "s2-k8")
     read, cluster = TaskCost(), HereCluster()
     live = state_of(it.twins.remote).live
-    here = create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_control_log_of_partition(NAME))
+    here = create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
     there = spread(it.twins.remote, cluster, cost=read)
     assert it.twins.difference() == ""
     assert reasons(there) == reasons(here)
@@ -112,7 +112,7 @@ def test_a_spread_round_skips_what_a_local_one_skips(tmp_path: Path) -> None:
 
 def spread(tier: Tier, cluster: HereCluster, *, cost: TaskCost | None = None, now_ms: int = NOW_MS) -> RoundReport:
     engine = RemoteEngine("spark", partial(spark_worker, cluster, tier, cost or TaskCost()))
-    return create_round(tier, NAME, now_ms, force=True, engine=engine).execute_round(tier.open_control_log_of_partition(NAME))
+    return create_round(tier, NAME, now_ms, force=True, engine=engine).execute_round(tier.open_partition_log(NAME))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -165,7 +165,7 @@ def test_a_round_that_broke_off_is_done_by_the_next(step: str, lost: bool, tmp_p
     it = Growing(tmp_path, 5, transactions=True)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new", pid=5)
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_control_log_of_partition(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
     with pytest.raises(Unavailable):
         spread(it.twins.remote, Breaking(step))
     announced = step in ("offset map", "pass 2")
@@ -211,7 +211,7 @@ def test_what_a_killed_driver_read_before_its_plan_is_not_read_again(tmp_path: P
     shutil.copytree(tmp_path / "spark" / "a tier", tmp_path / "unbroken" / "a tier")
     unbroken, whole, rest = open_tier(it.twins.settings("unbroken")), TaskCost(), TaskCost()
     assert spread(unbroken, HereCluster(), cost=whole).status == "cleaned"
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_control_log_of_partition(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
     driver = multiprocessing.get_context("spawn").Process(target=killed_driver, args=(str(tmp_path / "spark" / "settings.toml"), NOW_MS))
     driver.start()
     driver.join()
@@ -225,9 +225,7 @@ def test_what_a_killed_driver_read_before_its_plan_is_not_read_again(tmp_path: P
     ]
     spared = sum(sizes[segment.id] for bundle in left for segment in bundle.segments)
     assert len(left) >= 2
-    retire_partition(
-        it.twins.remote.ports, it.twins.remote.open_control_log_of_partition(NAME), it.twins.remote.lease, it.twins.remote.retention
-    )
+    retire_partition(it.twins.remote.ports, it.twins.remote.open_partition_log(NAME), it.twins.remote.lease, it.twins.remote.retention)
     assert spread(it.twins.remote, HereCluster(), cost=rest, now_ms=NOW_MS + 500).status == "cleaned"
     assert it.twins.difference() == "", "the tombstone's horizon, too: it follows from the time of the round"
     assert rest.bytes_fetched == whole.bytes_fetched - spared
@@ -241,7 +239,7 @@ def test_what_was_read_of_another_log_is_not_taken_up(tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
         spread(it.twins.remote, Breaking("filters of"))
     it.tail("s2-k8=newer")
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_control_log_of_partition(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
     cluster = HereCluster()
     assert spread(it.twins.remote, cluster).status == "cleaned"
     assert "keys of 2 segments" in cluster.said[0]
@@ -258,7 +256,7 @@ def test_a_round_over_another_log_has_a_time_of_its_own(tmp_path: Path) -> None:
         spread(it.twins.remote, Breaking("filters of"))
     it.tail("s2-k8")
     later = NOW_MS + 1_000_000
-    create_round(it.twins.local, NAME, later, force=True).execute_round(it.twins.local.open_control_log_of_partition(NAME))
+    create_round(it.twins.local, NAME, later, force=True).execute_round(it.twins.local.open_partition_log(NAME))
     assert spread(it.twins.remote, HereCluster(), now_ms=later).status == "cleaned"
     assert it.twins.difference() == "", "the tombstone's horizon, too"
     assert scratch_of(it.twins.remote) == []
@@ -269,14 +267,14 @@ def test_survivors_whose_record_may_have_counted_stay(tmp_path: Path, monkeypatc
     it = Growing(tmp_path, 3)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_control_log_of_partition(NAME))
-    store = publication.record_scratch_objects_of_survivor_scan
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
+    store = publication.record_scan_results
 
     def unanswered(*args: Any) -> None:
         store(*args)
         raise Unavailable("the store does not answer", hint="")
 
-    monkeypatch.setattr(publication, "record_scratch_objects_of_survivor_scan", unanswered)
+    monkeypatch.setattr(publication, "record_scan_results", unanswered)
     with pytest.raises(Unavailable):
         spread(it.twins.remote, HereCluster())
     monkeypatch.undo()
@@ -341,7 +339,7 @@ def test_a_log_that_grows_while_filters_are_asked(tmp_path: Path, monkeypatch: p
     it = Growing(tmp_path, 5, toml="\nmap_budget_bytes = 65536")
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_control_log_of_partition(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
     cluster = Importing("filters of", lambda: it.tail(*(f"later-{number}=1" for number in range(700))))
     assert spread(it.twins.remote, cluster).status == "cleaned"
     assert it.twins.difference() == ""
@@ -361,7 +359,7 @@ def test_executors_of_another_version_are_met_before_the_plan(tmp_path: Path, mo
     it = Growing(tmp_path, 3)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    monkeypatch.setattr(jobs, "program_and_codec_versions_fingerprint", lambda: "another one")
+    monkeypatch.setattr(jobs, "versions_fingerprint", lambda: "another one")
     report = spread(it.twins.remote, HereCluster())
     assert (report.status, report.reason.partition(" for ")[0]) == ("quarantined", "version: the plan is")
     assert state_of(it.twins.remote).intent is None

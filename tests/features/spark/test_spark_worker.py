@@ -188,7 +188,7 @@ def test_the_gate_looks_up_every_key(tmp_path: Path) -> None:
         growing(tmp_path / gate / "log", 2)
         twins.bring(tmp_path / gate / "log")
         cost, cluster = TaskCost(), HereCluster()
-        create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open_control_log_of_partition(NAME))
+        create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open_partition_log(NAME))
         _spark_round(twins, cost, cluster)
         assert twins.difference() == ""
         assert scratch_of(twins.remote) == []
@@ -283,9 +283,7 @@ def test_the_gate_refuses_what_executors_got_wrong(
     before = state_of(twins.remote)
     monkeypatch.setattr(f"compactor.features.spark.{what}", wrong)
     engine = RemoteEngine("spark", partial(spark_worker, HereCluster(), twins.remote, TaskCost()))
-    report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(
-        twins.remote.open_control_log_of_partition(NAME)
-    )
+    report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open_partition_log(NAME))
     assert report.status == "quarantined"
     assert "the gate refuses" in report.reason
     assert cause in report.reason
@@ -367,9 +365,7 @@ def test_at_most_24_bytes_a_record_are_exchanged_and_as_many_for_the_gate(gate: 
 
 def _spark_round(twins: Twins, cost: TaskCost, cluster: Any = None) -> Any:
     engine = RemoteEngine("spark", partial(spark_worker, cluster or HereCluster(), twins.remote, cost))
-    return create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(
-        twins.remote.open_control_log_of_partition(NAME)
-    )
+    return create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open_partition_log(NAME))
 
 
 # ---- what goes wrong --------------------------------------------------------------------------------------------------------
@@ -395,7 +391,7 @@ def test_bad_data_names_segment_and_offset_and_leaves_everything_as_it_was(tmp_p
 def test_an_executor_of_another_version_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     twins = Twins(tmp_path)
     twins.bring(many_keys(tmp_path / "log", 3000))
-    monkeypatch.setattr(jobs, "program_and_codec_versions_fingerprint", lambda: "tiered-compactor=0 zstd=other")
+    monkeypatch.setattr(jobs, "versions_fingerprint", lambda: "tiered-compactor=0 zstd=other")
     report = _spark_round(twins, TaskCost())
     assert report.status == "quarantined"
     assert "an executor is tiered-compactor=0 zstd=other" in report.reason
@@ -435,7 +431,7 @@ def test_a_driver_that_died_is_followed_by_one_that_goes_on(what: str, after: in
     assert ("pass 1" in done) == (what == "pass 1")  # what is there is not done again
     # An object whose writing nobody heard of any more is all that may be left.
     assert len(scratch_of(twins.remote)) <= 1
-    retire_partition(twins.remote.ports, twins.remote.open_control_log_of_partition(NAME), twins.remote.lease, twins.remote.retention)
+    retire_partition(twins.remote.ports, twins.remote.open_partition_log(NAME), twins.remote.lease, twins.remote.retention)
     assert scratch_of(twins.remote) == []
 
 
