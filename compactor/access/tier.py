@@ -266,7 +266,6 @@ class Tier:
 
     @cached_property
     def kind(self) -> TierKind:
-        """Capabilities of this kind of tier."""
         return tier_kind(self.settings)
 
     @property
@@ -283,7 +282,6 @@ class Tier:
 
     @property
     def retention(self) -> ObjectRetention:
-        """Times for which section [publish] keeps replaced objects and unfinished imports."""
         return configured_object_retention(self.settings)
 
     @property
@@ -338,7 +336,7 @@ class Tier:
         return cleaner.with_segment_replacement_costs(SegmentReplacementCosts(store_kind(self.settings.tier_url).prices, replaced_ms))
 
     def with_stores(self, *, control: ObjectStore | None = None, data: ObjectStore | None = None) -> Tier:
-        """Return a copy of this tier that uses other stores, such as stores that refuse writes or can be interrupted."""
+        """Return a copy of this tier that uses other stores, such as stores that refuse writes."""
         ports = replace(self.ports, control=control or self.ports.control)
         if data is not None:
             ports = replace(ports, data=data, layout=self.kind.layout(self.settings, data, self.metadata.topic_id))
@@ -367,13 +365,9 @@ class Tier:
         return named
 
     def list_latest_incarnations(self) -> list[TopicPartition]:
-        """Return the partitions without those of topics that were deleted and created again under the same name, which are read by their
-        topic ids.
-        """
         return latest_incarnations(self.list_partitions(), self.catalog.state.withdrawn_partitions)
 
     def latest_incarnation(self, partition: TopicPartition) -> TopicPartition:
-        """Return the latest incarnation of a partition, by the catalog as last read."""
         state = self.catalog.state
         return latest_incarnation_among(partition, state.incarnations_of_partition(partition), state.withdrawn_partitions)
 
@@ -407,9 +401,7 @@ class Tier:
         return log
 
     def control_log_name(self, partition: TopicPartition) -> str:
-        """Return the name of a partition's control log. If brokers write the tier, it contains their topic id, so that a recreated topic
-        gets a log of its own.
-        """
+        """If brokers write the tier, the name contains their topic id, so that a recreated topic gets a log of its own."""
         topic_id = self.metadata.topic_id(partition)
         return f"{partition}-{topic_id}" if topic_id else str(partition)
 
@@ -425,7 +417,7 @@ class Tier:
         return view(state) if view else state
 
     def first_readable_offset(self, state: PartitionState) -> int:
-        """Return the first offset that readers may see. Segments below it may still be in the tier."""
+        """Segments below it may still be in the tier."""
         return max(state.log_start, self.metadata.broker_log_start_offset(state.topic_partition))
 
     def open_sidecar_store(self, partition: TopicPartition) -> SidecarStore:
@@ -458,7 +450,6 @@ class Tier:
 
 
 def no_such_partition_error(given_name: str, partitions: Sequence[TopicPartition]) -> UsageError:
-    """Return the error for a partition name that the tier does not have, with the most similar existing name as hint."""
     near = get_close_matches(given_name, dict.fromkeys([*map(str, partitions), *(name.topic for name in partitions)]), n=1)
     hint = f"Did you mean {near[0]}?" if near else "`topics` lists what it holds"
     return UsageError(f"the tier holds no partition {given_name}", hint=hint)

@@ -70,11 +70,10 @@ class SlotContention(Exception):
 
 
 class StateIdentity(StrictFrozenModel):
-    """Identity of a state within its control log, by which a state that is stored elsewhere is known to be of this log.
+    """Identity of a state within its control log, by which a state stored elsewhere is known to be of this log.
 
     boundary: the highest boundary that was known when the state was computed.
-    incarnation: random id of the writer of the last record; empty if the state is exactly the boundary's snapshot.
-    attempt: running number of the attempt with which its writer created that record.
+    incarnation, attempt: of the writer of the last record; ``incarnation`` is empty if the state is exactly the boundary's snapshot.
     """
 
     boundary: LogDeletionBoundary
@@ -180,7 +179,6 @@ class ControlLog(Generic[S]):
         return f"{self.prefix}/log/{slot:020d}.json"
 
     def build_record_to_append(self, body: Body) -> ControlRecord[Any]:
-        """Return the record that appending ``body`` would create now."""
         return self._form.record(
             version=records.VERSION,
             log=self.name,
@@ -192,17 +190,14 @@ class ControlLog(Generic[S]):
         )
 
     def refresh(self) -> S:
-        """Read new records up to the end of the log, and return the state."""
         if self._state is None and not self._adopt_cached_state():
             self._reset_to_snapshot()
         self._fold_to_end(None)
         return self.state
 
     def refresh_and_check_gaps(self) -> S:
-        """Read the log to its end, check by LIST that no object is missing before it, and return the state. Raises BadControlRecord if one
-        is missing.
-
-        Reading alone would take a gap for the end, so this is called before irreversible decisions, and when no slot of the log is known.
+        """Read the log to its end, and raise BadControlRecord if LIST shows an object after the end: reading alone takes a gap for the end.
+        Called before irreversible decisions, and when no slot of the log is known.
         """
         beyond = self._last_listed_keys()
         if beyond:
@@ -348,10 +343,8 @@ class ControlLog(Generic[S]):
         return True
 
     def restart_as_empty_log(self, create_empty_state: Callable[[int], S]) -> S:
-        """Abandon a log that is damaged for good, by a snapshot of an empty state above every slot that was ever used. Records below the
-        snapshot that reappear later, or that a process writes after a pause, have no effect.
-
-        :raises Unavailable: if the snapshot cannot be read back.
+        """Abandon a log that is damaged for good, by a snapshot of an empty state above every slot that was ever used, so that records
+        which reappear below it have no effect. Raises Unavailable if the snapshot cannot be read back.
         """
         self._read_boundary()
         listed = [key for kind in ("log", "snapshot") for key in (self._highest_listed_object_number(kind),) if key]

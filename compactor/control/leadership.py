@@ -71,7 +71,6 @@ class Leadership:
 
     @property
     def state(self) -> PartitionState:
-        """State as of the last read of the control log."""
         return self.log.state
 
     def append_record(self, body: Any, has_record_taken_effect: Callable[[PartitionState], bool]) -> PartitionState:
@@ -346,5 +345,5 @@ class BrokerExpiredSegmentCache:
         return next((task for task in tasks if self.ids.intersection(task.sources) and not self.is_task_expired(task)), None)
 
     def state_without_expired_segments(self, state: PartitionState) -> PartitionState:
-        """Return the state without the live segments that are known to have expired, because their objects can no longer be read."""
+        """Objects of expired segments can no longer be read."""
         return state.model_copy(update={"live": tuple(segment for segment in state.live if segment.id not in self.ids)})

@@ -54,7 +54,6 @@ def pattern_matches(pattern: str, partition: TopicPartition) -> bool:
 
 
 def pause_reason(state: CatalogState, partition: TopicPartition) -> str:
-    """Return why no round may begin over this partition; empty: no pause matches it."""
     for pattern, pause in state.paused.items():
         if pattern_matches(pattern, partition):
             return (
@@ -166,7 +165,6 @@ def retry_if_object_missing(partition: TopicPartition, read_once: Callable[[], T
 
 
 def open_catalog(ports: EnvironmentPorts) -> CatalogLog:
-    """Return the tier-wide control log. ``state.tier_id`` is empty if no tier was created."""
     return _open_control_log(ports, "catalog", "catalog", CatalogState(), CATALOG)
 
 

@@ -78,7 +78,7 @@ class RoundStageTracker:
         self.stage = stage
 
     def advance_to_stage(self, stage: RoundStage) -> None:
-        """Raises CompactorError (a bug) if STAGES does not allow ``stage`` after the present one."""
+        """Raises CompactorError (a bug) if STAGES does not allow it."""
         if stage not in STAGES[self.stage]:
             raise CompactorError(f"a round cannot go from {self.stage or 'nothing'} to {stage}", hint="This is a bug; please report it")
         self.stage = stage
@@ -382,7 +382,6 @@ class PartitionState(ControlLogState):
         return next((later for earlier, later in reversed(pairs) if earlier.ended == "replaced"), None)
 
     def live_segments_by_id(self) -> dict[str, RemoteLogSegmentMetadata]:
-        """Return the live segments by id, in a new dictionary at each call."""
         return {segment.id: segment for segment in self.live}
 
     @property
@@ -391,7 +390,6 @@ class PartitionState(ControlLogState):
         return sum(segment.size_bytes for segment in self.live)
 
     def find_run(self, run_id: str) -> RunHistoryEntry | None:
-        """Return the latest entry of the run history with this id."""
         return next((run for run in reversed(self.runs) if run.run_id == run_id), None)
 
 
@@ -470,7 +468,6 @@ class CatalogState(ControlLogState):
 
     @property
     def topic_partitions(self) -> list[TopicPartition]:
-        """All partitions, sorted by topic, number and incarnation."""
         return sorted(map(TopicPartition.parse_partition_store_prefix, self.partitions), key=lambda name: (*name, name.incarnation))
 
     def incarnations_of_partition(self, partition: TopicPartition) -> list[TopicPartition]:

@@ -40,11 +40,6 @@ class SkippedSegmentRange(NamedTuple):
 
 
 def skipped_ranges(live_segments: Iterable[RemoteLogSegmentMetadata], reasons: Mapping[str, str]) -> list[SkippedSegmentRange]:
-    """Return the ranges of neighbouring segments that were skipped for the same reason.
-
-    :param live_segments: ascending.
-    :param reasons: segment id -> why it was skipped; segments without an entry were not skipped.
-    """
     found: list[SkippedSegmentRange] = []
     joins = False
     for segment in live_segments:
@@ -242,7 +237,6 @@ class PartitionSummary(StrictFrozenModel):
 
     @cached_property
     def live(self) -> tuple[SegmentSummary, ...]:
-        """Live segments, unpacked on first use."""
         return _decode_segment_columns(self.columns, self.segments)
 
 

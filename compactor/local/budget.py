@@ -261,7 +261,6 @@ class DiskBudget:
             return True
 
     def give_back(self, usage: RoundDiskUsage, size_bytes: int) -> None:
-        """Give bytes that a round has reserved back to the budget."""
         with self.changed:
             self._add_to_used_bytes(usage, -size_bytes)
             self.changed.notify_all()
@@ -294,7 +293,6 @@ class DiskBudget:
             return bool(self._pin_existing((cached_file,)))
 
     def unpin_file(self, cached_file: CachedFile) -> None:
-        """Undo one pin of this file."""
         with self.changed:
             cached_file.pins -= 1
             self.changed.notify_all()
@@ -352,7 +350,7 @@ class DiskBudget:
 
 
 class DiskSpaceReservation:
-    """Reservation of disk space for one piece of work, used in one thread. As a context manager it gives its bytes back at the end."""
+    """Disk space for one piece of work, used in one thread. As a context manager it gives its bytes back at the end."""
 
     def __init__(self, budget: DiskBudget, usage: RoundDiskUsage, size_bytes: int) -> None:
         self._budget = budget
@@ -387,7 +385,6 @@ class DiskSpaceReservation:
         return other
 
     def release_all(self) -> None:
-        """Give all bytes back to the budget."""
         self._budget.give_back(self.usage, self.size)
         self.size = self.taken = 0
 

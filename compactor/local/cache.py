@@ -330,7 +330,6 @@ class LocalState:
         )
 
     def save_read_progress(self, progress_by_partition: Mapping[TopicPartition, ControlLogReadProgress]) -> None:
-        """Write the read positions of partitions whose control logs had no newer records than the cached states."""
         self._rocks.write(
             {_database_key_of_partition(_SEEN, name): value.model_dump_json().encode() for name, value in progress_by_partition.items()}
         )
@@ -341,11 +340,9 @@ class LocalState:
         return {name: data for name, data in zip(segment_ids, found, strict=True) if data is not None}
 
     def cache_sidecar_heads(self, heads: Mapping[str, bytes]) -> None:
-        """Write heads of sidecars to the cache, by segment id."""
         self._rocks.write({_HEAD + name.encode(): data for name, data in heads.items()})
 
     def delete_cached_sidecar_heads(self, segment_ids: Sequence[str]) -> None:
-        """Delete the cached heads of segments that are gone, or whose sidecars were rebuilt."""
         self._rocks.write({}, [_HEAD + name.encode() for name in segment_ids])
 
     def _read_cache_header(self) -> LocalCacheHeader | None:

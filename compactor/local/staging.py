@@ -206,7 +206,6 @@ class StagingFolder:
             self.budget.give_back(self.usage, size_bytes)
 
     def retry_while_disk_full(self, work: Callable[[], T]) -> T:
-        """Same as ``budget.retry_while_disk_full``, with this folder's budget."""
         return retry_while_disk_full(work, self.budget, self._sleep)
 
     @property
@@ -218,7 +217,6 @@ class StagingFolder:
         return [wanted for wanted in files if wanted.cache_key not in self._kept or self._kept[wanted.cache_key][1].dropped]
 
     def delete_cached_copies(self, files: Sequence[FileToStage]) -> None:
-        """Delete the cached copies of these files. Pinned copies stay."""
         self.budget.delete_unpinned_files([self._kept.pop(wanted.cache_key)[1] for wanted in files if wanted.cache_key in self._kept])
 
     def object_key_of(self, file: FileToStage) -> str:

@@ -48,7 +48,6 @@ class CountAndDigestSum(StrictFrozenModel):
 
     @staticmethod
     def from_digest_halves(item_count: int, high_half: int, low_half: int) -> CountAndDigestSum:
-        """Return the sum with these halves of the digest, each reduced modulo 2^64."""
         return CountAndDigestSum(count=item_count, digest=f"{high_half % _HALF:016x}{low_half % _HALF:016x}")
 
     @property
@@ -167,7 +166,6 @@ class SegmentFile(StrictFrozenModel):
         return bool(self.sha256 or self.batches)
 
     def is_comparable_with(self, other: SegmentFile) -> bool:
-        """Return whether the digests of both files can be compared."""
         return bool(self.sha256 and other.sha256) or bool(self.batches and other.batches)
 
     def has_same_content_as(self, other: SegmentFile) -> bool:

@@ -111,7 +111,6 @@ class PartialRewritePlan:
 
     @property
     def copied_batch_flags(self) -> Flags:
-        """For each batch, whether the store copies it."""
         stays = np.ones(len(self.table), np.bool_)
         stays[self.read_batch_indexes] = False
         return stays
@@ -236,9 +235,6 @@ def divide_into_stretches(table: BatchTable, may_change_flags: Flags, copy_limit
 
 
 def log_pieces(plan: PartialRewritePlan, source_key: str, rewritten_log: Path, rewritten_batches: BatchTable) -> list[ComposeSource]:
-    """Return the pieces from which the store composes the new log: ranges of the source's object and of a local file with the rewritten
-    batches.
-    """
     made: list[ComposeSource] = []
     headers = plan.directory().headers
     for stretch, (first, last) in zip(plan.stretches, _rewritten_batch_ranges(plan, rewritten_batches), strict=True):
@@ -256,7 +252,6 @@ def log_pieces(plan: PartialRewritePlan, source_key: str, rewritten_log: Path, r
 def composed_key_directory(
     plan: PartialRewritePlan, segment_id: str, rewritten_batches: BatchTable, directory_of_rewritten: KeyDirectory
 ) -> KeyDirectory:
-    """Return the key directory of the composed segment, merged from those of its source and of the cleaner's output."""
     source = plan.directory()
     return concatenate_key_directories(
         segment_id,
@@ -358,7 +353,7 @@ class SegmentPartToRead:
 
 
 class KeyDirectoryCache:
-    """Cache of the latest few key directories. One is used only if it matches the recorded digest of its segment. Thread-safe."""
+    """Cache of the latest few key directories, used only if they match the recorded digest of their segments. Thread-safe."""
 
     def __init__(self, sidecars: SidecarStore) -> None:
         self._sidecars = sidecars
@@ -466,7 +461,7 @@ class PartToReadFinder:
 
 @dataclass(frozen=True, eq=False)
 class ComposedSegment:
-    """New segment whose bytes the store copies for the most part. ``due``: numbers of its records that later rounds will remove."""
+    """Segment whose bytes the store mostly copies. ``due``: numbers of its records that later rounds will remove."""
 
     directory: KeyDirectory
     table: BatchTable

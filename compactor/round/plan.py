@@ -57,7 +57,6 @@ def known_refused_keyless(state: PartitionState | PartitionSummary, cleaner: Cle
 
 
 def keyless_stats(keyless: KeylessRecords) -> Stats:
-    """Return the figures of records without a key for the run history; none if all had one."""
     return {"keyless_records": keyless.count, "records_dirty": keyless.records} if keyless.count else {}
 
 
@@ -76,9 +75,8 @@ MONTH_MS = 30 * 86_400_000
 
 @dataclass(frozen=True)
 class DirtyRatioThreshold:
-    """Dirty ratio above which a round is due.
+    """Dirty ratio above which a round is due. ``why``: empty if a setting states it.
 
-    why: how it was chosen, or why Kafka's default is used; empty if a setting states it.
     saved_usd_month: saving in comparison with Kafka's default; None if the threshold was not chosen by cost.
     """
 
@@ -97,10 +95,8 @@ def dirty_ratio_threshold(
     dirty_segments: Sequence[SegmentMetadataOrSummary],
     bytes_saved_per_dirty_byte: float | None,
 ) -> DirtyRatioThreshold:
-    """Return the dirty ratio above which a round is due: as set, or the cheapest one if ``min_cleanable_dirty_ratio`` is "auto".
-
-    :param clean_segments, dirty_segments: live segments below the round's end.
-    :param bytes_saved_per_dirty_byte: by the last round; None if unknown, which is treated as 1.
+    """Return the dirty ratio above which a round is due. ``bytes_saved_per_dirty_byte``: by the last round; None if unknown, which is
+    treated as 1.
     """
     if cleaner.min_cleanable_dirty_ratio != "auto":
         return DirtyRatioThreshold(cleaner.min_cleanable_dirty_ratio)
@@ -290,7 +286,6 @@ class RoundAssessment(Generic[S]):
 
     @property
     def covered_segments(self) -> tuple[S, ...]:
-        """Segments that the round covers, ascending."""
         return self.clean + self.dirty
 
 
@@ -481,7 +476,6 @@ def _segments_beginning_leader_epoch(segments: Sequence[RemoteLogSegmentMetadata
 
 
 def _segments_after_expiring_ones(plan_inputs: PlanInputs) -> frozenset[SegmentOrdinal]:
-    """Return the positions of the segments that follow one that brokers will soon expire, which must be the first of their groups."""
     return frozenset(
         range(
             1,

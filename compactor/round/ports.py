@@ -26,13 +26,11 @@ OVERDUE: Final = "overdue"
 
 
 class LeadershipCheck(Protocol):
-    """Function that replays new control records and raises Fenced if another compactor has taken over.
-
-    Each call counts as progress, unless ``caller_only_waits`` is set. The lease is renewed only while there is progress.
+    """Raises Fenced if new control records show another leader. A call counts as progress, without which the lease is not renewed, unless
+    ``caller_only_waits`` is set.
     """
 
-    def __call__(self, *, caller_only_waits: bool = False) -> object:
-        """Raise Fenced if another compactor leads."""
+    def __call__(self, *, caller_only_waits: bool = False) -> object: ...
 
 
 class RoundPostponedError(Exception):
@@ -64,8 +62,7 @@ class RoundDriverServicesForWorker(Protocol):
     def record_scan_results(self, objects: Sequence[ScratchObject]) -> None:
         """Record in the control log that these existing scratch objects are the result of pass 1. Raises Fenced."""
 
-    def raise_if_leadership_lost(self, *, caller_only_waits: bool = False) -> None:
-        """Raise Fenced if another compactor leads, as LeadershipCheck."""
+    def raise_if_leadership_lost(self, *, caller_only_waits: bool = False) -> None: ...
 
 
 class PlanWorker(Protocol):
@@ -154,7 +151,7 @@ class RoundSteps(Protocol[RoundInputsT]):
     def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats: ...
 
     def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
-        """Called when the round has reached a stage. An exception stops the round, which stays in that stage."""
+        """An exception stops the round, which stays in that stage."""
 
 
 RECENT = 5
@@ -173,9 +170,9 @@ WORTH_ASKING = 0.5
 
 @dataclass(frozen=True)
 class BloomFilterUsageStatistics:
-    """Segment reads that Bloom filters saved on a partition, summed over the rounds in its run history.
+    """Segment reads that Bloom filters saved on a partition.
 
-    asked: number of segments whose filter was asked.
+    asked: segments whose filter was asked.
     skipped: asked segments that were not read.
     useless: asked segments that were read because of a false positive alone.
     bytes_read: bytes of filters read and written.
@@ -368,10 +365,6 @@ def build_clean_segment_verdicts(
     sidecar_bytes: int,
     partial_segments: Iterable[str] = (),
 ) -> CleanSegmentVerdicts:
-    """Combine the decisions by sidecars and filters, by segment id.
-
-    :param dirty_key_count: number of keys that the filters were asked about.
-    """
     read = {
         name: decision.must or reasons_by_filter[name] for name, decision in decisions.items() if decision.must or name in reasons_by_filter
     }
