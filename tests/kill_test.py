@@ -29,9 +29,11 @@ from typing import Any
 from compactor.model.ids import partition_of_incarnation
 from tests.builders import TOPIC_ID
 from tests.evidence import write_record
+from tests.plain_format import read_batches
 from tests.support.deployment import Deployment, GrowingLog, Result, Running
+from tests.support.endpoint import Client, Listener
 from tests.support.keys import object_key
-from tests.support.s3_server import running_moto
+from tests.support.s3_server import free_port, running_moto, wait_for
 from tests.support.tier_cli import Answer
 
 Tell = Callable[[str], None]
@@ -42,6 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "publish": {"grace_ms": 300, "orphan_age_ms": 3_000},
     "lease": {"ttl_ms": 500},
     "daemon": {"interval_ms": 300, "listen": "127.0.0.1:0"},
+    "serve": {"pages_listen": "127.0.0.1:0", "disk_cache_bytes": 100_000},
 }
 """Several groups a round, hence several receipts; everything that takes minutes in earnest takes less than a second."""
 
@@ -143,6 +146,32 @@ class Ordeal:
             self.wrong.append(f"{command[0]}: exit code {process.returncode}: {process.said().strip()}")
         return False
 
+    def kill_endpoint(self) -> None:
+        """Kill an endpoint that is being read: another one in its place goes on with what the first one would have sent."""
+        log = self.dice.choice(self.logs)
+        sent = {True: b"", False: b""}
+        for is_first in sent:
+            port = free_port()
+            process = self.deployment.start("serve", "--listen", f"127.0.0.1:{port}")
+            try:
+                wait_for(f"127.0.0.1:{port}", process, seconds=int(PATIENCE_S))
+                with Client(Listener(f"127.0.0.1:{port}")) as client:
+                    end = client.offset(log.topic, -1, partition=log.partition).offset
+                    offset = client.offset(log.topic, -2, partition=log.partition).offset
+                    stop = self.dice.randint(offset, end) if is_first else end
+                    while offset < stop:
+                        row = client.fetch(log.topic, offset, partition=log.partition, max_bytes=1000)
+                        batches = list(read_batches(bytes(row.records or b"")))
+                        if row.error_code or not batches:
+                            break
+                        sent[is_first] += bytes(row.records)
+                        offset = batches[-1].last_offset + 1
+            finally:
+                process.put_down()
+            self.ends["serve killed"] += 1
+        if not sent[False].startswith(sent[True]) or not sent[False]:
+            self.wrong.append(f"{log.name}: another endpoint does not send what the one before it did")
+
     def _note_what_is_left(self) -> None:
         """That the kills hit something: rounds and imports that were begun, leases that were not given back."""
         tier = self.deployment.opened()
@@ -176,6 +205,7 @@ class Ordeal:
                 if killed % 10 == 0:
                     self.tell(f"{killed} killed; {dict(sorted(self.ends.items()))}")
                     self.check_sound()
+                    self.kill_endpoint()
 
     def share(self, daemons: int, seconds: float) -> None:
         """Daemons over one tier, with imports, and a kill every few seconds."""

@@ -6,8 +6,9 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from kafka.protocol.consumer import FetchRequest, FetchResponse, ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import MetadataRequest
@@ -58,10 +59,24 @@ def fetch_request(
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Listener:
+    """Address of a broker, or of an endpoint in another process."""
+
+    address: str
+
+
+class HasAddress(Protocol):
+    """An endpoint, or a broker."""
+
+    @property
+    def address(self) -> str: ...
+
+
 class Client:
     """One connection. Requests are kafka-python's messages, sent with the newest version that the endpoint offers."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: HasAddress) -> None:
         host, _, port = endpoint.address.rpartition(":")
         self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout=20)
         self._number = 0
@@ -123,8 +138,9 @@ class Client:
         wanted = [MetadataRequest.MetadataRequestTopic(topic_id=None, name=name) for name in topics] if topics else None
         return self.ask(MetadataRequest(topics=wanted, allow_auto_topic_creation=False))
 
-    def offset(self, topic: str, timestamp: int, *, committed: bool = False, epoch: int = -1) -> Any:
-        rows = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(partition_index=0, current_leader_epoch=epoch, timestamp=timestamp)
+    def offset(self, topic: str, timestamp: int, *, committed: bool = False, epoch: int = -1, partition: int = 0) -> Any:
+        row = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
+        rows = row(partition_index=partition, current_leader_epoch=epoch, timestamp=timestamp)
         topics = [ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=[rows])]
         return self.ask(ListOffsetsRequest(replica_id=-1, isolation_level=int(committed), topics=topics)).topics[0].partitions[0]
 

@@ -186,7 +186,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(address: str, process: subprocess.Popen[bytes], seconds: int = 15) -> None:
+def wait_for(address: str, process: subprocess.Popen[Any], seconds: int = 15) -> None:
     host, _, port = address.partition(":")
     for _ in range(20 * seconds):
         if process.poll() is not None:

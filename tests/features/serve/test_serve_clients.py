@@ -22,10 +22,11 @@ from compactor.storage.wrappers import ForwardingStore
 from tests.builders import LogBuilder
 from tests.features.serve.test_serve_fetch import TOPIC, all_records, committed_records, log_of_transactions
 from tests.support.bucket_cli import BucketCli
+from tests.support.cloud_servers import AnyBucket
 from tests.support.endpoint import RecordTuple, served
 from tests.support.endpoint_clients import Family
 from tests.support.kafka_traffic import SILENT
-from tests.support.s3_server import Bucket
+from tests.support.servers import ON_ALL_BUCKETS
 from tests.support.tier_cli import TierCli
 from tests.support.waiting import wait_for
 
@@ -65,12 +66,12 @@ def test_clients_read_an_import_its_rounds_their_retirement_and_their_undo(tmp_p
     assert not endpoint.state.invalid_frames
 
 
-@pytest.mark.parametrize("name", ["librdkafka"])
-def test_clients_read_a_bucket(tmp_path: Path, s3_bucket: Bucket, name: str) -> None:
-    cli = BucketCli(tmp_path / "cli", s3_bucket, "", **SETTINGS)
+@ON_ALL_BUCKETS
+def test_clients_read_a_bucket(tmp_path: Path, new_bucket: AnyBucket) -> None:
+    cli = BucketCli(tmp_path / "cli", new_bucket, "", **SETTINGS)
     log = log_of_transactions(12).write(tmp_path / "log", indexes=True, index_interval_bytes=100)
     cli.bring(log)
-    with served(cli.config) as endpoint, Family(name, endpoint.address) as family:
+    with served(cli.config) as endpoint, Family("librdkafka", endpoint.address) as family:
         both(family, log)
         cli.run()
         cli.do("retire")
