@@ -306,7 +306,7 @@ class LocalState:
         return found
 
     def cached_partition_state(self, partition: TopicPartition) -> tuple[PartitionState, StateIdentity] | None:
-        """Return the cached state of a partition, and the identity of the last control-log record in it. ``ControlLog.load`` then reads
+        """Return the cached state of a partition, and the identity of the last control-log record in it. ``ControlLog.continue_from_cached_state`` then reads
         only later records.
         """
         state, seen = (

@@ -98,13 +98,13 @@ class RoundCosts:
     gate_coverage: float = 0.0
     sidecar_bytes_written: int = 0
     filters: dict[str, int | float | str] = field(default_factory=dict)
-    """What Bloom filters did, for run history (round.skip)."""
+    """What Bloom filters did, for run history (``round.ports``)."""
     keyless: KeylessRecords = field(default_factory=KeylessRecords)
     """Records of the dirty range without a key."""
     bytes_dirty: int = 0
     """Size of the dirty segments that the round rewrites."""
     left_alone: str = ""
-    """Segments that the round skipped, and why, as text (control.skipped_ranges)."""
+    """Segments that the round skipped, and why, as text (``control.summary``)."""
 
 
 Stats = dict[str, int | float | str]

@@ -1,4 +1,4 @@
-"""Kinds of object stores, one row for each URL scheme. Only the adapters know a scheme, too.
+"""Kinds of object stores, one row for each URL scheme.
 
 Another store needs a module with ``open_store_at``, a row here, and a fixture in tests/contract/test_object_store.py. Settings read this
 module, therefore it imports no adapter and no settings.

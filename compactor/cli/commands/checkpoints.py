@@ -173,7 +173,7 @@ def _print_checkpoint_files(paths: Sequence[str], out: Output, partitions: Seque
 def _checkpoint_file_document(file: KafkaCheckpointFile) -> dict[str, object]:
     """A cleaner-offset-checkpoint gets the fields of a tier's checkpoints, so that both can be compared."""
     document: dict[str, object] = {"file": file.path, "kind": file.kind}
-    if file.leader_epochs or file.kind == "leader-epoch-checkpoint":
+    if file.leader_epochs or file.kind == LEADER_EPOCHS:
         return document | {"leader_epochs": [tiers.report_document(entry) for entry in file.leader_epochs]}
     partitions = [
         {
@@ -190,7 +190,7 @@ def _checkpoint_file_document(file: KafkaCheckpointFile) -> dict[str, object]:
 
 def _checkpoint_file_table(file: KafkaCheckpointFile) -> Table:
     title = f"{file.path} ({file.kind})"
-    if file.kind == "leader-epoch-checkpoint":
+    if file.kind == LEADER_EPOCHS:
         return Table(title, ("leader epoch", "start offset"), [(entry.epoch, entry.start_offset) for entry in file.leader_epochs])
     return Table(title, ("partition", "cleaner offset"), [(f"{entry.topic}-{entry.partition}", entry.offset) for entry in file.offsets])
 
