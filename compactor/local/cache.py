@@ -306,8 +306,8 @@ class LocalState:
         return found
 
     def cached_partition_state(self, partition: TopicPartition) -> tuple[PartitionState, StateIdentity] | None:
-        """Return the cached state of a partition, and the identity of the last control-log record in it. ``ControlLog.continue_from_cached_state`` then reads
-        only later records.
+        """Return the cached state of a partition, and the identity of the last control-log record in it.
+        ``ControlLog.continue_from_cached_state`` then reads only later records.
         """
         state, seen = (
             self._read_cached_value(PartitionState, _database_key_of_partition(_STATE, partition)),
